@@ -1,0 +1,1 @@
+"""The device side: copy stream, events, lifetime, epilogue."""

@@ -1,0 +1,1 @@
+"""Engines turn index batches into host batches."""

@@ -1,0 +1,1 @@
+"""What the loader did, measured and named."""

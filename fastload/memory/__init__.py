@@ -1,0 +1,1 @@
+"""Pinned shared memory that workers write into."""

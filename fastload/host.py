@@ -1,0 +1,120 @@
+"""A batch in host memory, on its way from an engine to the device, and how to walk through one."""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import dataclasses
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A batch type of the user's own that knows how to pin and to move itself, as torch's documentation asks."""
+
+    def pin_memory(self) -> Any: ...  # noqa: D102
+    def to(self, device: Any, *, non_blocking: bool = False) -> Any: ...  # noqa: D102
+
+
+def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type = tuple) -> Any:
+    """Rebuild ``data`` with ``function`` applied to every tensor and every :class:`Movable` in it.
+
+    Containers are those that torch's ``pin_memory`` walks through (mappings, sequences, tuples, namedtuples; extra
+    attributes of mutable ones survive), and dataclasses as well. Whatever else there is (numbers, strings, ``None``,
+    NumPy arrays) stays as it is.
+
+    Args:
+        function: Called once per leaf, in the order of the containers.
+        data: Any nested batch.
+        tuple_type: What a plain tuple becomes: some versions of torch turn it into a list when they pin.
+    """
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, torch.Tensor | Movable):
+            return function(item)
+        if isinstance(item, str | bytes):
+            return item
+        if isinstance(item, collections.abc.Mapping):
+            entries = {key: walk(value) for key, value in item.items()}
+            try:
+                if isinstance(item, collections.abc.MutableMapping):
+                    clone = copy.copy(item)
+                    clone.update(entries)
+                    return clone
+                return type(item)(entries)  # type: ignore[call-arg]
+            except TypeError:  # no copy(), no update(mapping) or no __init__(mapping)
+                return entries
+        if isinstance(item, tuple):
+            values = [walk(value) for value in item]
+            if hasattr(item, "_fields"):
+                return type(item)(*values)
+            return tuple_type(values) if type(item) is tuple else type(item)(values)
+        if isinstance(item, collections.abc.Sequence):
+            values = [walk(value) for value in item]
+            try:
+                if isinstance(item, collections.abc.MutableSequence):
+                    sequence = copy.copy(item)
+                    for index, value in enumerate(values):
+                        sequence[index] = value
+                    return sequence
+                return type(item)(values)  # type: ignore[call-arg]
+            except TypeError:  # no copy(), no __setitem__ or no __init__(iterable), as range has none
+                return values
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            moved = copy.copy(item)
+            for field in dataclasses.fields(item):
+                if hasattr(item, field.name):
+                    object.__setattr__(moved, field.name, walk(getattr(item, field.name)))
+            return moved
+        return item
+
+    return walk(data)
+
+
+class Receiver(Protocol):
+    """Where host batches of one iterator arrive; lives in the process that trains."""
+
+    def arrive(self, batch: HostBatch) -> Any:
+        """Take a batch that an engine has finished; return what goes to the consumer in its place."""
+        ...
+
+
+_receivers: weakref.WeakValueDictionary[int, Receiver] = weakref.WeakValueDictionary()
+
+
+def register(receiver: Receiver) -> int:
+    """Give ``receiver`` a key under which batches from other processes find it; holds it weakly."""
+    key = id(receiver)
+    _receivers[key] = receiver
+    return key
+
+
+class HostBatch:
+    """What an engine hands to the device side: the seam between the two.
+
+    Torch's pin-memory thread (or the main process, with no workers) calls :meth:`pin_memory`, as it does for any custom
+    batch type, and thereby delivers the batch to its receiver the moment it is ready.
+
+    Attributes:
+        data: The batch as the collate function returned it, tensors in host memory.
+        worker: The worker that made it; 0 in the main process.
+        receiver: Key from :func:`register`.
+    """
+
+    __slots__ = ("data", "receiver", "worker")
+
+    def __init__(self, data: Any, worker: int, receiver: int) -> None:
+        self.data = data
+        self.worker = worker
+        self.receiver = receiver
+
+    def pin_memory(self) -> Any:
+        """Deliver the batch; without a receiver (its iterator is gone) it is dropped."""
+        receiver = _receivers.get(self.receiver)
+        return None if receiver is None else receiver.arrive(self)

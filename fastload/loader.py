@@ -222,6 +222,11 @@ class _Runtime:
         self._streams.clear()
 
 
+def _pinned_tuple_type() -> type:
+    """What the installed torch makes of a tuple when it pins it: a list in some versions."""
+    return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
+
+
 class DeviceIterator:
     """One epoch on the device side: torch's own iterator, whose batches arrive there on their way to the consumer."""
 
@@ -238,7 +243,7 @@ class DeviceIterator:
             num_workers=loader.num_workers if takes_turns else 1,
             ahead=loader.device_prefetch if side_stream is not None else 0,
             pin=self._pins or loader.pin_memory,
-            tuple_type=type(pin_memory((1,))) if loader.pin_memory else tuple,  # some torch versions return a list
+            tuple_type=_pinned_tuple_type() if loader.pin_memory else tuple,
         )
         self._collate = Collate(loader.collate_fn, self._arrivals.key)
         self._runtime = loader._runtime

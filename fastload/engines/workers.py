@@ -70,8 +70,8 @@ class Arrivals:
 
     A batch is copied ahead of time when it is among the next ``ahead`` that the consumer will be given, at once on its
     arrival or as soon as its turn comes within reach. A batch that the consumer asks for is copied then at the latest,
-    so nothing here can deadlock. Torch deals batches to workers in turn; a worker that was passed over has no more to give
-    in this epoch (an iterable dataset that ended there).
+    so nothing here can deadlock. Torch deals batches to workers in turn; a worker that was passed over has no more to
+    give in this epoch (an iterable dataset that ended there).
 
     Args:
         transfer: Issues the copies.

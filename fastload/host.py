@@ -34,47 +34,46 @@ def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type = tup
         data: Any nested batch.
         tuple_type: What a plain tuple becomes: some versions of torch turn it into a list when they pin.
     """
-
-    def walk(item: Any) -> Any:
-        if isinstance(item, torch.Tensor | Movable):
-            return function(item)
-        if isinstance(item, str | bytes):
-            return item
-        if isinstance(item, collections.abc.Mapping):
-            entries = {key: walk(value) for key, value in item.items()}
-            try:
-                if isinstance(item, collections.abc.MutableMapping):
-                    clone = copy.copy(item)
-                    clone.update(entries)
-                    return clone
-                return type(item)(entries)  # type: ignore[call-arg]
-            except TypeError:  # no copy(), no update(mapping) or no __init__(mapping)
-                return entries
-        if isinstance(item, tuple):
-            values = [walk(value) for value in item]
-            if hasattr(item, "_fields"):
-                return type(item)(*values)
-            return tuple_type(values) if type(item) is tuple else type(item)(values)
-        if isinstance(item, collections.abc.Sequence):
-            values = [walk(value) for value in item]
-            try:
-                if isinstance(item, collections.abc.MutableSequence):
-                    sequence = copy.copy(item)
-                    for index, value in enumerate(values):
-                        sequence[index] = value
-                    return sequence
-                return type(item)(values)  # type: ignore[call-arg]
-            except TypeError:  # no copy(), no __setitem__ or no __init__(iterable), as range has none
-                return values
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            moved = copy.copy(item)
-            for field in dataclasses.fields(item):
-                if hasattr(item, field.name):
-                    object.__setattr__(moved, field.name, walk(getattr(item, field.name)))
-            return moved
-        return item
-
-    return walk(data)
+    # Recursive by its own name, not through an inner function: that would be a reference cycle, which keeps a batch's
+    # device memory until the garbage collector runs (seen: 22 batches instead of 4).
+    if isinstance(data, torch.Tensor | Movable):
+        return function(data)
+    if isinstance(data, str | bytes):
+        return data
+    if isinstance(data, collections.abc.Mapping):
+        entries = {key: map_leaves(function, value, tuple_type) for key, value in data.items()}
+        try:
+            if isinstance(data, collections.abc.MutableMapping):
+                clone = copy.copy(data)
+                clone.update(entries)
+                return clone
+            return type(data)(entries)  # type: ignore[call-arg]
+        except TypeError:  # no copy(), no update(mapping) or no __init__(mapping)
+            return entries
+    if isinstance(data, tuple):
+        values = [map_leaves(function, value, tuple_type) for value in data]
+        if hasattr(data, "_fields"):
+            return type(data)(*values)
+        return tuple_type(values) if type(data) is tuple else type(data)(values)
+    if isinstance(data, collections.abc.Sequence):
+        values = [map_leaves(function, value, tuple_type) for value in data]
+        try:
+            if isinstance(data, collections.abc.MutableSequence):
+                sequence = copy.copy(data)
+                for index, value in enumerate(values):
+                    sequence[index] = value
+                return sequence
+            return type(data)(values)  # type: ignore[call-arg]
+        except TypeError:  # no copy(), no __setitem__ or no __init__(iterable), as range has none
+            return values
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        moved = copy.copy(data)
+        for field in dataclasses.fields(data):
+            if hasattr(data, field.name):
+                value = map_leaves(function, getattr(data, field.name), tuple_type)
+                object.__setattr__(moved, field.name, value)
+        return moved
+    return data
 
 
 class Receiver(Protocol):

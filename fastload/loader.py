@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._nvtx import stage
-from fastload.device.transfer import Transfer
+from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.workers import Arrivals, Collate, refresh, stages_of, view_of
 from fastload.options import Accelerate, Device, Options, has_streams, resolve_device
 from fastload.plan import Plan, lowering_notes, make_plan, pins
@@ -192,15 +192,15 @@ class _Runtime:
 
     def __init__(self) -> None:
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._streams: dict[torch.device, torch.Stream] = {}
+        self._streams: dict[torch.device, Any] = {}
         self._batches = 0
         self._nbytes = 0
         self._closed = False
 
-    def copy_stream(self, device: torch.device) -> torch.Stream:
+    def copy_stream(self, device: torch.device) -> Any:
         """One per device, kept across epochs: the caching allocator keeps device memory by stream."""
         if device not in self._streams:
-            self._streams[device] = torch.Stream(device)
+            self._streams[device] = new_stream(device)
         return self._streams[device]
 
     def count(self, transfer: Transfer) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from fastload import _nvtx
 from fastload._nvtx import stage
-from fastload.device.transfer import DeviceBatch, Transfer
+from fastload.device.transfer import DeviceBatch, Transfer, new_stream
 from fastload.host import map_leaves
 from fastload.options import (
     check_device,
@@ -91,7 +91,7 @@ class DevicePrefetcher(Generic[T]):
         self._depth = depth
         self._memory_format = memory_format
         self._dtype = dtype
-        self._streams: dict[torch.device, torch.Stream] = {}
+        self._streams: dict[torch.device, Any] = {}
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ class DevicePrefetcher(Generic[T]):
         if not has_streams(device):
             return self._in_turn(device)
         if device not in self._streams:  # kept across epochs: device memory is reused by stream
-            self._streams[device] = torch.Stream(device)
+            self._streams[device] = new_stream(device)
         transfer = Transfer(device, self._streams[device], self._memory_format, self._dtype)
         return _Prefetching(Feeder(iter(self._iterable), transfer, self._depth))
 

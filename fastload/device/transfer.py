@@ -36,7 +36,7 @@ class DeviceBatch:
 
     __slots__ = ("_data", "_late", "_ready", "_tensors", "nbytes")
 
-    def __init__(self, data: Any, tensors: list[Any], ready: torch.Event | None, late: bool, nbytes: int) -> None:
+    def __init__(self, data: Any, tensors: list[Any], ready: Any, late: bool, nbytes: int) -> None:
         self._data = data
         self._tensors = tensors
         self._ready = ready
@@ -74,6 +74,17 @@ def _copies_asynchronously(leaf: Any) -> bool:
     return callable(getattr(leaf, "record_stream", None))
 
 
+def new_stream(device: torch.device) -> Any:
+    """A side stream. Of the device's own module: the neutral ``torch.Event`` spins where CUDA's own can sleep."""
+    return torch.get_device_module(device).Stream(device)
+
+
+def _event(device: torch.device) -> Any:
+    """An event that a host thread can wait for asleep (``torch.Event(blocking=True)`` spins on CUDA in torch 2.11)."""
+    module = torch.get_device_module(device)
+    return module.Event(blocking=True) if device.type == "cuda" else module.Event()
+
+
 class Transfer:
     """Copies the batches of one iterator to one device.
 
@@ -81,7 +92,7 @@ class Transfer:
 
     Args:
         device: Where to; with an index.
-        stream: The side stream to copy on, or ``None`` to copy on the consumer's own stream when it asks.
+        stream: The side stream to copy on (:func:`new_stream`), or ``None`` to copy on the consumer's own stream when it asks.
         memory_format: See :func:`fastload.device.epilogue.finish`.
         dtype: See :func:`fastload.device.epilogue.finish`.
     """
@@ -89,7 +100,7 @@ class Transfer:
     def __init__(
         self,
         device: torch.device,
-        stream: torch.Stream | None,
+        stream: Any,
         memory_format: torch.memory_format | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -98,9 +109,9 @@ class Transfer:
         self._memory_format = memory_format
         self._dtype = dtype
         self._lock = threading.Lock()
-        self._consumer: torch.Stream | None = None  # stream of the batch that was handed over last
-        self._unfinished: deque[torch.Event] = deque()  # ends of the steps on batches handed over before that one
-        self._sources: deque[tuple[torch.Event, Any, Callable[[], None] | None]] = deque()
+        self._consumer: Any = None  # stream of the batch that was handed over last
+        self._unfinished: deque[Any] = deque()  # ends of the steps on batches handed over before that one
+        self._sources: deque[tuple[Any, Any, Callable[[], None] | None]] = deque()
         self.batches = 0
         self.nbytes = 0
 
@@ -132,7 +143,7 @@ class Transfer:
             if self._stream is None:
                 copied = self._issue(data, None)
             else:
-                with self._stream:
+                with torch.get_device_module(self.device).stream(self._stream):
                     copied = self._issue(data, self._stream)
         with self._lock:
             self.batches += 1
@@ -141,7 +152,7 @@ class Transfer:
                 self._sources.append((copied._ready, data, on_copied))
         return copied
 
-    def _issue(self, data: Any, stream: torch.Stream | None) -> DeviceBatch:
+    def _issue(self, data: Any, stream: Any) -> DeviceBatch:
         leaves: list[Any] = []
         late = False
         nbytes = 0
@@ -164,7 +175,7 @@ class Transfer:
             moved = map_leaves(lambda _: next(remaining), moved)
         ready = None
         if stream is not None:
-            ready = torch.Event(self.device, blocking=True)
+            ready = _event(self.device)
             ready.record(stream)
         return DeviceBatch(moved, [leaf for leaf in leaves if not isinstance(leaf, _Late)], ready, late, nbytes)
 
@@ -175,7 +186,7 @@ class Transfer:
         """Hand a batch over: from here on, the caller's current stream may use it. Does not block the host."""
         if self._stream is None:
             return self._settle(copied)
-        current = torch.accelerator.current_stream(self.device)
+        current = torch.get_device_module(self.device).current_stream(self.device)
         if copied._ready is not None:
             current.wait_event(copied._ready)
         for tensor in copied._tensors:
@@ -199,7 +210,7 @@ class Transfer:
         """Say that the consumer has queued all its work on the batch that it was handed last (it asks for the next)."""
         with self._lock:
             if self._consumer is not None:
-                end = torch.Event(self.device, blocking=True)
+                end = _event(self.device)
                 end.record(self._consumer)
                 self._unfinished.append(end)
                 self._consumer = None

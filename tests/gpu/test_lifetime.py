@@ -278,16 +278,21 @@ def test_uint8_images_become_channels_last_and_other_tensors_keep_their_layout()
     assert video.is_contiguous()
 
 
+class Explosive(Recording):
+    def pin_memory(self):
+        return self
+
+    def to(self, device, non_blocking=False):
+        if float(self.value[0, 0]) >= 4:
+            raise ValueError("cannot move")
+        return super().to(device)
+
+
+def explosive(samples):
+    return Explosive(torch.stack([sample[0] for sample in samples]))
+
+
 def test_an_error_in_a_speculative_copy_reaches_the_consumer_in_its_turn():
-    class Explosive(Recording):
-        def pin_memory(self):
-            return Explosive(self.value)
-
-        def to(self, device, non_blocking=False):
-            if float(self.value[0, 0]) >= 4:
-                raise ValueError("cannot move")
-            return super().to(device)
-
     data = TensorDataset(torch.arange(24.0).reshape(12, 2))
     loader = FastLoader(
         data, batch_size=2, num_workers=1, collate_fn=lambda s: Explosive(torch.stack([x[0] for x in s]))

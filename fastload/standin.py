@@ -87,7 +87,7 @@ def _set_defaults(defaults: dict[str, Any]) -> None:
 def _make_stand_in() -> type[FastLoader[Any]]:
     """Build the class that stands under the name ``torch.utils.data.DataLoader``.
 
-    Why not FastLoader itself: ``isinstance(x, DataLoader)`` has to hold for any DataLoader, which takes a metaclass, and
+    Why not FastLoader itself: ``isinstance(x, DataLoader)`` must hold for any DataLoader, which takes a metaclass, and
     that is ABCMeta, or else ``class MyLoader(DataLoader, ABC)`` would be a metaclass conflict. It overrides nothing and
     carries torch's name, so that error texts and pickles are torch's: the pickle of a loader becomes a plain DataLoader
     in a process without us.

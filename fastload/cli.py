@@ -38,8 +38,10 @@ class Group:
 Table: TypeAlias = dict[str, "Command | Group"]
 
 BENCH: Final[Table] = {
+    "demo": Command("fastload.bench.demo", "FastLoader beside DataLoader on photographs", "bench"),
     "ladder": Command("fastload.bench.ladder", "the classic ladder of optimizations of a training run", "bench"),
-    "loader": Command("fastload.bench.loader", "FastLoader beside DataLoader, same batches", "bench"),
+    "photos": Command("fastload.bench.photos", "write a data set of real photographs", "bench"),
+    "step": Command("fastload.bench.step", "what the device side costs a training step", "bench"),
 }
 
 COMMANDS: Final[Table] = {

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from fastload.bench._show import extra
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 REFERENCE_NAME = "reference run: one V100, 2021"
 REFERENCE_RATES = (450, 690, 850, 950, 1070, 1090)
@@ -50,7 +48,9 @@ def draw(record: Mapping[str, Any], path: str | Path) -> None:
         record: What ``fastload bench ladder --json`` writes.
         path: The picture; its suffix names the format (``.png``, ``.svg`` ...).
     """
-    figure = extra("matplotlib.figure").Figure(figsize=(13, 6), dpi=120, layout="constrained")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 6), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(6, 7))
     _panel(left, REFERENCE_NAME, [_Bar(*row) for row in zip(_STEPS, REFERENCE_RATES, REFERENCE_BUSY, strict=True)])
 
@@ -75,10 +75,13 @@ def draw(record: Mapping[str, Any], path: str | Path) -> None:
     note = "(number of workers)  ·  busy: share of the time in which the GPU ran a kernel"
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=_INK)
     figure.supxlabel(note, x=0.01, ha="left", fontsize=9, color=_MUTED)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(str(path))
 
 
 def _panel(axes: Any, title: str, bars: Sequence[_Bar], color: str = _MUTED) -> None:
+    from matplotlib.ticker import StrMethodFormatter
+
     first = bars[0].rate
     top = max(bar.rate for bar in bars if bar.rate is not None)
     has_busy = any(bar.busy is not None for bar in bars)
@@ -103,6 +106,6 @@ def _panel(axes: Any, title: str, bars: Sequence[_Bar], color: str = _MUTED) -> 
     axes.set_xlim(-0.6, len(bars) - 0.4)
     axes.set_ylim(0, top * 1.14)
     axes.set_ylabel("images/s", color=_INK)
-    axes.yaxis.set_major_formatter(extra("matplotlib.ticker").StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", length=0)

@@ -36,23 +36,23 @@ def training_transform() -> transforms.Compose:
     )
 
 
+def check_data(folder: Path | None) -> None:
+    """Raise ``FileNotFoundError`` unless ``folder`` is a folder with folders in it, or ``None``."""
+    if folder is not None and not (folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir())):
+        raise FileNotFoundError(f"--data must be a folder with one folder of images per class, got {folder}")
+
+
 def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str, Any]]:
     """The data set at ``folder``, or the photographs below ``.fastload/`` in the current folder, written if need be.
 
     Returns:
         The data set with :func:`training_transform`, and its description for the JSON record.
-
-    Raises:
-        FileNotFoundError: ``folder`` is not there.
     """
+    check_data(folder)
+    name = "fastload bench photos" if folder is None else folder.resolve().name
     if folder is None:
         photo_set = PhotoSet(count=64 if quick else 1000)
         folder = write_photos(Path(".fastload") / f"photos-{photo_set.count}", photo_set).path
-        name = "fastload bench photos"
-    else:
-        name = folder.resolve().name
-    if not folder.is_dir():
-        raise FileNotFoundError(f"--data must be a folder with one folder of images per class, got {folder}")
     dataset = ImageFolder(str(folder), training_transform())
     sizes = [Path(path).stat().st_size for path, _ in dataset.samples[:1000]]
     record = {"name": name, "images": len(dataset), "mean_kb": round(sum(sizes) / len(sizes) / 1000, 1)}

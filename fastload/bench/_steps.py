@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -99,6 +100,16 @@ class TrainingStep:
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return loss
+
+
+def check_model(model: str) -> None:
+    """Raise ``ValueError`` unless ``model`` names one of torchvision's image classifiers."""
+    from torchvision import models
+
+    names = models.list_models(module=models)
+    if model not in names:
+        close = difflib.get_close_matches(model, names, 3) or ["resnet50"]
+        raise ValueError(f"--model must be one of torchvision's classifiers, got {model!r}; try {', '.join(close)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ Without a GPU the rungs that change the number of workers run the loader alone, 
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,11 @@ import torch
 
 from fastload._machine import usable_cpus
 from fastload.bench._chart import REFERENCE_BUSY, REFERENCE_NAME, REFERENCE_RATES, draw
-from fastload.bench._data import add_data_argument, image_pool, open_images
+from fastload.bench._data import add_data_argument, check_data, image_pool, open_images
 from fastload.bench._measure import environment, write_json
 from fastload.bench._rungs import Feed, Length, Rung, RungResult, batches_needed, measure, rungs
-from fastload.bench._show import console, extra
-from fastload.bench._steps import CudaClock, HostClock, TrainingStep
+from fastload.bench._show import console, refuse
+from fastload.bench._steps import CudaClock, HostClock, TrainingStep, check_model
 from fastload.bench._trace import record_activity
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Ladder:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+        check_data(self.data)
+        check_model(self.model)
 
 
 def climb(ladder: Ladder, on_result: Callable[[Rung, RungResult | None], None]) -> dict[str, Any]:
@@ -147,13 +150,15 @@ def _why_not_alone(rung: Rung, results: list[RungResult]) -> str | None:
 
 def show(ladder: Ladder) -> dict[str, Any]:
     """Climb with a table that grows on the terminal; returns the record."""
+    from rich.box import SIMPLE_HEAD
+    from rich.live import Live
+    from rich.table import Table
+
     rows: dict[int, tuple[Rung, RungResult | None]] = {}
     screen = console()
 
-    def table() -> Any:
-        grown = extra("rich.table").Table(
-            title=_title(ladder), title_justify="left", box=extra("rich.box").SIMPLE_HEAD, pad_edge=False
-        )
+    def table() -> Table:
+        grown = Table(title=_title(ladder), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         grown.add_column("rung", no_wrap=True)
         for name in ("workers", "images/s", "±", *(_GPU_COLUMNS if ladder.train else ())):
             grown.add_column(name, justify="right", no_wrap=True)
@@ -171,7 +176,7 @@ def show(ladder: Ladder) -> dict[str, Any]:
             screen.print(f"{rung.name}: {result.images_per_s.median:,.0f} images/s")
 
     if screen.is_terminal:
-        with extra("rich.live").Live(table(), console=screen, auto_refresh=False) as live:
+        with Live(table(), console=screen, auto_refresh=False) as live:
             record = climb(ladder, on_result)
     else:
         record = climb(ladder, on_result)
@@ -225,24 +230,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench ladder``."""
     if args.plot:
-        extra("matplotlib.figure")  # before minutes of measuring, not after
+        importlib.import_module("matplotlib")  # if it is missing, let that be known before minutes of measuring
     normal = Length(steps=2, repeats=2, traced_steps=2) if args.quick else Length()
-    ladder = Ladder(
-        data=args.data,
-        model=args.model,
-        batch_size=args.batch_size if args.batch_size is not None else (8 if args.quick else 256),
-        length=Length(
-            steps=args.steps if args.steps is not None else normal.steps,
-            repeats=args.repeats if args.repeats is not None else normal.repeats,
-            traced_steps=normal.traced_steps,
-        ),
-        quick=args.quick,
-    )
+    try:
+        ladder = Ladder(
+            data=args.data,
+            model=args.model,
+            batch_size=args.batch_size if args.batch_size is not None else (8 if args.quick else 256),
+            length=Length(
+                steps=args.steps if args.steps is not None else normal.steps,
+                repeats=args.repeats if args.repeats is not None else normal.repeats,
+                traced_steps=normal.traced_steps,
+            ),
+            quick=args.quick,
+        )
+    except (ValueError, FileNotFoundError) as error:
+        return refuse(error)
     record = show(ladder)
     if args.json:
         console().print(f"figures: {write_json(args.json, record)}")
     if args.plot:
-        args.plot.parent.mkdir(parents=True, exist_ok=True)
         draw(record, args.plot)
         console().print(f"chart: {args.plot}")
     return 0

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from fastload._machine import usable_cpus
-from fastload.bench._show import console
+from fastload.bench._show import console, refuse
 
 if TYPE_CHECKING:
     import argparse
@@ -204,7 +204,8 @@ def _photo(index: int) -> NDArray[np.uint8]:
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            "the photographs come from scikit-image, which is not installed; pip install 'fastload[bench]'"
+            "the photographs come from scikit-image, which is not installed; pip install 'fastload[bench]'",
+            name="skimage",
         )
     path = Path(spec.submodule_search_locations[0]) / "data" / name
     if not path.exists():
@@ -259,10 +260,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench photos``."""
-    photo_set = PhotoSet(
-        count=args.count, classes=args.classes, seed=args.seed, quality=args.quality, edge_px=args.edge_px
-    )
-    folder = write_photos(args.dir, photo_set)
+    try:
+        photo_set = PhotoSet(
+            count=args.count, classes=args.classes, seed=args.seed, quality=args.quality, edge_px=args.edge_px
+        )
+        folder = write_photos(args.dir, photo_set)
+    except (ValueError, FileExistsError) as error:
+        return refuse(error)
     verb = "wrote" if folder.written else "kept"
     mean_kb = folder.total_bytes / folder.count / 1000
     console().print(f"{verb} {folder.count} photographs, {mean_kb:.0f} kB each, in {folder.path}")

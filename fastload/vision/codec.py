@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastload import _core
-
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -41,4 +39,6 @@ def jpeg_info(data: Buffer) -> JpegInfo:
         ValueError: The bytes are no JPEG file, or its header is broken; the message is libjpeg's.
         TypeError: ``data`` is not bytes-like.
     """
+    from fastload import _core  # not at the top: fastload doctor has to run, and to say so, when the core does not load
+
     return JpegInfo(*_core.jpeg_header(data))

@@ -116,8 +116,8 @@ def main(args: argparse.Namespace) -> int:
         screen.print(f"figures: {write_json(args.json, record)}")
     if not torch.cuda.is_available():
         screen.print(
-            "No GPU here, so FastLoader is torch's DataLoader. With one, the demo goes on to train ResNet-50 and climbs "
-            "the ladder."
+            "No GPU here, so FastLoader is torch's DataLoader. "
+            "With one, the demo goes on to train ResNet-50 and climbs the ladder."
         )
         return 0
     length = Length(steps=2, repeats=2, traced_steps=2) if args.quick else Length()

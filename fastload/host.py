@@ -6,7 +6,7 @@ import collections.abc
 import copy
 import dataclasses
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@runtime_checkable
-class Movable(Protocol):
-    """A batch type of the user's own that knows how to pin and to move itself, as torch's documentation asks."""
+class Leaf:
+    """Stands for a tensor during a walk."""
 
-    def pin_memory(self) -> Any: ...  # noqa: D102
-    def to(self, device: Any, *, non_blocking: bool = False) -> Any: ...  # noqa: D102
+    __slots__ = ()
+
+
+def is_movable(data: Any) -> bool:
+    """Whether ``data`` is of a type of the user's own that pins and moves itself, as torch's documentation asks."""
+    return hasattr(data, "pin_memory") and hasattr(data, "to")
 
 
 def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type = tuple) -> Any:
-    """Rebuild ``data`` with ``function`` applied to every tensor and every :class:`Movable` in it.
+    """Rebuild ``data`` with ``function`` applied to every tensor, :class:`Leaf` and movable object in it.
 
     Containers are those that torch's ``pin_memory`` walks through (mappings, sequences, tuples, namedtuples; extra
     attributes of mutable ones survive), and dataclasses as well. Whatever else there is (numbers, strings, ``None``,
@@ -36,10 +39,12 @@ def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type = tup
     """
     # Recursive by its own name, not through an inner function: that would be a reference cycle, which keeps a batch's
     # device memory until the garbage collector runs (seen: 22 batches instead of 4).
-    if isinstance(data, torch.Tensor | Movable):
+    if isinstance(data, torch.Tensor | Leaf):
         return function(data)
-    if isinstance(data, str | bytes):
+    if data is None or isinstance(data, str | bytes | int | float):
         return data
+    if is_movable(data):
+        return function(data)
     if isinstance(data, collections.abc.Mapping):
         entries = {key: map_leaves(function, value, tuple_type) for key, value in data.items()}
         try:
@@ -101,17 +106,22 @@ class HostBatch:
     batch type, and thereby delivers the batch to its receiver the moment it is ready.
 
     Attributes:
-        data: The batch as the collate function returned it, tensors in host memory.
+        data: The batch as the collate function returned it, tensors in host memory; or, with ``stamp``, a
+            :class:`fastload.memory.packing.Packed`, whose tensors lie in a slot.
         worker: The worker that made it; 0 in the main process.
         receiver: Key from :func:`register`.
+        stamp: The slot, a :class:`fastload.memory.slots.Stamp`, or ``None``.
+        missed: Why there is no slot, where there could have been one.
     """
 
-    __slots__ = ("data", "receiver", "worker")
+    __slots__ = ("data", "missed", "receiver", "stamp", "worker")
 
-    def __init__(self, data: Any, worker: int, receiver: int) -> None:
+    def __init__(self, data: Any, worker: int, receiver: int, stamp: Any = None, missed: str | None = None) -> None:
         self.data = data
         self.worker = worker
         self.receiver = receiver
+        self.stamp = stamp
+        self.missed = missed
 
     def pin_memory(self) -> Any:
         """Deliver the batch; without a receiver (its iterator is gone) it is dropped."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -12,8 +14,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from fastload._nvtx import stage
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.workers import Arrivals, Collate, refresh, stages_of, view_of
+from fastload.insight.stats import Stats
+from fastload.memory.slots import SlotCounts, SlotPool, SlotWriter
 from fastload.options import Accelerate, Device, Options, has_streams, resolve_device
-from fastload.plan import Plan, lowering_notes, make_plan, pins
+from fastload.plan import Plan, lowering_notes, make_plan, no_slots_because, pinned_limit, pins, slots_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -46,9 +50,11 @@ class FastLoader(DataLoader[T_co]):
             applied on the CPU.
         dtype: Cast floating-point tensors to this floating-point type, on the device, after the copy.
         device_prefetch: Batches copied ahead of the one in use. 0 copies on the consumer's stream when it asks.
-        accelerate: ``"auto"`` runs natively what can be run natively with the same bits; ``"off"`` nothing;
-            ``"require"`` raises with the reasons when nothing can.
-        max_pinned_bytes: Most bytes of pinned memory; 0 turns pinned memory off, ``None`` sets no limit.
+        accelerate: ``"auto"`` lets workers write batches straight into pinned memory, and runs natively what can be run
+            natively with the same bits; ``"off"`` does neither; ``"require"`` raises with the reasons when nothing can
+            be run natively.
+        max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
+            process may use. 0 turns pinned memory off altogether.
 
     ``next()`` returns at once when a batch is ready. It waits while the GPU is more than two batches behind the caller:
     otherwise dropped batches that it has yet to read would pile up in its memory.
@@ -139,7 +145,11 @@ class FastLoader(DataLoader[T_co]):
     @property
     def plan(self) -> Plan:
         """What this loader does when iterated now, step by step, and why; ``print`` it."""
-        return make_plan(self, self._runtime.batch_bytes())
+        return make_plan(self, self.stats())
+
+    def stats(self) -> Stats:
+        """Counters over all epochs so far. Cheap; may be called while iterating."""
+        return self._runtime.stats()
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         self._runtime.check_open()
@@ -188,13 +198,14 @@ class FastLoader(DataLoader[T_co]):
 
 
 class _Runtime:
-    """What a loader holds beyond its arguments: never pickled, never copied."""
+    """What a loader holds beyond its arguments: never pickled, never copied. Iterators hold it too."""
 
     def __init__(self) -> None:
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.slots: SlotPool | None = None
         self._streams: dict[torch.device, Any] = {}
-        self._batches = 0
-        self._nbytes = 0
+        self._before = Counter[str]()  # totals of the iterators that are gone
+        self._missed = Counter[str]()
         self._closed = False
 
     def copy_stream(self, device: torch.device) -> Any:
@@ -203,11 +214,38 @@ class _Runtime:
             self._streams[device] = new_stream(device)
         return self._streams[device]
 
-    def count(self, transfer: Transfer) -> None:
-        self._batches, self._nbytes = transfer.batches, transfer.nbytes
+    def slot_pool(self, loader: FastLoader[Any], device: torch.device) -> SlotPool | None:
+        """The loader's slots, made when they are first of use; kept across epochs."""
+        if no_slots_because(loader, device) is not None:
+            return None
+        if self.slots is None:
+            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader))
+            weakref.finalize(self, self.slots.close)
+        self.slots.reclaim()
+        return self.slots
 
-    def batch_bytes(self) -> int | None:
-        return self._nbytes // self._batches if self._batches else None
+    def retire(self, transfer: Transfer, arrivals: Arrivals) -> None:
+        """Keep the totals of an iterator that ends."""
+        self._before.update(batches=transfer.batches, nbytes=transfer.nbytes, in_slots=arrivals.in_slots)
+        self._missed.update(arrivals.missed)
+
+    def stats(self) -> Stats:
+        totals, missed = self._before.copy(), self._missed.copy()
+        for iterator in list(self.live):
+            if isinstance(iterator, DeviceIterator) and not iterator.is_closed:
+                transfer, arrivals = iterator.transfer, iterator.arrivals
+                totals.update(batches=transfer.batches, nbytes=transfer.nbytes, in_slots=arrivals.in_slots)
+                missed.update(arrivals.missed)
+        counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
+        return Stats(
+            batches=totals["batches"],
+            device_bytes=totals["nbytes"],
+            slot_batches=totals["in_slots"],
+            missed=MappingProxyType(dict(missed)),
+            slots=counts.slots,
+            slot_bytes=counts.slot_bytes,
+            pinned_bytes=counts.pinned_bytes,
+        )
 
     def check_open(self) -> None:
         if self._closed:
@@ -220,6 +258,14 @@ class _Runtime:
             if shutdown is not None:
                 shutdown()
         self._streams.clear()
+        if self.slots is not None:
+            self.slots.close()
+
+
+def _end(transfer: Transfer, arrivals: Arrivals, runtime: _Runtime) -> None:
+    """What remains to be done when an iterator is gone."""
+    transfer.close()
+    runtime.retire(transfer, arrivals)
 
 
 def _pinned_tuple_type() -> type:
@@ -235,22 +281,25 @@ class DeviceIterator:
         streams = has_streams(device)
         side_stream = loader._runtime.copy_stream(device) if streams and loader.device_prefetch else None
         memory_format = None if device.type == "cpu" else loader.memory_format
-        self._transfer = Transfer(device, side_stream, memory_format, loader.dtype)
+        self.transfer = Transfer(device, side_stream, memory_format, loader.dtype)
         self._pins = pins(loader, device)
         takes_turns = loader.in_order and loader.num_workers > 0
-        self._arrivals = Arrivals(
-            self._transfer,
+        slots = loader._runtime.slot_pool(loader, device)
+        self.arrivals = Arrivals(
+            self.transfer,
             num_workers=loader.num_workers if takes_turns else 1,
             ahead=loader.device_prefetch if side_stream is not None else 0,
             pin=self._pins or loader.pin_memory,
             tuple_type=_pinned_tuple_type() if loader.pin_memory else tuple,
+            slots=slots,
         )
-        self._collate = Collate(loader.collate_fn, self._arrivals.key)
+        writer = None if slots is None else SlotWriter(slots.handle)
+        self._collate = Collate(loader.collate_fn, self.arrivals.key, writer)
         self._runtime = loader._runtime
         self._number = 0
         self._view = view_of(loader, **self._changes(loader))
         self._host: Any = iter(self._view)
-        self._finalizer = weakref.finalize(self, self._transfer.close)
+        self._finalizer = weakref.finalize(self, _end, self.transfer, self.arrivals, self._runtime)
         self._runtime.live.add(self)
 
     def _changes(self, loader: FastLoader[Any]) -> dict[str, Any]:
@@ -266,10 +315,10 @@ class DeviceIterator:
 
     def _reset(self, loader: FastLoader[Any]) -> None:
         """Begin another epoch with the same, persistent, workers."""
-        self._arrivals.pause()
+        self.arrivals.pause()
         refresh(self._view, loader, **self._changes(loader))
         self._host = iter(self._view)
-        self._arrivals.resume()
+        self.arrivals.resume()
         self._number = 0
 
     def __iter__(self) -> DeviceIterator:
@@ -284,9 +333,7 @@ class DeviceIterator:
         with stage("wait", self._number):
             arrived = next(self._host)
         self._number += 1
-        batch = self._arrivals.take(arrived)
-        self._runtime.count(self._transfer)
-        return batch
+        return self.arrivals.take(arrived)
 
     def __getattr__(self, name: str) -> Any:
         # What is known of torch's iterators (`_workers`, `_num_yielded`, ...) is asked of torch's iterator.
@@ -297,6 +344,11 @@ class DeviceIterator:
 
     def __getstate__(self) -> dict[str, Any]:
         raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # as torch's iterators say it
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its totals have been retired."""
+        return not self._finalizer.alive
 
     def close(self) -> None:
         """Shut torch's iterator down (its workers and its thread end with it) and wait for the copies. Idempotent."""

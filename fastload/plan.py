@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
+from fastload._machine import usable_memory_bytes
 from fastload.options import has_streams, resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastload.insight.stats import Stats
     from fastload.loader import FastLoader
 
 
@@ -60,8 +63,9 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(loader: FastLoader[Any], batch_bytes: int | None) -> Plan:
+def make_plan(loader: FastLoader[Any], stats: Stats) -> Plan:
     """Work out what ``loader`` does when it is iterated now."""
+    batch_bytes = stats.device_bytes // stats.batches if stats.batches else None
     device = resolve_device(loader.device)
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
     workers = loader.num_workers
@@ -81,7 +85,15 @@ def make_plan(loader: FastLoader[Any], batch_bytes: int | None) -> Plan:
         engine = "torch" if loader.dtype is None else "workers"
         return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
     streams = has_streams(device)
-    if pins(loader, device):
+    why_not = no_slots_because(loader, device)
+    if why_not is None:
+        into = "stacked into" if loader.collate_fn is default_collate else "packed into"
+        size = f"{stats.slots} × {stats.slot_bytes / 1e6:,.2f} MB" if stats.slots else f"up to {slots_wanted(loader)}"
+        limit = f"{stats.pinned_bytes / 1e6:,.1f} of at most {pinned_limit(loader) / 1e6:,.0f} MB pinned"
+        steps.append(Step("slots", place, f"{into} pinned shared slots: {size}, {limit}"))
+        notes += [f"{count} batches took torch's ordinary path: {why}" for why, count in stats.missed.items()]
+    elif pins(loader, device):
+        notes.append(f"no slots: {why_not}")
         steps.append(Step("pin", "pin-memory thread" if workers else "main process", "page-locked copy"))
     else:
         why = "max_pinned_bytes=0" if streams else f"{device.type} has none"
@@ -108,6 +120,31 @@ def make_plan(loader: FastLoader[Any], batch_bytes: int | None) -> Plan:
 def pins(loader: FastLoader[Any], device: torch.device) -> bool:
     """Whether batches pass through pinned memory."""
     return has_streams(device) and loader.max_pinned_bytes != 0
+
+
+def no_slots_because(loader: FastLoader[Any], device: torch.device) -> str | None:
+    """Why workers cannot write into pinned slots; ``None`` when they can."""
+    if device.type != "cuda":
+        return f"batches go to {device.type}, and slots are registered with CUDA"
+    if not pins(loader, device):
+        return "max_pinned_bytes=0"
+    if loader.accelerate == "off":
+        return "accelerate='off'"
+    if not hasattr(os, "memfd_create"):
+        return "this system has no memfd"
+    return None
+
+
+def slots_wanted(loader: FastLoader[Any]) -> int:
+    """As many as torch would hold batches in flight, and those whose copies are under way."""
+    return loader.num_workers * (loader.prefetch_factor or 0) + 2
+
+
+def pinned_limit(loader: FastLoader[Any]) -> int:
+    """Most bytes that slots may pin."""
+    if loader.max_pinned_bytes is not None:
+        return loader.max_pinned_bytes
+    return usable_memory_bytes() // 4
 
 
 def lowering_notes(loader: FastLoader[Any]) -> list[str]:

@@ -15,6 +15,7 @@ The rules, and why each is there:
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ import torch
 
 from fastload._nvtx import stage
 from fastload.device.epilogue import finish
-from fastload.host import map_leaves
+from fastload.host import Leaf, map_leaves
+from fastload.options import has_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,19 +51,13 @@ class DeviceBatch:
             self._ready.synchronize()
 
 
-class _Late:
+class _Late(Leaf):
     """A leaf that the side stream must not touch; it moves on the consumer's stream at hand-over."""
 
     __slots__ = ("leaf",)
 
     def __init__(self, leaf: Any) -> None:
         self.leaf = leaf
-
-    def pin_memory(self) -> Any:
-        return self
-
-    def to(self, device: Any, *, non_blocking: bool = False) -> Any:
-        return self.leaf.to(device, non_blocking=non_blocking)
 
 
 def _copies_asynchronously(leaf: Any) -> bool:
@@ -85,6 +81,10 @@ def _event(device: torch.device) -> Any:
     return module.Event(blocking=True) if device.type == "cuda" else module.Event()
 
 
+def _current_stream(device: torch.device) -> Any:
+    return torch.get_device_module(device).current_stream(device)
+
+
 class Transfer:
     """Copies the batches of one iterator to one device.
 
@@ -92,7 +92,7 @@ class Transfer:
 
     Args:
         device: Where to; with an index.
-        stream: The side stream to copy on (:func:`new_stream`), or ``None`` to copy on the consumer's own stream when it asks.
+        stream: The side stream to copy on (:func:`new_stream`); ``None`` copies on the consumer's own when it asks.
         memory_format: See :func:`fastload.device.epilogue.finish`.
         dtype: See :func:`fastload.device.epilogue.finish`.
     """
@@ -112,6 +112,7 @@ class Transfer:
         self._consumer: Any = None  # stream of the batch that was handed over last
         self._unfinished: deque[Any] = deque()  # ends of the steps on batches handed over before that one
         self._sources: deque[tuple[Any, Any, Callable[[], None] | None]] = deque()
+        self._pid = os.getpid()
         self.batches = 0
         self.nbytes = 0
 
@@ -130,36 +131,59 @@ class Transfer:
             if oldest is not None:
                 oldest.synchronize()
 
-    def start(self, data: Any, batch: int | None = None, on_copied: Callable[[], None] | None = None) -> DeviceBatch:
+    def start(
+        self,
+        data: Any,
+        batch: int | None = None,
+        *,
+        small: torch.Tensor | None = None,
+        on_copied: Callable[[], None] | None = None,
+    ) -> DeviceBatch:
         """Issue the copy of ``data`` and return at once.
 
         Args:
             data: A nested batch; tensors should be pinned, else the copy is slow and holds the caller.
             batch: Its number, for the profile.
+            small: 1-D uint8 memory that holds some of the tensors of ``data``; it is copied as one, and they share one
+                allocation on the device.
             on_copied: Called once the copy has completed and the source may be overwritten.
         """
         self.reap()
         with stage("h2d", batch):
             if self._stream is None:
-                copied = self._issue(data, None)
+                copied = self._issue(data, small, None)
             else:
                 with torch.get_device_module(self.device).stream(self._stream):
-                    copied = self._issue(data, self._stream)
+                    try:
+                        copied = self._issue(data, small, self._stream)
+                    except BaseException:
+                        self._stream.synchronize()  # a part may be under way, from memory that the caller now frees
+                        raise
         with self._lock:
             self.batches += 1
             self.nbytes += copied.nbytes
             if copied._ready is not None:
                 self._sources.append((copied._ready, data, on_copied))
+        if copied._ready is None and on_copied is not None:
+            on_copied()
         return copied
 
-    def _issue(self, data: Any, stream: Any) -> DeviceBatch:
+    def _issue(self, data: Any, small: torch.Tensor | None, stream: Any) -> DeviceBatch:
         leaves: list[Any] = []
         late = False
         nbytes = 0
+        moved_small = None if small is None else small.to(self.device, non_blocking=True)
+        begin = 0 if small is None else small.data_ptr()
+        end = begin if small is None else begin + small.numel()
 
         def copy(leaf: Any) -> Any:
             nonlocal late, nbytes
-            if _copies_asynchronously(leaf):
+            if moved_small is not None and isinstance(leaf, torch.Tensor) and begin <= leaf.data_ptr() < end:
+                offset = leaf.data_ptr() - begin
+                own = moved_small[offset : offset + leaf.nbytes].view(leaf.dtype)
+                nbytes += leaf.nbytes
+                leaves.append(own.as_strided(leaf.size(), leaf.stride()))
+            elif _copies_asynchronously(leaf):
                 # Copy first, cast after: a cast on the host would cost CPU time and may widen what crosses the link.
                 nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor) else 0
                 leaves.append(leaf.to(self.device, non_blocking=True))
@@ -174,9 +198,9 @@ class Transfer:
             remaining = iter(leaves)
             moved = map_leaves(lambda _: next(remaining), moved)
         ready = None
-        if stream is not None:
+        if has_streams(self.device):
             ready = _event(self.device)
-            ready.record(stream)
+            ready.record(stream or _current_stream(self.device))
         return DeviceBatch(moved, [leaf for leaf in leaves if not isinstance(leaf, _Late)], ready, late, nbytes)
 
     def _finish(self, leaf: Any) -> Any:
@@ -186,7 +210,7 @@ class Transfer:
         """Hand a batch over: from here on, the caller's current stream may use it. Does not block the host."""
         if self._stream is None:
             return self._settle(copied)
-        current = torch.get_device_module(self.device).current_stream(self.device)
+        current = _current_stream(self.device)
         if copied._ready is not None:
             current.wait_event(copied._ready)
         for tensor in copied._tensors:
@@ -227,6 +251,8 @@ class Transfer:
 
     def close(self) -> None:
         """Wait for the copies in flight and let go of their sources. Idempotent."""
+        if os.getpid() != self._pid:  # a forked child: the copies are its parent's
+            return
         with self._lock:
             events = [event for event, _, _ in self._sources]
         for event in events:

@@ -11,34 +11,80 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from fastload import _nvtx
 from fastload._nvtx import stage
 from fastload.host import HostBatch, map_leaves, register
+from fastload.memory.packing import DoesNotFitError, Packed, Packer, collate_into, packed_bytes, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.device.transfer import DeviceBatch, Transfer
+    from fastload.memory.slots import Lease, SlotPool, SlotWriter
+
+
+NONE_FREE = "no slot is free"
 
 
 class Collate:
-    """Runs the user's collate function in the worker and labels the result. Picklable if that function is."""
+    """Runs the user's collate function in the worker and sends the result on its way. Picklable if that function is.
 
-    def __init__(self, collate_fn: Callable[[Any], Any], receiver: int) -> None:
+    Args:
+        collate_fn: The user's; ``default_collate`` stacks straight into a slot, any other one's result is packed.
+        receiver: Key of the :class:`Arrivals` that wait for the batches.
+        slots: Where to get slots, or ``None`` to send batches as torch does.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any], receiver: int, slots: SlotWriter | None = None) -> None:
         self.collate_fn = collate_fn
         self.receiver = receiver
+        self.slots = slots
 
     def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
         info = get_worker_info()
+        worker = 0 if info is None else info.id
         with stage("collate"):
+            if self.slots is None:
+                return HostBatch(self.collate_fn(samples), worker, self.receiver)
+            return self._into_slot(self.slots, samples, worker)
+
+    def _into_slot(self, slots: SlotWriter, samples: Any, worker: int) -> HostBatch:
+        missed = NONE_FREE
+        data = None
+        needed = 0
+        stacks = self.collate_fn is default_collate
+        if not stacks:
             data = self.collate_fn(samples)
-        return HostBatch(data, 0 if info is None else info.id, self.receiver)
+            needed = packed_bytes(data)
+            if not needed:
+                return HostBatch(data, worker, self.receiver)
+        try:
+            acquired = slots.acquire(needed)
+        except OSError as error:  # not the user's: their code has run, or has yet to
+            self.slots, acquired, missed = None, None, f"workers cannot reach the slots ({error})"
+        if acquired is not None:
+            stamp, buffer = acquired
+            packer = Packer(buffer)
+            try:
+                packed = packer.pack(collate_into(packer, samples) if stacks else data)
+                if packed.nbytes:
+                    return HostBatch(packed, worker, self.receiver, stamp)
+                data = packed.tree
+            except DoesNotFitError:
+                missed = "larger than a slot"
+            except BaseException:
+                slots.give_back(stamp)
+                raise
+            slots.give_back(stamp)
+        if data is None:
+            data = self.collate_fn(samples)
+        return HostBatch(data, worker, self.receiver, missed=missed)
 
 
 class NamedStages:
@@ -56,13 +102,29 @@ class NamedStages:
 class Arrival:
     """One batch between its arrival on the host and its hand-over."""
 
-    __slots__ = ("__weakref__", "copied", "data", "number", "worker")
+    __slots__ = ("__weakref__", "copied", "data", "lease", "small", "worker")
 
-    def __init__(self, data: Any, worker: int) -> None:
+    def __init__(self, data: Any, worker: int, lease: Lease | None = None, small: torch.Tensor | None = None) -> None:
         self.data = data
         self.worker = worker
+        self.lease = lease
+        self.small = small
         self.copied: DeviceBatch | None = None
-        self.number: int | None = None
+
+    def start(self, transfer: Transfer, number: int) -> DeviceBatch:
+        """Issue the copy. From here on the transfer holds the source until it is done."""
+        lease = self.lease
+        if lease is None:
+            self.copied = transfer.start(self.data, number)
+        else:
+            lease.copying()
+            try:
+                self.copied = transfer.start(self.data, number, small=self.small, on_copied=lease.release)
+            except BaseException:
+                lease.not_copying()
+                raise
+        self.data = self.small = self.lease = None
+        return self.copied
 
 
 class Arrivals:
@@ -79,14 +141,26 @@ class Arrivals:
         ahead: Batches to copy ahead of the consumer, at least 0.
         pin: Whether to pin batches on arrival.
         tuple_type: See :func:`fastload.host.map_leaves`.
+        slots: The pool that workers write into, or ``None``.
     """
 
-    def __init__(self, transfer: Transfer, num_workers: int, ahead: int, pin: bool, tuple_type: type) -> None:
+    def __init__(
+        self,
+        transfer: Transfer,
+        num_workers: int,
+        ahead: int,
+        pin: bool,
+        tuple_type: type,
+        slots: SlotPool | None = None,
+    ) -> None:
         self.transfer = transfer
         self.key = register(self)
         self._ahead = ahead
         self._pin = pin
         self._tuple_type = tuple_type
+        self._slots = slots
+        self.in_slots = 0
+        self.missed: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._num_workers = max(1, num_workers)
         self._pause = False
@@ -100,27 +174,40 @@ class Arrivals:
 
     def arrive(self, batch: HostBatch) -> Arrival:
         """Pin a batch and start its copy if its turn is near. Called by torch's pin-memory thread."""
-        data = batch.data
-        if self._pin:
-            data = map_leaves(_pinned, data, self._tuple_type)
-        arrival = Arrival(data, batch.worker % self._num_workers)
+        arrival = self._open(batch)
         with self._lock:
             self._waiting[arrival.worker].append(weakref.ref(arrival))
             self._start_next()
         return arrival
 
+    def _open(self, batch: HostBatch) -> Arrival:
+        worker = batch.worker % self._num_workers
+        others = _pinned if self._pin else _unchanged
+        if batch.stamp is not None and self._slots is not None:
+            lease = self._slots.adopt(batch.stamp)
+            packed: Packed = batch.data
+            begin, end = packed.small
+            small = lease.buffer[begin:end] if end > begin else None
+            self.in_slots += 1
+            return Arrival(unpack(packed, lease.buffer, others, self._tuple_type), worker, lease, small)
+        if self._slots is not None and batch.missed is not None:
+            warming_up = not self.in_slots and batch.missed == NONE_FREE
+            self.missed[self._slots.refusal or ("slots not ready yet" if warming_up else batch.missed)] += 1
+            self._slots.want(packed_bytes(batch.data))
+        return Arrival(map_leaves(others, batch.data, self._tuple_type), worker)
+
     def take(self, arrived: Any) -> Any:
         """Hand over the batch that torch's iterator has just given out. Called by the consumer."""
         self.transfer.mark_step()
-        arrival = arrived if isinstance(arrived, Arrival) else Arrival(arrived.data, arrived.worker % self._num_workers)
+        arrival = arrived if isinstance(arrived, Arrival) else self._open(arrived)
         with self._lock:
             self._advance(arrival)
-            if arrival.copied is None:
+            copied = arrival.copied
+            if copied is None:
                 self.transfer.wait_for_room()
-                arrival.copied = self.transfer.start(arrival.data, self._taken)
-                arrival.data = None
+                copied = arrival.start(self.transfer, self._taken)
             self._taken += 1
-        data = self.transfer.take(arrival.copied)
+        data = self.transfer.take(copied)
         with self._lock:
             self._start_next()
         return data
@@ -153,10 +240,9 @@ class Arrivals:
             if not self.transfer.has_room():
                 return
             try:
-                arrival.copied = self.transfer.start(arrival.data, self._taken + step)
+                arrival.start(self.transfer, self._taken + step)
             except Exception:  # noqa: BLE001 - out of memory, or a custom type's own error
                 return  # the consumer meets it in its own thread and turn: there this copy is tried again
-            arrival.data = None
 
     def pause(self) -> None:
         """Copy nothing while torch drains what is left of an epoch that was broken off."""
@@ -178,6 +264,10 @@ def _pinned(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.pin_memory() if leaf.device.type == "cpu" and leaf.layout == torch.strided else leaf
     return leaf.pin_memory()
+
+
+def _unchanged(leaf: Any) -> Any:
+    return leaf
 
 
 def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:

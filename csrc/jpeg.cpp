@@ -29,7 +29,8 @@ Subsampling subsampling_of(const jpeg_decompress_struct& info) {
   for (int i = 1; i < 3; ++i) {
     if (info.comp_info[i].h_samp_factor != 1 || info.comp_info[i].v_samp_factor != 1) {
       // Some encoders write 4:4:4 with every factor 2; what counts is the ratio.
-      if (info.comp_info[i].h_samp_factor == luma->h_samp_factor && info.comp_info[i].v_samp_factor == luma->v_samp_factor)
+      if (info.comp_info[i].h_samp_factor == luma->h_samp_factor &&
+          info.comp_info[i].v_samp_factor == luma->v_samp_factor)
         continue;
       return Subsampling::other;
     }

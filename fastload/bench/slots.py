@@ -1,11 +1,11 @@
 """What the pinned shared slots are worth: ``fastload bench slots``.
 
 FastLoader beside ``DataLoader(pin_memory=True)`` with ``.cuda(non_blocking=True)``: same dataset of ready tensors, same
-workers, delivered on the GPU. Workers persist; a figure is a whole epoch, from ``iter()`` to the last byte on the device;
-the loaders take turns. Both yield the same bits, which is checked first.
+workers, delivered on the GPU. Workers persist; a figure is a whole epoch, from ``iter()`` to the last byte on the
+device; the loaders take turns. Both yield the same bits, which is checked first.
 
-Beside each case stand the parts of the road by themselves (stacking in the workers, first touch of the pages, the link), so
-that a reader sees which one is the limit. Needs a CUDA device.
+Beside the cases stand the parts of the road by themselves (stacking in the workers, first touch of the pages, the
+link), so that a reader sees which one is the limit. Needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -258,8 +258,6 @@ def parts_of_the_road(workers: int, batch_size: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"register_gigabytes_per_s": arena.nbytes / registered_s / 1e9}
     for count in sorted({1, workers}):
         for label, times in (("first touch", 2), ("steady", 40)):
-            if label == "steady":
-                times = 40
             processes = [
                 context.Process(target=_stack_forever, args=(arena, [2 * i, 2 * i + 1], samples, times))
                 for i in range(count)
@@ -272,13 +270,12 @@ def parts_of_the_road(workers: int, batch_size: int) -> dict[str, Any]:
             seconds = time.perf_counter() - begin
             figures[f"stack, {count} workers, {label}"] = count * times * batch_bytes / seconds / 1e9
     device = torch.empty(batch_bytes, dtype=torch.uint8, device="cuda")
-    begin_event, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin_event.record()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
     for turn in range(20):
         device.copy_(arena.mapping.slot(turn % arena.count), non_blocking=True)
-    end_event.record()
-    end_event.synchronize()
-    figures["link"] = 20 * batch_bytes / (begin_event.elapsed_time(end_event) / 1e3) / 1e9
+    torch.cuda.synchronize()
+    figures["link"] = 20 * batch_bytes / (time.perf_counter() - begin) / 1e9
     arena.close()
     return figures
 

@@ -29,9 +29,14 @@ check_python() {
 }
 
 has_jpeg_turbo() {
-  printf '%s\n' '#include <cstdio>' '#include <jpeglib.h>' '#ifndef LIBJPEG_TURBO_VERSION' '#error' '#endif' \
-    'void* used() { return (void*)&jpeg_std_error; }' |
-    "$CXX" -x c++ - -shared -fPIC -ljpeg -o /dev/null 2>/dev/null
+  local source='
+#include <cstdio>
+#include <jpeglib.h>
+#ifndef LIBJPEG_TURBO_VERSION
+#error plain libjpeg
+#endif
+void* used() { return (void*)&jpeg_std_error; }'
+  "$CXX" -x c++ - -shared -fPIC -ljpeg -o /dev/null <<<"$source" 2>/dev/null
 }
 
 # Prints the Debian or Ubuntu packages that are needed and not there, one per line.
@@ -113,10 +118,10 @@ up_to_date() {
 
 up_to_date && exit
 check_python
-missing=$(missing_packages | tr '\n' ' ')
+missing=$(missing_packages | xargs)
 if [ -n "$missing" ]; then
   install_packages "$missing"
-  missing=$(missing_packages | tr '\n' ' ')
+  missing=$(missing_packages | xargs)
   [ -z "$missing" ] || stop "these are installed but not found: $missing; is $PYTHON another Python than the system's?"
 fi
 install_python

@@ -172,6 +172,19 @@ def test_a_script_may_import_fastload_before_torch(folder):
     assert run(folder / "script.py", source).stderr == ""
 
 
+def test_whichever_module_of_fastload_imports_torch_first(folder):
+    source = """
+        import importlib.util, sys, types
+        package = types.ModuleType("fastload")  # as if fastload/__init__.py imported nothing
+        package.__path__ = importlib.util.find_spec("fastload").submodule_search_locations
+        sys.modules["fastload"] = package
+        from fastload.loader import FastLoader
+        from torch.utils.data import DataLoader
+        assert DataLoader is not FastLoader and issubclass(DataLoader, FastLoader)
+    """
+    assert run(folder / "script.py", source).stderr == ""
+
+
 def test_fastloads_own_modules_keep_torchs_dataloader(folder):
     run(
         folder / "script.py",

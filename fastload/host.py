@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import copy
 import dataclasses
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,43 +27,50 @@ def is_movable(data: Any) -> bool:
     return hasattr(data, "pin_memory") and hasattr(data, "to")
 
 
-def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type = tuple) -> Any:
+def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type | None = None) -> Any:
     """Rebuild ``data`` with ``function`` applied to every tensor, :class:`Leaf` and movable object in it.
 
     Containers are those that torch's ``pin_memory`` walks through (mappings, sequences, tuples, namedtuples; extra
     attributes of mutable ones survive), and dataclasses as well. Whatever else there is (numbers, strings, ``None``,
-    NumPy arrays) stays as it is.
+    NumPy arrays) stays as it is, and so does a container in which nothing changed.
 
     Args:
         function: Called once per leaf, in the order of the containers.
         data: Any nested batch.
-        tuple_type: What a plain tuple becomes: some versions of torch turn it into a list when they pin.
+        tuple_type: Rebuild every container, as torch does when the user asks it to pin: a range becomes a list then,
+            and a tuple this type, which differs between versions of torch.
     """
     # Recursive by its own name, not through an inner function: that would be a reference cycle, which keeps a batch's
     # device memory until the garbage collector runs (seen: 22 batches instead of 4).
     if isinstance(data, torch.Tensor | Leaf):
         return function(data)
-    if data is None or isinstance(data, str | bytes | int | float):
+    if data is None or isinstance(data, str | bytes | int | float | collections.UserString):
         return data
     if is_movable(data):
         return function(data)
     if isinstance(data, collections.abc.Mapping):
-        entries = {key: map_leaves(function, value, tuple_type) for key, value in data.items()}
+        old = list(data.items())
+        entries = {key: map_leaves(function, value, tuple_type) for key, value in old}
+        if tuple_type is None and all(entries[key] is value for key, value in old):
+            return data
         try:
             if isinstance(data, collections.abc.MutableMapping):
                 clone = copy.copy(data)
-                clone.update(entries)
+                for key, value in entries.items():  # not update(), which adds to a Counter
+                    clone[key] = value
                 return clone
             return type(data)(entries)  # type: ignore[call-arg]
-        except TypeError:  # no copy(), no update(mapping) or no __init__(mapping)
+        except TypeError:  # no copy(), no __setitem__ or no __init__(mapping)
             return entries
-    if isinstance(data, tuple):
-        values = [map_leaves(function, value, tuple_type) for value in data]
-        if hasattr(data, "_fields"):
-            return type(data)(*values)
-        return tuple_type(values) if type(data) is tuple else type(data)(values)
     if isinstance(data, collections.abc.Sequence):
-        values = [map_leaves(function, value, tuple_type) for value in data]
+        former = list(data)
+        values = [map_leaves(function, value, tuple_type) for value in former]
+        if tuple_type is None and all(map(operator.is_, values, former)):
+            return data
+        if isinstance(data, tuple):
+            if hasattr(data, "_fields"):
+                return type(data)(*values)
+            return type(data)(values) if tuple_type in (None, tuple) else tuple_type(values)
         try:
             if isinstance(data, collections.abc.MutableSequence):
                 sequence = copy.copy(data)
@@ -72,11 +81,13 @@ def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type = tup
         except TypeError:  # no copy(), no __setitem__ or no __init__(iterable), as range has none
             return values
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        moved = copy.copy(data)
+        moved = data
         for field in dataclasses.fields(data):
-            if hasattr(data, field.name):
-                value = map_leaves(function, getattr(data, field.name), tuple_type)
-                object.__setattr__(moved, field.name, value)
+            value = getattr(data, field.name, None)
+            new = map_leaves(function, value, tuple_type)
+            if new is not value:
+                moved = copy.copy(data) if moved is data else moved
+                object.__setattr__(moved, field.name, new)
         return moved
     return data
 

@@ -16,7 +16,7 @@ from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.workers import Arrivals, Collate, refresh, stages_of, view_of
 from fastload.insight.stats import Stats
 from fastload.memory.slots import SlotCounts, SlotPool, SlotWriter
-from fastload.options import Accelerate, Device, Options, has_streams, resolve_device
+from fastload.options import Accelerate, Device, Options, can_pin, has_streams, resolve_device
 from fastload.plan import Plan, lowering_notes, make_plan, no_slots_because, pinned_limit, pins, slots_wanted
 
 if TYPE_CHECKING:
@@ -283,14 +283,15 @@ class DeviceIterator:
         memory_format = None if device.type == "cpu" else loader.memory_format
         self.transfer = Transfer(device, side_stream, memory_format, loader.dtype)
         self._pins = pins(loader, device)
+        asked_to_pin = loader.pin_memory and can_pin()
         takes_turns = loader.in_order and loader.num_workers > 0
         slots = loader._runtime.slot_pool(loader, device)
         self.arrivals = Arrivals(
             self.transfer,
             num_workers=loader.num_workers if takes_turns else 1,
             ahead=loader.device_prefetch if side_stream is not None else 0,
-            pin=self._pins or loader.pin_memory,
-            tuple_type=_pinned_tuple_type() if loader.pin_memory else tuple,
+            pin=self._pins or (asked_to_pin and device.type == "cpu"),
+            tuple_type=_pinned_tuple_type() if asked_to_pin else None,
             slots=slots,
         )
         writer = None if slots is None else SlotWriter(slots.handle)

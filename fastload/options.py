@@ -111,3 +111,9 @@ def resolve_device(device: str | int | torch.device) -> torch.device:
 def has_streams(device: torch.device) -> bool:
     """Whether ``device`` has side streams and pinned memory worth having."""
     return device.type not in ("cpu", "mps", "meta")
+
+
+def can_pin() -> bool:
+    """Whether torch pins memory here when it is asked to: it needs an accelerator, and leaves MPS out."""
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return current is not None and current.type != "mps"

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._machine import usable_memory_bytes
-from fastload.options import has_streams, resolve_device
+from fastload.options import can_pin, has_streams, resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,8 +78,9 @@ def make_plan(loader: FastLoader[Any], stats: Stats) -> Plan:
     if device.type == "cpu":
         if loader.device == "auto":
             notes.append("no accelerator here: this is torch's DataLoader, batches stay in host memory")
-        if loader.pin_memory and workers:
-            steps.append(Step("pin", "pin-memory thread", "page-locked copy, as pin_memory=True asks"))
+        if loader.pin_memory and can_pin():
+            where = "pin-memory thread" if workers else "main process"
+            steps.append(Step("pin", where, "page-locked copy, as pin_memory=True asks"))
         if loader.dtype is not None:
             steps.append(Step("epilogue", "main process", _epilogue(loader, device)))
         engine = "torch" if loader.dtype is None else "workers"

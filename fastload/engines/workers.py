@@ -150,7 +150,7 @@ class Arrivals:
         num_workers: int,
         ahead: int,
         pin: bool,
-        tuple_type: type,
+        tuple_type: type | None,
         slots: SlotPool | None = None,
     ) -> None:
         self.transfer = transfer

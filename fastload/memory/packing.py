@@ -200,7 +200,7 @@ class _StackInto:
         return stacked
 
 
-def unpack(packed: Packed, buffer: torch.Tensor, others: Callable[[Any], Any], tuple_type: type = tuple) -> Any:
+def unpack(packed: Packed, buffer: torch.Tensor, others: Callable[[Any], Any], tuple_type: type | None = None) -> Any:
     """The batch, its tensors views of the slot ``buffer``; ``others`` is applied to what was carried beside."""
 
     def view(leaf: Any) -> Any:

@@ -30,9 +30,9 @@ Case = Callable[[Callable[..., DataLoader[Any]]], Any]
 class Road:
     """FastLoader's own arguments that lead a batch down one road.
 
-    ``plain`` is torch's own loader on the CPU. ``wrapped`` casts float32 to float32 on the CPU: values stay, but batches
-    travel as HostBatch through DeviceIterator. ``simulated`` runs what a GPU would run, pin-memory thread and copies
-    ahead included, against a stand-in for the accelerator. ``gpu`` is the real thing.
+    ``plain`` is torch's own loader on the CPU. ``wrapped`` casts float32 to float32 on the CPU: values stay, but
+    batches travel as HostBatch through DeviceIterator. ``simulated`` runs what a GPU would run, pin-memory thread,
+    slots and copies ahead included, against a stand-in for the accelerator. ``gpu`` is the real thing.
     """
 
     name: str
@@ -110,6 +110,15 @@ class Outcome:
         return cls(value, exception, error, said, states)
 
 
+def raised_by(function: Callable[[], Any]) -> Exception:
+    """What ``function`` raises, without the frames, which would keep iterators and their workers alive."""
+    try:
+        function()
+    except Exception as error:
+        return error.with_traceback(None)
+    raise AssertionError("nothing was raised")
+
+
 _OUR_FRAME = re.compile(r'^  File "[^"]*/fastload/[^"]*", line \d+, in .*\n(?:    .*\n)*', re.MULTILINE)
 
 
@@ -141,6 +150,9 @@ def assert_same(got: Any, expected: Any, where: str = "value") -> None:
         assert len(got) == len(expected), where
         for index in range(len(expected)):
             assert_same(got[index], expected[index], f"{where}[{index}]")
+    elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
+        for field in dataclasses.fields(expected):
+            assert_same(getattr(got, field.name), getattr(expected, field.name), f"{where}.{field.name}")
     elif not hasattr(expected, "__dict__"):
         assert got == expected, where
     if hasattr(expected, "__dict__") and not isinstance(expected, torch.Tensor | type) and not callable(expected):

@@ -52,7 +52,7 @@ class Stack(list):  # type: ignore[type-arg]
 
 
 class Movable:
-    """What torch's documentation asks of a custom batch type, and a count of the calls."""
+    """What torch's documentation asks of a custom batch type."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
@@ -62,8 +62,7 @@ class Movable:
         return self
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Movable:
-        moved = Movable(self.x.to(device, non_blocking=non_blocking))
-        return moved
+        return Movable(self.x.to(device, non_blocking=non_blocking))
 
 
 class Opaque:

@@ -48,16 +48,20 @@ class Images(Numbers):
 
 
 class Stream(IterableDataset[Any]):
-    """Worker ``w`` of several yields ``lengths[w]`` samples; one reader yields them all."""
+    """Worker ``w`` of several yields ``lengths[w]`` samples; one reader yields them all.
 
-    def __init__(self, lengths: list[int]) -> None:
-        self.lengths = lengths
+    How much a worker reads in an epoch that is broken off depends, with torch's loader too, on when the other workers
+    end. So do its draws in the next epoch if it persists: compare only streams that do not draw there.
+    """
+
+    def __init__(self, lengths: list[int], *, draws: bool = True) -> None:
+        self.lengths, self.draws = lengths, draws
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = get_worker_info()
         for worker, length in enumerate(self.lengths):
             if info is None or info.id == worker:
-                yield from (torch.tensor([worker, i, float(torch.rand(()))]) for i in range(length))
+                yield from (torch.tensor([worker, i, self.draws and float(torch.rand(()))]) for i in range(length))
 
 
 class SizedStream(Stream):

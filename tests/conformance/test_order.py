@@ -52,6 +52,7 @@ def test_shuffle_over_epochs(road, num_workers, own_generator):
 @pytest.mark.parametrize("taken", [1, 6])
 def test_generators_after_a_break_and_the_epoch_that_follows(road, num_workers, persistent, taken):
     """Seven batches: reading ahead of torch would exhaust the sampler sooner, which draws from the generator."""
+
     def case(loader_class):
         generator = torch.Generator().manual_seed(5)
         loader = loader_class(
@@ -190,9 +191,8 @@ def test_a_stream_that_workers_share_unevenly(road, lengths, batch_size):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker")
 def test_three_workers_that_end_one_after_another(road, lengths, prefetch_factor):
     def case(loader_class):
-        loader = loader_class(
-            Stream(lengths), batch_size=2, num_workers=3, prefetch_factor=prefetch_factor, persistent_workers=True
-        )
+        stream = Stream(lengths, draws=False)
+        loader = loader_class(stream, 2, num_workers=3, prefetch_factor=prefetch_factor, persistent_workers=True)
         return collect(loader), first(loader, 3), collect(loader), collect(loader)
 
     road.same(case)

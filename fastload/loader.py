@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -13,7 +13,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._nvtx import stage
 from fastload.device.transfer import Transfer, new_stream
-from fastload.engines.workers import Arrivals, Collate, refresh, stages_of, view_of
+from fastload.engines.arrivals import Arrivals
+from fastload.engines.workers import Collate, refresh, stages_of, start_epoch, view_of
 from fastload.insight.stats import Stats
 from fastload.memory.slots import SlotCounts, SlotPool, SlotWriter
 from fastload.options import Accelerate, Device, Options, can_pin, has_streams, resolve_device
@@ -128,14 +129,30 @@ class FastLoader(DataLoader[T_co]):
     def wrap(cls, loader: DataLoader[T_co], **own: Any) -> FastLoader[T_co]:
         """Make a FastLoader of an existing DataLoader: same dataset, sampler, workers and collate function.
 
+        A loader that Accelerate has prepared is changed in place and returned: the loader inside it becomes a FastLoader,
+        and what Accelerate does around it (sharding, random state, gradient accumulation) stays.
+
         Args:
-            loader: Left as it is, and not used any more: its sampler and generator are shared.
+            loader: Left as it is, unless Accelerate prepared it, and not used any more: its sampler and generator are
+                shared.
             **own: FastLoader's own arguments.
+
+        Raises:
+            TypeError: ``loader`` is no DataLoader, or an argument is not FastLoader's.
         """
         if not isinstance(loader, DataLoader):
             raise TypeError(
                 f"FastLoader.wrap takes a torch.utils.data.DataLoader, got {type(loader).__name__}; for any other "
                 "iterable of batches use fastload.prefetch_to_device"
+            )
+        if "base_dataloader" in vars(loader) and not issubclass(type(loader), DataLoader):  # Accelerate's adapter
+            own.setdefault("device", vars(loader).get("device") or "auto")
+            loader.base_dataloader = cls.wrap(loader.base_dataloader, **own)
+            return cast("FastLoader[T_co]", loader)
+        if type(loader).__iter__ not in (DataLoader.__iter__, FastLoader.__iter__):
+            raise TypeError(
+                f"FastLoader.wrap cannot take over {type(loader).__name__}, which has an __iter__ of its own; use "
+                "fastload.prefetch_to_device(loader), which keeps it"
             )
         wrapped: FastLoader[T_co] = cls.__new__(cls)
         refresh(wrapped, loader)
@@ -264,7 +281,7 @@ class _Runtime:
 
 def _end(transfer: Transfer, arrivals: Arrivals, runtime: _Runtime) -> None:
     """What remains to be done when an iterator is gone."""
-    transfer.close()
+    arrivals.close()
     runtime.retire(transfer, arrivals)
 
 
@@ -299,7 +316,7 @@ class DeviceIterator:
         self._runtime = loader._runtime
         self._number = 0
         self._view = view_of(loader, **self._changes(loader))
-        self._host: Any = iter(self._view)
+        self._host: Any = start_epoch(self._view)
         self._finalizer = weakref.finalize(self, _end, self.transfer, self.arrivals, self._runtime)
         self._runtime.live.add(self)
 
@@ -318,7 +335,7 @@ class DeviceIterator:
         """Begin another epoch with the same, persistent, workers."""
         self.arrivals.pause()
         refresh(self._view, loader, **self._changes(loader))
-        self._host = iter(self._view)
+        self._host = start_epoch(self._view)
         self.arrivals.resume()
         self._number = 0
 

@@ -196,13 +196,16 @@ class Feeder:
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
             if self._ready:
-                copied = self._ready.popleft()
-                self._changed.notify_all()
-                return copied
+                return self._ready.popleft()
             error, self._error = self._error, None
         if error is not None:
             raise error
         return None
+
+    def go_on(self) -> None:
+        """Let the feeder know that there is room for another batch."""
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stop reading. Joins the thread, unless it is inside the source, which nobody can interrupt. Idempotent."""
@@ -234,6 +237,7 @@ class _Prefetching(Generic[T]):
             raise StopIteration
         self._number += 1
         batch: T = self._feeder.transfer.take(copied)
+        self._feeder.go_on()  # last, so that the feeder's work does not delay this call
         return batch
 
     def close(self) -> None:

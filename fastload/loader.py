@@ -129,8 +129,8 @@ class FastLoader(DataLoader[T_co]):
     def wrap(cls, loader: DataLoader[T_co], **own: Any) -> FastLoader[T_co]:
         """Make a FastLoader of an existing DataLoader: same dataset, sampler, workers and collate function.
 
-        A loader that Accelerate has prepared is changed in place and returned: the loader inside it becomes a FastLoader,
-        and what Accelerate does around it (sharding, random state, gradient accumulation) stays.
+        A loader that Accelerate has prepared is changed in place and returned: the loader inside it becomes a
+        FastLoader, and what Accelerate does around it (sharding, random state, gradient accumulation) stays.
 
         Args:
             loader: Left as it is, unless Accelerate prepared it, and not used any more: its sampler and generator are
@@ -147,8 +147,9 @@ class FastLoader(DataLoader[T_co]):
             )
         if "base_dataloader" in vars(loader) and not issubclass(type(loader), DataLoader):  # Accelerate's adapter
             own.setdefault("device", vars(loader).get("device") or "auto")
-            loader.base_dataloader = cls.wrap(loader.base_dataloader, **own)
-            return cast("FastLoader[T_co]", loader)
+            adapter: Any = loader
+            adapter.base_dataloader = cls.wrap(adapter.base_dataloader, **own)
+            return cast("FastLoader[T_co]", adapter)
         if type(loader).__iter__ not in (DataLoader.__iter__, FastLoader.__iter__):
             raise TypeError(
                 f"FastLoader.wrap cannot take over {type(loader).__name__}, which has an __iter__ of its own; use "

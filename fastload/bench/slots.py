@@ -311,7 +311,10 @@ def main(arguments: argparse.Namespace) -> int:
     for name, case in chosen.items():
         if arguments.case and name not in arguments.case:
             continue
+        begin = time.perf_counter()
         results[name] = record = measure_case(case, arguments.repeats)
+        speedup = record["speedup"]["median"]
+        console().print(f"{name}: {speedup:.2f} times as fast ({time.perf_counter() - begin:.0f} s to measure)")
         large = record["batch_bytes"] > 2**20
         key, unit = ("gigabytes_per_s", "GB/s") if large else ("batches_per_s", "batches/s")
         table.add_row(

@@ -2,10 +2,10 @@
 
 The collate function is wrapped (in the iterator, never on the loader), so that a batch travels as a
 :class:`~fastload.host.HostBatch`. Torch's pin-memory thread then delivers it to
-:class:`~fastload.engines.arrivals.Arrivals` by calling its ``pin_memory()``, the moment that it is ready. Sampler, worker
-assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: reading ahead with a thread
-that calls ``next()`` would draw from the sampler earlier than torch does, and after an early ``break`` the next epoch
-would differ.
+:class:`~fastload.engines.arrivals.Arrivals` by calling its ``pin_memory()``, the moment that it is ready. Sampler,
+worker assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: reading ahead
+with a thread that calls ``next()`` would draw from the sampler earlier than torch does, and after an early ``break`` the
+next epoch would differ.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -123,3 +124,32 @@ def first(loader: Any, count: int) -> list[Any]:
         if len(seen) == count:
             break
     return seen
+
+
+class Pids(Numbers):
+    """Sample ``i`` is the process that loaded it."""
+
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]
+        return os.getpid()
+
+
+class Configured(Numbers):
+    """Sample ``i`` is what :func:`configure` set in its worker, and what torch tells a worker of itself."""
+
+    setting: Any = None
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:  # type: ignore[override]
+        info = get_worker_info()
+        return index, self.setting, info and (info.id, info.num_workers, info.seed, type(info.dataset).__name__)
+
+
+def configure(worker_id: int) -> None:
+    """A ``worker_init_fn``: sets up its worker's copy of the dataset."""
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.setting = f"set in {worker_id}"  # type: ignore[attr-defined]
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    """A collate function that leaves the samples as they are."""
+    return samples

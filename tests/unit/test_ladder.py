@@ -4,6 +4,7 @@ import argparse
 import io
 import itertools
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -236,10 +237,12 @@ def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(ladder, "TrainingStep", TinyStep)
     TinyStep.seen = []
     told: list[tuple[int, bool]] = []
-    record = climb(
-        Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=True),
-        lambda rung, result: told.append((rung.number, result is not None)),
-    )
+
+    def on_result(rung: Rung, result: Any) -> None:
+        told.append((rung.number, result is not None))
+        assert multiprocessing.active_children() == []  # no rung's workers take cores from another rung
+
+    record = climb(Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=True), on_result)
     assert told == [(number, done) for number in (1, 2, 3, 4, 5, 6, 0) for done in (False, True)]
     steps = [batches_needed(rung, TINY, traced=False) for rung in rungs(2)]
     assert TinyStep.seen == [(False, False)] * sum(steps[:2]) + [(True, True)] * sum(steps[2:])

@@ -11,6 +11,7 @@ from torch.utils.data import Sampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from fastload._machine import shared_memory_bytes, usable_cpus
 from fastload.bench.photos import PhotoSet, write_photos
 
 if TYPE_CHECKING:
@@ -57,6 +58,37 @@ def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str
     sizes = [Path(path).stat().st_size for path, _ in dataset.samples[:1000]]
     record = {"name": name, "images": len(dataset), "mean_kb": round(sum(sizes) / len(sizes) / 1000, 1)}
     return dataset, record
+
+
+class SharedMemoryError(RuntimeError):
+    """There is less shared memory than the batches on their way from the workers take."""
+
+
+def check_shared_memory(workers: int, batch_size: int) -> None:
+    """Raise :class:`SharedMemoryError` unless the workers' batches fit: a worker that runs out is killed.
+
+    Args:
+        workers: Worker processes, each with torch's default of two batches ahead.
+        batch_size: Images of 3x224x224 float32 per batch.
+    """
+    space = shared_memory_bytes()
+    needed_bytes = (2 * workers + 1) * batch_size * 3 * 224 * 224 * 4
+    if space is not None and space[1] < needed_bytes:
+        raise SharedMemoryError(
+            f"{workers} workers with batches of {batch_size} need {needed_bytes / 1e9:.1f} GB in /dev/shm, "
+            f"{space[1] / 1e9:.1f} GB are free; give the container more (docker run --shm-size) or use a smaller batch"
+        )
+
+
+def loader_size(quick: bool) -> tuple[int, int]:
+    """Workers and batch size to compare loaders with on this machine.
+
+    Raises:
+        SharedMemoryError: There is not even shared memory for these.
+    """
+    workers, batch_size = min(usable_cpus(), 16), 8 if quick else 64
+    check_shared_memory(workers, batch_size)
+    return workers, batch_size
 
 
 def image_pool(dataset: ImageFolder) -> list[int]:

@@ -79,15 +79,16 @@ class TrainingStep:
         model: A name that ``torchvision.models.get_model`` knows.
         device: Where to train.
         channels_last: Memory format of the weights.
+        classes: Labels are smaller than this.
     """
 
-    def __init__(self, model: str, device: torch.device, *, channels_last: bool) -> None:
+    def __init__(self, model: str, device: torch.device, *, channels_last: bool, classes: int = 1000) -> None:
         from torchvision.models import get_model
 
         torch.manual_seed(0)
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._device = device
-        self._model: nn.Module = get_model(model, weights=None, num_classes=1000)
+        self._model: nn.Module = get_model(model, weights=None, num_classes=classes)
         self._model = self._model.to(device=device, memory_format=memory_format).train()
         self._loss = torch.nn.CrossEntropyLoss()
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)

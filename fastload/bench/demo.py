@@ -14,11 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastload import FastLoader
-from fastload._machine import usable_cpus
 from fastload.bench import ladder
 from fastload.bench._chart import draw
 from fastload.bench._compare import count_same, race
-from fastload.bench._data import add_data_argument, check_data, image_pool, open_images
+from fastload.bench._data import SharedMemoryError, add_data_argument, check_data, image_pool, loader_size, open_images
 from fastload.bench._measure import environment, write_json
 from fastload.bench._rungs import Length
 from fastload.bench._show import console, refuse
@@ -43,8 +42,7 @@ def compare(data: Path | None, *, quick: bool, repeats: int) -> dict[str, Any]:
     dataset, data_record = open_images(data, quick)
     pool = image_pool(dataset)
     images = torch.utils.data.Subset(dataset, pool)
-    workers = min(usable_cpus(), 16)
-    batch_size = 8 if quick else 64
+    workers, batch_size = loader_size(quick)
     on_gpu = torch.cuda.is_available()
     arguments: dict[str, Any] = {
         "batch_size": batch_size,
@@ -106,9 +104,10 @@ def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench demo``."""
     try:
         check_data(args.data)
+        loader_size(args.quick)
         if args.repeats < 1:
             raise ValueError(f"--repeats must be >= 1, got {args.repeats}")
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, SharedMemoryError) as error:
         return refuse(error)
     screen = console()
     record = compare(args.data, quick=args.quick, repeats=args.repeats)

@@ -24,9 +24,16 @@ import torch
 
 from fastload._machine import usable_cpus
 from fastload.bench._chart import REFERENCE_BUSY, REFERENCE_NAME, REFERENCE_RATES, draw
-from fastload.bench._data import add_data_argument, check_data, image_pool, open_images
+from fastload.bench._data import (
+    SharedMemoryError,
+    add_data_argument,
+    check_data,
+    check_shared_memory,
+    image_pool,
+    open_images,
+)
 from fastload.bench._measure import environment, write_json
-from fastload.bench._rungs import Feed, Length, Rung, RungResult, batches_needed, measure, rungs
+from fastload.bench._rungs import Feed, Length, Rung, RungResult, batches_needed, measure, rungs, worker_counts
 from fastload.bench._show import console, refuse
 from fastload.bench._steps import CudaClock, HostClock, TrainingStep, check_model
 from fastload.bench._trace import record_activity
@@ -65,6 +72,7 @@ class Ladder:
             raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
         check_data(self.data)
         check_model(self.model)
+        check_shared_memory(max(worker_counts(self.cores)), self.batch_size)
 
 
 def climb(ladder: Ladder, on_result: Callable[[Rung, RungResult | None], None]) -> dict[str, Any]:
@@ -98,7 +106,10 @@ def climb(ladder: Ladder, on_result: Callable[[Rung, RungResult | None], None]) 
                 if rung.channels_last not in trainers:
                     trainers.clear()  # one model on the GPU at a time
                     trainers[rung.channels_last] = TrainingStep(
-                        ladder.model, ladder.device, channels_last=rung.channels_last
+                        ladder.model,
+                        ladder.device,
+                        channels_last=rung.channels_last,
+                        classes=max(1000, len(dataset.classes)),
                     )
                 train = trainers[rung.channels_last]
             feed = Feed(
@@ -244,7 +255,7 @@ def main(args: argparse.Namespace) -> int:
             ),
             quick=args.quick,
         )
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, SharedMemoryError) as error:
         return refuse(error)
     record = show(ladder)
     if args.json:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader, prefetch_to_device
-from fastload._machine import usable_cpus
 from fastload.bench._compare import count_same, race
-from fastload.bench._data import EndlessDraws, add_data_argument, check_data, image_pool, open_images
+from fastload.bench._data import (
+    EndlessDraws,
+    SharedMemoryError,
+    add_data_argument,
+    check_data,
+    image_pool,
+    loader_size,
+    open_images,
+)
 from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
 from fastload.bench._show import console, refuse
 from fastload.bench._steps import CudaClock, TrainingStep, check_model, run_steps
@@ -180,8 +187,7 @@ def compare_loaders(data: Path | None, *, quick: bool, repeats: int) -> tuple[di
     """
     dataset, data_record = open_images(data, quick)
     pool = image_pool(dataset)
-    workers = min(usable_cpus(), 16)
-    batch_size = 8 if quick else 64
+    workers, batch_size = loader_size(quick)
     images = batch_size * workers * (2 if quick else 8)
     arguments: dict[str, Any] = {
         "batch_size": batch_size,
@@ -207,7 +213,7 @@ def ask(setup: Setup, data: Path | None, *, quick: bool) -> dict[str, Any]:
     record: dict[str, Any] = {
         "benchmark": "step",
         "environment": environment(),
-        "parameters": {name: getattr(setup, name) for name in Setup.__dataclass_fields__},
+        "parameters": asdict(setup),
         "skipped": [],
     }
     if torch.cuda.is_available():
@@ -273,8 +279,9 @@ def main(args: argparse.Namespace) -> int:
     values |= {name: value for name, value in given.items() if value is not None}
     try:
         check_data(args.data)
+        loader_size(args.quick)
         setup = Setup(model=args.model, **values)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, SharedMemoryError) as error:
         return refuse(error)
     record = ask(setup, args.data, quick=args.quick)
     if args.json:

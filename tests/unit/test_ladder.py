@@ -19,7 +19,7 @@ pytest.importorskip("rich")
 from matplotlib.figure import Figure
 
 from fastload import FastLoader
-from fastload.bench import _rungs, ladder
+from fastload.bench import _data, _rungs, ladder
 from fastload.bench._chart import draw
 from fastload.bench._data import EndlessDraws
 from fastload.bench._rungs import (
@@ -225,7 +225,8 @@ class TinyStep:
 
     seen: ClassVar[list[tuple[bool, bool]]] = []
 
-    def __init__(self, model: str, device: torch.device, *, channels_last: bool) -> None:
+    def __init__(self, model: str, device: torch.device, *, channels_last: bool, classes: int) -> None:
+        assert classes == 1000
         self.channels_last = channels_last
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -273,7 +274,9 @@ def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(pho
     assert "needs a GPU" in (tmp_path / "ladder.svg").read_text()
 
 
-def test_command_writes_figures_and_chart(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_figures_and_chart(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     parser = argparse.ArgumentParser()
     ladder.add_arguments(parser)
     line = [
@@ -290,7 +293,9 @@ def test_command_writes_figures_and_chart(photos: Path, tmp_path: Path, capsys: 
     assert record["benchmark"] == "ladder"
     assert record["dataset"]["images"] == 16
     assert (tmp_path / "l.png").stat().st_size > 10_000
+    monkeypatch.setattr(_data, "shared_memory_bytes", lambda: (64_000_000, 60_000_000))
     for argument, message in (
+        (["--batch-size", "256"], "0.1 GB are free; give the container more"),
         (["--batch-size", "0"], "batch_size must be >= 1, got 0"),
         (["--model", "resnet5"], "try resnet50"),
         (["--data", str(tmp_path / "none")], "--data must be a folder"),

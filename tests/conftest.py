@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("FASTLOAD_REQUIRE_GPU") == "1":
         pytest.fail("this test needs a CUDA device, and FASTLOAD_REQUIRE_GPU=1 says that there is one", pytrace=False)
     pytest.skip("needs a CUDA device")
-
-
-def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()  # torch's hundred thousand objects stay: the collections below need not look at them again
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -77,15 +77,15 @@ class SizedStream(Stream):
 
 
 class Failing(Numbers):
-    """Raises at the given samples."""
+    """Raises at the given samples what ``error`` makes."""
 
-    def __init__(self, length: int, at: set[int], error: Exception) -> None:
+    def __init__(self, length: int, at: set[int], error: Callable[[], Exception]) -> None:
         super().__init__(length)
         self.at, self.error = at, error
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         if index in self.at:
-            raise self.error
+            raise self.error()
         return super().__getitem__(index)
 
 

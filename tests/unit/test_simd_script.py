@@ -137,6 +137,7 @@ def test_a_build_that_does_not_work_is_never_swapped_in(environment, simd_wheel)
     done = environment.script("install", "--wheel", str(simd_wheel(Image="raise ImportError('broken build')")))
     assert done.returncode == 1
     assert "broken build" in done.stderr
+    assert "putting the former Pillow back" not in done.stdout, "it was found out before the swap"
     assert sorted(environment.site_packages.rglob("*.py")) == before
     assert environment.packages() == {"pillow": PIL.__version__}
     assert environment.works()

@@ -137,8 +137,8 @@ def no_slots_because(loader: FastLoader[Any], device: torch.device) -> str | Non
 
 
 def slots_wanted(loader: FastLoader[Any]) -> int:
-    """As many as torch would hold batches in flight, and those whose copies are under way."""
-    return loader.num_workers * (loader.prefetch_factor or 0) + 2
+    """As many as torch would hold batches in flight; at least one per worker and two whose copies are under way."""
+    return max(loader.num_workers * (loader.prefetch_factor or 0), loader.num_workers + 2)
 
 
 def pinned_limit(loader: FastLoader[Any]) -> int:

@@ -36,12 +36,13 @@ UNFINISHED_MAX = 2  # handed-over batches that the GPU may still be reading when
 class DeviceBatch:
     """A batch whose copy has been issued, and the event that says when it is done."""
 
-    __slots__ = ("_data", "_late", "_ready", "_tensors", "nbytes")
+    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "nbytes")
 
-    def __init__(self, data: Any, tensors: list[Any], ready: Any, late: bool, nbytes: int) -> None:
+    def __init__(self, data: Any, tensors: list[Any], ready: Any, recorded: Any, late: bool, nbytes: int) -> None:
         self._data = data
         self._tensors = tensors
         self._ready = ready
+        self._recorded = recorded  # the stream that they are protected for
         self._late = late
         self.nbytes = nbytes
 
@@ -109,6 +110,8 @@ class Transfer:
         self._memory_format = memory_format
         self._dtype = dtype
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # one copy is issued at a time, or the memory between two steps of it adds up
+        self._usual: Any = None  # the stream that batches were handed to last
         self._consumer: Any = None  # stream of the batch that was handed over last
         self._unfinished: deque[Any] = deque()  # ends of the steps on batches handed over before that one
         self._sources: deque[tuple[Any, Any, Callable[[], None] | None]] = deque()
@@ -116,20 +119,16 @@ class Transfer:
         self.batches = 0
         self.nbytes = 0
 
-    def has_room(self) -> bool:
-        """Whether a copy may start now without device memory piling up behind a busy GPU. Never blocks."""
-        with self._lock:
-            while self._unfinished and self._unfinished[0].query():
-                self._unfinished.popleft()
-            return len(self._unfinished) + 1 <= UNFINISHED_MAX
-
-    def wait_for_room(self) -> None:
-        """Block until :meth:`has_room` holds: until the GPU has caught up to within two batches of the consumer."""
-        while not self.has_room():
+    def _wait_for_room(self) -> None:
+        """Block, asleep, until the GPU has caught up to within two batches of the consumer."""
+        while True:
             with self._lock:
-                oldest = self._unfinished[0] if self._unfinished else None
-            if oldest is not None:
-                oldest.synchronize()
+                while self._unfinished and self._unfinished[0].query():
+                    self._unfinished.popleft()
+                if len(self._unfinished) + 1 <= UNFINISHED_MAX:
+                    return
+                oldest = self._unfinished[0]
+            oldest.synchronize()
 
     def start(
         self,
@@ -139,7 +138,7 @@ class Transfer:
         small: torch.Tensor | None = None,
         on_copied: Callable[[], None] | None = None,
     ) -> DeviceBatch:
-        """Issue the copy of ``data`` and return at once.
+        """Issue the copy of ``data`` and return; first wait while the GPU is more than two batches behind.
 
         Args:
             data: A nested batch; tensors should be pinned, else the copy is slow and holds the caller.
@@ -149,7 +148,8 @@ class Transfer:
             on_copied: Called once the copy has completed and the source may be overwritten.
         """
         self.reap()
-        with stage("h2d", batch):
+        with self._turn, stage("h2d", batch):
+            self._wait_for_room()
             if self._stream is None:
                 copied = self._issue(data, small, None)
             else:
@@ -178,18 +178,18 @@ class Transfer:
 
         def copy(leaf: Any) -> Any:
             nonlocal late, nbytes
-            if moved_small is not None and isinstance(leaf, torch.Tensor) and begin <= leaf.data_ptr() < end:
+            if not _copies_asynchronously(leaf):
+                late = True
+                leaves.append(_Late(leaf))
+            elif moved_small is not None and isinstance(leaf, torch.Tensor) and begin <= leaf.data_ptr() < end:
                 offset = leaf.data_ptr() - begin
                 own = moved_small[offset : offset + leaf.nbytes].view(leaf.dtype)
                 nbytes += leaf.nbytes
                 leaves.append(own.as_strided(leaf.size(), leaf.stride()))
-            elif _copies_asynchronously(leaf):
+            else:
                 # Copy first, cast after: a cast on the host would cost CPU time and may widen what crosses the link.
                 nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor) else 0
                 leaves.append(leaf.to(self.device, non_blocking=True))
-            else:
-                late = True
-                leaves.append(_Late(leaf))
             return leaves[-1]
 
         moved = map_leaves(copy, data)
@@ -201,7 +201,12 @@ class Transfer:
         if has_streams(self.device):
             ready = _event(self.device)
             ready.record(stream or _current_stream(self.device))
-        return DeviceBatch(moved, [leaf for leaf in leaves if not isinstance(leaf, _Late)], ready, late, nbytes)
+        tensors = [leaf for leaf in leaves if not isinstance(leaf, _Late)]
+        usual = self._usual if stream is not None else None
+        if usual is not None:  # here, and not at hand-over, unless the consumer changes its stream: it costs the GIL
+            for tensor in tensors:
+                tensor.record_stream(usual)
+        return DeviceBatch(moved, tensors, ready, usual, late, nbytes)
 
     def _finish(self, leaf: Any) -> Any:
         return finish(leaf, self._memory_format, self._dtype) if isinstance(leaf, torch.Tensor) else leaf
@@ -211,12 +216,13 @@ class Transfer:
         if self._stream is None:
             return self._settle(copied)
         current = _current_stream(self.device)
-        if copied._ready is not None:
+        if copied._ready is not None and not copied._ready.query():
             current.wait_event(copied._ready)
-        for tensor in copied._tensors:
-            tensor.record_stream(current)
+        if copied._recorded != current:
+            for tensor in copied._tensors:
+                tensor.record_stream(current)
         with self._lock:
-            self._consumer = current
+            self._consumer = self._usual = current
         return self._settle(copied)
 
     def _settle(self, copied: DeviceBatch) -> Any:
@@ -249,12 +255,15 @@ class Transfer:
             if on_copied is not None:
                 on_copied()
 
-    def close(self) -> None:
-        """Wait for the copies in flight and let go of their sources. Idempotent."""
-        if os.getpid() != self._pid:  # a forked child: the copies are its parent's
-            return
+    def wait_copied(self) -> None:
+        """Block, asleep, until the copies in flight have completed, and let go of their sources."""
         with self._lock:
             events = [event for event, _, _ in self._sources]
         for event in events:
             event.synchronize()
         self.reap()
+
+    def close(self) -> None:
+        """Wait for the copies in flight and let go of their sources. Idempotent."""
+        if os.getpid() == self._pid:  # else a forked child: the copies are its parent's
+            self.wait_copied()

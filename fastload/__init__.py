@@ -2,7 +2,6 @@
 
 from fastload._version import __version__
 from fastload.device.prefetch import prefetch_to_device
-from fastload.doctor import doctor
 from fastload.loader import FastLoader
 from fastload.loader import FastLoader as DataLoader
 from fastload.plan import Plan, Step
@@ -15,7 +14,6 @@ __all__ = [
     "Plan",
     "Step",
     "__version__",
-    "doctor",
     "jpeg_info",
     "prefetch_to_device",
 ]

@@ -218,7 +218,7 @@ class Transfer:
         current = _current_stream(self.device)
         if copied._ready is not None and not copied._ready.query():
             current.wait_event(copied._ready)
-        if copied._recorded != current:
+        if copied._recorded is None or copied._recorded != current:  # a stream compares oddly with None
             for tensor in copied._tensors:
                 tensor.record_stream(current)
         with self._lock:

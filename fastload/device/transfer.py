@@ -76,16 +76,6 @@ def new_stream(device: torch.device) -> Any:
     return torch.get_device_module(device).Stream(device)
 
 
-def _event(device: torch.device) -> Any:
-    """An event that a host thread can wait for asleep (``torch.Event(blocking=True)`` spins on CUDA in torch 2.11)."""
-    module = torch.get_device_module(device)
-    return module.Event(blocking=True) if device.type == "cuda" else module.Event()
-
-
-def _current_stream(device: torch.device) -> Any:
-    return torch.get_device_module(device).current_stream(device)
-
-
 class Transfer:
     """Copies the batches of one iterator to one device.
 
@@ -106,6 +96,7 @@ class Transfer:
         dtype: torch.dtype | None,
     ) -> None:
         self.device = device
+        self._module: Any = torch.get_device_module(device)
         self._stream = stream
         self._memory_format = memory_format
         self._dtype = dtype
@@ -118,6 +109,10 @@ class Transfer:
         self._pid = os.getpid()
         self.batches = 0
         self.nbytes = 0
+
+    def _event(self) -> Any:
+        """An event that a host thread can wait for asleep; ``torch.Event(blocking=True)`` spins on CUDA (torch 2.11)."""
+        return self._module.Event(blocking=True) if self.device.type == "cuda" else self._module.Event()
 
     def _wait_for_room(self) -> None:
         """Block, asleep, until the GPU has caught up to within two batches of the consumer."""
@@ -153,7 +148,7 @@ class Transfer:
             if self._stream is None:
                 copied = self._issue(data, small, None)
             else:
-                with torch.get_device_module(self.device).stream(self._stream):
+                with self._module.stream(self._stream):
                     try:
                         copied = self._issue(data, small, self._stream)
                     except BaseException:
@@ -199,8 +194,8 @@ class Transfer:
             moved = map_leaves(lambda _: next(remaining), moved)
         ready = None
         if has_streams(self.device):
-            ready = _event(self.device)
-            ready.record(stream or _current_stream(self.device))
+            ready = self._event()
+            ready.record(stream or self._module.current_stream(self.device))
         tensors = [leaf for leaf in leaves if not isinstance(leaf, _Late)]
         usual = self._usual if stream is not None else None
         if usual is not None:  # here, and not at hand-over, unless the consumer changes its stream: it costs the GIL
@@ -215,7 +210,7 @@ class Transfer:
         """Hand a batch over: from here on, the caller's current stream may use it. Does not block the host."""
         if self._stream is None:
             return self._settle(copied)
-        current = _current_stream(self.device)
+        current = self._module.current_stream(self.device)
         if copied._ready is not None and not copied._ready.query():
             current.wait_event(copied._ready)
         if copied._recorded is None or copied._recorded != current:  # a stream compares oddly with None
@@ -240,7 +235,7 @@ class Transfer:
         """Say that the consumer has queued all its work on the batch that it was handed last (it asks for the next)."""
         with self._lock:
             if self._consumer is not None:
-                end = _event(self.device)
+                end = self._event()
                 end.record(self._consumer)
                 self._unfinished.append(end)
                 self._consumer = None

@@ -111,7 +111,7 @@ class Transfer:
         self.nbytes = 0
 
     def _event(self) -> Any:
-        """An event that a host thread can wait for asleep; ``torch.Event(blocking=True)`` spins on CUDA (torch 2.11)."""
+        """An event to wait for asleep: ``torch.Event(blocking=True)`` spins on CUDA (seen in torch 2.11)."""
         return self._module.Event(blocking=True) if self.device.type == "cuda" else self._module.Event()
 
     def _wait_for_room(self) -> None:

@@ -106,6 +106,7 @@ class Arrivals:
         arrival = self._open(batch)
         with self._changed:
             self._waiting[arrival.worker].append(weakref.ref(arrival))
+            self._ended[arrival.worker] = False  # passed over for an error: torch raised it in that batch's place
             if self._feeder is None and self._ahead and not self._closed:
                 self._feeder = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
                 self._feeder.start()
@@ -150,7 +151,7 @@ class Arrivals:
 
     def _advance(self, arrival: Arrival) -> None:
         while self._next_worker != arrival.worker:
-            self._ended[self._next_worker] = True
+            self._ended[self._next_worker] = not self._waiting[self._next_worker]
             self._next_worker = (self._next_worker + 1) % self._num_workers
         queue = self._waiting[arrival.worker]
         while queue:
@@ -193,7 +194,7 @@ class Arrivals:
                 arrival.starting = True
             try:
                 arrival.start(self.transfer, number)
-            except Exception:  # noqa: BLE001 - out of memory, or a custom type's own error
+            except BaseException:  # noqa: BLE001 - out of memory, or a custom type's own error, of any kind
                 arrival.failed = True  # the consumer meets it in its own thread and turn: there it is tried again
             with self._changed:
                 arrival.starting = False

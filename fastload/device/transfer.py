@@ -96,11 +96,12 @@ class Transfer:
         dtype: torch.dtype | None,
     ) -> None:
         self.device = device
-        self._module: Any = torch.get_device_module(device)
+        self._module: Any = torch.get_device_module(device) if has_streams(device) else None
         self._stream = stream
         self._memory_format = memory_format
         self._dtype = dtype
-        self._lock = threading.Lock()
+        # Reentrant: the collector may end an iterator, and so close this, in a thread that is inside it just now.
+        self._lock = threading.RLock()
         self._turn = threading.Lock()  # one copy is issued at a time, or the memory between two steps of it adds up
         self._usual: Any = None  # the stream that batches were handed to last
         self._consumer: Any = None  # stream of the batch that was handed over last

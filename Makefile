@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format simd unsimd clean
+.PHONY: help setup demo test lint format figures simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,10 +33,16 @@ format: setup ## let ruff and clang-format change the files
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+figures: setup ## write the README's tables and chart from benchmarks/results
+	$(BIN)/python scripts/figures.py
+
 simd: setup ## swap Pillow for Pillow-SIMD in the virtual environment
 	$(BIN)/python scripts/simd.py install
 
-unsimd: setup ## swap Pillow back
+unfigures: setup ## write the README's tables and chart from benchmarks/results
+	$(BIN)/python scripts/figures.py
+
+simd: setup ## swap Pillow back
 	$(BIN)/python scripts/simd.py remove
 
 clean: ## delete build products, caches and the demo's data; keep the virtual environment

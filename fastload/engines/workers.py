@@ -15,13 +15,13 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from fastload import _nvtx
 from fastload._nvtx import stage
 from fastload.engines.arrivals import NONE_FREE
 from fastload.host import HostBatch
-from fastload.memory.packing import DoesNotFitError, Packer, collate_into, packed_bytes
+from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +42,7 @@ class Collate:
         self.collate_fn = collate_fn
         self.receiver = receiver
         self.slots = slots
+        self._escapes = False  # a batch's tensors were stacked into its slot in vain
 
     def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
         info = get_worker_info()
@@ -55,7 +56,7 @@ class Collate:
         missed = NONE_FREE
         data = None
         needed = 0
-        stacks = self.collate_fn is default_collate
+        stacks = not self._escapes and stacks_into(self.collate_fn)
         if not stacks:
             data = self.collate_fn(samples)
             needed = packed_bytes(data)
@@ -73,8 +74,9 @@ class Collate:
                 if packed.nbytes:
                     return HostBatch(packed, worker, self.receiver, stamp)
                 data = packed.tree
-            except DoesNotFitError:
-                missed = "larger than a slot"
+            except CannotPackError as error:
+                missed = str(error)
+                self._escapes = isinstance(error, EscapedError)
             except BaseException:
                 slots.give_back(stamp)
                 raise

@@ -135,6 +135,7 @@ def test_collating_into_a_slot_is_default_collate(form, seeds, inside):
         assert_same(outcome(into, samples), outcome(default_collate, samples))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, of odd samples
 @given(st.sampled_from(list(LEAVES)), st.sampled_from(list(KINDS)), st.integers(0, 2), st.booleans(), st.data())
 @few
 def test_samples_that_do_not_match_fail_as_they_fail_in_default_collate(kind, odd, at, inside, data):
@@ -146,6 +147,7 @@ def test_samples_that_do_not_match_fail_as_they_fail_in_default_collate(kind, od
     assert_same(got, expected)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, of odd samples
 @pytest.mark.parametrize("inside", [False, True], ids=["main process", "worker"])
 @pytest.mark.parametrize("odd", BAD)
 @pytest.mark.parametrize("first", [False, True], ids=["odd later", "odd first"])

@@ -30,7 +30,10 @@ def bits(tensor: torch.Tensor) -> bytes:
     """Not ``torch.equal``, for which NaN differs from itself."""
     dense = tensor.detach().resolve_conj().resolve_neg()
     dense = dense if dense.layout == torch.strided else dense.to_dense()
-    return dense.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    packed = torch.empty(dense.numel(), dtype=dense.dtype).copy_(
+        dense.reshape(-1)
+    )  # also what has one element but a gap
+    return packed.view(torch.uint8).numpy().tobytes()
 
 
 def seen(batch: Any) -> Any:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from fastload.bench._steps import Batch, Clock
 
 _WARM_STEPS = 5
-_AWAKE_S = 0.003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +130,7 @@ def time_next(
     """Microseconds of host time inside ``next()`` when the batch is ready.
 
     Between the calls the device finishes the step, then the loader gets ``settle_s`` seconds to bring up the next
-    batch, then the device finishes its copy. The last milliseconds are spent awake, as a training loop's thread is: a
-    core that comes out of sleep runs everything, torch's own code as well, at half its speed.
+    batch, then the device finishes its copy.
     """
     values = []
     for _ in range(_WARM_STEPS + calls):
@@ -143,9 +141,6 @@ def time_next(
         clock.finish()
         time.sleep(settle_s)
         clock.finish()
-        awake_until = time.perf_counter() + _AWAKE_S
-        while time.perf_counter() < awake_until:
-            pass
     return Spread.of(values[_WARM_STEPS:])
 
 

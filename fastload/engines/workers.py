@@ -15,6 +15,9 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.utils.data.dataloader
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, get_worker_info
 
 from fastload import _nvtx
@@ -138,3 +141,23 @@ class _Forking(threading.local):
 
 _forking = _Forking()
 os.register_at_fork(after_in_child=lambda: gc.freeze() if _forking.workers else None)
+
+
+def next_of(host: Any) -> Any:
+    """``next(host)`` of torch's iterator, without the profiler's range around it while no profiler runs.
+
+    Torch opens that range every time, and it is the dearest part of a ``next()`` whose batch is ready. An iterator that
+    is not as torch 2.11 to 2.15 have it, or that counts what an iterable dataset promised, takes torch's own road.
+    """
+    if type(host) not in _KNOWN or host._IterableDataset_len_called is not None or _profiler_enabled():
+        return next(host)
+    data = host._next_data()
+    host._num_yielded += 1
+    return data
+
+
+_KNOWN = tuple(
+    kind
+    for name in ("_MultiProcessingDataLoaderIter", "_SingleProcessDataLoaderIter")
+    if hasattr(kind := getattr(torch.utils.data.dataloader, name, None), "_next_data")
+)

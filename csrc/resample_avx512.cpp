@@ -1,0 +1,262 @@
+// Horizontal and vertical passes for AVX-512 with VBMI and VNNI (Ice Lake, Zen 4 and later).
+//
+// vpdpbusd adds four products of unsigned by signed bytes to each dword, so a weight is written as three signed 8-bit
+// digits, weight = d2 * 2^16 + d1 * 2^8 + d0, and the three sums are put together at the end, modulo 2^32 as the portable
+// sums are.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "resample_kernels.h"
+
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 warns about its own headers: their "undefined" vectors are written as uninitialized variables (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+#define FASTLOAD_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vnni")))
+
+namespace fastload {
+namespace {
+
+enum Mode { kPortable, kGroups, kLong };
+
+constexpr int kLanes = 16;  // dwords, that is output bytes, of one group
+
+// Adding this bias and flipping the sign bits leaves the signed digits in the bytes: each digit d becomes d + 128 in
+// [0, 255] without a borrow, and ^ 0x80 takes the 128 away again.
+constexpr std::int32_t kDigitBias = 0x808080;
+
+// The sums of digit products and the rounding half, as 8-bit results in dwords (not yet clipped).
+FASTLOAD_AVX512 inline __m512i whole(__m512i s0, __m512i s1, __m512i s2) {
+  const __m512i high = _mm512_add_epi32(s1, _mm512_slli_epi32(s2, 8));
+  return _mm512_srai_epi32(_mm512_add_epi32(s0, _mm512_slli_epi32(high, 8)), kPrecisionBits);
+}
+
+// Four weights to three dwords: digit 0 of each, digit 1 of each, digit 2 of each (and one dword of no use).
+FASTLOAD_AVX512 inline __m128i digits_of(const std::int32_t* weights) {
+  const __m128i transpose = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m128i biased = _mm_add_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)),
+                                       _mm_set1_epi32(kDigitBias));
+  return _mm_shuffle_epi8(_mm_xor_si128(biased, _mm_set1_epi32(kDigitBias)), transpose);
+}
+
+// kGroups: 16 output bytes at a time, which come from at most 64 consecutive source bytes per four taps. One vpermb
+// brings each dword its four bytes. Per group and four taps: 16 dwords of byte indices, of d0, of d1, of d2.
+FASTLOAD_AVX512 bool pack_groups(const Axis& axis, int channels, PackedAxis& packed) {
+  const int quads = (axis.taps + 3) / 4;
+  const int bytes = axis.count * channels;
+  const int groups = (bytes + 4 * kLanes - 1) / (4 * kLanes) * 4;
+  const int padded = axis.count + 2 * kLanes;
+  packed.offsets.resize(static_cast<std::size_t>(groups) * quads);
+
+  // By pixel: where it starts, then its digits by quad.
+  auto* starts = reinterpret_cast<std::int32_t*>(
+      packed.scratch.require(sizeof(std::int32_t) * padded * (1 + 3 * static_cast<std::size_t>(quads))));
+  std::int32_t* digits = starts + padded;
+  for (int p = 0; p < padded; ++p) {
+    const int pixel = std::min(p, axis.count - 1);
+    starts[p] = axis.start[pixel] * channels;
+    for (int q = 0; q < quads; ++q) {
+      alignas(16) std::int32_t dwords[4];
+      _mm_store_si128(reinterpret_cast<__m128i*>(dwords), digits_of(axis.row(pixel) + 4 * q));
+      for (int d = 0; d < 3; ++d) digits[(3 * q + d) * padded + p] = dwords[d];
+    }
+  }
+
+  auto* out = reinterpret_cast<__m512i*>(packed.bytes.require(static_cast<std::size_t>(groups) * quads * 256));
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i steps = _mm512_set1_epi32(channels == 3 ? 0x09060300 : 0x03020100);
+  for (int g = 0; g < groups; ++g) {
+    const int first = std::min(g * kLanes / channels, axis.count - 1);
+    const int phase = g * kLanes - g * kLanes / channels * channels;
+    __m512i pixel = _mm512_add_epi32(lane, _mm512_set1_epi32(phase)), channel = _mm512_setzero_si512();
+    if (channels == 3) {  // x / 3 == x * 11 >> 5 for x < 32
+      const __m512i third = _mm512_srli_epi32(_mm512_mullo_epi32(pixel, _mm512_set1_epi32(11)), 5);
+      channel = _mm512_sub_epi32(pixel, _mm512_mullo_epi32(third, _mm512_set1_epi32(3)));
+      pixel = third;
+    }
+    const __m512i from = _mm512_add_epi32(
+        channel, _mm512_permutexvar_epi32(pixel, _mm512_loadu_si512(starts + first)));
+    const int base = _mm512_reduce_min_epi32(from);
+    const __m512i index = _mm512_sub_epi32(from, _mm512_set1_epi32(base));
+    if (_mm512_reduce_max_epi32(index) + 3 * channels > 63) return false;
+    const __m512i indices = _mm512_add_epi32(_mm512_mullo_epi32(index, _mm512_set1_epi32(0x01010101)), steps);
+    for (int q = 0; q < quads; ++q) {
+      packed.offsets[g * quads + q] = base + 4 * channels * q;
+      *out++ = indices;
+      for (int d = 0; d < 3; ++d) {
+        *out++ = _mm512_permutexvar_epi32(pixel, _mm512_loadu_si512(digits + (3 * q + d) * padded + first));
+      }
+    }
+  }
+  return true;
+}
+
+// kLong: one pixel at a time, 16 taps (48 source bytes) at a time. Per pixel and 16 taps: 16 bytes of d0, of d1, of d2.
+FASTLOAD_AVX512 void pack_long(const Axis& axis, PackedAxis& packed) {
+  const int chunks = (axis.taps + 15) / 16;
+  auto* out = reinterpret_cast<std::uint32_t*>(
+      packed.bytes.require((static_cast<std::size_t>(axis.count) * chunks + 3) * 48));
+  for (int p = 0; p < axis.count; ++p) {
+    for (int chunk = 0; chunk < chunks; ++chunk, out += 12) {
+      for (int quad = 0; quad < 4; ++quad) {
+        const int tap = 16 * chunk + 4 * quad;
+        alignas(16) std::uint32_t dwords[4] = {0, 0, 0, 0};
+        if (tap < axis.stride) _mm_store_si128(reinterpret_cast<__m128i*>(dwords), digits_of(axis.row(p) + tap));
+        for (int d = 0; d < 3; ++d) out[4 * d + quad] = dwords[d];
+      }
+    }
+  }
+}
+
+void pack(const Axis& axis, int channels, PackedAxis& packed) {
+  if (pack_groups(axis, channels, packed)) {
+    packed.mode = kGroups;
+  } else if (channels == 3) {
+    packed.mode = kLong;
+    pack_long(axis, packed);
+  } else {
+    packed.mode = kPortable;
+  }
+}
+
+// kQuads > 0: the number of tap quads, known; 0: computed.
+template <int kQuads>
+FASTLOAD_AVX512 void horizontal_groups(const PackedAxis& packed, int quads, const std::uint8_t* source,
+                                       std::uint8_t* out, int bytes) {
+  if (kQuads > 0) quads = kQuads;
+  // Packing leaves the four groups' dwords interleaved.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const auto* tables = reinterpret_cast<const __m512i*>(packed.bytes.data());
+  const int* offsets = packed.offsets.data();
+  for (int done = 0; done < bytes; done += 4 * kLanes) {
+    __m512i groups[4];
+    for (int g = 0; g < 4; ++g) {
+      __m512i s0 = _mm512_set1_epi32(kHalf), s1 = _mm512_setzero_si512(), s2 = _mm512_setzero_si512();
+      for (int q = 0; q < quads; ++q, tables += 4) {
+        const __m512i taps = _mm512_permutexvar_epi8(tables[0], _mm512_loadu_si512(source + *offsets++));
+        s0 = _mm512_dpbusd_epi32(s0, taps, tables[1]);
+        s1 = _mm512_dpbusd_epi32(s1, taps, tables[2]);
+        s2 = _mm512_dpbusd_epi32(s2, taps, tables[3]);
+      }
+      groups[g] = whole(s0, s1, s2);
+    }
+    const __m512i packed_bytes = _mm512_packus_epi16(_mm512_packs_epi32(groups[0], groups[1]),  //
+                                                     _mm512_packs_epi32(groups[2], groups[3]));
+    const __mmask64 wanted = bytes - done >= 64 ? ~0ull : (1ull << (bytes - done)) - 1;
+    _mm512_mask_storeu_epi8(out + done, wanted, _mm512_permutexvar_epi32(order, packed_bytes));
+  }
+}
+
+FASTLOAD_AVX512 void horizontal_long(const Axis& axis, const PackedAxis& packed, const std::uint8_t* source,
+                                     std::uint8_t* out) {
+  // Lane 0: the reds of 16 pixels, lane 1: the greens, lane 2: the blues.
+  alignas(64) static const std::uint8_t kPlanes[64] = {
+      0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45,  //
+      1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31, 34, 37, 40, 43, 46,  //
+      2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 44, 47,  //
+      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  const __m512i planes = _mm512_load_si512(kPlanes);
+  const __m512i half = _mm512_set1_epi32(kHalf);
+  const __m128i interleave = _mm_setr_epi8(0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11, -1, -1, -1, -1);
+  const int chunks = (axis.taps + 15) / 16;
+  for (int p = 0; p < axis.count; p += 4) {
+    __m512i sums[4];
+    for (int i = 0; i < 4; ++i) {
+      const int pixel = std::min(p + i, axis.count - 1);
+      const std::uint8_t* taps = source + 3 * static_cast<std::ptrdiff_t>(axis.start[pixel]);
+      const auto* digits = reinterpret_cast<const __m128i*>(packed.bytes.data()) + 3 * static_cast<std::ptrdiff_t>(pixel) * chunks;
+      __m512i s0 = _mm512_setzero_si512(), s1 = s0, s2 = s0;
+      for (int chunk = 0; chunk < chunks; ++chunk, taps += 48, digits += 3) {
+        const __m512i bytes = _mm512_permutexvar_epi8(planes, _mm512_loadu_si512(taps));
+        s0 = _mm512_dpbusd_epi32(s0, bytes, _mm512_broadcast_i32x4(digits[0]));
+        s1 = _mm512_dpbusd_epi32(s1, bytes, _mm512_broadcast_i32x4(digits[1]));
+        s2 = _mm512_dpbusd_epi32(s2, bytes, _mm512_broadcast_i32x4(digits[2]));
+      }
+      sums[i] = _mm512_add_epi32(s0, _mm512_slli_epi32(_mm512_add_epi32(s1, _mm512_slli_epi32(s2, 8)), 8));
+    }
+    // Add up each lane's four dwords: afterwards dword i of a lane is pixel i.
+    const __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(sums[0], sums[1]), _mm512_unpackhi_epi32(sums[0], sums[1]));
+    const __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi32(sums[2], sums[3]), _mm512_unpackhi_epi32(sums[2], sums[3]));
+    const __m512i total = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    const __m512i value = _mm512_srai_epi32(_mm512_add_epi32(total, half), kPrecisionBits);
+    const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_max_epi32(value, _mm512_setzero_si512()));
+    const int left = std::min(axis.count - p, 4);
+    _mm_mask_storeu_epi8(out + 3 * static_cast<std::ptrdiff_t>(p), static_cast<__mmask16>((1 << 3 * left) - 1),
+                         _mm_shuffle_epi8(bytes, interleave));
+  }
+}
+
+void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* source,
+                std::uint8_t* out) {
+  const int quads = (axis.taps + 3) / 4;
+  if (packed.mode == kLong) return horizontal_long(axis, packed, source, out);
+  if (packed.mode == kPortable) return kPortableKernels.horizontal(axis, packed, channels, source, out);
+  if (quads == 1) return horizontal_groups<1>(packed, quads, source, out, axis.count * channels);
+  if (quads == 2) return horizontal_groups<2>(packed, quads, source, out, axis.count * channels);
+  return horizontal_groups<0>(packed, quads, source, out, axis.count * channels);
+}
+
+// 64 columns (fewer where masked) from `quads` quads of rows.
+template <int kQuads>
+FASTLOAD_AVX512 void vertical_blocks(const std::uint8_t* const* rows, const std::int32_t* weights, int quads,
+                                     std::uint8_t* out, int bytes) {
+  if (kQuads > 0) quads = kQuads;
+  for (int x = 0; x < bytes; x += 64) {
+    const __mmask64 wanted = bytes - x >= 64 ? ~0ull : (1ull << (bytes - x)) - 1;
+    __m512i sums[4][3];
+    for (auto& sum : sums) {
+      sum[0] = _mm512_set1_epi32(kHalf);
+      sum[1] = sum[2] = _mm512_setzero_si512();
+    }
+    for (int q = 0; q < quads; ++q) {
+      const __m512i r0 = _mm512_maskz_loadu_epi8(wanted, rows[4 * q] + x);
+      const __m512i r1 = _mm512_maskz_loadu_epi8(wanted, rows[4 * q + 1] + x);
+      const __m512i r2 = _mm512_maskz_loadu_epi8(wanted, rows[4 * q + 2] + x);
+      const __m512i r3 = _mm512_maskz_loadu_epi8(wanted, rows[4 * q + 3] + x);
+      const __m512i low01 = _mm512_unpacklo_epi8(r0, r1), high01 = _mm512_unpackhi_epi8(r0, r1);
+      const __m512i low23 = _mm512_unpacklo_epi8(r2, r3), high23 = _mm512_unpackhi_epi8(r2, r3);
+      const __m512i taps[4] = {_mm512_unpacklo_epi16(low01, low23), _mm512_unpackhi_epi16(low01, low23),
+                               _mm512_unpacklo_epi16(high01, high23), _mm512_unpackhi_epi16(high01, high23)};
+      const __m128i digits = digits_of(weights + 4 * q);
+      const __m512i d0 = _mm512_broadcastd_epi32(digits);
+      const __m512i d1 = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 4));
+      const __m512i d2 = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 8));
+      for (int i = 0; i < 4; ++i) {
+        sums[i][0] = _mm512_dpbusd_epi32(sums[i][0], taps[i], d0);
+        sums[i][1] = _mm512_dpbusd_epi32(sums[i][1], taps[i], d1);
+        sums[i][2] = _mm512_dpbusd_epi32(sums[i][2], taps[i], d2);
+      }
+    }
+    __m512i values[4];
+    for (int i = 0; i < 4; ++i) values[i] = whole(sums[i][0], sums[i][1], sums[i][2]);
+    // Packing within lanes undoes the unpacking within lanes.
+    _mm512_mask_storeu_epi8(out + x, wanted,
+                            _mm512_packus_epi16(_mm512_packs_epi32(values[0], values[1]),  //
+                                                _mm512_packs_epi32(values[2], values[3])));
+  }
+}
+
+void vertical(const std::uint8_t* const* rows, const std::int32_t* weights, int taps, std::uint8_t* out, int bytes) {
+  const int quads = (taps + 3) / 4;
+  if (quads == 1) return vertical_blocks<1>(rows, weights, quads, out, bytes);
+  if (quads == 2) return vertical_blocks<2>(rows, weights, quads, out, bytes);
+  return vertical_blocks<0>(rows, weights, quads, out, bytes);
+}
+
+FASTLOAD_AVX512 void reverse(const std::uint8_t* source, std::uint8_t* out, int pixels, int channels) {
+  return kAvx2Kernels.reverse(source, out, pixels, channels);
+}
+
+}  // namespace
+
+const Kernels kAvx512Kernels = {pack, horizontal, vertical, reverse};
+
+}  // namespace fastload
+
+#endif

@@ -1,0 +1,91 @@
+// A C face of the core's arithmetic, for tests and benchmarks that look inside (instruction sets, streaming, state).
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../resample.h"
+
+using namespace fastload;
+
+namespace {
+
+Resampler& resampler() {
+  thread_local Resampler instance;
+  return instance;
+}
+
+std::string& last_error() {
+  thread_local std::string error;
+  return error;
+}
+
+}  // namespace
+
+extern "C" {
+
+struct ShimJob {
+  int width, height, out_width, out_height;
+  int whole;
+  float box[4];    // left, top, right, bottom
+  int window[4];   // top, left, height, width
+  int flip_horizontal, flip_vertical, filter, vertical_first, channels;
+};
+
+const char* shim_error() { return last_error().c_str(); }
+
+int shim_set_simd(int level) { return set_simd_level(static_cast<SimdLevel>(level)) ? 1 : 0; }
+int shim_simd() { return static_cast<int>(simd_level()); }
+int shim_pass_order(int rule, int width, int height, int out_width, int out_height) {
+  return static_cast<int>(pass_order(static_cast<PassRule>(rule), width, height, out_width, out_height));
+}
+
+// region: top, left, height, width.
+int shim_prepare(const ShimJob* shim_job, int* region) {
+  ResizeJob job;
+  job.width = shim_job->width;
+  job.height = shim_job->height;
+  job.out_width = shim_job->out_width;
+  job.out_height = shim_job->out_height;
+  job.whole = shim_job->whole != 0;
+  job.box_left = shim_job->box[0];
+  job.box_top = shim_job->box[1];
+  job.box_right = shim_job->box[2];
+  job.box_bottom = shim_job->box[3];
+  job.window = {shim_job->window[0], shim_job->window[1], shim_job->window[2], shim_job->window[3]};
+  job.flip_horizontal = shim_job->flip_horizontal != 0;
+  job.flip_vertical = shim_job->flip_vertical != 0;
+  job.filter = static_cast<Filter>(shim_job->filter);
+  job.order = shim_job->vertical_first != 0 ? PassOrder::vertical_first : PassOrder::horizontal_first;
+  job.channels = shim_job->channels;
+  if (!resampler().prepare(job, last_error())) return 0;
+  const PixelBox& needed = resampler().region();
+  region[0] = needed.top;
+  region[1] = needed.left;
+  region[2] = needed.height;
+  region[3] = needed.width;
+  return 1;
+}
+
+// box: what the buffer holds (top, left, height, width).
+void shim_run(const std::uint8_t* data, std::ptrdiff_t stride, const int* box, std::uint8_t* out,
+              std::ptrdiff_t out_stride) {
+  resampler().run({data, stride, {box[0], box[1], box[2], box[3]}}, out, out_stride);
+}
+
+// The same by rows, `chunk` at a time, each from the column box[1] with box[3] pixels; 0: not finished at the end.
+int shim_stream(const std::uint8_t* data, std::ptrdiff_t stride, const int* box, int channels, int chunk,
+                std::uint8_t* out, std::ptrdiff_t out_stride) {
+  Resampler& r = resampler();
+  const PixelBox region = r.region();
+  r.begin(box[1], box[3], out, out_stride);
+  for (int y = region.top; y < region.top + region.height; y += chunk) {
+    for (int i = 0; i < chunk; ++i) {  // the last chunk may go on below the region, as a decoder's does
+      if (y + i >= box[0] + box[2]) break;
+      std::memcpy(r.row(i), data + (y + i - box[0]) * stride, static_cast<std::size_t>(box[3]) * channels);
+    }
+    r.push(chunk);
+  }
+  return r.finished() ? 1 : 0;
+}
+
+}  // extern "C"

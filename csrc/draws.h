@@ -32,7 +32,7 @@ class Generator {
   float rand() { return static_cast<float>(random() & 0xffffffu) * 0x1p-24f; }  // torch.rand(1)
   std::int64_t randint(std::int64_t low, std::int64_t high);   // torch.randint(low, high, (1,)); low < high
 
-  // torch.Generator's get_state() / set_state() layout, without cached normal samples (no op here draws any).
+  // torch.Generator's get_state() / set_state() layout, cached normal samples (which no op here draws) included.
   void get_state(std::uint8_t out[kStateBytes]) const;
   bool set_state(const std::uint8_t in[kStateBytes]);  // false, and no change, if it is no valid state
 
@@ -43,6 +43,7 @@ class Generator {
   int left_ = 1;            // torch's counters: numbers left in the block + 1 ...
   std::uint32_t next_ = 0;  // ... and the next one's place
   std::array<std::uint32_t, 624> state_{};
+  std::array<std::uint8_t, 40> normals_{};
 };
 
 // The seed of one sample when randomness depends on (seed, epoch, index) alone, not on workers or batch order.
@@ -86,7 +87,7 @@ enum class DrawStatus {
   // torch.exp(x) of one draw may round either way on this CPU and the difference would show in the crop. Compute it with
   // torch (`unresolved`), append {x, exp(x)} to `known`, run again. About one sample in 50,000.
   ambiguous_exp,
-  crop_too_large,  // a crop larger than the image: torchvision raises or pads; let it
+  crop_too_large,  // a crop larger than the image, or a resize to nothing: torchvision pads or raises; let it
 };
 
 struct KnownExp {
@@ -109,7 +110,8 @@ class DrawPlan {
 
  private:
   std::vector<DrawOp> ops_;
-  bool cropped_or_resized_ = false;
+  bool resizes_ = false;
+  bool flips_ = false;
 };
 
 }  // namespace fastload

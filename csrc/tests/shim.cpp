@@ -1,8 +1,10 @@
 // A C face of the core's arithmetic, for tests and benchmarks that look inside (instruction sets, streaming, state).
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "../draws.h"
 #include "../resample.h"
 
 using namespace fastload;
@@ -86,6 +88,71 @@ int shim_stream(const std::uint8_t* data, std::ptrdiff_t stride, const int* box,
     r.push(chunk);
   }
   return r.finished() ? 1 : 0;
+}
+
+std::size_t shim_generator_bytes() { return sizeof(Generator); }
+void shim_seed(Generator* generator, std::uint64_t seed) { generator->seed(seed); }
+void shim_get_state(const Generator* generator, std::uint8_t* out) { generator->get_state(out); }
+int shim_set_state(Generator* generator, const std::uint8_t* in) { return generator->set_state(in) ? 1 : 0; }
+std::uint64_t shim_seed_for_index(std::uint64_t seed, std::uint64_t epoch, std::uint64_t index) {
+  return seed_for_index(seed, epoch, index);
+}
+
+void shim_uniform(Generator* generator, double from, double to, int fused, int excludes_upper, int count, float* out) {
+  for (int i = 0; i < count; ++i) out[i] = generator->uniform(from, to, {fused != 0, excludes_upper != 0});
+}
+void shim_rand(Generator* generator, int count, float* out) {
+  for (int i = 0; i < count; ++i) out[i] = generator->rand();
+}
+void shim_randint(Generator* generator, std::int64_t low, std::int64_t high, int count, std::int64_t* out) {
+  for (int i = 0; i < count; ++i) out[i] = generator->randint(low, high);
+}
+
+struct ShimOp {
+  int kind, height, width, max_size;
+  double p, scale[2], ratio[2];
+  float log_ratio[2];
+};
+
+DrawPlan* shim_plan(const ShimOp* ops, int count, int fused, int excludes_upper) {
+  auto plan = std::make_unique<DrawPlan>();
+  plan->uniform_rule = {fused != 0, excludes_upper != 0};
+  for (int i = 0; i < count; ++i) {
+    DrawOp op;
+    op.kind = static_cast<DrawOp::Kind>(ops[i].kind);
+    op.height = ops[i].height;
+    op.width = ops[i].width;
+    op.max_size = ops[i].max_size;
+    op.p = ops[i].p;
+    for (int j = 0; j < 2; ++j) {
+      op.scale[j] = ops[i].scale[j];
+      op.ratio[j] = ops[i].ratio[j];
+      op.log_ratio[j] = ops[i].log_ratio[j];
+    }
+    if (!plan->add(op, last_error())) return nullptr;
+  }
+  return plan.release();
+}
+void shim_free_plan(DrawPlan* plan) { delete plan; }
+
+// Draws samples until `count` are done or one is not ok; returns how many are. sizes: (width, height) each. out: crop,
+// out_height, out_width, window, flips, 12 ints each. status and unresolved: of the one that is not ok.
+int shim_draw(const DrawPlan* plan, Generator* generator, int count, const int* sizes, const float* known,
+              int known_count, int* out, int* status, float* unresolved) {
+  std::vector<KnownExp> pairs;
+  for (int i = 0; i < known_count; ++i) pairs.push_back({known[2 * i], known[2 * i + 1]});
+  *status = 0;
+  for (int i = 0; i < count; ++i) {
+    Geometry g;
+    const DrawStatus result = plan->run(*generator, sizes[2 * i], sizes[2 * i + 1], pairs, g, *unresolved);
+    *status = static_cast<int>(result);
+    if (result != DrawStatus::ok) return i;
+    const int row[12] = {g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width,
+                         g.window.top, g.window.left, g.window.height, g.window.width,
+                         g.flip_horizontal, g.flip_vertical};
+    std::memcpy(out + 12 * static_cast<std::ptrdiff_t>(i), row, sizeof row);
+  }
+  return count;
 }
 
 }  // extern "C"

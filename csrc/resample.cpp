@@ -37,6 +37,20 @@ void span_of(const std::vector<int>& picks, int& first, int& extent) {
   extent = std::max(last, first) - first + 1;
 }
 
+void pick_pixels(const std::vector<int>& picks, int channels, const std::uint8_t* source, std::uint8_t* out) {
+  for (const int pick : picks) {
+    const std::uint8_t* pixel = source + static_cast<std::ptrdiff_t>(pick) * channels;
+    if (pick < 0) {
+      std::memset(out, 0, channels);
+    } else if (channels == 3) {
+      std::memcpy(out, pixel, 3);
+    } else {
+      *out = *pixel;
+    }
+    out += channels;
+  }
+}
+
 std::ptrdiff_t padded(std::ptrdiff_t bytes) {
   const std::ptrdiff_t rounded = (bytes + kReadSlack + 63) / 64 * 64;
   return rounded % 4096 == 0 ? rounded + 64 : rounded;  // rows 4096 bytes apart would share one cache set
@@ -81,7 +95,8 @@ struct Resampler::State {
   AlignedBuffer stage;  // streamed rows, where they need not wait
   std::ptrdiff_t stage_stride = 0;
   std::ptrdiff_t column_offset = 0;  // bytes from a streamed row's first pixel to the region's
-  AlignedBuffer scratch;             // one row between the passes
+  AlignedBuffer scratch;             // rows between the passes
+  std::ptrdiff_t scratch_stride = 0;
   std::vector<const std::uint8_t*> taps;
 
   bool prepare(const ResizeJob& job, std::string& error);
@@ -93,10 +108,12 @@ struct Resampler::State {
     const std::ptrdiff_t row = job.flip_vertical ? job.window.height - 1 - i : i;
     return out + row * out_stride;
   }
-  void x_step(const std::uint8_t* source, std::uint8_t* target);
+  void x_steps(const std::uint8_t* const* sources, std::uint8_t* const* targets, int rows);
+  void x_step(const std::uint8_t* source, std::uint8_t* target) { x_steps(&source, &target, 1); }
   template <class RowAt>
   void y_steps(RowAt row_at);
-  void take_row(const std::uint8_t* source);
+  void take_rows(const std::uint8_t* const* sources, int rows);
+  void pick_row(int y, const std::uint8_t* source);
 };
 
 bool Resampler::State::prepare(const ResizeJob& wanted, std::string& error) {
@@ -182,7 +199,8 @@ void Resampler::State::prepare_axes() {
     taps.resize(y_axis.stride);
   }
   const std::ptrdiff_t widest = static_cast<std::ptrdiff_t>(std::max(region.width, window.width)) * job.channels;
-  scratch.require(padded(widest));
+  scratch_stride = padded(widest);
+  scratch.require(kRowsAtOnce * scratch_stride);
 }
 
 void Resampler::State::start(std::uint8_t* target, std::ptrdiff_t target_stride) {
@@ -192,27 +210,19 @@ void Resampler::State::start(std::uint8_t* target, std::ptrdiff_t target_stride)
   written = 0;
 }
 
-// The horizontal half of the way of one row: from the region's columns to the window's, mirrored if asked.
-void Resampler::State::x_step(const std::uint8_t* source, std::uint8_t* target) {
+// The horizontal half of the way, for up to kRowsAtOnce rows: from the region's columns to the window's, mirrored if
+// asked.
+void Resampler::State::x_steps(const std::uint8_t* const* sources, std::uint8_t* const* targets, int rows) {
   const int width = job.window.width, channels = job.channels;
-  switch (x_pass) {
-    case Pass::convolve:
-      kernels->horizontal(x_axis, x_packed, channels, source, target);
-      break;
-    case Pass::keep:
-      if (job.flip_horizontal) {
-        kernels->reverse(source, target, width, channels);
-      } else {
-        std::memcpy(target, source, static_cast<std::size_t>(width) * channels);
-      }
-      break;
-    case Pass::pick:
-      for (int i = 0; i < width; ++i) {
-        for (int c = 0; c < channels; ++c) {
-          target[i * channels + c] = x_picks[i] < 0 ? 0 : source[static_cast<std::ptrdiff_t>(x_picks[i]) * channels + c];
-        }
-      }
-      break;
+  if (x_pass == Pass::convolve) return kernels->horizontal(x_axis, x_packed, channels, sources, targets, rows);
+  for (int row = 0; row < rows; ++row) {
+    if (x_pass == Pass::pick) {
+      pick_pixels(x_picks, channels, sources[row], targets[row]);
+    } else if (job.flip_horizontal) {
+      kernels->reverse(sources[row], targets[row], width, channels);
+    } else {
+      std::memcpy(targets[row], sources[row], static_cast<std::size_t>(width) * channels);
+    }
   }
 }
 
@@ -221,34 +231,55 @@ void Resampler::State::x_step(const std::uint8_t* source, std::uint8_t* target) 
 template <class RowAt>
 void Resampler::State::y_steps(RowAt row_at) {
   const int bytes = (rows_wait() ? region.width : job.window.width) * job.channels;
-  while (written < job.window.height) {
+  const bool x_left = rows_wait() && (x_pass != Pass::keep || job.flip_horizontal);
+  const std::uint8_t* sources[kRowsAtOnce];
+  std::uint8_t* targets[kRowsAtOnce];
+  int waiting = 0;
+  for (; written < job.window.height; ++written) {
     const int from = y_axis.start[written], size = y_axis.size[written];
-    if (from + size > pushed) return;
+    if (from + size > pushed) break;
     for (int t = 0; t < size; ++t) taps[t] = row_at(from + t);
     std::fill(taps.begin() + size, taps.begin() + (size + 3) / 4 * 4, taps[0]);
     std::uint8_t* target = out_row(written);
-    const bool x_left = rows_wait() && (x_pass != Pass::keep || job.flip_horizontal);
-    kernels->vertical(taps.data(), y_axis.row(written), size, x_left ? scratch.data() : target, bytes);
-    if (x_left) x_step(scratch.data(), target);
-    ++written;
+    if (!x_left) {
+      kernels->vertical(taps.data(), y_axis.row(written), size, target, bytes);
+      continue;
+    }
+    std::uint8_t* between = scratch.data() + waiting * scratch_stride;
+    kernels->vertical(taps.data(), y_axis.row(written), size, between, bytes);
+    sources[waiting] = between;
+    targets[waiting] = target;
+    if (++waiting == kRowsAtOnce) {
+      x_steps(sources, targets, waiting);
+      waiting = 0;
+    }
+  }
+  if (waiting > 0) x_steps(sources, targets, waiting);
+}
+
+// Up to kRowsAtOnce more rows of the region, where the vertical pass does not need them to wait as they came.
+void Resampler::State::take_rows(const std::uint8_t* const* sources, int rows) {
+  const int y = pushed;
+  pushed += rows;
+  if (y_pass == Pass::pick) {
+    for (int i = 0; i < rows; ++i) pick_row(y + i, sources[i]);
+    return;
+  }
+  std::uint8_t* targets[kRowsAtOnce];
+  for (int i = 0; i < rows; ++i) targets[i] = y_pass == Pass::convolve ? ring_row(y + i) : out_row(y + i);
+  x_steps(sources, targets, rows);
+  if (y_pass == Pass::convolve) {
+    y_steps([this](int row) { return ring_row(row); });
+  } else {
+    written = pushed;
   }
 }
 
-// One more row of the region, where the vertical pass does not need rows to wait as they came.
-void Resampler::State::take_row(const std::uint8_t* source) {
-  const int y = pushed++;
-  if (y_pass == Pass::convolve) {
-    x_step(source, ring_row(y));
-    y_steps([this](int row) { return ring_row(row); });
-    return;
-  }
-  if (y_pass == Pass::keep) {
-    x_step(source, out_row(written++));
-    return;
-  }
+// Nearest: all the rows of the window that are row y of the region.
+void Resampler::State::pick_row(int y, const std::uint8_t* source) {
   const std::size_t bytes = static_cast<std::size_t>(job.window.width) * job.channels;
   const std::uint8_t* previous = nullptr;
-  while (written < job.window.height && y_picks[written] <= y) {
+  for (; written < job.window.height && y_picks[written] <= y; ++written) {
     std::uint8_t* target = out_row(written);
     if (y_picks[written] < 0) {
       std::memset(target, 0, bytes);
@@ -258,7 +289,6 @@ void Resampler::State::take_row(const std::uint8_t* source) {
       x_step(source, target);
       previous = target;
     }
-    ++written;
   }
 }
 
@@ -282,20 +312,25 @@ void Resampler::run(const SourceView& source, std::uint8_t* out, std::ptrdiff_t 
     s.y_steps([&](int row) { return origin + row * source.stride; });
     return;
   }
-  s.ring_rows = s.window_rows;
+  s.ring_rows = s.window_rows + kRowsAtOnce - 1;
   s.ring_stride = padded(static_cast<std::ptrdiff_t>(s.job.window.width) * channels);
   s.ring.require(s.ring_rows * s.ring_stride);
   // Horizontal kernels read past a row's end. Rows so near to the buffer's end that this would leave it are copied.
   const std::size_t row_bytes = static_cast<std::size_t>(s.region.width) * channels;
   const std::uint8_t* end = source.data + (source.box.height - 1) * source.stride +
                             static_cast<std::ptrdiff_t>(source.box.width) * channels;
-  for (int y = 0; y < s.region.height && s.written < s.job.window.height; ++y) {
-    const std::uint8_t* row = origin + y * source.stride;
-    if (s.x_pass == Pass::convolve && row + row_bytes + kReadSlack > end) {
-      std::memcpy(s.scratch.data(), row, row_bytes);
-      row = s.scratch.data();
+  for (int y = 0; y < s.region.height; y += kRowsAtOnce) {
+    const std::uint8_t* rows[kRowsAtOnce];
+    const int count = std::min(kRowsAtOnce, s.region.height - y);
+    for (int i = 0; i < count; ++i) {
+      rows[i] = origin + (y + i) * source.stride;
+      if (s.x_pass == Pass::convolve && rows[i] + row_bytes + kReadSlack > end) {
+        std::uint8_t* copy = s.scratch.data() + i * s.scratch_stride;
+        std::memcpy(copy, rows[i], row_bytes);
+        rows[i] = copy;
+      }
     }
-    s.take_row(row);
+    s.take_rows(rows, count);
   }
 }
 
@@ -311,7 +346,7 @@ void Resampler::begin(int left, int width, std::uint8_t* out, std::ptrdiff_t out
   } else {
     s.stage_stride = streamed;
     s.stage.require(kRowsAhead * streamed);
-    s.ring_rows = s.window_rows;
+    s.ring_rows = s.window_rows + kRowsAtOnce - 1;
     s.ring_stride = padded(s.job.window.width * channels);
   }
   s.ring.require(s.ring_rows * s.ring_stride);
@@ -331,7 +366,12 @@ void Resampler::push(int rows) {
     s.y_steps([&s](int row) { return s.ring_row(row) + s.column_offset; });
     return;
   }
-  for (int i = 0; i < rows; ++i) s.take_row(s.stage.data() + i * s.stage_stride + s.column_offset);
+  for (int y = 0; y < rows; y += kRowsAtOnce) {
+    const std::uint8_t* sources[kRowsAtOnce];
+    const int count = std::min(kRowsAtOnce, rows - y);
+    for (int i = 0; i < count; ++i) sources[i] = s.stage.data() + (y + i) * s.stage_stride + s.column_offset;
+    s.take_rows(sources, count);
+  }
 }
 
 }  // namespace fastload

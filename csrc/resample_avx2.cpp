@@ -119,20 +119,27 @@ FASTLOAD_AVX2 void horizontal_rgb(const Axis& axis, const PackedAxis& packed, co
   }
 }
 
-void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* source,
-                std::uint8_t* out) {
-  if (channels != 3) return kPortableKernels.horizontal(axis, packed, channels, source, out);
-  switch (packed.mode) {
-    case 1:
-      return horizontal_rgb<1>(axis, packed, source, out);
-    case 2:
-      return horizontal_rgb<2>(axis, packed, source, out);
-    case 3:
-      return horizontal_rgb<3>(axis, packed, source, out);
-    case 4:
-      return horizontal_rgb<4>(axis, packed, source, out);
-    default:
-      return horizontal_rgb<0>(axis, packed, source, out);
+void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* const* sources,
+                std::uint8_t* const* outs, int rows) {
+  if (channels != 3) return kPortableKernels.horizontal(axis, packed, channels, sources, outs, rows);
+  for (int row = 0; row < rows; ++row) {
+    switch (packed.mode) {
+      case 1:
+        horizontal_rgb<1>(axis, packed, sources[row], outs[row]);
+        break;
+      case 2:
+        horizontal_rgb<2>(axis, packed, sources[row], outs[row]);
+        break;
+      case 3:
+        horizontal_rgb<3>(axis, packed, sources[row], outs[row]);
+        break;
+      case 4:
+        horizontal_rgb<4>(axis, packed, sources[row], outs[row]);
+        break;
+      default:
+        horizontal_rgb<0>(axis, packed, sources[row], outs[row]);
+        break;
+    }
   }
 }
 

@@ -31,7 +31,23 @@ constexpr int kLanes = 16;  // dwords, that is output bytes, of one group
 // [0, 255] without a borrow, and ^ 0x80 takes the 128 away again.
 constexpr std::int32_t kDigitBias = 0x808080;
 
-// The sums of digit products and the rounding half, as 8-bit results in dwords (not yet clipped).
+// The rounding half, where the sums of the highest digits start: kHalf = kHalfHigh * 2^16.
+constexpr int kHalfHigh = kHalf >> 16;
+
+// An 8-bit result per dword (not yet clipped) from `kQuads` quads of taps. Each digit's sum starts from the one before,
+// shifted: no additions but those in the products.
+template <int kQuads>
+FASTLOAD_AVX512 inline __m512i convolve(const __m512i* taps, const __m512i* d0, const __m512i* d1, const __m512i* d2) {
+  __m512i sum = _mm512_set1_epi32(kHalfHigh);
+  for (int q = 0; q < kQuads; ++q) sum = _mm512_dpbusd_epi32(sum, taps[q], d2[q]);
+  sum = _mm512_slli_epi32(sum, 8);
+  for (int q = 0; q < kQuads; ++q) sum = _mm512_dpbusd_epi32(sum, taps[q], d1[q]);
+  sum = _mm512_slli_epi32(sum, 8);
+  for (int q = 0; q < kQuads; ++q) sum = _mm512_dpbusd_epi32(sum, taps[q], d0[q]);
+  return _mm512_srai_epi32(sum, kPrecisionBits);
+}
+
+// The same from three sums, where the taps are too many to keep.
 FASTLOAD_AVX512 inline __m512i whole(__m512i s0, __m512i s1, __m512i s2) {
   const __m512i high = _mm512_add_epi32(s1, _mm512_slli_epi32(s2, 8));
   return _mm512_srai_epi32(_mm512_add_epi32(s0, _mm512_slli_epi32(high, 8)), kPrecisionBits);
@@ -125,31 +141,49 @@ void pack(const Axis& axis, int channels, PackedAxis& packed) {
   }
 }
 
-// kQuads > 0: the number of tap quads, known; 0: computed.
-template <int kQuads>
-FASTLOAD_AVX512 void horizontal_groups(const PackedAxis& packed, int quads, const std::uint8_t* source,
-                                       std::uint8_t* out, int bytes) {
-  if (kQuads > 0) quads = kQuads;
+// kQuads > 0: the number of tap quads, known; 0: read from `quads`.
+template <int kQuads, int kRows>
+FASTLOAD_AVX512 void horizontal_groups(const PackedAxis& packed, int quads, const std::uint8_t* const* sources,
+                                       std::uint8_t* const* outs, int bytes) {
   // Packing leaves the four groups' dwords interleaved.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const auto* tables = reinterpret_cast<const __m512i*>(packed.bytes.data());
   const int* offsets = packed.offsets.data();
   for (int done = 0; done < bytes; done += 4 * kLanes) {
-    __m512i groups[4];
+    __m512i groups[kRows][4];
     for (int g = 0; g < 4; ++g) {
-      __m512i s0 = _mm512_set1_epi32(kHalf), s1 = _mm512_setzero_si512(), s2 = _mm512_setzero_si512();
-      for (int q = 0; q < quads; ++q, tables += 4) {
-        const __m512i taps = _mm512_permutexvar_epi8(tables[0], _mm512_loadu_si512(source + *offsets++));
-        s0 = _mm512_dpbusd_epi32(s0, taps, tables[1]);
-        s1 = _mm512_dpbusd_epi32(s1, taps, tables[2]);
-        s2 = _mm512_dpbusd_epi32(s2, taps, tables[3]);
+      if constexpr (kQuads > 0) {
+        __m512i d0[kQuads], d1[kQuads], d2[kQuads], taps[kRows][kQuads];
+        for (int q = 0; q < kQuads; ++q, tables += 4, ++offsets) {
+          for (int row = 0; row < kRows; ++row) {
+            taps[row][q] = _mm512_permutexvar_epi8(tables[0], _mm512_loadu_si512(sources[row] + *offsets));
+          }
+          d0[q] = tables[1], d1[q] = tables[2], d2[q] = tables[3];
+        }
+        for (int row = 0; row < kRows; ++row) groups[row][g] = convolve<kQuads>(taps[row], d0, d1, d2);
+      } else {
+        __m512i s0[kRows], s1[kRows], s2[kRows];
+        for (int row = 0; row < kRows; ++row) {
+          s0[row] = _mm512_set1_epi32(kHalf);
+          s1[row] = s2[row] = _mm512_setzero_si512();
+        }
+        for (int q = 0; q < quads; ++q, tables += 4, ++offsets) {
+          for (int row = 0; row < kRows; ++row) {
+            const __m512i taps = _mm512_permutexvar_epi8(tables[0], _mm512_loadu_si512(sources[row] + *offsets));
+            s0[row] = _mm512_dpbusd_epi32(s0[row], taps, tables[1]);
+            s1[row] = _mm512_dpbusd_epi32(s1[row], taps, tables[2]);
+            s2[row] = _mm512_dpbusd_epi32(s2[row], taps, tables[3]);
+          }
+        }
+        for (int row = 0; row < kRows; ++row) groups[row][g] = whole(s0[row], s1[row], s2[row]);
       }
-      groups[g] = whole(s0, s1, s2);
     }
-    const __m512i packed_bytes = _mm512_packus_epi16(_mm512_packs_epi32(groups[0], groups[1]),  //
-                                                     _mm512_packs_epi32(groups[2], groups[3]));
     const __mmask64 wanted = bytes - done >= 64 ? ~0ull : (1ull << (bytes - done)) - 1;
-    _mm512_mask_storeu_epi8(out + done, wanted, _mm512_permutexvar_epi32(order, packed_bytes));
+    for (int row = 0; row < kRows; ++row) {
+      const __m512i words = _mm512_packus_epi16(_mm512_packs_epi32(groups[row][0], groups[row][1]),
+                                                _mm512_packs_epi32(groups[row][2], groups[row][3]));
+      _mm512_mask_storeu_epi8(outs[row] + done, wanted, _mm512_permutexvar_epi32(order, words));
+    }
   }
 }
 
@@ -192,61 +226,110 @@ FASTLOAD_AVX512 void horizontal_long(const Axis& axis, const PackedAxis& packed,
   }
 }
 
-void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* source,
-                std::uint8_t* out) {
-  const int quads = (axis.taps + 3) / 4;
-  if (packed.mode == kLong) return horizontal_long(axis, packed, source, out);
-  if (packed.mode == kPortable) return kPortableKernels.horizontal(axis, packed, channels, source, out);
-  if (quads == 1) return horizontal_groups<1>(packed, quads, source, out, axis.count * channels);
-  if (quads == 2) return horizontal_groups<2>(packed, quads, source, out, axis.count * channels);
-  return horizontal_groups<0>(packed, quads, source, out, axis.count * channels);
+template <int kRows>
+void horizontal_rows(const PackedAxis& packed, int quads, const std::uint8_t* const* sources, std::uint8_t* const* outs,
+                     int bytes) {
+  switch (quads) {
+    case 1:
+      return horizontal_groups<1, kRows>(packed, quads, sources, outs, bytes);
+    case 2:
+      return horizontal_groups<2, kRows>(packed, quads, sources, outs, bytes);
+    case 3:
+      return horizontal_groups<3, kRows>(packed, quads, sources, outs, bytes);
+    default:
+      return horizontal_groups<0, kRows>(packed, quads, sources, outs, bytes);
+  }
 }
 
-// 64 columns (fewer where masked) from `quads` quads of rows.
+void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* const* sources,
+                std::uint8_t* const* outs, int rows) {
+  static_assert(kRowsAtOnce == 2, "one or two rows");
+  const int quads = (axis.taps + 3) / 4;
+  if (packed.mode == kGroups && rows == 2) return horizontal_rows<2>(packed, quads, sources, outs, axis.count * channels);
+  if (packed.mode == kGroups) return horizontal_rows<1>(packed, quads, sources, outs, axis.count * channels);
+  if (packed.mode == kPortable) return kPortableKernels.horizontal(axis, packed, channels, sources, outs, rows);
+  for (int row = 0; row < rows; ++row) horizontal_long(axis, packed, sources[row], outs[row]);
+}
+
+// Four rows' bytes by fours: dword i of the result's n-th vector is column 4 * n + i of each 16-column lane.
+FASTLOAD_AVX512 inline void interleave_rows(const std::uint8_t* const* rows, int x, __mmask64 wanted, __m512i* taps) {
+  const __m512i r0 = _mm512_maskz_loadu_epi8(wanted, rows[0] + x);
+  const __m512i r1 = _mm512_maskz_loadu_epi8(wanted, rows[1] + x);
+  const __m512i r2 = _mm512_maskz_loadu_epi8(wanted, rows[2] + x);
+  const __m512i r3 = _mm512_maskz_loadu_epi8(wanted, rows[3] + x);
+  const __m512i low01 = _mm512_unpacklo_epi8(r0, r1), high01 = _mm512_unpackhi_epi8(r0, r1);
+  const __m512i low23 = _mm512_unpacklo_epi8(r2, r3), high23 = _mm512_unpackhi_epi8(r2, r3);
+  taps[0] = _mm512_unpacklo_epi16(low01, low23);
+  taps[1] = _mm512_unpackhi_epi16(low01, low23);
+  taps[2] = _mm512_unpacklo_epi16(high01, high23);
+  taps[3] = _mm512_unpackhi_epi16(high01, high23);
+}
+
+// Packing within lanes undoes interleave_rows' unpacking within lanes.
+FASTLOAD_AVX512 inline void store_columns(std::uint8_t* out, __mmask64 wanted, const __m512i* values) {
+  _mm512_mask_storeu_epi8(out, wanted,
+                          _mm512_packus_epi16(_mm512_packs_epi32(values[0], values[1]),  //
+                                              _mm512_packs_epi32(values[2], values[3])));
+}
+
+FASTLOAD_AVX512 void broadcast_digits(const std::int32_t* weights, __m512i& d0, __m512i& d1, __m512i& d2) {
+  const __m128i digits = digits_of(weights);
+  d0 = _mm512_broadcastd_epi32(digits);
+  d1 = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 4));
+  d2 = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 8));
+}
+
 template <int kQuads>
-FASTLOAD_AVX512 void vertical_blocks(const std::uint8_t* const* rows, const std::int32_t* weights, int quads,
-                                     std::uint8_t* out, int bytes) {
-  if (kQuads > 0) quads = kQuads;
+FASTLOAD_AVX512 void vertical_few(const std::uint8_t* const* rows, const std::int32_t* weights, std::uint8_t* out,
+                                  int bytes) {
+  __m512i d0[kQuads], d1[kQuads], d2[kQuads];
+  for (int q = 0; q < kQuads; ++q) broadcast_digits(weights + 4 * q, d0[q], d1[q], d2[q]);
   for (int x = 0; x < bytes; x += 64) {
     const __mmask64 wanted = bytes - x >= 64 ? ~0ull : (1ull << (bytes - x)) - 1;
-    __m512i sums[4][3];
+    __m512i quads[kQuads][4], values[4];
+    for (int q = 0; q < kQuads; ++q) interleave_rows(rows + 4 * q, x, wanted, quads[q]);
+    for (int i = 0; i < 4; ++i) {
+      __m512i taps[kQuads];
+      for (int q = 0; q < kQuads; ++q) taps[q] = quads[q][i];
+      values[i] = convolve<kQuads>(taps, d0, d1, d2);
+    }
+    store_columns(out + x, wanted, values);
+  }
+}
+
+FASTLOAD_AVX512 void vertical_many(const std::uint8_t* const* rows, const std::int32_t* weights, int quads,
+                                   std::uint8_t* out, int bytes) {
+  for (int x = 0; x < bytes; x += 64) {
+    const __mmask64 wanted = bytes - x >= 64 ? ~0ull : (1ull << (bytes - x)) - 1;
+    __m512i sums[4][3], taps[4], values[4];
     for (auto& sum : sums) {
       sum[0] = _mm512_set1_epi32(kHalf);
       sum[1] = sum[2] = _mm512_setzero_si512();
     }
     for (int q = 0; q < quads; ++q) {
-      const __m512i r0 = _mm512_maskz_loadu_epi8(wanted, rows[4 * q] + x);
-      const __m512i r1 = _mm512_maskz_loadu_epi8(wanted, rows[4 * q + 1] + x);
-      const __m512i r2 = _mm512_maskz_loadu_epi8(wanted, rows[4 * q + 2] + x);
-      const __m512i r3 = _mm512_maskz_loadu_epi8(wanted, rows[4 * q + 3] + x);
-      const __m512i low01 = _mm512_unpacklo_epi8(r0, r1), high01 = _mm512_unpackhi_epi8(r0, r1);
-      const __m512i low23 = _mm512_unpacklo_epi8(r2, r3), high23 = _mm512_unpackhi_epi8(r2, r3);
-      const __m512i taps[4] = {_mm512_unpacklo_epi16(low01, low23), _mm512_unpackhi_epi16(low01, low23),
-                               _mm512_unpacklo_epi16(high01, high23), _mm512_unpackhi_epi16(high01, high23)};
-      const __m128i digits = digits_of(weights + 4 * q);
-      const __m512i d0 = _mm512_broadcastd_epi32(digits);
-      const __m512i d1 = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 4));
-      const __m512i d2 = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 8));
+      __m512i d0, d1, d2;
+      broadcast_digits(weights + 4 * q, d0, d1, d2);
+      interleave_rows(rows + 4 * q, x, wanted, taps);
       for (int i = 0; i < 4; ++i) {
         sums[i][0] = _mm512_dpbusd_epi32(sums[i][0], taps[i], d0);
         sums[i][1] = _mm512_dpbusd_epi32(sums[i][1], taps[i], d1);
         sums[i][2] = _mm512_dpbusd_epi32(sums[i][2], taps[i], d2);
       }
     }
-    __m512i values[4];
     for (int i = 0; i < 4; ++i) values[i] = whole(sums[i][0], sums[i][1], sums[i][2]);
-    // Packing within lanes undoes the unpacking within lanes.
-    _mm512_mask_storeu_epi8(out + x, wanted,
-                            _mm512_packus_epi16(_mm512_packs_epi32(values[0], values[1]),  //
-                                                _mm512_packs_epi32(values[2], values[3])));
+    store_columns(out + x, wanted, values);
   }
 }
 
 void vertical(const std::uint8_t* const* rows, const std::int32_t* weights, int taps, std::uint8_t* out, int bytes) {
-  const int quads = (taps + 3) / 4;
-  if (quads == 1) return vertical_blocks<1>(rows, weights, quads, out, bytes);
-  if (quads == 2) return vertical_blocks<2>(rows, weights, quads, out, bytes);
-  return vertical_blocks<0>(rows, weights, quads, out, bytes);
+  switch ((taps + 3) / 4) {
+    case 1:
+      return vertical_few<1>(rows, weights, out, bytes);
+    case 2:
+      return vertical_few<2>(rows, weights, out, bytes);
+    default:
+      return vertical_many(rows, weights, (taps + 3) / 4, out, bytes);
+  }
 }
 
 FASTLOAD_AVX512 void reverse(const std::uint8_t* source, std::uint8_t* out, int pixels, int channels) {

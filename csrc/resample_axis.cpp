@@ -56,51 +56,83 @@ struct Lanczos {
   static double at(double x) { return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0; }
 };
 
+// Rounds half away from zero, as Pillow does.
 std::int32_t fixed_point(double weight) {
-  const double scaled = weight * (1 << kPrecisionBits);
-  return static_cast<std::int32_t>(weight < 0 ? -0.5 + scaled : 0.5 + scaled);
+  return static_cast<std::int32_t>(std::copysign(0.5, weight) + weight * (1 << kPrecisionBits));
 }
 
+// Computes tap by tap, each for all positions at once, so that the compiler can use vectors: the sum of a position's
+// weights is still taken in the order of its taps, and the zeros beyond its last tap leave it as it is.
 template <class F>
 void make_axis_with(int source_size, float low, float high, int out_size, int begin, Axis& axis) {
   const double scale = static_cast<double>(high - low) / out_size;
   const double filter_scale = std::max(scale, 1.0);
   const double inverse = 1.0 / filter_scale;
   const double support = F::support * filter_scale;
-  const int most = static_cast<int>(std::ceil(support)) * 2 + 1;
+  const int count = axis.count;
 
-  axis.stride = (most + 3) / 4 * 4;
-  axis.start.resize(axis.count);
-  axis.size.resize(axis.count);
-  axis.weights.resize(static_cast<std::size_t>(axis.count) * axis.stride + 16);
-  std::vector<double> scratch(most);
-  int first = source_size, last = 0, taps = 1;
-  std::int32_t lowest = 0, highest = 0;
-  for (int i = 0; i < axis.count; ++i) {
+  axis.start.resize(count);
+  axis.size.resize(count);
+  axis.centers.resize(count);
+  axis.totals.assign(count, 0.0);
+  int* start = axis.start.data();
+  int* size = axis.size.data();
+  double* centers = axis.centers.data();
+  double* totals = axis.totals.data();
+  int most = 1;
+  for (int i = 0; i < count; ++i) {
     const double center = low + (begin + i + 0.5) * scale;
-    int from = std::max(static_cast<int>(center - support + 0.5), 0);
-    int size = std::min(static_cast<int>(center + support + 0.5), source_size) - from;
-    double total = 0.0;
-    for (int x = 0; x < size; ++x) {
-      scratch[x] = F::at((x + from - center + 0.5) * inverse);
-      total += scratch[x];
+    const int from = std::max(static_cast<int>(center - support + 0.5), 0);
+    const int to = std::min(static_cast<int>(center + support + 0.5), source_size);
+    centers[i] = center;
+    start[i] = from;
+    size[i] = to - from;
+    most = std::max(most, to - from);
+  }
+  axis.exact.resize(static_cast<std::size_t>(most) * count);
+  for (int t = 0; t < most; ++t) {
+    double* exact = axis.exact.data() + static_cast<std::size_t>(t) * count;
+    for (int i = 0; i < count; ++i) {
+      const double weight = F::at((t + start[i] - centers[i] + 0.5) * inverse);
+      exact[i] = t < size[i] ? weight : 0.0;
     }
-    if (total != 0.0) {
-      for (int x = 0; x < size; ++x) scratch[x] /= total;
+    for (int i = 0; i < count; ++i) totals[i] += exact[i];
+  }
+  for (int i = 0; i < count; ++i) totals[i] = totals[i] != 0.0 ? totals[i] : 1.0;
+
+  const int stride = (most + 3) / 4 * 4;
+  axis.stride = stride;
+  axis.weights.assign(static_cast<std::size_t>(count) * stride + 16, 0);
+  axis.column.resize(count);
+  std::int32_t* column = axis.column.data();
+  std::int32_t lowest = 0, highest = 0;
+  for (int t = 0; t < most; ++t) {
+    const double* exact = axis.exact.data() + static_cast<std::size_t>(t) * count;
+    for (int i = 0; i < count; ++i) column[i] = fixed_point(exact[i] / totals[i]);
+    std::int32_t* weights = axis.weights.data() + t;
+    for (int i = 0; i < count; ++i) {
+      lowest = std::min(lowest, column[i]);
+      highest = std::max(highest, column[i]);
+      weights[static_cast<std::size_t>(i) * stride] = column[i];
     }
+  }
+  // Signed digits reach from -0x808080 to 0x7f7f7f.
+  axis.digits_fit = lowest >= -0x808080 && highest <= 0x7f7f7f;
+}
+
+// Taps of weight zero at either end need not be read, nor decoded.
+void trim(int source_size, Axis& axis) {
+  int first = source_size, last = 0, taps = 1;
+  for (int i = 0; i < axis.count; ++i) {
     std::int32_t* weights = &axis.weights[static_cast<std::size_t>(i) * axis.stride];
-    for (int x = 0; x < size; ++x) weights[x] = fixed_point(scratch[x]);
-    // Taps of weight zero at either end need not be read, nor decoded.
+    int from = std::min(axis.start[i], source_size - 1), size = std::max(axis.size[i], 1);
     while (size > 1 && weights[size - 1] == 0) --size;
-    int skip = 0;
-    while (size > 1 && weights[skip] == 0) ++skip, --size;
-    if (size < 1) weights[0] = 0, size = 1, from = std::min(from, source_size - 1);
-    if (skip > 0) std::copy(weights + skip, weights + skip + size, weights);
-    std::fill(weights + size, weights + axis.stride, 0);
-    from += skip;
-    for (int x = 0; x < size; ++x) {
-      lowest = std::min(lowest, weights[x]);
-      highest = std::max(highest, weights[x]);
+    if (weights[0] == 0) {
+      int skip = 0;
+      while (size > 1 && weights[skip] == 0) ++skip, --size;
+      std::copy(weights + skip, weights + skip + size, weights);
+      std::fill(weights + size, weights + size + skip, 0);
+      from += skip;
     }
     axis.start[i] = from;
     axis.size[i] = size;
@@ -112,17 +144,14 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
   axis.extent = last - first;
   axis.taps = taps;
   for (int& from : axis.start) from -= first;
-  // Signed digits reach from -0x808080 to 0x7f7f7f.
-  axis.digits_fit = lowest >= -0x808080 && highest <= 0x7f7f7f;
-  // Most positions have fewer taps than `most`: bring their weights closer together.
+
   const int stride = (taps + 3) / 4 * 4;
-  if (stride < axis.stride) {
-    for (int i = 1; i < axis.count; ++i) {
-      const std::int32_t* weights = &axis.weights[static_cast<std::size_t>(i) * axis.stride];
-      std::copy(weights, weights + stride, &axis.weights[static_cast<std::size_t>(i) * stride]);
-    }
-    axis.stride = stride;
+  if (stride == axis.stride) return;
+  for (int i = 1; i < axis.count; ++i) {
+    const std::int32_t* weights = &axis.weights[static_cast<std::size_t>(i) * axis.stride];
+    std::copy(weights, weights + stride, &axis.weights[static_cast<std::size_t>(i) * stride]);
   }
+  axis.stride = stride;
 }
 
 }  // namespace
@@ -132,16 +161,22 @@ void make_axis(Filter filter, int source_size, float low, float high, int out_si
   switch (filter) {
     case Filter::nearest:
     case Filter::box:
-      return make_axis_with<Box>(source_size, low, high, out_size, begin, axis);
+      make_axis_with<Box>(source_size, low, high, out_size, begin, axis);
+      break;
     case Filter::bilinear:
-      return make_axis_with<Bilinear>(source_size, low, high, out_size, begin, axis);
+      make_axis_with<Bilinear>(source_size, low, high, out_size, begin, axis);
+      break;
     case Filter::hamming:
-      return make_axis_with<Hamming>(source_size, low, high, out_size, begin, axis);
+      make_axis_with<Hamming>(source_size, low, high, out_size, begin, axis);
+      break;
     case Filter::bicubic:
-      return make_axis_with<Bicubic>(source_size, low, high, out_size, begin, axis);
+      make_axis_with<Bicubic>(source_size, low, high, out_size, begin, axis);
+      break;
     case Filter::lanczos:
-      return make_axis_with<Lanczos>(source_size, low, high, out_size, begin, axis);
+      make_axis_with<Lanczos>(source_size, low, high, out_size, begin, axis);
+      break;
   }
+  trim(source_size, axis);
 }
 
 void settle_horizontal(bool mirror, Axis& axis) {

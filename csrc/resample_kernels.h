@@ -18,6 +18,9 @@ constexpr std::int32_t kHalf = 1 << (kPrecisionBits - 1);
 // Bytes that a kernel may read past the last pixel of a row that it resamples horizontally.
 constexpr int kReadSlack = 128;
 
+// Rows that a horizontal kernel takes at once.
+constexpr int kRowsAtOnce = 2;
+
 // 64-byte aligned bytes that only ever grow.
 class AlignedBuffer {
  public:
@@ -58,6 +61,9 @@ struct Axis {
   std::vector<std::int32_t> weights;  // count * stride, and 16 more (readable, unspecified)
   bool digits_fit = true;  // every weight can be written as three signed 8-bit digits
 
+  std::vector<double> centers, totals, exact;  // while they are made
+  std::vector<std::int32_t> column;
+
   const std::int32_t* row(int position) const { return &weights[static_cast<std::size_t>(position) * stride]; }
 };
 
@@ -79,10 +85,11 @@ struct PackedAxis {
 struct Kernels {
   void (*pack)(const Axis& axis, int channels, PackedAxis& packed);
 
-  // One row: axis.count pixels from source pixels [first, first + extent), of which `source` is the first. Reads up to
-  // kReadSlack bytes past them, writes exactly axis.count * channels bytes.
-  void (*horizontal)(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* source,
-                     std::uint8_t* out);
+  // Up to kRowsAtOnce rows: axis.count pixels from source pixels [first, first + extent), of which sources[row] is the
+  // first. Reads up to kReadSlack bytes past them, writes exactly axis.count * channels bytes. Several rows share the
+  // loads of weights.
+  void (*horizontal)(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* const* sources,
+                     std::uint8_t* const* outs, int rows);
 
   // One row of `bytes` bytes from `taps` rows. `rows` and `weights` have entries up to taps rounded up to 4: rows that
   // may be read, weights zero.

@@ -14,9 +14,7 @@ namespace {
 void pack(const Axis&, int, PackedAxis&) {}
 
 // Three channels and one idle lane. Reads 8 bytes per pixel, 5 of them beyond it.
-void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* source,
-                std::uint8_t* out) {
-  if (channels != 3) return kPortableKernels.horizontal(axis, packed, channels, source, out);
+void horizontal_rgb(const Axis& axis, const std::uint8_t* source, std::uint8_t* out) {
   const int32x4_t half = vdupq_n_s32(kHalf);
   for (int i = 0; i < axis.count; ++i, out += 3) {
     const std::uint8_t* pixel = source + 3 * static_cast<std::ptrdiff_t>(axis.start[i]);
@@ -40,6 +38,12 @@ void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const 
     out[1] = vget_lane_u8(bytes, 1);
     out[2] = vget_lane_u8(bytes, 2);
   }
+}
+
+void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* const* sources,
+                std::uint8_t* const* outs, int rows) {
+  if (channels != 3) return kPortableKernels.horizontal(axis, packed, channels, sources, outs, rows);
+  for (int row = 0; row < rows; ++row) horizontal_rgb(axis, sources[row], outs[row]);
 }
 
 void vertical(const std::uint8_t* const* rows, const std::int32_t* weights, int taps, std::uint8_t* out, int bytes) {

@@ -15,7 +15,7 @@ std::uint8_t clip8(std::uint32_t sum) {
 
 // Sums are kept modulo 2^32 (unsigned, so that wrapping is defined), as every kernel keeps them; with weights that add
 // up to 1 they do not wrap.
-void horizontal(const Axis& axis, const PackedAxis&, int channels, const std::uint8_t* source, std::uint8_t* out) {
+void horizontal_row(const Axis& axis, int channels, const std::uint8_t* source, std::uint8_t* out) {
   for (int i = 0; i < axis.count; ++i) {
     const std::int32_t* weights = axis.row(i);
     const std::uint8_t* pixel = source + static_cast<std::ptrdiff_t>(axis.start[i]) * channels;
@@ -37,6 +37,11 @@ void horizontal(const Axis& axis, const PackedAxis&, int channels, const std::ui
       *out++ = clip8(sum);
     }
   }
+}
+
+void horizontal(const Axis& axis, const PackedAxis&, int channels, const std::uint8_t* const* sources,
+                std::uint8_t* const* outs, int rows) {
+  for (int row = 0; row < rows; ++row) horizontal_row(axis, channels, sources[row], outs[row]);
 }
 
 void vertical(const std::uint8_t* const* rows, const std::int32_t* weights, int taps, std::uint8_t* out, int bytes) {

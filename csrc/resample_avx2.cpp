@@ -65,82 +65,89 @@ FASTLOAD_AVX2 inline __m256i whole(__m256i low, __m256i high) {
   return _mm256_srai_epi32(_mm256_add_epi32(low, _mm256_slli_epi32(high, 16)), kPrecisionBits);
 }
 
-// kPairs > 0: the number of tap pairs, known; 0: read from `pairs`.
-template <int kPairs>
-FASTLOAD_AVX2 void horizontal_rgb(const Axis& axis, const PackedAxis& packed, const std::uint8_t* source,
-                                  std::uint8_t* out) {
+// Eight pixels' bytes from four vectors of two; writes 28 bytes where there is room, else only `pixels` pixels.
+FASTLOAD_AVX2 inline void store_group(std::uint8_t* out, const __m256i* pairs, int pixels) {
+  const __m256i rgb = _mm256_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1,  //
+                                       0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_shuffle_epi8(
+      _mm256_packus_epi16(_mm256_packs_epi32(pairs[0], pairs[1]), _mm256_packs_epi32(pairs[2], pairs[3])), rgb);
+  const __m128i left = _mm256_castsi256_si128(bytes), right = _mm256_extracti128_si256(bytes, 1);
+  if (pixels >= kGroup + 2) {  // each store writes 4 bytes too many, which the next one mends
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), left);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 12), right);
+  } else {
+    std::uint8_t last[32];
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(last), left);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(last + 12), right);
+    std::memcpy(out, last, static_cast<std::size_t>(std::min(pixels, kGroup)) * 3);
+  }
+}
+
+// kPairs > 0: the number of tap pairs, known; 0: read from `packed`.
+template <int kPairs, int kRows>
+FASTLOAD_AVX2 void horizontal_rgb(const Axis& axis, const PackedAxis& packed, const std::uint8_t* const* sources,
+                                  std::uint8_t* const* outs) {
   const int pairs = kPairs > 0 ? kPairs : packed.mode;
   // Of 5 interleaved pixels: the first two, or the third and fourth, as 16-bit (red, red), (green, green), (blue, blue).
   const __m256i first = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,  //
                                          0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
   const __m256i second = _mm256_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1,  //
                                           6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
-  const __m256i rgb = _mm256_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1,  //
-                                       0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-  const __m256i half = _mm256_set1_epi32(kHalf);
   const auto* weights = reinterpret_cast<const __m256i*>(packed.bytes.data());
   const int* offsets = packed.offsets.data();
   for (int done = 0; done < axis.count; done += kGroup, offsets += kGroup) {
-    __m256i pixels[4];
+    __m256i pixels[kRows][4];
     for (int i = 0; i < 4; ++i) {
-      const std::uint8_t* a = source + offsets[i];
-      const std::uint8_t* b = source + offsets[i + 4];
-      __m256i low = half, high = _mm256_setzero_si256();
-      for (int t = 0; t < pairs; t += 2, a += 12, b += 12) {
-        const __m256i bytes = load_two(a, b);
-        __m256i taps = _mm256_shuffle_epi8(bytes, first);
-        low = _mm256_add_epi32(low, _mm256_madd_epi16(taps, weights[0]));
-        high = _mm256_add_epi32(high, _mm256_madd_epi16(taps, weights[1]));
-        weights += 2;
-        if (t + 1 == pairs) break;
-        taps = _mm256_shuffle_epi8(bytes, second);
-        low = _mm256_add_epi32(low, _mm256_madd_epi16(taps, weights[0]));
-        high = _mm256_add_epi32(high, _mm256_madd_epi16(taps, weights[1]));
-        weights += 2;
+      const std::ptrdiff_t a = offsets[i], b = offsets[i + 4];
+      __m256i low[kRows], high[kRows];
+      for (int row = 0; row < kRows; ++row) {
+        low[row] = _mm256_set1_epi32(kHalf);
+        high[row] = _mm256_setzero_si256();
       }
-      pixels[i] = whole(low, high);
+      for (int t = 0; t < pairs; t += 2) {
+        const int at = 6 * t;
+        const bool both = t + 1 < pairs;
+        for (int row = 0; row < kRows; ++row) {
+          const __m256i bytes = load_two(sources[row] + a + at, sources[row] + b + at);
+          const __m256i taps = _mm256_shuffle_epi8(bytes, first);
+          low[row] = _mm256_add_epi32(low[row], _mm256_madd_epi16(taps, weights[0]));
+          high[row] = _mm256_add_epi32(high[row], _mm256_madd_epi16(taps, weights[1]));
+          if (!both) continue;
+          const __m256i more = _mm256_shuffle_epi8(bytes, second);
+          low[row] = _mm256_add_epi32(low[row], _mm256_madd_epi16(more, weights[2]));
+          high[row] = _mm256_add_epi32(high[row], _mm256_madd_epi16(more, weights[3]));
+        }
+        weights += both ? 4 : 2;
+      }
+      for (int row = 0; row < kRows; ++row) pixels[row][i] = whole(low[row], high[row]);
     }
-    const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(pixels[0], pixels[1]),  //
-                                              _mm256_packs_epi32(pixels[2], pixels[3]));
-    const __m256i packed_rgb = _mm256_shuffle_epi8(bytes, rgb);
-    const __m128i left = _mm256_castsi256_si128(packed_rgb), right = _mm256_extracti128_si256(packed_rgb, 1);
-    const int left_over = axis.count - done - kGroup;
-    if (left_over >= 2) {  // each store writes 4 bytes too many, which the next one mends
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out), left);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 12), right);
-      out += 24;
-    } else {
-      std::uint8_t last[32];
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(last), left);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(last + 12), right);
-      std::memcpy(out, last, static_cast<std::size_t>(std::min(kGroup + left_over, kGroup)) * 3);
-      out += 24;
-    }
+    for (int row = 0; row < kRows; ++row) store_group(outs[row] + 3 * done, pixels[row], axis.count - done);
+  }
+}
+
+template <int kRows>
+void horizontal_rows(const Axis& axis, const PackedAxis& packed, const std::uint8_t* const* sources,
+                     std::uint8_t* const* outs) {
+  switch (packed.mode) {
+    case 1:
+      return horizontal_rgb<1, kRows>(axis, packed, sources, outs);
+    case 2:
+      return horizontal_rgb<2, kRows>(axis, packed, sources, outs);
+    case 3:
+      return horizontal_rgb<3, kRows>(axis, packed, sources, outs);
+    case 4:
+      return horizontal_rgb<4, kRows>(axis, packed, sources, outs);
+    default:
+      return horizontal_rgb<0, kRows>(axis, packed, sources, outs);
   }
 }
 
 void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* const* sources,
                 std::uint8_t* const* outs, int rows) {
+  static_assert(kRowsAtOnce == 2, "one or two rows");
   if (channels != 3) return kPortableKernels.horizontal(axis, packed, channels, sources, outs, rows);
-  for (int row = 0; row < rows; ++row) {
-    switch (packed.mode) {
-      case 1:
-        horizontal_rgb<1>(axis, packed, sources[row], outs[row]);
-        break;
-      case 2:
-        horizontal_rgb<2>(axis, packed, sources[row], outs[row]);
-        break;
-      case 3:
-        horizontal_rgb<3>(axis, packed, sources[row], outs[row]);
-        break;
-      case 4:
-        horizontal_rgb<4>(axis, packed, sources[row], outs[row]);
-        break;
-      default:
-        horizontal_rgb<0>(axis, packed, sources[row], outs[row]);
-        break;
-    }
-  }
+  if (rows == 2) return horizontal_rows<2>(axis, packed, sources, outs);
+  return horizontal_rows<1>(axis, packed, sources, outs);
 }
 
 // 32 bytes from `pairs` pairs of rows.

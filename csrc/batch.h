@@ -15,28 +15,11 @@
 
 #include "draws.h"
 #include "file.h"
+#include "input.h"
+#include "jpeg_header.h"
 #include "sample.h"
 
 namespace fastload {
-
-// One image: the file at `path`, or if data is not null, the bytes there, which must outlive the job.
-struct Input {
-  std::string path;
-  const std::uint8_t* data = nullptr;
-  std::size_t size = 0;
-};
-
-// What became of one image.
-struct Outcome {
-  Status status = Status::cancelled;  // until it is known otherwise
-  int error_number = 0;      // of `unreadable`
-  std::uint32_t width = 0;   // of the whole image; 0: unknown
-  std::uint32_t height = 0;
-  std::size_t bytes = 0;     // of the file
-  bool drawn = false;        // `geometry` is valid
-  Geometry geometry;
-  std::string detail;        // more words on the status, or empty
-};
 
 class Job;
 
@@ -59,8 +42,7 @@ struct BatchSpec {
   std::ptrdiff_t sample_stride = 0;   // bytes
   std::ptrdiff_t row_stride = 0;
   // What to do with each image: either one Geometry each, or a plan. A plan draws from `stream`, or for each sample from
-  // a generator of its own if there are `seeds`, or draws nothing. In a Geometry, a crop of height 0 is the whole image,
-  // out_height 0 the crop's own size, and a window of height 0 all of the output.
+  // a generator of its own if there are `seeds`, or draws nothing. A Geometry may leave things open (see complete()).
   std::vector<Geometry> geometry;
   std::shared_ptr<const DrawPlan> plan;
   std::shared_ptr<RandomStream> stream;

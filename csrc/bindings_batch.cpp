@@ -1,11 +1,13 @@
 #include "bindings.h"
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -24,6 +26,11 @@ using Geometries = nb::ndarray<const std::int32_t, nb::shape<-1, 12>, nb::c_cont
 
 // How often a wait looks whether Python wants to handle a signal (Ctrl-C).
 constexpr double kSignalCheckSeconds = 0.1;
+
+nb::tuple to_tuple(const Outcome& outcome) {
+  return nb::make_tuple(name_of(outcome.status), outcome.error_number, outcome.width, outcome.height, outcome.bytes,
+                        outcome.detail);
+}
 
 // A core job together with the Python objects whose memory it uses.
 class BoundJob {
@@ -81,9 +88,7 @@ class BoundJob {
   }
 
   nb::tuple outcome(std::size_t sample) {
-    const Outcome& outcome = at(sample);
-    return nb::make_tuple(name_of(outcome.status), outcome.error_number, outcome.width, outcome.height, outcome.bytes,
-                          outcome.detail);
+    return to_tuple(at(sample));
   }
 
   nb::object geometry(std::size_t sample) {
@@ -123,6 +128,25 @@ class BoundJob {
   std::shared_ptr<Job> job_;
 };
 
+void require_layout(const Images& out, std::size_t count) {
+  if (out.shape(0) != count) throw nb::value_error("out must have room for exactly one image per input");
+  if (out.shape(3) != 3 || out.stride(3) != 1 || out.stride(2) != 3) {
+    throw nb::value_error("out must be NHWC with 3 channels, and its rows contiguous");
+  }
+}
+
+SampleOptions options_from(const Images& out, const std::string& filter, const std::string& pass_rule,
+                           std::uint64_t max_pixels, bool fast) {
+  SampleOptions options;
+  options.height = static_cast<int>(out.shape(1));
+  options.width = static_cast<int>(out.shape(2));
+  options.filter = filter_from(filter);
+  options.pass_rule = pass_rule_from(pass_rule);
+  options.max_pixels = max_pixels;
+  options.fast = fast;
+  return options;
+}
+
 // Bytes-like objects are the file itself, all else is a path.
 Input input_from(nb::handle object, std::vector<BytesView>& views) {
   Input input;
@@ -140,17 +164,31 @@ Input input_from(nb::handle object, std::vector<BytesView>& views) {
   return input;
 }
 
-void read_geometries(const Geometries& from, std::vector<Geometry>& to) {
-  to.resize(from.shape(0));
-  for (std::size_t i = 0; i < to.size(); ++i) {
-    const std::int32_t* g = from.data() + 12 * i;
-    to[i].crop = {g[0], g[1], g[2], g[3]};
-    to[i].out_height = g[4];
-    to[i].out_width = g[5];
-    to[i].window = {g[6], g[7], g[8], g[9]};
-    to[i].flip_horizontal = g[10] != 0;
-    to[i].flip_vertical = g[11] != 0;
+// (crop, output size, window, flips): top, left, height, width; height, width; top, left, height, width; two flags.
+Geometry geometry_from(const std::int32_t* g) {
+  Geometry geometry;
+  geometry.crop = {g[0], g[1], g[2], g[3]};
+  geometry.out_height = g[4];
+  geometry.out_width = g[5];
+  geometry.window = {g[6], g[7], g[8], g[9]};
+  geometry.flip_horizontal = g[10] != 0;
+  geometry.flip_vertical = g[11] != 0;
+  return geometry;
+}
+
+// One image on the calling thread. `images` is the output: NHWC with N = 1.
+nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t, 12>& geometry,
+                     const std::string& filter, const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
+  std::vector<BytesView> views;
+  const Input input = input_from(data, views);
+  require_layout(out, 1);
+  const SampleOptions options = options_from(out, filter, pass_rule, max_pixels, fast);
+  Outcome outcome;
+  {
+    nb::gil_scoped_release release;
+    process(input, geometry_from(geometry.data()), options, {out.data(), out.stride(1)}, outcome);
   }
+  return to_tuple(outcome);
 }
 
 BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
@@ -163,20 +201,14 @@ BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geom
   views.reserve(count);
   spec.inputs.reserve(count);
   for (nb::handle input : inputs) spec.inputs.push_back(input_from(input, views));
-  if (out.shape(0) != count) throw nb::value_error("out must have room for exactly one image per input");
-  if (out.shape(3) != 3 || out.stride(3) != 1 || out.stride(2) != 3) {
-    throw nb::value_error("out must be NHWC with 3 channels, and its rows contiguous");
-  }
+  require_layout(out, count);
   spec.out = out.data();
   spec.sample_stride = out.stride(0);
   spec.row_stride = out.stride(1);
-  spec.options.height = static_cast<int>(out.shape(1));
-  spec.options.width = static_cast<int>(out.shape(2));
-  spec.options.filter = filter_from(filter);
-  spec.options.pass_rule = pass_rule_from(pass_rule);
-  spec.options.max_pixels = max_pixels;
-  spec.options.fast = fast;
-  if (geometry) read_geometries(*geometry, spec.geometry);
+  spec.options = options_from(out, filter, pass_rule, max_pixels, fast);
+  if (geometry) {
+    for (std::size_t i = 0; i < geometry->shape(0); ++i) spec.geometry.push_back(geometry_from(geometry->data() + 12 * i));
+  }
   if (plan != nullptr) spec.plan = std::make_shared<const DrawPlan>(*plan);
   spec.stream = std::move(stream);
   if (seeds) spec.seeds = std::move(*seeds);
@@ -188,6 +220,8 @@ BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geom
 }  // namespace
 
 void bind_batch(nb::module_& m) {
+  m.def("decode", &decode_one, "data"_a, "out"_a, "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
+        "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false);
   nb::class_<RandomStream>(m, "RandomStream")
       .def(nb::new_([](nb::bytes state) {
              Generator generator;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -16,17 +15,6 @@ namespace {
 // A file's buffer is kept for the next file if it is no larger than this, and there are not too many already.
 constexpr std::size_t kKeptBufferBytes = std::size_t{1} << 20;
 constexpr std::size_t kKeptBuffers = 64;
-
-void complete_geometry(Geometry& geometry, const JpegHeader& header) {
-  if (geometry.crop.height == 0) {
-    geometry.crop = {0, 0, static_cast<int>(header.height), static_cast<int>(header.width)};
-  }
-  if (geometry.out_height == 0) {
-    geometry.out_height = geometry.crop.height;
-    geometry.out_width = geometry.crop.width;
-  }
-  if (geometry.window.height == 0) geometry.window = {0, 0, geometry.out_height, geometry.out_width};
-}
 
 struct ThreadStart {
   std::shared_ptr<PoolState> state;
@@ -123,21 +111,21 @@ bool PoolState::pick(Task& task) {
 void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   Job& job = *task.job;
   Job::Sample& sample = job.samples_[task.sample];
+  const Input& input = job.spec_.inputs[task.sample];
+  const bool ordered = job.ordered();
   Buffer file = take_buffer();
   const KnownExps known = known_exps_;
-  lock.unlock();
   float unresolved = 0;
   bool resolved = true;
-  read_header(job, task.sample, file);
-  if (!job.ordered() && sample.outcome.status == Status::cancelled) {
+  lock.unlock();
+  if (load(input, job.spec_.options.max_pixels, file, sample.header, sample.outcome) && !ordered) {
     resolved = draw_alone(job, task.sample, known, unresolved);
-    if (resolved && sample.outcome.status == Status::cancelled) {
-      decode(job, task.sample, job.spec_.inputs[task.sample].data != nullptr ? job.spec_.inputs[task.sample].data
-                                                                              : file.data());
+    if (sample.outcome.drawn) {
+      decode(input, file, sample.header, job.spec_.options, target_of(job, task.sample), &job.stop_, sample.outcome);
     }
   }
   lock.lock();
-  if (job.ordered()) {
+  if (ordered) {
     sample.file = std::move(file);
     sample.header_read = true;
     if (!job.stop_) advance_draws(*job.spec_.stream);
@@ -156,37 +144,16 @@ void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
   Job& job = *task.job;
   Job::Sample& sample = job.samples_[task.sample];
   lock.unlock();
-  const std::uint8_t* borrowed = job.spec_.inputs[task.sample].data;
-  decode(job, task.sample, borrowed != nullptr ? borrowed : sample.file.data());
+  decode(job.spec_.inputs[task.sample], sample.file, sample.header, job.spec_.options, target_of(job, task.sample),
+         &job.stop_, sample.outcome);
   lock.lock();
   give_buffer(std::move(sample.file));
   finish(job, task.sample);
 }
 
-void PoolState::read_header(Job& job, std::size_t sample, Buffer& file) {
-  const Input& input = job.spec_.inputs[sample];
-  Outcome& outcome = job.samples_[sample].outcome;
-  try {
-    const std::uint8_t* data = input.data;
-    outcome.bytes = input.size;
-    if (data == nullptr) {
-      const Status status = read_file(input.path.c_str(), file, outcome.error_number);
-      if (status != Status::ok) {
-        outcome.status = status;
-        return;
-      }
-      data = file.data();
-      outcome.bytes = file.size();
-    }
-    JpegHeader& header = job.samples_[sample].header;
-    Status status = scan_header(data, outcome.bytes, header);
-    if (status == Status::ok) status = check_supported(header, job.spec_.options.max_pixels);
-    outcome.width = header.width;
-    outcome.height = header.height;
-    if (status != Status::ok) outcome.status = status;
-  } catch (const std::bad_alloc&) {
-    outcome.status = Status::unsupported;
-  }
+Target PoolState::target_of(const Job& job, std::size_t sample) {
+  const BatchSpec& spec = job.spec_;
+  return {spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(sample), spec.row_stride};
 }
 
 // Finds the geometry of a sample whose draws depend on no other's. False: `unresolved` must be known first.
@@ -195,7 +162,7 @@ bool PoolState::draw_alone(Job& job, std::size_t index, const KnownExps& known, 
   Outcome& outcome = sample.outcome;
   if (job.spec_.plan == nullptr) {
     outcome.geometry = job.spec_.geometry[index];
-    complete_geometry(outcome.geometry, sample.header);
+    fastload::complete(outcome.geometry, sample.header);
   } else {
     Generator generator(job.spec_.seeds.empty() ? 0 : job.spec_.seeds[index]);
     const DrawStatus status =
@@ -209,24 +176,6 @@ bool PoolState::draw_alone(Job& job, std::size_t index, const KnownExps& known, 
   }
   outcome.drawn = true;
   return true;
-}
-
-void PoolState::decode(Job& job, std::size_t index, const std::uint8_t* data) {
-  Job::Sample& sample = job.samples_[index];
-  Outcome& outcome = sample.outcome;
-  const BatchSpec& spec = job.spec_;
-  const Target target{spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(index), spec.row_stride};
-  try {
-    outcome.status = decode_sample(data, outcome.bytes, sample.header, outcome.geometry, spec.options, target,
-                                   &job.stop_, outcome.detail);
-  } catch (const std::bad_alloc&) {
-    outcome.status = Status::unsupported;
-  }
-  if (outcome.status == Status::ok) return;
-  // Nobody shall mistake half an image for a whole one.
-  for (int y = 0; y < spec.options.height; ++y) {
-    std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(spec.options.width) * 3);
-  }
 }
 
 void PoolState::finish(Job& job, std::size_t sample) {

@@ -40,9 +40,8 @@ class PoolState {
   void work();
 
   // Without mutex_: what a thread does with a sample that is its own.
-  void read_header(Job& job, std::size_t sample, Buffer& file);
   bool draw_alone(Job& job, std::size_t sample, const KnownExps& known, float& unresolved);
-  void decode(Job& job, std::size_t sample, const std::uint8_t* data);
+  static Target target_of(const Job& job, std::size_t sample);
   void begin(const Task& task, std::unique_lock<std::mutex>& lock);
   void complete(const Task& task, std::unique_lock<std::mutex>& lock);
 

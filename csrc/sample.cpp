@@ -11,6 +11,13 @@ namespace {
 constexpr int kRows = Resampler::kRowsAhead;  // decoded at a time: few enough to stay in the L1 cache until resized
 constexpr std::size_t kKeptScratchBytes = std::size_t{1} << 20;
 
+// libjpeg-turbo writes rows that are aligned to its vectors past the cache, straight to memory. They are to be read
+// again at once, so each row begins one pixel late: three bytes after an aligned address. (Aligned rows cost a whole
+// RandomResizedCrop of a 500x400 photo 90 of 590 us.)
+constexpr int kLateBytes = 3;
+
+std::size_t late_stride(std::size_t row_bytes) { return (row_bytes + kLateBytes + 63) / 64 * 64; }
+
 bool lies_within(const PixelBox& box, std::int64_t width, std::int64_t height) {
   return box.left >= 0 && box.top >= 0 && box.width > 0 && box.height > 0 && box.width <= width - box.left &&
          box.height <= height - box.top;
@@ -82,11 +89,11 @@ Status copy_window(const Encoded& image, const Geometry& geometry, const SampleO
   const Status status = stream(
       image, box, DecodeOptions{options.max_pixels, 1}, stop, detail,
       [&](const RowLayout& layout) {
-        stride = std::size_t{layout.width} * 3;
-        skipped = (static_cast<std::uint32_t>(box.left) - layout.left) * std::size_t{3};
+        stride = late_stride(std::size_t{layout.width} * 3);
+        skipped = (static_cast<std::uint32_t>(box.left) - layout.left) * std::size_t{3} + kLateBytes;
         scratch.resize(stride * kRows);
       },
-      [&](int i) { return scratch.data() + stride * static_cast<std::size_t>(i); },
+      [&](int i) { return scratch.data() + stride * static_cast<std::size_t>(i) + kLateBytes; },
       [&](int count) {
         for (int i = 0; i < count; ++i, ++y) {
           const int to = geometry.flip_vertical ? box.height - 1 - y : y;
@@ -140,10 +147,10 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
   return stream(
       image, moved(resampler.region(), source.top, source.left), DecodeOptions{options.max_pixels, by}, stop, detail,
       [&](const RowLayout& layout) {
-        resampler.begin(static_cast<int>(layout.left) - source.left, static_cast<int>(layout.width), target.data,
-                        target.row_stride);
+        resampler.begin(static_cast<int>(layout.left) - source.left - 1, static_cast<int>(layout.width) + 1,
+                        target.data, target.row_stride);
       },
-      [&](int i) { return resampler.row(i); }, [&](int count) { resampler.push(count); });
+      [&](int i) { return resampler.row(i) + kLateBytes; }, [&](int count) { resampler.push(count); });
 }
 
 }  // namespace
@@ -165,17 +172,20 @@ Status decode_sample(const std::uint8_t* data, std::size_t size, const JpegHeade
 Status decode_and_drop(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Region& region,
                        std::string& detail) {
   static thread_local Buffer scratch;
-  const Encoded image{data, size, header, thread_decoder()};
-  const PixelBox box{static_cast<int>(region.top), static_cast<int>(region.left), static_cast<int>(region.height),
-                     static_cast<int>(region.width)};
-  std::size_t stride = 0;
-  return stream(
-      image, box, DecodeOptions{}, nullptr, detail,
-      [&](const RowLayout& layout) {
-        stride = std::size_t{layout.width} * 3;
-        scratch.resize(stride * kRows);
-      },
-      [&](int i) { return scratch.data() + stride * static_cast<std::size_t>(i); }, [](int) {});
+  Decoder& decoder = thread_decoder();
+  RowLayout layout;
+  Status status = decoder.start(data, size, header, region, DecodeOptions{}, layout);
+  const std::size_t stride = late_stride(std::size_t{layout.width} * 3);
+  scratch.resize(stride * kRows);
+  std::uint8_t* rows[kRows];
+  for (int i = 0; i < kRows; ++i) rows[i] = scratch.data() + stride * static_cast<std::size_t>(i) + kLateBytes;
+  for (std::uint32_t left = region.height; left > 0 && status == Status::ok;) {
+    const int count = static_cast<int>(std::min<std::uint32_t>(left, kRows));
+    status = decoder.read(rows, count);
+    left -= static_cast<std::uint32_t>(count);
+  }
+  if (status != Status::ok) detail = decoder.message();
+  return status;
 }
 
 }  // namespace fastload

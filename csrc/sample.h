@@ -36,7 +36,8 @@ Status decode_sample(const std::uint8_t* data, std::size_t size, const JpegHeade
                      const SampleOptions& options, const Target& target, const std::atomic<bool>* stop,
                      std::string& detail);
 
-// The region decode of decode_sample and nothing else: rows are decoded and dropped. For benchmarks.
+// libjpeg-turbo's region decode and nothing else: rows are decoded and dropped, the rest of the file is not looked at.
+// The floor that benchmarks compare with.
 Status decode_and_drop(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Region& region,
                        std::string& detail);
 

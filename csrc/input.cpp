@@ -1,0 +1,77 @@
+#include "input.h"
+
+#include <cstring>
+#include <new>
+
+namespace fastload {
+namespace {
+
+// What a thread keeps of its own file buffer between images.
+constexpr std::size_t kKeptBytes = std::size_t{4} << 20;
+
+}  // namespace
+
+void complete(Geometry& geometry, const JpegHeader& header) {
+  if (geometry.crop.height == 0) {
+    geometry.crop = {0, 0, static_cast<int>(header.height), static_cast<int>(header.width)};
+  }
+  if (geometry.out_height == 0) {
+    geometry.out_height = geometry.crop.height;
+    geometry.out_width = geometry.crop.width;
+  }
+  if (geometry.window.height == 0) geometry.window = {0, 0, geometry.out_height, geometry.out_width};
+}
+
+bool load(const Input& input, std::uint64_t max_pixels, Buffer& file, JpegHeader& header, Outcome& outcome) {
+  try {
+    const std::uint8_t* data = input.data;
+    outcome.bytes = input.size;
+    Status status = Status::ok;
+    if (data == nullptr) {
+      status = read_file(input.path.c_str(), file, outcome.error_number);
+      if (status != Status::ok) {
+        outcome.status = status;
+        return false;
+      }
+      data = file.data();
+      outcome.bytes = file.size();
+    }
+    status = scan_header(data, outcome.bytes, header);
+    if (status == Status::ok) status = check_supported(header, max_pixels);
+    outcome.width = header.width;
+    outcome.height = header.height;
+    if (status == Status::ok) return true;
+    outcome.status = status;
+  } catch (const std::bad_alloc&) {
+    outcome.status = Status::unsupported;
+  }
+  return false;
+}
+
+void decode(const Input& input, const Buffer& file, const JpegHeader& header, const SampleOptions& options,
+            const Target& target, const std::atomic<bool>* stop, Outcome& outcome) {
+  try {
+    outcome.status = decode_sample(input.data != nullptr ? input.data : file.data(), outcome.bytes, header,
+                                   outcome.geometry, options, target, stop, outcome.detail);
+  } catch (const std::bad_alloc&) {
+    outcome.status = Status::unsupported;
+  }
+  if (outcome.status == Status::ok) return;
+  for (int y = 0; y < options.height; ++y) {
+    std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
+  }
+}
+
+void process(const Input& input, const Geometry& geometry, const SampleOptions& options, const Target& target,
+             Outcome& outcome) {
+  static thread_local Buffer file;
+  JpegHeader header;
+  if (!load(input, options.max_pixels, file, header, outcome)) return;
+  outcome.geometry = geometry;
+  outcome.drawn = true;
+  complete(outcome.geometry, header);
+  decode(input, file, header, options, target, nullptr, outcome);
+  file.shrink(kKeptBytes);
+}
+
+}  // namespace fastload

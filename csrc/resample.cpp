@@ -120,10 +120,12 @@ bool Resampler::State::prepare(const ResizeJob& wanted, std::string& error) {
   job = wanted;
   PixelBox& window = job.window;
   if (window.height == 0) window = {0, 0, job.out_height, job.out_width};
-  if (job.width < 1 || job.height < 1) {
-    error = describe("the source must have pixels", job.width, job.height);
-  } else if (job.out_width < 1 || job.out_height < 1) {
-    error = describe("height and width must be > 0", job.out_width, job.out_height);
+  constexpr int kMost = 1 << 24;  // beyond it, Pillow's float box is no longer exact
+  const auto valid = [](int size) { return size >= 1 && size <= kMost; };
+  if (!valid(job.width) || !valid(job.height)) {
+    error = describe("the source's sides must be 1 to 2^24 pixels", job.width, job.height);
+  } else if (!valid(job.out_width) || !valid(job.out_height)) {
+    error = describe("the target's sides must be 1 to 2^24 pixels", job.out_width, job.out_height);
   } else if (window.top < 0 || window.left < 0 || window.height < 1 || window.width < 1 ||
              window.height > job.out_height - window.top || window.width > job.out_width - window.left) {
     error = describe("the window must lie within the target", window.width, window.height);

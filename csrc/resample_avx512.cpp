@@ -23,7 +23,7 @@
 namespace fastload {
 namespace {
 
-enum Mode { kPortable, kGroups, kLong };
+enum Mode { kPortable, kGroups, kPixels };
 
 constexpr int kLanes = 16;  // dwords, that is output bytes, of one group
 
@@ -113,18 +113,19 @@ FASTLOAD_AVX512 bool pack_groups(const Axis& axis, int channels, PackedAxis& pac
   return true;
 }
 
-// kLong: one pixel at a time, 16 taps (48 source bytes) at a time. Per pixel and 16 taps: 16 bytes of d0, of d1, of d2.
-FASTLOAD_AVX512 void pack_long(const Axis& axis, PackedAxis& packed) {
-  const int chunks = (axis.taps + 15) / 16;
-  auto* out = reinterpret_cast<std::uint32_t*>(
-      packed.bytes.require((static_cast<std::size_t>(axis.count) * chunks + 3) * 48));
-  for (int p = 0; p < axis.count; ++p) {
-    for (int chunk = 0; chunk < chunks; ++chunk, out += 12) {
-      for (int quad = 0; quad < 4; ++quad) {
-        const int tap = 16 * chunk + 4 * quad;
-        alignas(16) std::uint32_t dwords[4] = {0, 0, 0, 0};
-        if (tap < axis.stride) _mm_store_si128(reinterpret_cast<__m128i*>(dwords), digits_of(axis.row(p) + tap));
-        for (int d = 0; d < 3; ++d) out[4 * d + quad] = dwords[d];
+// kPixels: one pixel per 128-bit lane, which reads its own 16 source bytes per four taps, wherever they lie. Vector i of
+// a group of 16 pixels has pixels i, i + 4, i + 8 and i + 12. Per vector and four taps: 4 times d0, d1, d2, nothing.
+FASTLOAD_AVX512 void pack_pixels(const Axis& axis, PackedAxis& packed) {
+  const int quads = (axis.taps + 3) / 4;
+  const int groups = (axis.count + 15) / 16;
+  const auto pixel_at = [&axis](int g, int i) { return std::min(16 * g + i, axis.count - 1); };
+  packed.offsets.resize(static_cast<std::size_t>(groups) * 16);
+  auto* out = reinterpret_cast<__m128i*>(packed.bytes.require(static_cast<std::size_t>(groups) * quads * 256));
+  for (int g = 0; g < groups; ++g) {
+    for (int i = 0; i < 16; ++i) packed.offsets[16 * g + i] = 3 * axis.start[pixel_at(g, i)];
+    for (int i = 0; i < 4; ++i) {
+      for (int q = 0; q < quads; ++q) {
+        for (int lane = 0; lane < 4; ++lane) *out++ = digits_of(axis.row(pixel_at(g, 4 * lane + i)) + 4 * q);
       }
     }
   }
@@ -134,10 +135,19 @@ void pack(const Axis& axis, int channels, PackedAxis& packed) {
   if (pack_groups(axis, channels, packed)) {
     packed.mode = kGroups;
   } else if (channels == 3) {
-    packed.mode = kLong;
-    pack_long(axis, packed);
+    packed.mode = kPixels;
+    pack_pixels(axis, packed);
   } else {
     packed.mode = kPortable;
+  }
+}
+
+// The first `bytes` bytes, 64 at most. Masked stores cost more on some CPUs: only where needed.
+FASTLOAD_AVX512 inline void store_bytes(std::uint8_t* out, __m512i value, int bytes) {
+  if (bytes >= 64) {
+    _mm512_storeu_si512(out, value);
+  } else {
+    _mm512_mask_storeu_epi8(out, (1ull << bytes) - 1, value);
   }
 }
 
@@ -178,51 +188,64 @@ FASTLOAD_AVX512 void horizontal_groups(const PackedAxis& packed, int quads, cons
         for (int row = 0; row < kRows; ++row) groups[row][g] = whole(s0[row], s1[row], s2[row]);
       }
     }
-    const __mmask64 wanted = bytes - done >= 64 ? ~0ull : (1ull << (bytes - done)) - 1;
     for (int row = 0; row < kRows; ++row) {
       const __m512i words = _mm512_packus_epi16(_mm512_packs_epi32(groups[row][0], groups[row][1]),
                                                 _mm512_packs_epi32(groups[row][2], groups[row][3]));
-      _mm512_mask_storeu_epi8(outs[row] + done, wanted, _mm512_permutexvar_epi32(order, words));
+      store_bytes(outs[row] + done, _mm512_permutexvar_epi32(order, words), bytes - done);
     }
   }
 }
 
-FASTLOAD_AVX512 void horizontal_long(const Axis& axis, const PackedAxis& packed, const std::uint8_t* source,
-                                     std::uint8_t* out) {
-  // Lane 0: the reds of 16 pixels, lane 1: the greens, lane 2: the blues.
-  alignas(64) static const std::uint8_t kPlanes[64] = {
-      0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45,  //
-      1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31, 34, 37, 40, 43, 46,  //
-      2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 41, 44, 47,  //
-      0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-  const __m512i planes = _mm512_load_si512(kPlanes);
-  const __m512i half = _mm512_set1_epi32(kHalf);
-  const __m128i interleave = _mm_setr_epi8(0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11, -1, -1, -1, -1);
-  const int chunks = (axis.taps + 15) / 16;
-  for (int p = 0; p < axis.count; p += 4) {
-    __m512i sums[4];
+FASTLOAD_AVX512 inline __m512i load_four(const std::uint8_t* source, const int* offsets) {
+  const auto load = [source](int offset) __attribute__((target("avx512f"))) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + offset));
+  };
+  __m512i four = _mm512_castsi128_si512(load(offsets[0]));
+  four = _mm512_inserti32x4(four, load(offsets[4]), 1);
+  four = _mm512_inserti32x4(four, load(offsets[8]), 2);
+  return _mm512_inserti32x4(four, load(offsets[12]), 3);
+}
+
+template <int kRows>
+FASTLOAD_AVX512 void horizontal_pixels(const Axis& axis, const PackedAxis& packed, const std::uint8_t* const* sources,
+                                       std::uint8_t* const* outs) {
+  // Of 5 interleaved pixels, the first four: reds, greens, blues, nothing.
+  const __m512i planes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11, -1, -1, -1, -1));
+  // Every fourth byte left out.
+  alignas(64) static const std::uint8_t kRgb[64] = {
+      0,  1,  2,  4,  5,  6,  8,  9,  10, 12, 13, 14, 16, 17, 18, 20, 21, 22, 24, 25, 26, 28, 29, 30,
+      32, 33, 34, 36, 37, 38, 40, 41, 42, 44, 45, 46, 48, 49, 50, 52, 53, 54, 56, 57, 58, 60, 61, 62};
+  const __m512i rgb = _mm512_load_si512(kRgb);
+  const int quads = (axis.taps + 3) / 4;
+  const auto* tables = reinterpret_cast<const __m512i*>(packed.bytes.data());
+  const int* offsets = packed.offsets.data();
+  for (int done = 0; done < axis.count; done += 16, offsets += 16) {
+    __m512i pixels[kRows][4];
     for (int i = 0; i < 4; ++i) {
-      const int pixel = std::min(p + i, axis.count - 1);
-      const std::uint8_t* taps = source + 3 * static_cast<std::ptrdiff_t>(axis.start[pixel]);
-      const auto* digits = reinterpret_cast<const __m128i*>(packed.bytes.data()) + 3 * static_cast<std::ptrdiff_t>(pixel) * chunks;
-      __m512i s0 = _mm512_setzero_si512(), s1 = s0, s2 = s0;
-      for (int chunk = 0; chunk < chunks; ++chunk, taps += 48, digits += 3) {
-        const __m512i bytes = _mm512_permutexvar_epi8(planes, _mm512_loadu_si512(taps));
-        s0 = _mm512_dpbusd_epi32(s0, bytes, _mm512_broadcast_i32x4(digits[0]));
-        s1 = _mm512_dpbusd_epi32(s1, bytes, _mm512_broadcast_i32x4(digits[1]));
-        s2 = _mm512_dpbusd_epi32(s2, bytes, _mm512_broadcast_i32x4(digits[2]));
+      __m512i s0[kRows], s1[kRows], s2[kRows];
+      for (int row = 0; row < kRows; ++row) {
+        s0[row] = _mm512_set1_epi32(kHalf);
+        s1[row] = s2[row] = _mm512_setzero_si512();
       }
-      sums[i] = _mm512_add_epi32(s0, _mm512_slli_epi32(_mm512_add_epi32(s1, _mm512_slli_epi32(s2, 8)), 8));
+      for (int q = 0; q < quads; ++q) {
+        const __m512i digits = *tables++;
+        const __m512i d0 = _mm512_shuffle_epi32(digits, _MM_PERM_AAAA);
+        const __m512i d1 = _mm512_shuffle_epi32(digits, _MM_PERM_BBBB);
+        const __m512i d2 = _mm512_shuffle_epi32(digits, _MM_PERM_CCCC);
+        for (int row = 0; row < kRows; ++row) {
+          const __m512i taps = _mm512_shuffle_epi8(load_four(sources[row] + 12 * q, offsets + i), planes);
+          s0[row] = _mm512_dpbusd_epi32(s0[row], taps, d0);
+          s1[row] = _mm512_dpbusd_epi32(s1[row], taps, d1);
+          s2[row] = _mm512_dpbusd_epi32(s2[row], taps, d2);
+        }
+      }
+      for (int row = 0; row < kRows; ++row) pixels[row][i] = whole(s0[row], s1[row], s2[row]);
     }
-    // Add up each lane's four dwords: afterwards dword i of a lane is pixel i.
-    const __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(sums[0], sums[1]), _mm512_unpackhi_epi32(sums[0], sums[1]));
-    const __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi32(sums[2], sums[3]), _mm512_unpackhi_epi32(sums[2], sums[3]));
-    const __m512i total = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-    const __m512i value = _mm512_srai_epi32(_mm512_add_epi32(total, half), kPrecisionBits);
-    const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_max_epi32(value, _mm512_setzero_si512()));
-    const int left = std::min(axis.count - p, 4);
-    _mm_mask_storeu_epi8(out + 3 * static_cast<std::ptrdiff_t>(p), static_cast<__mmask16>((1 << 3 * left) - 1),
-                         _mm_shuffle_epi8(bytes, interleave));
+    for (int row = 0; row < kRows; ++row) {
+      const __m512i words = _mm512_packus_epi16(_mm512_packs_epi32(pixels[row][0], pixels[row][1]),
+                                                _mm512_packs_epi32(pixels[row][2], pixels[row][3]));
+      store_bytes(outs[row] + 3 * done, _mm512_permutexvar_epi8(rgb, words), std::min(3 * (axis.count - done), 48));
+    }
   }
 }
 
@@ -248,7 +271,8 @@ void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const 
   if (packed.mode == kGroups && rows == 2) return horizontal_rows<2>(packed, quads, sources, outs, axis.count * channels);
   if (packed.mode == kGroups) return horizontal_rows<1>(packed, quads, sources, outs, axis.count * channels);
   if (packed.mode == kPortable) return kPortableKernels.horizontal(axis, packed, channels, sources, outs, rows);
-  for (int row = 0; row < rows; ++row) horizontal_long(axis, packed, sources[row], outs[row]);
+  if (rows == 2) return horizontal_pixels<2>(axis, packed, sources, outs);
+  horizontal_pixels<1>(axis, packed, sources, outs);
 }
 
 // Four rows' bytes by fours: dword i of the result's n-th vector is column 4 * n + i of each 16-column lane.
@@ -266,24 +290,21 @@ FASTLOAD_AVX512 inline void interleave_rows(const std::uint8_t* const* rows, int
 }
 
 // Packing within lanes undoes interleave_rows' unpacking within lanes.
-FASTLOAD_AVX512 inline void store_columns(std::uint8_t* out, __mmask64 wanted, const __m512i* values) {
-  _mm512_mask_storeu_epi8(out, wanted,
-                          _mm512_packus_epi16(_mm512_packs_epi32(values[0], values[1]),  //
-                                              _mm512_packs_epi32(values[2], values[3])));
-}
-
-FASTLOAD_AVX512 void broadcast_digits(const std::int32_t* weights, __m512i& d0, __m512i& d1, __m512i& d2) {
-  const __m128i digits = digits_of(weights);
-  d0 = _mm512_broadcastd_epi32(digits);
-  d1 = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 4));
-  d2 = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 8));
+FASTLOAD_AVX512 inline void store_columns(std::uint8_t* out, const __m512i* values, int bytes) {
+  store_bytes(out, _mm512_packus_epi16(_mm512_packs_epi32(values[0], values[1]),  //
+                                       _mm512_packs_epi32(values[2], values[3])), bytes);
 }
 
 template <int kQuads>
 FASTLOAD_AVX512 void vertical_few(const std::uint8_t* const* rows, const std::int32_t* weights, std::uint8_t* out,
                                   int bytes) {
   __m512i d0[kQuads], d1[kQuads], d2[kQuads];
-  for (int q = 0; q < kQuads; ++q) broadcast_digits(weights + 4 * q, d0[q], d1[q], d2[q]);
+  for (int q = 0; q < kQuads; ++q) {
+    const __m128i digits = digits_of(weights + 4 * q);
+    d0[q] = _mm512_broadcastd_epi32(digits);
+    d1[q] = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 4));
+    d2[q] = _mm512_broadcastd_epi32(_mm_srli_si128(digits, 8));
+  }
   for (int x = 0; x < bytes; x += 64) {
     const __mmask64 wanted = bytes - x >= 64 ? ~0ull : (1ull << (bytes - x)) - 1;
     __m512i quads[kQuads][4], values[4];
@@ -293,12 +314,18 @@ FASTLOAD_AVX512 void vertical_few(const std::uint8_t* const* rows, const std::in
       for (int q = 0; q < kQuads; ++q) taps[q] = quads[q][i];
       values[i] = convolve<kQuads>(taps, d0, d1, d2);
     }
-    store_columns(out + x, wanted, values);
+    store_columns(out + x, values, bytes - x);
   }
 }
 
+constexpr int kMostQuads = 64;
+
 FASTLOAD_AVX512 void vertical_many(const std::uint8_t* const* rows, const std::int32_t* weights, int quads,
                                    std::uint8_t* out, int bytes) {
+  alignas(16) std::int32_t digits[kMostQuads][4];
+  for (int q = 0; q < quads; ++q) {
+    _mm_store_si128(reinterpret_cast<__m128i*>(digits[q]), digits_of(weights + 4 * q));
+  }
   for (int x = 0; x < bytes; x += 64) {
     const __mmask64 wanted = bytes - x >= 64 ? ~0ull : (1ull << (bytes - x)) - 1;
     __m512i sums[4][3], taps[4], values[4];
@@ -307,29 +334,23 @@ FASTLOAD_AVX512 void vertical_many(const std::uint8_t* const* rows, const std::i
       sum[1] = sum[2] = _mm512_setzero_si512();
     }
     for (int q = 0; q < quads; ++q) {
-      __m512i d0, d1, d2;
-      broadcast_digits(weights + 4 * q, d0, d1, d2);
       interleave_rows(rows + 4 * q, x, wanted, taps);
-      for (int i = 0; i < 4; ++i) {
-        sums[i][0] = _mm512_dpbusd_epi32(sums[i][0], taps[i], d0);
-        sums[i][1] = _mm512_dpbusd_epi32(sums[i][1], taps[i], d1);
-        sums[i][2] = _mm512_dpbusd_epi32(sums[i][2], taps[i], d2);
+      for (int d = 0; d < 3; ++d) {
+        const __m512i digit = _mm512_set1_epi32(digits[q][d]);
+        for (int i = 0; i < 4; ++i) sums[i][d] = _mm512_dpbusd_epi32(sums[i][d], taps[i], digit);
       }
     }
     for (int i = 0; i < 4; ++i) values[i] = whole(sums[i][0], sums[i][1], sums[i][2]);
-    store_columns(out + x, wanted, values);
+    store_columns(out + x, values, bytes - x);
   }
 }
 
 void vertical(const std::uint8_t* const* rows, const std::int32_t* weights, int taps, std::uint8_t* out, int bytes) {
-  switch ((taps + 3) / 4) {
-    case 1:
-      return vertical_few<1>(rows, weights, out, bytes);
-    case 2:
-      return vertical_few<2>(rows, weights, out, bytes);
-    default:
-      return vertical_many(rows, weights, (taps + 3) / 4, out, bytes);
-  }
+  const int quads = (taps + 3) / 4;
+  if (quads == 1) return vertical_few<1>(rows, weights, out, bytes);
+  if (quads == 2) return vertical_few<2>(rows, weights, out, bytes);
+  if (quads > kMostQuads) return kPortableKernels.vertical(rows, weights, taps, out, bytes);
+  vertical_many(rows, weights, quads, out, bytes);
 }
 
 FASTLOAD_AVX512 void reverse(const std::uint8_t* source, std::uint8_t* out, int pixels, int channels) {

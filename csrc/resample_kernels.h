@@ -21,7 +21,7 @@ constexpr int kReadSlack = 128;
 // Rows that a horizontal kernel takes at once.
 constexpr int kRowsAtOnce = 2;
 
-// 64-byte aligned bytes that only ever grow.
+// 64-byte aligned bytes, kept from image to image; what a rare huge image needed is given back.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
@@ -31,7 +31,7 @@ class AlignedBuffer {
 
   // At least `size` bytes, contents unspecified.
   std::uint8_t* require(std::size_t size) {
-    if (size > capacity_) {
+    if (size > capacity_ || (capacity_ > kKeptBytes && size < capacity_ / 4)) {
       const std::size_t rounded = (size + 4095) / 4096 * 4096;
       void* fresh = std::aligned_alloc(64, rounded);
       if (fresh == nullptr) throw std::bad_alloc();
@@ -45,6 +45,8 @@ class AlignedBuffer {
   const std::uint8_t* data() const { return data_; }
 
  private:
+  static constexpr std::size_t kKeptBytes = std::size_t{4} << 20;
+
   std::uint8_t* data_ = nullptr;
   std::size_t capacity_ = 0;
 };

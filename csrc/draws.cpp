@@ -137,8 +137,8 @@ bool Generator::set_state(const std::uint8_t in[kStateBytes]) {
   const auto next = load<std::uint64_t>(in + kNextAt);
   // `left` and `next` count the same thing, except before the first block.
   const bool fresh = left == 1 && next == 0;
-  const bool inside = left >= 1 && left <= static_cast<std::int32_t>(kBlock) &&
-                      next == kBlock + 1 - static_cast<std::uint64_t>(left);
+  const bool inside =
+      left >= 1 && left <= static_cast<std::int32_t>(kBlock) && next == kBlock + 1 - static_cast<std::uint64_t>(left);
   if (load<std::int32_t>(in + kSeededAt) != 1 || !(fresh || inside)) return false;
   for (std::uint32_t i = 0; i < kBlock; ++i) {
     if (load<std::uint64_t>(in + kWordsAt + 8 * i) > std::numeric_limits<std::uint32_t>::max()) return false;
@@ -276,9 +276,7 @@ DrawStatus apply(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>
     case Kind::center_crop:
       course.crop(round_half_even(spare_height / 2.0), round_half_even(spare_width / 2.0), op.height, op.width);
       break;
-    case Kind::resize:
-      course.resize(op.height, op.width);
-      break;
+    case Kind::resize: course.resize(op.height, op.width); break;
     case Kind::resize_shorter: {
       const Size size = shorter_side_to(op, image);
       if (size.height < 1 || size.width < 1) return DrawStatus::crop_too_large;

@@ -28,9 +28,9 @@ class Generator {
   void seed(std::uint64_t seed);  // as torch.manual_seed(seed); as there, only the low 32 bits matter to the stream
   std::uint32_t random();
   std::uint64_t random64();
-  float uniform(double from, double to, UniformRule rule);     // torch.empty(1).uniform_(from, to)
+  float uniform(double from, double to, UniformRule rule);                      // torch.empty(1).uniform_(from, to)
   float rand() { return static_cast<float>(random() & 0xffffffu) * 0x1p-24f; }  // torch.rand(1)
-  std::int64_t randint(std::int64_t low, std::int64_t high);   // torch.randint(low, high, (1,)); low < high
+  std::int64_t randint(std::int64_t low, std::int64_t high);  // torch.randint(low, high, (1,)); low < high
 
   // torch.Generator's get_state() / set_state() layout, cached normal samples (which no op here draws) included.
   void get_state(std::uint8_t out[kStateBytes]) const;
@@ -84,8 +84,8 @@ struct Geometry {
 
 enum class DrawStatus {
   ok,
-  // torch.exp(x) of one draw may round either way on this CPU and the difference would show in the crop. Compute it with
-  // torch (`unresolved`), append {x, exp(x)} to `known`, run again. About one sample in 50,000.
+  // torch.exp(x) of one draw may round either way on this CPU and the difference would show in the crop. Compute it
+  // with torch (`unresolved`), append {x, exp(x)} to `known`, run again. About one sample in 50,000.
   ambiguous_exp,
   crop_too_large,  // a crop larger than the image, or a resize to nothing: torchvision pads or raises; let it
 };

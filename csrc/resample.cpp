@@ -14,7 +14,8 @@ enum class Pass { keep, convolve, pick };
 
 // Nearest neighbour, as Pillow's affine scaling does it: the position is accumulated, not multiplied, so that its
 // rounding errors are Pillow's too. -1: outside of the source (Pillow leaves zeros there).
-void pick_positions(int source_size, float low, float high, int out_size, int begin, int count, std::vector<int>& picks) {
+void pick_positions(int source_size, float low, float high, int out_size, int begin, int count,
+                    std::vector<int>& picks) {
   const double step = static_cast<double>(high - low) / out_size;
   double position = static_cast<double>(low) + step * 0.5;
   picks.resize(count);
@@ -319,8 +320,8 @@ void Resampler::run(const SourceView& source, std::uint8_t* out, std::ptrdiff_t 
   s.ring.require(s.ring_rows * s.ring_stride);
   // Horizontal kernels read past a row's end. Rows so near to the buffer's end that this would leave it are copied.
   const std::size_t row_bytes = static_cast<std::size_t>(s.region.width) * channels;
-  const std::uint8_t* end = source.data + (source.box.height - 1) * source.stride +
-                            static_cast<std::ptrdiff_t>(source.box.width) * channels;
+  const std::uint8_t* end =
+      source.data + (source.box.height - 1) * source.stride + static_cast<std::ptrdiff_t>(source.box.width) * channels;
   for (int y = 0; y < s.region.height; y += kRowsAtOnce) {
     const std::uint8_t* rows[kRowsAtOnce];
     const int count = std::min(kRowsAtOnce, s.region.height - y);

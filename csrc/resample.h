@@ -1,8 +1,8 @@
-// Pillow's Image.resize for uint8 pixels, bit for bit: crop, resize, window and flips in one go. Knows neither Python nor
-// torch.
+// Pillow's Image.resize for uint8 pixels, bit for bit: crop, resize, window and flips in one go. Knows neither Python
+// nor torch.
 //
-// Pillow's arithmetic: two passes of fixed-point convolution. The weights are computed in double, normalized, rounded to
-// 22 fractional bits; each pass rounds to nearest and clips to 8 bits. Which pass runs first changes the bits, and
+// Pillow's arithmetic: two passes of fixed-point convolution. The weights are computed in double, normalized, rounded
+// to 22 fractional bits; each pass rounds to nearest and clips to 8 bits. Which pass runs first changes the bits, and
 // depends on Pillow's version (PassRule).
 //
 // The torch kernel that resizes uint8 *tensors* (16-bit weights of varying precision) is another function: it would be
@@ -34,16 +34,16 @@ struct PixelBox {
   int width = 0;
 };
 
-// What to compute. "Source" is the image on which Image.resize would be called: for a resized crop, the crop alone, since
-// pixels outside of it must not be seen. Coordinates count from its top left corner.
+// What to compute. "Source" is the image on which Image.resize would be called: for a resized crop, the crop alone,
+// since pixels outside of it must not be seen. Coordinates count from its top left corner.
 struct ResizeJob {
   int width = 0;  // source pixels
   int height = 0;
   int out_width = 0;  // full target of the resize
   int out_height = 0;
-  bool whole = true;                                          // resize the whole source; else `box_*` (Image.resize's box=)
+  bool whole = true;  // resize the whole source; else `box_*` (Image.resize's box=)
   float box_left = 0, box_top = 0, box_right = 0, box_bottom = 0;  // float, as Pillow keeps them
-  PixelBox window;  // the part of the target that is wanted; nothing else is computed. Height 0: all of it
+  PixelBox window;               // the part of the target that is wanted; nothing else is computed. Height 0: all of it
   bool flip_horizontal = false;  // mirror the window's columns
   bool flip_vertical = false;    // mirror the window's rows
   Filter filter = Filter::bilinear;
@@ -83,8 +83,8 @@ class Resampler {
   // Reads nothing outside of the view, writes nothing outside of these rows.
   void run(const SourceView& source, std::uint8_t* out, std::ptrdiff_t out_stride);
 
-  // Streaming. Rows come in order, from region().top to its last; each begins at source column `left` (<= region().left,
-  // may be negative) and has `width` pixels (left + width >= region().left + region().width).
+  // Streaming. Rows come in order, from region().top to its last; each begins at source column `left` (<=
+  // region().left, may be negative) and has `width` pixels (left + width >= region().left + region().width).
   void begin(int left, int width, std::uint8_t* out, std::ptrdiff_t out_stride);
   // Where to write the `ahead`-th row after those pushed. Valid until the next push(); 0 <= ahead < kRowsAhead. May be
   // asked for rows below the region too (to be written and not pushed).
@@ -101,7 +101,8 @@ class Resampler {
   std::unique_ptr<State> state_;
 };
 
-// Run-time dispatch: chosen once by what the CPU has (avx512: Ice Lake's set with VBMI and VNNI), all with the same bits.
+// Run-time dispatch: chosen once by what the CPU has (avx512: Ice Lake's set with VBMI and VNNI), all with the same
+// bits.
 enum class SimdLevel { portable, avx2, avx512, neon };
 
 const char* name_of(SimdLevel level);

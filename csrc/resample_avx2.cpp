@@ -11,8 +11,8 @@
 
 #include "resample_kernels.h"
 
-// Not a compiler flag for the whole file: an inline function of the standard library compiled for AVX2 could then be the
-// copy that the linker keeps for everyone.
+// Not a compiler flag for the whole file: an inline function of the standard library compiled for AVX2 could then be
+// the copy that the linker keeps for everyone.
 #define FASTLOAD_AVX2 __attribute__((target("avx2")))
 
 namespace fastload {
@@ -30,8 +30,8 @@ std::uint32_t high_pair(std::int32_t a, std::int32_t b) {
   return (static_cast<std::uint32_t>(high(a)) & 0xffffu) | static_cast<std::uint32_t>(high(b)) << 16;
 }
 
-// Per group of 8 pixels, per pixel pair (i, i + 4), per pair of taps: 8 dwords of low pairs, 8 of high pairs; the pixels
-// take a 128-bit lane each, with red, green, blue and one idle dword.
+// Per group of 8 pixels, per pixel pair (i, i + 4), per pair of taps: 8 dwords of low pairs, 8 of high pairs; the
+// pixels take a 128-bit lane each, with red, green, blue and one idle dword.
 void pack(const Axis& axis, int channels, PackedAxis& packed) {
   if (channels != 3) return;
   const int pairs = (axis.taps + 1) / 2;
@@ -88,7 +88,8 @@ template <int kPairs, int kRows>
 FASTLOAD_AVX2 void horizontal_rgb(const Axis& axis, const PackedAxis& packed, const std::uint8_t* const* sources,
                                   std::uint8_t* const* outs) {
   const int pairs = kPairs > 0 ? kPairs : packed.mode;
-  // Of 5 interleaved pixels: the first two, or the third and fourth, as 16-bit (red, red), (green, green), (blue, blue).
+  // Of 5 interleaved pixels: the first two, or the third and fourth, as 16-bit (red, red), (green, green), (blue,
+  // blue).
   const __m256i first = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,  //
                                          0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
   const __m256i second = _mm256_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1,  //
@@ -129,16 +130,11 @@ template <int kRows>
 void horizontal_rows(const Axis& axis, const PackedAxis& packed, const std::uint8_t* const* sources,
                      std::uint8_t* const* outs) {
   switch (packed.mode) {
-    case 1:
-      return horizontal_rgb<1, kRows>(axis, packed, sources, outs);
-    case 2:
-      return horizontal_rgb<2, kRows>(axis, packed, sources, outs);
-    case 3:
-      return horizontal_rgb<3, kRows>(axis, packed, sources, outs);
-    case 4:
-      return horizontal_rgb<4, kRows>(axis, packed, sources, outs);
-    default:
-      return horizontal_rgb<0, kRows>(axis, packed, sources, outs);
+    case 1: return horizontal_rgb<1, kRows>(axis, packed, sources, outs);
+    case 2: return horizontal_rgb<2, kRows>(axis, packed, sources, outs);
+    case 3: return horizontal_rgb<3, kRows>(axis, packed, sources, outs);
+    case 4: return horizontal_rgb<4, kRows>(axis, packed, sources, outs);
+    default: return horizontal_rgb<0, kRows>(axis, packed, sources, outs);
   }
 }
 
@@ -194,14 +190,10 @@ void vertical(const std::uint8_t* const* rows, const std::int32_t* weights, int 
     split[2 * t + 1] = high_pair(weights[2 * t], weights[2 * t + 1]);
   }
   switch (pairs) {
-    case 1:
-      return vertical_blocks<1>(rows, split, pairs, out, bytes);
-    case 2:
-      return vertical_blocks<2>(rows, split, pairs, out, bytes);
-    case 3:
-      return vertical_blocks<3>(rows, split, pairs, out, bytes);
-    default:
-      return vertical_blocks<0>(rows, split, pairs, out, bytes);
+    case 1: return vertical_blocks<1>(rows, split, pairs, out, bytes);
+    case 2: return vertical_blocks<2>(rows, split, pairs, out, bytes);
+    case 3: return vertical_blocks<3>(rows, split, pairs, out, bytes);
+    default: return vertical_blocks<0>(rows, split, pairs, out, bytes);
   }
 }
 

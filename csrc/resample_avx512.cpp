@@ -1,8 +1,8 @@
 // Horizontal and vertical passes for AVX-512 with VBMI and VNNI (Ice Lake, Zen 4 and later).
 //
 // vpdpbusd adds four products of unsigned by signed bytes to each dword, so a weight is written as three signed 8-bit
-// digits, weight = d2 * 2^16 + d1 * 2^8 + d0, and the three sums are put together at the end, modulo 2^32 as the portable
-// sums are.
+// digits, weight = d2 * 2^16 + d1 * 2^8 + d0, and the three sums are put together at the end, modulo 2^32 as the
+// portable sums are.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -13,7 +13,8 @@
 #include "resample_kernels.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 warns about its own headers: their "undefined" vectors are written as uninitialized variables (GCC bug 105593).
+// GCC 12 warns about its own headers: their "undefined" vectors are written as uninitialized variables (GCC bug
+// 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
@@ -56,8 +57,8 @@ FASTLOAD_AVX512 inline __m512i whole(__m512i s0, __m512i s1, __m512i s2) {
 // Four weights to three dwords: digit 0 of each, digit 1 of each, digit 2 of each (and one dword of no use).
 FASTLOAD_AVX512 inline __m128i digits_of(const std::int32_t* weights) {
   const __m128i transpose = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const __m128i biased = _mm_add_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)),
-                                       _mm_set1_epi32(kDigitBias));
+  const __m128i biased =
+      _mm_add_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)), _mm_set1_epi32(kDigitBias));
   return _mm_shuffle_epi8(_mm_xor_si128(biased, _mm_set1_epi32(kDigitBias)), transpose);
 }
 
@@ -96,8 +97,7 @@ FASTLOAD_AVX512 bool pack_groups(const Axis& axis, int channels, PackedAxis& pac
       channel = _mm512_sub_epi32(pixel, _mm512_mullo_epi32(third, _mm512_set1_epi32(3)));
       pixel = third;
     }
-    const __m512i from = _mm512_add_epi32(
-        channel, _mm512_permutexvar_epi32(pixel, _mm512_loadu_si512(starts + first)));
+    const __m512i from = _mm512_add_epi32(channel, _mm512_permutexvar_epi32(pixel, _mm512_loadu_si512(starts + first)));
     const int base = _mm512_reduce_min_epi32(from);
     const __m512i index = _mm512_sub_epi32(from, _mm512_set1_epi32(base));
     if (_mm512_reduce_max_epi32(index) + 3 * channels > 63) return false;
@@ -113,8 +113,8 @@ FASTLOAD_AVX512 bool pack_groups(const Axis& axis, int channels, PackedAxis& pac
   return true;
 }
 
-// kPixels: one pixel per 128-bit lane, which reads its own 16 source bytes per four taps, wherever they lie. Vector i of
-// a group of 16 pixels has pixels i, i + 4, i + 8 and i + 12. Per vector and four taps: 4 times d0, d1, d2, nothing.
+// kPixels: one pixel per 128-bit lane, which reads its own 16 source bytes per four taps, wherever they lie. Vector i
+// of a group of 16 pixels has pixels i, i + 4, i + 8 and i + 12. Per vector and four taps: 4 times d0, d1, d2, nothing.
 FASTLOAD_AVX512 void pack_pixels(const Axis& axis, PackedAxis& packed) {
   const int quads = (axis.taps + 3) / 4;
   const int groups = (axis.count + 15) / 16;
@@ -212,9 +212,9 @@ FASTLOAD_AVX512 void horizontal_pixels(const Axis& axis, const PackedAxis& packe
   // Of 5 interleaved pixels, the first four: reds, greens, blues, nothing.
   const __m512i planes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11, -1, -1, -1, -1));
   // Every fourth byte left out.
-  alignas(64) static const std::uint8_t kRgb[64] = {
-      0,  1,  2,  4,  5,  6,  8,  9,  10, 12, 13, 14, 16, 17, 18, 20, 21, 22, 24, 25, 26, 28, 29, 30,
-      32, 33, 34, 36, 37, 38, 40, 41, 42, 44, 45, 46, 48, 49, 50, 52, 53, 54, 56, 57, 58, 60, 61, 62};
+  alignas(64) static const std::uint8_t kRgb[64] = {0,  1,  2,  4,  5,  6,  8,  9,  10, 12, 13, 14, 16, 17, 18, 20,
+                                                    21, 22, 24, 25, 26, 28, 29, 30, 32, 33, 34, 36, 37, 38, 40, 41,
+                                                    42, 44, 45, 46, 48, 49, 50, 52, 53, 54, 56, 57, 58, 60, 61, 62};
   const __m512i rgb = _mm512_load_si512(kRgb);
   const int quads = (axis.taps + 3) / 4;
   const auto* tables = reinterpret_cast<const __m512i*>(packed.bytes.data());
@@ -253,14 +253,10 @@ template <int kRows>
 void horizontal_rows(const PackedAxis& packed, int quads, const std::uint8_t* const* sources, std::uint8_t* const* outs,
                      int bytes) {
   switch (quads) {
-    case 1:
-      return horizontal_groups<1, kRows>(packed, quads, sources, outs, bytes);
-    case 2:
-      return horizontal_groups<2, kRows>(packed, quads, sources, outs, bytes);
-    case 3:
-      return horizontal_groups<3, kRows>(packed, quads, sources, outs, bytes);
-    default:
-      return horizontal_groups<0, kRows>(packed, quads, sources, outs, bytes);
+    case 1: return horizontal_groups<1, kRows>(packed, quads, sources, outs, bytes);
+    case 2: return horizontal_groups<2, kRows>(packed, quads, sources, outs, bytes);
+    case 3: return horizontal_groups<3, kRows>(packed, quads, sources, outs, bytes);
+    default: return horizontal_groups<0, kRows>(packed, quads, sources, outs, bytes);
   }
 }
 
@@ -268,7 +264,8 @@ void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const 
                 std::uint8_t* const* outs, int rows) {
   static_assert(kRowsAtOnce == 2, "one or two rows");
   const int quads = (axis.taps + 3) / 4;
-  if (packed.mode == kGroups && rows == 2) return horizontal_rows<2>(packed, quads, sources, outs, axis.count * channels);
+  if (packed.mode == kGroups && rows == 2)
+    return horizontal_rows<2>(packed, quads, sources, outs, axis.count * channels);
   if (packed.mode == kGroups) return horizontal_rows<1>(packed, quads, sources, outs, axis.count * channels);
   if (packed.mode == kPortable) return kPortableKernels.horizontal(axis, packed, channels, sources, outs, rows);
   if (rows == 2) return horizontal_pixels<2>(axis, packed, sources, outs);
@@ -291,8 +288,10 @@ FASTLOAD_AVX512 inline void interleave_rows(const std::uint8_t* const* rows, int
 
 // Packing within lanes undoes interleave_rows' unpacking within lanes.
 FASTLOAD_AVX512 inline void store_columns(std::uint8_t* out, const __m512i* values, int bytes) {
-  store_bytes(out, _mm512_packus_epi16(_mm512_packs_epi32(values[0], values[1]),  //
-                                       _mm512_packs_epi32(values[2], values[3])), bytes);
+  store_bytes(out,
+              _mm512_packus_epi16(_mm512_packs_epi32(values[0], values[1]),  //
+                                  _mm512_packs_epi32(values[2], values[3])),
+              bytes);
 }
 
 template <int kQuads>

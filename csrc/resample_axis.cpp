@@ -160,21 +160,11 @@ void make_axis(Filter filter, int source_size, float low, float high, int out_si
   axis.count = count;
   switch (filter) {
     case Filter::nearest:
-    case Filter::box:
-      make_axis_with<Box>(source_size, low, high, out_size, begin, axis);
-      break;
-    case Filter::bilinear:
-      make_axis_with<Bilinear>(source_size, low, high, out_size, begin, axis);
-      break;
-    case Filter::hamming:
-      make_axis_with<Hamming>(source_size, low, high, out_size, begin, axis);
-      break;
-    case Filter::bicubic:
-      make_axis_with<Bicubic>(source_size, low, high, out_size, begin, axis);
-      break;
-    case Filter::lanczos:
-      make_axis_with<Lanczos>(source_size, low, high, out_size, begin, axis);
-      break;
+    case Filter::box: make_axis_with<Box>(source_size, low, high, out_size, begin, axis); break;
+    case Filter::bilinear: make_axis_with<Bilinear>(source_size, low, high, out_size, begin, axis); break;
+    case Filter::hamming: make_axis_with<Hamming>(source_size, low, high, out_size, begin, axis); break;
+    case Filter::bicubic: make_axis_with<Bicubic>(source_size, low, high, out_size, begin, axis); break;
+    case Filter::lanczos: make_axis_with<Lanczos>(source_size, low, high, out_size, begin, axis); break;
   }
   trim(source_size, axis);
 }

@@ -51,17 +51,18 @@ class AlignedBuffer {
   std::size_t capacity_ = 0;
 };
 
-// One axis of a convolution: for each position of the output window, where its taps begin and their fixed-point weights.
+// One axis of a convolution: for each position of the output window, where its taps begin and their fixed-point
+// weights.
 struct Axis {
-  int first = 0;   // the source pixels in use: [first, first + extent)
+  int first = 0;  // the source pixels in use: [first, first + extent)
   int extent = 0;
-  int count = 0;   // output positions
-  int taps = 0;    // the most that any position has
-  int stride = 0;  // ints from one position's weights to the next's: taps rounded up to 4, the rest zero
+  int count = 0;           // output positions
+  int taps = 0;            // the most that any position has
+  int stride = 0;          // ints from one position's weights to the next's: taps rounded up to 4, the rest zero
   std::vector<int> start;  // relative to `first`
   std::vector<int> size;
   std::vector<std::int32_t> weights;  // count * stride, and 16 more (readable, unspecified)
-  bool digits_fit = true;  // every weight can be written as three signed 8-bit digits
+  bool digits_fit = true;             // every weight can be written as three signed 8-bit digits
 
   std::vector<double> centers, totals, exact;  // while they are made
   std::vector<std::int32_t> column;
@@ -95,7 +96,8 @@ struct Kernels {
 
   // One row of `bytes` bytes from `taps` rows. `rows` and `weights` have entries up to taps rounded up to 4: rows that
   // may be read, weights zero.
-  void (*vertical)(const std::uint8_t* const* rows, const std::int32_t* weights, int taps, std::uint8_t* out, int bytes);
+  void (*vertical)(const std::uint8_t* const* rows, const std::int32_t* weights, int taps, std::uint8_t* out,
+                   int bytes);
 
   // Copies a row with its pixels in reverse.
   void (*reverse)(const std::uint8_t* source, std::uint8_t* out, int pixels, int channels);

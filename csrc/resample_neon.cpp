@@ -1,4 +1,5 @@
-// Horizontal and vertical passes for NEON, whose multiply-accumulate is 32 bits wide: the portable sums, four at a time.
+// Horizontal and vertical passes for NEON, whose multiply-accumulate is 32 bits wide: the portable sums, four at a
+// time.
 #if defined(__aarch64__)
 
 #include <arm_neon.h>

@@ -97,14 +97,10 @@ const Kernels kPortableKernels = {[](const Axis&, int, PackedAxis&) {}, horizont
 
 const char* name_of(SimdLevel level) {
   switch (level) {
-    case SimdLevel::portable:
-      return "portable";
-    case SimdLevel::avx2:
-      return "avx2";
-    case SimdLevel::avx512:
-      return "avx512";
-    case SimdLevel::neon:
-      return "neon";
+    case SimdLevel::portable: return "portable";
+    case SimdLevel::avx2: return "avx2";
+    case SimdLevel::avx512: return "avx512";
+    case SimdLevel::neon: return "neon";
   }
   return "unknown";
 }
@@ -118,8 +114,8 @@ SimdLevel simd_level() { return level_in_use().load(std::memory_order_relaxed); 
 
 bool set_simd_level(SimdLevel level) {
   const SimdLevel best = best_simd_level();
-  const bool have = level == SimdLevel::portable || level == best ||
-                    (level == SimdLevel::avx2 && best == SimdLevel::avx512);
+  const bool have =
+      level == SimdLevel::portable || level == best || (level == SimdLevel::avx2 && best == SimdLevel::avx512);
   if (have) level_in_use().store(level, std::memory_order_relaxed);
   return have;
 }
@@ -127,16 +123,12 @@ bool set_simd_level(SimdLevel level) {
 const Kernels& kernels_for(SimdLevel level) {
   switch (level) {
 #if defined(__x86_64__)
-    case SimdLevel::avx2:
-      return kAvx2Kernels;
-    case SimdLevel::avx512:
-      return kAvx512Kernels;
+    case SimdLevel::avx2: return kAvx2Kernels;
+    case SimdLevel::avx512: return kAvx512Kernels;
 #elif defined(__aarch64__)
-    case SimdLevel::neon:
-      return kNeonKernels;
+    case SimdLevel::neon: return kNeonKernels;
 #endif
-    default:
-      return kPortableKernels;
+    default: return kPortableKernels;
   }
 }
 

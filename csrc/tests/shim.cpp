@@ -184,9 +184,9 @@ int shim_draw(const DrawPlan* plan, Generator* generator, int count, const int* 
     const DrawStatus result = plan->run(*generator, sizes[2 * i], sizes[2 * i + 1], pairs, g, *unresolved);
     *status = static_cast<int>(result);
     if (result != DrawStatus::ok) return i;
-    const int row[12] = {g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width,
-                         g.window.top, g.window.left, g.window.height, g.window.width,
-                         g.flip_horizontal, g.flip_vertical};
+    const int row[12] = {g.crop.top,      g.crop.left,    g.crop.height,     g.crop.width,
+                         g.out_height,    g.out_width,    g.window.top,      g.window.left,
+                         g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical};
     std::memcpy(out + 12 * static_cast<std::ptrdiff_t>(i), row, sizeof row);
   }
   return count;

@@ -13,18 +13,6 @@ using namespace nb::literals;
 namespace fastload {
 namespace {
 
-nb::tuple jpeg_header(nb::handle data) {
-  const BytesView bytes(data);
-  JpegHeader header;
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    status = scan_header(bytes.data(), bytes.size(), header);
-  }
-  return nb::make_tuple(name_of(status), header.width, header.height, header.components,
-                        name_of(header.subsampling), header.progressive);
-}
-
 // The floor of every figure in `fastload bench decode`: region decodes, and nothing done with the rows.
 void decode_and_drop_all(nb::sequence images, const std::vector<std::vector<std::uint32_t>>& boxes) {
   std::vector<BytesView> views;
@@ -63,7 +51,6 @@ std::vector<std::string> subsampling_names() {
 }  // namespace
 
 void bind_jpeg(nb::module_& m) {
-  m.def("jpeg_header", &jpeg_header, "data"_a);
   m.def("decode_and_drop", &decode_and_drop_all, "images"_a, "boxes"_a);
   m.def("status_names", &status_names);
   m.def("subsampling_names", &subsampling_names);

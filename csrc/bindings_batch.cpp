@@ -176,6 +176,20 @@ Geometry geometry_from(const std::int32_t* g) {
   return geometry;
 }
 
+// (status, errno, file bytes, width, height, components, subsampling, progressive)
+nb::tuple jpeg_header(nb::handle data) {
+  std::vector<BytesView> views;
+  const Input input = input_from(data, views);
+  JpegHeader header;
+  Outcome outcome;
+  {
+    nb::gil_scoped_release release;
+    load_header(input, header, outcome);
+  }
+  return nb::make_tuple(name_of(outcome.status), outcome.error_number, outcome.bytes, header.width, header.height,
+                        header.components, name_of(header.subsampling), header.progressive);
+}
+
 // One image on the calling thread. `images` is the output: NHWC with N = 1.
 nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t, 12>& geometry,
                      const std::string& filter, const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
@@ -220,6 +234,7 @@ BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geom
 }  // namespace
 
 void bind_batch(nb::module_& m) {
+  m.def("jpeg_header", &jpeg_header, "data"_a);
   m.def("decode", &decode_one, "data"_a, "out"_a, "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false);
   nb::class_<RandomStream>(m, "RandomStream")

@@ -9,6 +9,30 @@ namespace {
 // What a thread keeps of its own file buffer between images.
 constexpr std::size_t kKeptBytes = std::size_t{4} << 20;
 
+Buffer& thread_file() {
+  static thread_local Buffer file;
+  return file;
+}
+
+Status scan(const Input& input, Buffer& file, JpegHeader& header, Outcome& outcome) {
+  const std::uint8_t* data = input.data;
+  outcome.bytes = input.size;
+  if (data == nullptr) {
+    try {
+      const Status status = read_file(input.path.c_str(), file, outcome.error_number);
+      if (status != Status::ok) return status;
+    } catch (const std::bad_alloc&) {
+      return Status::unsupported;
+    }
+    data = file.data();
+    outcome.bytes = file.size();
+  }
+  const Status status = scan_header(data, outcome.bytes, header);
+  outcome.width = header.width;
+  outcome.height = header.height;
+  return status;
+}
+
 }  // namespace
 
 void complete(Geometry& geometry, const JpegHeader& header) {
@@ -23,29 +47,16 @@ void complete(Geometry& geometry, const JpegHeader& header) {
 }
 
 bool load(const Input& input, std::uint64_t max_pixels, Buffer& file, JpegHeader& header, Outcome& outcome) {
-  try {
-    const std::uint8_t* data = input.data;
-    outcome.bytes = input.size;
-    Status status = Status::ok;
-    if (data == nullptr) {
-      status = read_file(input.path.c_str(), file, outcome.error_number);
-      if (status != Status::ok) {
-        outcome.status = status;
-        return false;
-      }
-      data = file.data();
-      outcome.bytes = file.size();
-    }
-    status = scan_header(data, outcome.bytes, header);
-    if (status == Status::ok) status = check_supported(header, max_pixels);
-    outcome.width = header.width;
-    outcome.height = header.height;
-    if (status == Status::ok) return true;
-    outcome.status = status;
-  } catch (const std::bad_alloc&) {
-    outcome.status = Status::unsupported;
-  }
-  return false;
+  Status status = scan(input, file, header, outcome);
+  if (status == Status::ok) status = check_supported(header, max_pixels);
+  if (status != Status::ok) outcome.status = status;
+  return status == Status::ok;
+}
+
+void load_header(const Input& input, JpegHeader& header, Outcome& outcome) {
+  Buffer& file = thread_file();
+  outcome.status = scan(input, file, header, outcome);
+  file.shrink(kKeptBytes);
 }
 
 void decode(const Input& input, const Buffer& file, const JpegHeader& header, const SampleOptions& options,
@@ -64,13 +75,14 @@ void decode(const Input& input, const Buffer& file, const JpegHeader& header, co
 
 void process(const Input& input, const Geometry& geometry, const SampleOptions& options, const Target& target,
              Outcome& outcome) {
-  static thread_local Buffer file;
+  Buffer& file = thread_file();
   JpegHeader header;
-  if (!load(input, options.max_pixels, file, header, outcome)) return;
-  outcome.geometry = geometry;
-  outcome.drawn = true;
-  complete(outcome.geometry, header);
-  decode(input, file, header, options, target, nullptr, outcome);
+  if (load(input, options.max_pixels, file, header, outcome)) {
+    outcome.geometry = geometry;
+    outcome.drawn = true;
+    complete(outcome.geometry, header);
+    decode(input, file, header, options, target, nullptr, outcome);
+  }
   file.shrink(kKeptBytes);
 }
 

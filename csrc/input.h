@@ -47,7 +47,10 @@ bool load(const Input& input, std::uint64_t max_pixels, Buffer& file, JpegHeader
 void decode(const Input& input, const Buffer& file, const JpegHeader& header, const SampleOptions& options,
             const Target& target, const std::atomic<bool>* stop, Outcome& outcome);
 
-// Both, on the calling thread.
+// The header alone, on the calling thread; outcome.status is scan_header's or read_file's. Never throws.
+void load_header(const Input& input, JpegHeader& header, Outcome& outcome);
+
+// All of it, on the calling thread. Never throws.
 void process(const Input& input, const Geometry& geometry, const SampleOptions& options, const Target& target,
              Outcome& outcome);
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import PIL
 from PIL import Image
 
 from fastload import _core
@@ -75,7 +76,7 @@ def _calibrate() -> Calibration:
     subsamplings = frozenset(name for name in SUBSAMPLINGS if _decodes_alike(name))
     _core.set_trusted_subsamplings(sum(1 << names.index(name) for name in subsamplings))
     pass_rule, filters = _best_rule()
-    return Calibration(Image.__version__, _core.libjpeg_version(), subsamplings, pass_rule, filters)
+    return Calibration(PIL.__version__, _core.libjpeg_version(), subsamplings, pass_rule, filters)
 
 
 def _decodes_alike(subsampling: str) -> bool:
@@ -89,8 +90,7 @@ def _decodes_alike(subsampling: str) -> bool:
 
 def _decodes_to(data: bytes, box: tuple[int, ...], expected: NDArray[np.uint8]) -> bool:
     out = np.empty_like(expected)
-    size = out.shape[:2]
-    status, *_ = _core.decode(data, out, (*box, *size, 0, 0, *size, False, False))
+    status, *_ = _core.decode(data, out[None], (*box, 0, 0, 0, 0, 0, 0, 0, 0))
     return status == "ok" and np.array_equal(out, expected)
 
 

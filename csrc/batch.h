@@ -38,7 +38,7 @@ class RandomStream {
 struct BatchSpec {
   std::vector<Input> inputs;
   SampleOptions options;
-  std::uint8_t* out = nullptr;        // place of sample 0; must outlive the job
+  std::uint8_t* out = nullptr;        // place of sample 0; must outlive the job; black where the status is not ok
   std::ptrdiff_t sample_stride = 0;   // bytes
   std::ptrdiff_t row_stride = 0;
   // What to do with each image: either one Geometry each, or a plan. A plan draws from `stream`, or for each sample from

@@ -1,6 +1,5 @@
 #include "input.h"
 
-#include <cstring>
 #include <new>
 
 namespace fastload {
@@ -66,10 +65,6 @@ void decode(const Input& input, const Buffer& file, const JpegHeader& header, co
                                    outcome.geometry, options, target, stop, outcome.detail);
   } catch (const std::bad_alloc&) {
     outcome.status = Status::unsupported;
-  }
-  if (outcome.status == Status::ok) return;
-  for (int y = 0; y < options.height; ++y) {
-    std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
   }
 }
 

@@ -42,8 +42,8 @@ void complete(Geometry& geometry, const JpegHeader& header);
 // does not take this image. Never throws.
 bool load(const Input& input, std::uint64_t max_pixels, Buffer& file, JpegHeader& header, Outcome& outcome);
 
-// Decodes outcome.geometry into `target`, and sets outcome.status. On failure the target is black: nobody shall mistake
-// half an image for a whole one. Never throws.
+// Decodes outcome.geometry into `target`, and sets outcome.status. On failure the target's contents are unspecified.
+// Never throws.
 void decode(const Input& input, const Buffer& file, const JpegHeader& header, const SampleOptions& options,
             const Target& target, const std::atomic<bool>* stop, Outcome& outcome);
 

@@ -19,7 +19,7 @@ std::atomic<std::uint32_t> trusted{bit(Subsampling::gray) | bit(Subsampling::s44
                                    bit(Subsampling::s420)};
 
 // libjpeg's coefficient arrays of a progressive image may take this much; beyond it, an image is `unsupported`.
-constexpr long kMaxLibjpegBytes = 1L << 30;
+constexpr long kMaxLibjpegBytes = 1L << 29;
 
 // Fancy upsampling looks at most one chroma sample, so two pixels, to each side; and libjpeg treats a cropped row's ends
 // like the image's. (4:1:1 and 4:1:0 are upsampled by repetition, without a look aside.)
@@ -35,7 +35,6 @@ struct Decoder::State {
   jpeg_source_mgr source;
   std::jmp_buf escape;
   bool created = false;
-  bool finishing = false;  // all rows are out: Pillow forgives a missing end marker
   Status jump_status = Status::corrupt;
   bool warned = false;
   char text[JMSG_LENGTH_MAX];
@@ -87,7 +86,6 @@ struct Decoder::State {
   // Pillow feeds a file by suspension; at its end, a decoder that still wants bytes means a truncated file.
   static boolean on_end_of_data(j_decompress_ptr info) {
     State& state = of(reinterpret_cast<j_common_ptr>(info));
-    if (state.finishing) return FALSE;
     state.jump_status = Status::truncated;
     std::snprintf(state.text, sizeof state.text, "the file ends at row %u of %u", info->output_scanline,
                   info->image_height);
@@ -149,7 +147,7 @@ struct Decoder::State {
 
   RowLayout crop(const Region& region);
   bool smooths_blocks() const;
-  bool rest_is_clean() const;
+  Status look_at_rest();
 };
 
 // Tells libjpeg which columns and rows to decode, and moves it to the first of them.
@@ -183,25 +181,27 @@ bool Decoder::State::smooths_blocks() const {
   return false;
 }
 
-// Whether the data from here on is one scan's rest and the end marker. If so, libjpeg could at most warn about it, which
-// Pillow ignores; so the rows already out are what Pillow returns. Costs a memchr over the rest instead of decoding it.
-bool Decoder::State::rest_is_clean() const {
-  if (info.unread_marker != 0) {
-    if (info.unread_marker == 0xD9) return true;
-    if (info.unread_marker < 0xD0 || info.unread_marker > 0xD7) return false;
-  }
+// Whether the data from here on is the scan's rest and the end marker. Then libjpeg could at most warn about it, which
+// Pillow ignores, so the rows already out are what Pillow returns. Costs a memchr over the rest instead of decoding it.
+// With anything else in there, Pillow may raise, and what exactly makes it raise depends on libjpeg-turbo's version.
+Status Decoder::State::look_at_rest() {
+  int marker = info.unread_marker;
   const JOCTET* at = source.next_input_byte;
   const JOCTET* end = at + source.bytes_in_buffer;
-  while (at < end) {
-    at = static_cast<const JOCTET*>(std::memchr(at, 0xFF, static_cast<std::size_t>(end - at)));
-    if (at == nullptr || ++at == end) return false;
-    const int code = *at;
-    if (code == 0xD9) return true;
-    if (code == 0xFF) continue;  // fill byte: the next may be the marker
-    if (code != 0 && (code < 0xD0 || code > 0xD7)) return false;
-    ++at;
+  while (true) {
+    if (marker == 0xD9) return Status::ok;
+    if (marker != 0 && (marker < 0xD0 || marker > 0xD7)) {
+      std::snprintf(text, sizeof text, "marker FF %02X below the region", static_cast<unsigned>(marker));
+      return Status::corrupt;
+    }
+    at = at < end ? static_cast<const JOCTET*>(std::memchr(at, 0xFF, static_cast<std::size_t>(end - at))) : nullptr;
+    while (at != nullptr && at < end && *at == 0xFF) ++at;  // fill bytes may precede a marker
+    if (at == nullptr || at == end) {
+      std::snprintf(text, sizeof text, "no end marker");
+      return Status::truncated;
+    }
+    marker = *at++;
   }
-  return false;
 }
 
 Decoder::Decoder() : state_(new State) {}
@@ -215,7 +215,6 @@ Status Decoder::start(const std::uint8_t* data, std::size_t size, const JpegHead
   if (supported != Status::ok) return supported;
   // No object with a destructor may live in this function: libjpeg's errors jump out of it.
   if (setjmp(s.escape)) return s.release(s.jump_status);
-  s.finishing = false;
   s.warned = false;
   s.renew(header.tables_complete);
   s.source.next_input_byte = data;
@@ -253,13 +252,7 @@ Status Decoder::finish() {
   if (setjmp(s.escape)) return s.release(s.jump_status);
   if (s.warned) return s.release(Status::corrupt);
   // A file of several scans has been read to its end by now.
-  if (!jpeg_has_multiple_scans(&s.info) && !s.rest_is_clean()) {
-    s.discard(s.info.output_height - s.info.output_scanline);
-    s.finishing = true;
-    jpeg_finish_decompress(&s.info);
-  }
-  s.text[0] = '\0';
-  return s.release(Status::ok);
+  return s.release(jpeg_has_multiple_scans(&s.info) ? Status::ok : s.look_at_rest());
 }
 
 const char* Decoder::message() const { return state_->text; }

@@ -58,7 +58,7 @@ class Decoder {
                const DecodeOptions& options, RowLayout& layout);
   // Decodes the next `count` rows of the region; each pointer has room for RowLayout::width * 3 bytes.
   Status read(std::uint8_t* const* rows, int count);
-  // Stops decoding, and looks whether Pillow would have found the rest of the file in order.
+  // Stops decoding, and looks whether the rest of the file is in order, as it must be for Pillow.
   Status finish();
   // libjpeg's words on the last image, when its status was not ok; else empty.
   const char* message() const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -15,6 +16,13 @@ namespace {
 // A file's buffer is kept for the next file if it is no larger than this, and there are not too many already.
 constexpr std::size_t kKeptBufferBytes = std::size_t{1} << 20;
 constexpr std::size_t kKeptBuffers = 64;
+
+// Nobody shall mistake half an image for a whole one.
+void blacken(const Target& target, const SampleOptions& options) {
+  for (int y = 0; y < options.height; ++y) {
+    std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
+  }
+}
 
 struct ThreadStart {
   std::shared_ptr<PoolState> state;
@@ -124,6 +132,7 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
       decode(input, file, sample.header, job.spec_.options, target_of(job, task.sample), &job.stop_, sample.outcome);
     }
   }
+  if (sample.outcome.status != Status::ok) blacken(target_of(job, task.sample), job.spec_.options);
   lock.lock();
   if (ordered) {
     sample.file = std::move(file);
@@ -146,6 +155,7 @@ void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   decode(job.spec_.inputs[task.sample], sample.file, sample.header, job.spec_.options, target_of(job, task.sample),
          &job.stop_, sample.outcome);
+  if (sample.outcome.status != Status::ok) blacken(target_of(job, task.sample), job.spec_.options);
   lock.lock();
   give_buffer(std::move(sample.file));
   finish(job, task.sample);

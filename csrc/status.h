@@ -13,7 +13,7 @@ enum class Status : std::uint8_t {
   arithmetic,      // arithmetic coding, which this libjpeg-turbo was built without
   lossless,        // lossless JPEG
   bomb,            // more pixels than the limit that the caller gave
-  truncated,       // the file ends before the image does
+  truncated,       // the file ends before the image or its end marker
   corrupt,         // damaged; Pillow may make something of it, or raise
   unreadable,      // the file cannot be read; errno says why
   unsupported,     // sound, but nothing that this core decodes with Pillow's exact bits

@@ -139,7 +139,10 @@ def decode(
     if tuple(result.shape) != (*shape, 3):
         raise ValueError(f"out must have shape {(*shape, 3)} for this crop and size, got {tuple(result.shape)}")
     geometry = _geometries(1, boxes, size, hflip, vflip)[0].tolist()
-    _check(_core.decode(data, result[None], geometry, **options), data)
+    outcome = _core.decode(data, result[None], geometry, **options)
+    if outcome[0] != "ok" and out is not None:
+        out[...] = 0
+    _check(outcome, data)
     return result
 
 
@@ -237,10 +240,14 @@ def _options(interpolation: str, antialias: bool, fast: bool, *, resizes: bool) 
     return {
         "filter": interpolation,
         "pass_rule": calibration.pass_rule or "horizontal_first",
-        # Pillow warns above its limit and raises above twice its limit.
-        "max_pixels": 0 if Image.MAX_IMAGE_PIXELS is None else 2 * Image.MAX_IMAGE_PIXELS,
+        "max_pixels": _max_pixels(),
         "fast": fast,
     }
+
+
+def _max_pixels() -> int:
+    """Where Pillow raises: above twice the limit where it warns. 0 for no limit."""
+    return 0 if Image.MAX_IMAGE_PIXELS is None else int(2 * Image.MAX_IMAGE_PIXELS)
 
 
 def _pair(size: Sequence[int]) -> tuple[int, int]:
@@ -269,6 +276,9 @@ def _shape_of(first: Source, boxes: NDArray[np.int64] | None, size: Sequence[int
         return _pair(size)
     if boxes is None:
         info = jpeg_info(first)
+        limit = _max_pixels()
+        if limit and info.width * info.height > limit:  # before an array of that size is made
+            raise DecodeError.of(("bomb", 0, info.width, info.height, 0, ""), first)
         return info.height, info.width
     if (boxes[:, 2:] != boxes[0, 2:]).any():
         raise ValueError("crops must all have the same height and width when they are not resized; give a size")

@@ -48,7 +48,7 @@ class DecodeError(ValueError):
         """The error for what the core says of an image: (status, errno, width, height, file bytes, detail)."""
         status, error_number, width, height, size_bytes, detail = outcome
         path = os.fsdecode(data) if isinstance(data, (str, os.PathLike)) else None
-        facts = [f"{size_bytes} bytes"] if status != "unreadable" else []
+        facts = [f"{size_bytes} bytes"] if size_bytes else []
         if width:
             facts.append(f"{width}x{height} pixels")
         if detail:

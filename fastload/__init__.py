@@ -1,6 +1,19 @@
 """Torch's DataLoader, several times sooner: the same batches, already on the GPU, with every stage named in Nsight."""
 
 from fastload._version import __version__
+from fastload.device.prefetch import prefetch_to_device
+from fastload.loader import FastLoader
+from fastload.loader import FastLoader as DataLoader
+from fastload.plan import Plan, Step
 from fastload.vision.codec import JpegInfo, jpeg_info
 
-__all__ = ["JpegInfo", "__version__", "jpeg_info"]
+__all__ = [
+    "DataLoader",
+    "FastLoader",
+    "JpegInfo",
+    "Plan",
+    "Step",
+    "__version__",
+    "jpeg_info",
+    "prefetch_to_device",
+]

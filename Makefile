@@ -1,0 +1,44 @@
+# Two commands: `make demo` shows what FastLoader does, `make test` runs every test. Each sets up what it needs first.
+PYTHON ?= python3
+VENV ?= .venv
+FASTLOAD_WERROR ?= OFF
+ARGS ?=
+
+BIN := $(VENV)/bin
+CXX_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format simd unsimd clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## system library, virtual environment (.venv), packages, native core; only what is missing
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" FASTLOAD_WERROR="$(FASTLOAD_WERROR)" scripts/setup.sh
+
+demo: setup ## load real photographs with DataLoader and with FastLoader; with a GPU, climb the ladder
+	$(BIN)/fastload bench demo $(ARGS)
+
+test: setup ## all tests; ARGS='-k name' picks some
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## ruff, mypy and clang-format; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: setup ## let ruff and clang-format change the files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+simd: setup ## swap Pillow for Pillow-SIMD in the virtual environment
+	$(BIN)/python scripts/simd.py install
+
+unsimd: setup ## swap Pillow back
+	$(BIN)/python scripts/simd.py remove
+
+clean: ## delete build products, caches and the demo's data; keep the virtual environment
+	rm -rf build dist .fastload .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

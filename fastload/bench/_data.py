@@ -1,0 +1,139 @@
+"""What the benchmarks load: an ImageFolder, the transforms of an ImageNet training run, and endless draws from it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Sampler
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from fastload._machine import shared_memory_bytes, usable_cpus
+from fastload.bench.photos import PhotoSet, write_photos
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+"""ImageNet's channel means and deviations, as torchvision's reference training script normalizes."""
+
+POOL_IMAGES = 10_000  # drawn from a larger data set: about 1 GB, which stays in the page cache
+
+
+def training_transform() -> transforms.Compose:
+    """The transforms of torchvision's ResNet-50 recipe: random crop to 224 px, flip, tensor, normalize."""
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(224),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def check_data(folder: Path | None) -> None:
+    """Raise ``FileNotFoundError`` unless ``folder`` is a folder with folders in it, or ``None``."""
+    if folder is not None and not (folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir())):
+        raise FileNotFoundError(f"--data must be a folder with one folder of images per class, got {folder}")
+
+
+def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str, Any]]:
+    """The data set at ``folder``, or the photographs below ``.fastload/`` in the current folder, written if need be.
+
+    Returns:
+        The data set with :func:`training_transform`, and its description for the JSON record.
+    """
+    check_data(folder)
+    name = "fastload bench photos" if folder is None else folder.resolve().name
+    if folder is None:
+        photo_set = PhotoSet(count=64 if quick else 1000)
+        folder = write_photos(Path(".fastload") / f"photos-{photo_set.count}", photo_set).path
+    dataset = ImageFolder(str(folder), training_transform())
+    sizes = [Path(path).stat().st_size for path, _ in dataset.samples[:1000]]
+    record = {"name": name, "images": len(dataset), "mean_kb": round(sum(sizes) / len(sizes) / 1000, 1)}
+    return dataset, record
+
+
+class SharedMemoryError(RuntimeError):
+    """There is less shared memory than the batches on their way from the workers take."""
+
+
+def check_shared_memory(workers: int, batch_size: int) -> None:
+    """Raise :class:`SharedMemoryError` unless the workers' batches fit: a worker that runs out is killed.
+
+    Args:
+        workers: Worker processes, each with torch's default of two batches ahead.
+        batch_size: Images of 3x224x224 float32 per batch.
+    """
+    space = shared_memory_bytes()
+    needed_bytes = (2 * workers + 1) * batch_size * 3 * 224 * 224 * 4
+    if space is not None and space[1] < needed_bytes:
+        raise SharedMemoryError(
+            f"{workers} workers with batches of {batch_size} need {needed_bytes / 1e9:.1f} GB in /dev/shm, "
+            f"{space[1] / 1e9:.1f} GB are free; give the container more (docker run --shm-size) or use a smaller batch"
+        )
+
+
+def loader_size(quick: bool) -> tuple[int, int]:
+    """Workers and batch size to compare loaders with on this machine.
+
+    Raises:
+        SharedMemoryError: There is not even shared memory for these.
+    """
+    workers, batch_size = min(usable_cpus(), 16), 8 if quick else 64
+    check_shared_memory(workers, batch_size)
+    return workers, batch_size
+
+
+def image_pool(dataset: ImageFolder) -> list[int]:
+    """Indices of up to :data:`POOL_IMAGES` images, the same ones each time, their files read into the page cache."""
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist()
+    pool: list[int] = order[:POOL_IMAGES]
+    for index in pool:
+        Path(dataset.samples[index][0]).read_bytes()
+    return pool
+
+
+class EndlessDraws(Sampler[int]):
+    """``count`` indices from ``pool``, shuffled anew each time it is used up: no epoch ends while the clock runs.
+
+    Args:
+        pool: What to draw from, at least one index.
+        count: How many draws.
+        seed: Same seed, same draws.
+    """
+
+    def __init__(self, pool: Sequence[int], count: int, seed: int = 0) -> None:
+        if not pool:
+            raise ValueError("the data set must hold at least 1 image, got 0")
+        self._pool = torch.tensor(pool)
+        self._count = count
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed)
+
+        def rounds() -> Iterator[list[int]]:
+            while True:
+                yield self._pool[torch.randperm(len(self._pool), generator=generator)].tolist()
+
+        return itertools.islice(itertools.chain.from_iterable(rounds()), self._count)
+
+
+def add_data_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--data``."""
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        type=Path,
+        help="folder with one folder of images per class (default: photographs, written to .fastload/ if need be)",
+    )

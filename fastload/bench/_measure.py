@@ -1,0 +1,174 @@
+"""What every benchmark shares: what it ran on, repeats in turn, and a JSON file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import fastload
+from fastload._machine import usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Repeats of one measurement.
+
+    Attributes:
+        values: Every repeat, in the order in which they were measured.
+    """
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("a measurement must have at least 1 value, got 0")
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Collect ``values``."""
+        return cls(tuple(float(value) for value in values))
+
+    @property
+    def median(self) -> float:
+        """The middle value."""
+        return statistics.median(self.values)
+
+    @property
+    def relative(self) -> float:
+        """Largest less smallest value, as a share of the median; 0 when the median is 0."""
+        return (max(self.values) - min(self.values)) / self.median if self.median else 0.0
+
+    def percentile(self, percent: float) -> float:
+        """The smallest value that at least ``percent`` per cent of the values do not exceed."""
+        rank = max(1, -(-len(self.values) * percent // 100))
+        return sorted(self.values)[int(rank) - 1]
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in a JSON file."""
+        return {"median": self.median, "min": min(self.values), "max": max(self.values), "values": list(self.values)}
+
+
+def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, Spread]:
+    """Measure every contender ``repeats`` times, in turn, so that a drift of the machine meets all of them alike.
+
+    Every second round runs backwards: whoever comes first in a round has no lasting advantage.
+
+    Args:
+        contenders: Name to a function that measures once and returns the figure. They should be warm.
+        repeats: Rounds, at least 1.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be >= 1, got {repeats}")
+    values: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders)
+    for _ in range(repeats):
+        for name in order:
+            values[name].append(contenders[name]())
+        order.reverse()
+    return {name: Spread.of(collected) for name, collected in values.items()}
+
+
+def ratio(numerator: Spread, denominator: Spread) -> Spread:
+    """Round by round quotient of two contenders of one :func:`interleave`: what both met in a round cancels."""
+    return Spread.of([a / b for a, b in zip(numerator.values, denominator.values, strict=True)])
+
+
+def environment() -> dict[str, Any]:
+    """What a measurement ran on: everything that a reader needs to judge a figure or to repeat it."""
+    record: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "cpu": _cpu_model(),
+        "usable_cpus": usable_cpus(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": _version("torchvision"),
+        "pillow": _pillow_version(),
+        "fastload": fastload.__version__,
+        "gpu": None,
+        "driver": None,
+        "cuda": None,
+    }
+    if torch.cuda.is_available():
+        record["gpu"] = torch.cuda.get_device_name()
+        record["driver"] = _driver_version()
+        record["cuda"] = torch.version.cuda
+    return record
+
+
+def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:
+    """Write ``record`` to ``path`` in one step; a reader never sees half of it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, staging = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(record, file, indent=2, allow_nan=False)
+            file.write("\n")
+        Path(staging).chmod(0o644)
+        Path(staging).replace(path)
+    except BaseException:
+        Path(staging).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that is running; ``FASTLOAD_COMMIT`` names it where the checkout has no history."""
+    folder = Path(fastload.__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        # An installed package may lie inside somebody else's repository, which does not track it.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".", "../csrc") else "")
+    return os.environ.get("FASTLOAD_COMMIT")
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _driver_version() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+        return done.stdout.splitlines()[0].strip()
+    return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _pillow_version() -> str:
+    import PIL
+    from PIL import features
+
+    return f"{PIL.__version__} (libjpeg-turbo {features.version('libjpeg_turbo')})"

@@ -1,0 +1,267 @@
+"""The rungs of the ladder, and how one of them is measured."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from fastload import FastLoader
+from fastload.bench._data import EndlessDraws
+from fastload.bench._measure import Spread
+from fastload.bench._steps import run_steps
+from fastload.bench._trace import GpuActivity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from fastload.bench._steps import Batch, Clock, StepMarks
+
+PREFETCH_FACTOR = 2  # batches that every worker may have ready: torch's default, the same on every rung
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One loop to measure; every rung keeps what the one below it has.
+
+    Attributes:
+        number: 1 to 6 as in the reference run; 0 is the ceiling, whose data is on the GPU already.
+        name: What this rung changes.
+        workers: Worker processes.
+        channels_last: Memory format of weights and images.
+        pinned: Whether batches pass through pinned memory.
+        side_stream: Whether FastLoader copies one batch ahead on a stream of its own.
+        loader_alone: Whether the rung says something without a GPU: then the loader runs without training.
+    """
+
+    number: int
+    name: str
+    workers: int
+    channels_last: bool = False
+    pinned: bool = False
+    side_stream: bool = False
+    loader_alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """How long a rung is measured.
+
+    Attributes:
+        steps: Training steps per repeat (see :func:`window_steps`).
+        repeats: Repeats, back to back: no pause in which a loader could run ahead.
+        traced_steps: Steps under the profiler, after the repeats.
+    """
+
+    steps: int = 30
+    repeats: int = 5
+    traced_steps: int = 20
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungResult:
+    """What a rung measured.
+
+    Attributes:
+        rung: The rung.
+        images_per_s: One value per repeat.
+        ms_per_step: One value per repeat.
+        wait_share: Share of the time in which the GPU had finished a step and the loop had no next batch yet.
+        copy_share: Share of the time in which the GPU's compute stream was taken by the copy of a batch.
+        gpu: What the profiler recorded; ``None`` where nothing was trained.
+    """
+
+    rung: Rung
+    images_per_s: Spread
+    ms_per_step: Spread
+    wait_share: float | None
+    copy_share: float | None
+    gpu: GpuActivity | None
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in the JSON file."""
+        gpu = self.gpu
+        return {
+            **asdict(self.rung),
+            "images_per_s": self.images_per_s.record(),
+            "ms_per_step": self.ms_per_step.record(),
+            "wait_share": self.wait_share,
+            "copy_share": self.copy_share,
+            "gpu_busy_share": None if gpu is None else gpu.busy_share,
+            "h2d_gb_per_s": None if gpu is None else gpu.copy_gb_per_s,
+        }
+
+
+def worker_counts(cores: int) -> tuple[int, int, int]:
+    """Worker processes of rung 1, rung 2 and rung 4.
+
+    2 at first, as in the reference run, then half the cores, then nearly all: the training loop and the pin-memory
+    thread need a core too (with 16 cores, 12 workers fed a GPU faster than 16). At most 32: no GPU takes more. Never
+    more than there are cores, so that on one or two of them some counts are the same.
+    """
+    few = max(1, min(2, cores // 2))
+    more = min(max(few + 1, min(cores // 2, 16)), cores)
+    most = min(max(more + 1, min(cores - max(1, cores // 8), 32)), cores)
+    return few, more, most
+
+
+def rungs(cores: int) -> tuple[Rung, ...]:
+    """The ladder on a machine with so many usable cores, the ceiling last."""
+    few, more, most = worker_counts(cores)
+    return (
+        Rung(number=1, name="few workers", workers=few, loader_alone=True),
+        Rung(number=2, name="more workers", workers=more, loader_alone=True),
+        Rung(number=3, name="channels_last", workers=more, channels_last=True),
+        Rung(number=4, name="more workers again", workers=most, channels_last=True, loader_alone=True),
+        Rung(number=5, name="pinned memory", workers=most, channels_last=True, pinned=True),
+        Rung(number=6, name="FastLoader", workers=most, channels_last=True, pinned=True, side_stream=True),
+        Rung(number=0, name="ceiling", workers=0, channels_last=True),
+    )
+
+
+class Feed:
+    """The batches of one rung: a loader that is running, and how its batches reach the device.
+
+    Args:
+        rung: Which loader.
+        dataset: What it loads; unused by the ceiling.
+        pool: Indices to draw from.
+        batch_size: Images per batch.
+        batches: How many batches will be asked for.
+        device: Where they have to go; ``None`` leaves them where the loader puts them.
+    """
+
+    def __init__(
+        self,
+        rung: Rung,
+        dataset: Any,
+        pool: Sequence[int],
+        batch_size: int,
+        batches: int,
+        device: torch.device | None,
+    ) -> None:
+        self._rung = rung
+        self._device = device
+        self.batches: Iterator[Batch]
+        if not rung.workers:
+            self.batches = self._same_batch(batch_size)
+            return
+        # More than will be asked for, so that no worker falls idle while the clock still runs.
+        batches += rung.workers * PREFETCH_FACTOR
+        arguments: dict[str, Any] = {
+            "batch_size": batch_size,
+            "sampler": EndlessDraws(pool, batches * batch_size),
+            "num_workers": rung.workers,
+            "prefetch_factor": PREFETCH_FACTOR,
+            "pin_memory": rung.pinned,
+        }
+        if rung.side_stream:
+            self.batches = iter(FastLoader(dataset, **arguments, device="cpu" if device is None else device))
+        else:
+            self.batches = iter(DataLoader(dataset, **arguments))
+
+    def move(self, images: Tensor, labels: Tensor) -> Batch:
+        """Copy a batch as this rung does."""
+        rung = self._rung
+        if self._device is None or rung.side_stream or not rung.workers:
+            return images, labels
+        images = images.to(self._device, non_blocking=rung.pinned)
+        labels = labels.to(self._device, non_blocking=rung.pinned)
+        return images, labels
+
+    def lay_out(self, images: Tensor) -> Tensor:
+        """Bring a batch that is on the device into this rung's memory format."""
+        return images.contiguous(memory_format=torch.channels_last) if self._rung.channels_last else images
+
+    def close(self) -> None:
+        """Stop the workers, so that the next rung has the machine for itself. Blocks until they have gone."""
+        iterator: Any = self.batches
+        shutdown = getattr(iterator, "close", None) or iterator._shutdown_workers  # FastLoader's, or torch's
+        shutdown()
+
+    def _same_batch(self, batch_size: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(batch_size, 3, 224, 224, generator=generator).to(self._device)
+        labels = torch.randint(1000, (batch_size,), generator=generator).to(self._device)
+        images = self.lay_out(images)
+        while True:
+            yield images, labels
+
+
+def batches_needed(rung: Rung, length: Length, *, traced: bool) -> int:
+    """How many batches :func:`measure` asks for."""
+    warm = warm_steps(rung)
+    return warm + length.repeats * window_steps(rung, length) + (warm + length.traced_steps if traced else 0)
+
+
+def window_steps(rung: Rung, length: Length) -> int:
+    """Steps of one repeat: at least ``length.steps``, and a multiple of the workers.
+
+    Workers finish their batches at about the same time, so batches come in bursts of as many; a repeat that held one
+    burst more or less than the next would say nothing.
+    """
+    workers = max(1, rung.workers)
+    return -(-length.steps // workers) * workers
+
+
+def warm_steps(rung: Rung) -> int:
+    """Steps until the loop runs as it will go on: what the workers had time to prefetch is used up."""
+    return max(10, rung.workers * PREFETCH_FACTOR + 4)
+
+
+def measure(
+    rung: Rung,
+    feed: Feed,
+    train: Callable[[Tensor, Tensor], object] | None,
+    clock: Clock,
+    batch_size: int,
+    length: Length,
+    trace: Callable[[Callable[[int], object], int, int], GpuActivity] | None,
+) -> RungResult:
+    """Measure one rung in steady state.
+
+    Args:
+        rung: What is measured.
+        feed: Its batches.
+        train: The training step; ``None`` runs the loader alone.
+        clock: Marks the steps.
+        batch_size: Images per step.
+        length: How long.
+        trace: :func:`fastload.bench._trace.record_activity`, or ``None`` for no record.
+    """
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        if train is not None:
+            train(feed.lay_out(images), labels)
+
+    def advance(count: int) -> list[StepMarks]:
+        return run_steps(feed.batches, feed.move, step, clock, count)
+
+    steps = window_steps(rung, length)
+    before = advance(warm_steps(rung))[-1]
+    marks = advance(length.repeats * steps)
+    clock.finish()
+    ends = [before.ended, *(mark.ended for mark in marks)]
+    windows = [clock.between_s(start, end) for start, end in itertools.pairwise(ends[::steps])]
+    total_s = sum(windows)
+    wait_s = sum(clock.between_s(end, mark.arrived) for end, mark in zip(ends, marks, strict=False))
+    copy_s = sum(clock.between_s(mark.arrived, mark.copied) for mark in marks)
+    activity = trace(advance, warm_steps(rung), length.traced_steps) if trace is not None else None
+    return RungResult(
+        rung=rung,
+        images_per_s=Spread.of([steps * batch_size / window for window in windows]),
+        ms_per_step=Spread.of([window / steps * 1e3 for window in windows]),
+        wait_share=None if train is None else wait_s / total_s,
+        copy_share=None if train is None else copy_s / total_s,
+        gpu=activity,
+    )

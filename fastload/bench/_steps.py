@@ -1,0 +1,149 @@
+"""A training step, and a clock that runs on the GPU's own time where there is one."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor, nn
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Clock(Protocol):
+    """Marks points of a training loop, and tells the time between them once they have passed."""
+
+    def mark(self) -> Any:
+        """Mark this point; never blocks."""
+        ...
+
+    def finish(self) -> None:
+        """Block until every mark has passed."""
+        ...
+
+    def between_s(self, start: Any, end: Any) -> float:
+        """Seconds from ``start`` to ``end``; only after :meth:`finish`."""
+        ...
+
+
+class HostClock:
+    """The host's clock: for loops that do all their work on the CPU."""
+
+    def mark(self) -> float:
+        """Mark this point."""
+        return time.perf_counter()
+
+    def finish(self) -> None:
+        """Nothing is pending."""
+
+    def between_s(self, start: float, end: float) -> float:
+        """Seconds from ``start`` to ``end``."""
+        return end - start
+
+
+class CudaClock:
+    """CUDA events on the current stream.
+
+    A mark takes effect when the GPU has done all that was queued before it. So the time between the mark at the end of
+    a step and one set when the next batch arrives is how long the GPU had nothing to do: zero when the batch came in
+    time, however long the host was inside ``next()``. The host's own clock could not tell: a host that waits while the
+    GPU is busy costs nothing.
+    """
+
+    def mark(self) -> torch.cuda.Event:
+        """Queue an event on the current stream."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def finish(self) -> None:
+        """Synchronize with the device."""
+        torch.cuda.synchronize()
+
+    def between_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Seconds between two events, on the GPU's clock."""
+        return float(start.elapsed_time(end)) / 1e3
+
+
+class TrainingStep:
+    """Forward, backward and SGD of an image classifier, bf16 autocast: everything is queued, nothing is waited for.
+
+    Args:
+        model: A name that ``torchvision.models.get_model`` knows.
+        device: Where to train.
+        channels_last: Memory format of the weights.
+        classes: Labels are smaller than this.
+    """
+
+    def __init__(self, model: str, device: torch.device, *, channels_last: bool, classes: int = 1000) -> None:
+        from torchvision.models import get_model
+
+        torch.manual_seed(0)
+        memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self._device = device
+        self._model: nn.Module = get_model(model, weights=None, num_classes=classes)
+        self._model = self._model.to(device=device, memory_format=memory_format).train()
+        self._loss = torch.nn.CrossEntropyLoss()
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Train on one batch that is on the device; returns the loss, there."""
+        self._optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self._device.type, dtype=torch.bfloat16):
+            loss: Tensor = self._loss(self._model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return loss
+
+
+def check_model(model: str) -> None:
+    """Raise ``ValueError`` unless ``model`` names one of torchvision's image classifiers."""
+    from torchvision import models
+
+    names = models.list_models(module=models)
+    if model not in names:
+        close = difflib.get_close_matches(model, names, 3) or ["resnet50"]
+        raise ValueError(f"--model must be one of torchvision's classifiers, got {model!r}; try {', '.join(close)}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepMarks:
+    """The marks of one step: the batch came from the loader, it was copied, the step on it ended."""
+
+    arrived: Any
+    copied: Any
+    ended: Any
+
+
+def run_steps(
+    batches: Iterator[Batch],
+    move: Callable[[Tensor, Tensor], Batch],
+    step: Callable[[Tensor, Tensor], object],
+    clock: Clock,
+    count: int,
+) -> list[StepMarks]:
+    """Run ``count`` steps and mark them; waits for nothing but the batches.
+
+    Args:
+        batches: Where ``next()`` is called, once per step.
+        move: Brings a batch to the device, on the current stream.
+        step: Trains on it.
+        clock: Sets the marks.
+        count: Steps to run.
+    """
+    marks = []
+    for _ in range(count):
+        images, labels = next(batches)
+        arrived = clock.mark()
+        images, labels = move(images, labels)
+        copied = clock.mark()
+        step(images, labels)
+        marks.append(StepMarks(arrived, copied, clock.mark()))
+    return marks

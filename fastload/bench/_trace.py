@@ -1,0 +1,104 @@
+"""What the GPU really did during some training steps, from the profiler's record of every kernel and copy."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class GpuActivity:
+    """A stretch of time on one GPU.
+
+    Attributes:
+        busy_share: Share of the time in which at least one kernel ran, what ``nvidia-smi`` calls utilization. Copies do
+            not count. ``None`` when the profiler recorded no kernel.
+        copied_bytes: Bytes that went from host to device.
+        copy_s: Time in which at least one copy from host to device was under way.
+    """
+
+    busy_share: float | None
+    copied_bytes: int
+    copy_s: float
+
+    @property
+    def copy_gb_per_s(self) -> float | None:
+        """Speed of the copies from host to device while they were under way, in 1e9 bytes per second."""
+        return self.copied_bytes / self.copy_s / 1e9 if self.copy_s else None
+
+
+def record_activity(
+    advance: Callable[[int], object],
+    warm_steps: int,
+    steps: int,
+    *,
+    synchronize: Callable[[], object] = torch.cuda.synchronize,
+    activities: Sequence[ProfilerActivity] = (ProfilerActivity.CUDA,),
+) -> GpuActivity:
+    """Record ``steps`` steps with torch's profiler (CUPTI's activity records: the GPU's own timestamps).
+
+    To start the profiler takes time in which loaders run ahead, so ``warm_steps`` steps run under it before the record
+    begins. The stretch lies between two synchronizations.
+
+    Args:
+        advance: Runs that many training steps.
+        warm_steps: At least 1; should use up what the loader can hold.
+        steps: How many to record.
+        synchronize: Waits for the device.
+        activities: What to record.
+    """
+    with tempfile.TemporaryDirectory(prefix="fastload-") as folder:
+        path = Path(folder) / "trace.json"
+        with profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=warm_steps, active=1, repeat=1),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+            acc_events=True,
+        ) as profiler:
+            for _ in range(warm_steps):
+                advance(1)
+                profiler.step()
+            synchronize()
+            start = time.perf_counter()
+            advance(steps)
+            synchronize()
+            elapsed_s = time.perf_counter() - start
+        events = json.loads(path.read_text())["traceEvents"]
+    return summarize(events, elapsed_s)
+
+
+def summarize(events: Iterable[dict[str, Any]], elapsed_s: float) -> GpuActivity:
+    """Add up the kernels and the copies from host to device of a Chrome trace (times there are microseconds)."""
+    kernels: list[tuple[float, float]] = []
+    copies: list[tuple[float, float]] = []
+    copied_bytes = 0
+    for event in events:
+        category = event.get("cat")
+        if category == "kernel":
+            kernels.append((event["ts"], event["ts"] + event["dur"]))
+        elif category == "gpu_memcpy" and "HtoD" in event["name"]:
+            copies.append((event["ts"], event["ts"] + event["dur"]))
+            copied_bytes += int(event["args"]["bytes"])
+    busy_share = covered(kernels) / 1e6 / elapsed_s if kernels else None
+    return GpuActivity(busy_share, copied_bytes, covered(copies) / 1e6)
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of ``(start, end)`` intervals: what overlaps counts once."""
+    total = 0.0
+    reached = float("-inf")
+    for start, end in sorted(intervals):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total

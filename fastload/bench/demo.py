@@ -1,0 +1,129 @@
+"""What FastLoader is about, in a minute, on real photographs: ``fastload bench demo``.
+
+Loads the same images with torch's DataLoader and with FastLoader, compares every batch bit for bit, and times both in
+turn. Both bring their batches to the GPU in channels_last, where there is one: DataLoader with pinned memory and a
+hand-written copy. With a GPU the whole ladder follows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from fastload import FastLoader
+from fastload.bench import ladder
+from fastload.bench._chart import draw
+from fastload.bench._compare import count_same, race
+from fastload.bench._data import SharedMemoryError, add_data_argument, check_data, image_pool, loader_size, open_images
+from fastload.bench._measure import environment, write_json
+from fastload.bench._rungs import Length
+from fastload.bench._show import console, refuse
+
+if TYPE_CHECKING:
+    import argparse
+
+    from fastload.bench._measure import Spread
+
+OUTPUT = Path(".fastload")
+
+
+def compare(data: Path | None, *, quick: bool, repeats: int) -> dict[str, Any]:
+    """Compare and time both loaders.
+
+    Returns:
+        The record for the JSON file.
+
+    Raises:
+        ValueError: A batch differs.
+    """
+    dataset, data_record = open_images(data, quick)
+    pool = image_pool(dataset)
+    images = torch.utils.data.Subset(dataset, pool)
+    workers, batch_size = loader_size(quick)
+    on_gpu = torch.cuda.is_available()
+    arguments: dict[str, Any] = {
+        "batch_size": batch_size,
+        "shuffle": True,
+        "num_workers": workers,
+        "pin_memory": on_gpu,
+        "persistent_workers": True,
+    }
+    theirs = DataLoader(images, **arguments)
+    with FastLoader(images, **arguments) as ours:
+        screen = console()
+        screen.print(f"{len(images)} photographs, batches of {batch_size}, {workers} workers: comparing ...")
+        batches = count_same(ours, theirs)
+        screen.print(f"{batches} of {batches} batches are the same, bit for bit\n")
+        screen.print("what FastLoader does here:")
+        screen.print(str(ours.plan), markup=False)
+
+        def to_gpu(batch: list[torch.Tensor]) -> None:
+            photographs, labels = (tensor.to("cuda", non_blocking=True) for tensor in batch)
+            photographs.contiguous(memory_format=torch.channels_last)
+            labels.sum()
+
+        loaders = {"torch DataLoader": theirs, "FastLoader": ours}
+        speeds = race(loaders, len(images), repeats, {"torch DataLoader": to_gpu} if on_gpu else None)
+    _show(speeds, "on the GPU" if on_gpu else "on the CPU")
+    return {
+        "benchmark": "demo",
+        "environment": environment(),
+        "dataset": data_record,
+        "parameters": {"batch_size": batch_size, "workers": workers, "repeats": repeats},
+        "same_batches": batches,
+        "images_per_s": {name: spread.record() for name, spread in speeds.items()},
+    }
+
+
+def _show(speeds: dict[str, Spread], where: str) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=f"batches {where}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("loader")
+    table.add_column("images/s", justify="right")
+    table.add_column("±", justify="right")
+    for name, spread in speeds.items():
+        table.add_row(name, f"{spread.median:,.0f}", f"{spread.relative / 2:.1%}")
+    console().print()
+    console().print(table)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench demo``."""
+    add_data_argument(parser)
+    parser.add_argument("--repeats", type=int, default=5, help="epochs per loader (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the comparison's figures there")
+    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``fastload bench demo``."""
+    try:
+        check_data(args.data)
+        loader_size(args.quick)
+        if args.repeats < 1:
+            raise ValueError(f"--repeats must be >= 1, got {args.repeats}")
+    except (ValueError, FileNotFoundError, SharedMemoryError) as error:
+        return refuse(error)
+    screen = console()
+    record = compare(args.data, quick=args.quick, repeats=args.repeats)
+    if args.json:
+        screen.print(f"figures: {write_json(args.json, record)}")
+    if not torch.cuda.is_available():
+        screen.print(
+            "No GPU here, so FastLoader is torch's DataLoader. "
+            "With one, the demo goes on to train ResNet-50 and climbs the ladder."
+        )
+        return 0
+    length = Length(steps=2, repeats=2, traced_steps=2) if args.quick else Length()
+    climbed = ladder.show(
+        ladder.Ladder(data=args.data, batch_size=8 if args.quick else 256, length=length, quick=args.quick)
+    )
+    write_json(OUTPUT / "ladder.json", climbed)
+    draw(climbed, OUTPUT / "ladder.png")
+    screen.print(f"every figure: {OUTPUT / 'ladder.json'}; the chart: {OUTPUT / 'ladder.png'}")
+    return 0

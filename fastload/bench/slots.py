@@ -1,0 +1,340 @@
+"""What the pinned shared slots are worth: ``fastload bench slots``.
+
+FastLoader beside ``DataLoader(pin_memory=True)`` with ``.cuda(non_blocking=True)``: same dataset of ready tensors, same
+workers, delivered on the GPU. Workers persist; a figure is a whole epoch, from ``iter()`` to the last byte on the
+device; the loaders take turns. Both yield the same bits, which is checked first.
+
+Beside the cases stand the parts of the road by themselves (stacking in the workers, first touch of the pages, the
+link), so that a reader sees which one is the limit. Needs a CUDA device.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fastload import FastLoader
+from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
+from fastload.bench._show import console, refuse
+from fastload.host import map_leaves
+from fastload.memory.packing import Packer
+from fastload.memory.slots import Arena
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+IMAGE = (3, 224, 224)
+
+
+class ReadyTensors(Dataset[Any]):
+    """Images that only have to be stacked; ``length`` samples over ``distinct`` tensors."""
+
+    def __init__(self, dtype: torch.dtype, length: int, distinct: int = 512) -> None:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randint(0, 256, (distinct, *IMAGE), dtype=torch.uint8, generator=generator)
+        self._images = images if dtype == torch.uint8 else images.to(dtype).div_(255)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return self._images[index % len(self._images)], index
+
+
+class ManySmall(Dataset[Any]):
+    """A whole batch per index: 30 tensors of 1 KB."""
+
+    def __init__(self, length: int) -> None:
+        self._batch = {f"field {i}": torch.arange(256, dtype=torch.float32) + i for i in range(30)}
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batch
+
+
+class Tokens(Dataset[Any]):
+    """Sequences of 32 to 2048 tokens."""
+
+    def __init__(self, length: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._lengths = torch.randint(32, 2049, (length,), generator=generator).tolist()
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self._lengths[index],), index)
+
+
+def as_dict(samples: list[Any]) -> Any:
+    """A custom collate function, as users write it."""
+    images, numbers = zip(*samples, strict=True)
+    return {"images": torch.stack(images), "numbers": torch.tensor(numbers)}
+
+
+def pad_to_longest(samples: list[torch.Tensor]) -> torch.Tensor:
+    """One batch of tokens."""
+    return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question.
+
+    Attributes:
+        dataset: Made anew for each contender.
+        arguments: Of the loader, the same for both.
+        aim: The ratio that is asked for.
+    """
+
+    dataset: Callable[[], Dataset[Any]]
+    arguments: dict[str, Any]
+    aim: float
+
+
+def cases(workers: int, batch_size: int, batches: int) -> dict[str, Case]:
+    """The questions, at ``workers`` workers (small batches: half as many)."""
+    images = {"batch_size": batch_size, "num_workers": workers}
+    few = max(1, workers // 2)
+    count = batches * batch_size
+    return {
+        "fp32 images": Case(lambda: ReadyTensors(torch.float32, count), images, 7.0),
+        "uint8 images": Case(lambda: ReadyTensors(torch.uint8, count), images, 6.0),
+        "custom collate": Case(lambda: ReadyTensors(torch.float32, count), {**images, "collate_fn": as_dict}, 2.0),
+        "30 small tensors": Case(lambda: ManySmall(20 * batches), {"batch_size": None, "num_workers": few}, 1.0),
+        "padded tokens": Case(
+            lambda: Tokens(32 * 10 * batches),
+            {"batch_size": 32, "num_workers": few, "collate_fn": pad_to_longest},
+            1.0,
+        ),
+    }
+
+
+def to_cuda(batch: Any) -> Any:
+    """What a training loop does with a pinned batch."""
+    return map_leaves(lambda leaf: leaf.cuda(non_blocking=True), batch)
+
+
+def deliveries(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Batches on the GPU, whoever brings them there."""
+    fast = isinstance(loader, FastLoader)
+    for batch in loader:
+        yield batch if fast else to_cuda(batch)
+
+
+def epoch_s(loader: DataLoader[Any]) -> float:
+    """Seconds of one epoch, up to the last byte on the device."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in deliveries(loader):
+        pass
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+class HeldMemory:
+    """Peak of pinned bytes and of bytes in ``/dev/shm`` while it is entered, sampled every 10 ms."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.peak_bytes = 0
+
+    def _held(self) -> int:
+        disk = os.statvfs("/dev/shm")
+        held = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+        held += int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+        return held + (self._loader.stats().pinned_bytes if isinstance(self._loader, FastLoader) else 0)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.01):
+            self.peak_bytes = max(self.peak_bytes, self._held() - self._before)
+
+    def __enter__(self) -> HeldMemory:
+        self._before = self._held() - (self._loader.stats().pinned_bytes if isinstance(self._loader, FastLoader) else 0)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def check_same(case: Case, loaders: dict[str, DataLoader[Any]], at_most: int = 40) -> int:
+    """Compare the batches of both contenders bit for bit; returns how many.
+
+    Raises:
+        RuntimeError: They differ.
+    """
+    compared = 0
+    for number, (first, second) in enumerate(zip(*map(deliveries, loaders.values()), strict=True)):
+        if number < at_most:
+            leaves: list[list[torch.Tensor]] = [[], []]
+            for batch, collected in zip((first, second), leaves, strict=True):
+                map_leaves(collected.append, batch)
+            for ours, theirs in zip(*leaves, strict=True):
+                if not torch.equal(ours, theirs):
+                    raise RuntimeError(f"batch {number} differs between {' and '.join(loaders)}")
+            compared += 1
+    return compared
+
+
+def measure_case(case: Case, repeats: int) -> dict[str, Any]:
+    """One question answered, as it stands in the JSON file."""
+    dataset = case.dataset()
+    common = {**case.arguments, "persistent_workers": True}
+    loaders: dict[str, DataLoader[Any]] = {
+        "torch": DataLoader(dataset, pin_memory=True, **common),
+        "fastload": FastLoader(dataset, memory_format=None, **common),
+    }
+    compared = check_same(case, loaders)  # an epoch of each: the warm-up, too
+    held = {}
+    for name, loader in loaders.items():
+        with HeldMemory(loader) as memory:
+            epoch_s(loader)
+        held[name] = memory.peak_bytes
+    seconds = interleave({name: _measure(loader) for name, loader in loaders.items()}, repeats)
+    fast = loaders["fastload"]
+    if not isinstance(fast, FastLoader):
+        raise TypeError("the second contender is FastLoader")
+    stats = fast.stats()
+    batches = len(fast)
+    batch_bytes = stats.device_bytes / stats.batches
+    record = {
+        "batches": batches,
+        "batch_bytes": batch_bytes,
+        "compared": compared,
+        "seconds": {name: spread.record() for name, spread in seconds.items()},
+        "gigabytes_per_s": {
+            name: Spread.of([batches * batch_bytes / value / 1e9 for value in spread.values]).record()
+            for name, spread in seconds.items()
+        },
+        "batches_per_s": {
+            name: Spread.of([batches / value for value in spread.values]).record() for name, spread in seconds.items()
+        },
+        "speedup": ratio(seconds["torch"], seconds["fastload"]).record(),
+        "aim": case.aim,
+        "held_bytes": held,
+        "slots": {"count": stats.slots, "bytes": stats.slot_bytes, "pinned_bytes": stats.pinned_bytes},
+        "in_slots": stats.slot_batches,
+        "missed": dict(stats.missed),
+        "plan": str(fast.plan),
+    }
+    fast.close()
+    del loaders
+    return record
+
+
+def _measure(loader: DataLoader[Any]) -> Callable[[], float]:
+    return lambda: epoch_s(loader)
+
+
+def _stack_forever(arena: Arena, indices: list[int], samples: list[torch.Tensor], times: int) -> None:
+    torch.set_num_threads(1)
+    for turn in range(times):
+        Packer(arena.mapping.slot(indices[turn % len(indices)])).stack(samples)
+
+
+def parts_of_the_road(workers: int, batch_size: int) -> dict[str, Any]:
+    """Each part by itself, in GB/s of batch bytes: what the whole is to be compared with."""
+    samples = list(torch.randint(0, 256, (batch_size, *IMAGE), dtype=torch.uint8).float())
+    batch_bytes = batch_size * samples[0].nbytes
+    begin = time.perf_counter()
+    arena = Arena(1, 2 * workers, batch_bytes)
+    registered_s = time.perf_counter() - begin
+    context = torch.multiprocessing.get_context("fork")
+    figures: dict[str, Any] = {"register_gigabytes_per_s": arena.nbytes / registered_s / 1e9}
+    for count in sorted({1, workers}):
+        for label, times in (("first touch", 2), ("steady", 40)):
+            processes = [
+                context.Process(target=_stack_forever, args=(arena, [2 * i, 2 * i + 1], samples, times))
+                for i in range(count)
+            ]
+            begin = time.perf_counter()
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+            seconds = time.perf_counter() - begin
+            figures[f"stack, {count} workers, {label}"] = count * times * batch_bytes / seconds / 1e9
+    device = torch.empty(batch_bytes, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for turn in range(20):
+        device.copy_(arena.mapping.slot(turn % arena.count), non_blocking=True)
+    torch.cuda.synchronize()
+    figures["link"] = 20 * batch_bytes / (time.perf_counter() - begin) / 1e9
+    arena.close()
+    return figures
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench slots``."""
+    parser.add_argument("--workers", type=int, default=8, help="worker processes for images (default: 8)")
+    parser.add_argument("--batch-size", type=int, default=256, help="images per batch (default: 256)")
+    parser.add_argument("--batches", type=int, default=96, help="image batches per epoch (default: 96)")
+    parser.add_argument("--repeats", type=int, default=5, help="epochs per contender (default: 5)")
+    parser.add_argument("--case", action="append", help="only this case; may be given again")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run ``fastload bench slots``."""
+    from rich.table import Table
+
+    if arguments.quick:
+        arguments.workers, arguments.batch_size, arguments.batches, arguments.repeats = 2, 8, 6, 1
+    if not torch.cuda.is_available():
+        console().print("bench slots: skipped, slots are registered with CUDA and torch finds no CUDA device here")
+        return 0
+    chosen = cases(arguments.workers, arguments.batch_size, arguments.batches)
+    for name in arguments.case or []:
+        if name not in chosen:
+            return refuse(ValueError(f"--case must be one of {', '.join(map(repr, chosen))}, got {name!r}"))
+    results = {}
+    table = Table(title="On the GPU: pinned slots beside DataLoader(pin_memory=True)")
+    for column in ("", "torch", "FastLoader", "speed-up", "asked", "held, torch", "held, FastLoader"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, case in chosen.items():
+        if arguments.case and name not in arguments.case:
+            continue
+        begin = time.perf_counter()
+        results[name] = record = measure_case(case, arguments.repeats)
+        speedup = record["speedup"]["median"]
+        console().print(f"{name}: {speedup:.2f} times as fast ({time.perf_counter() - begin:.0f} s to measure)")
+        large = record["batch_bytes"] > 2**20
+        key, unit = ("gigabytes_per_s", "GB/s") if large else ("batches_per_s", "batches/s")
+        table.add_row(
+            name,
+            *(f"{record[key][contender]['median']:,.1f} {unit}" for contender in ("torch", "fastload")),
+            f"{record['speedup']['median']:.2f}×",
+            f"{case.aim:.0f}×",
+            *(f"{record['held_bytes'][contender] / 1e6:,.0f} MB" for contender in ("torch", "fastload")),
+        )
+    parts = parts_of_the_road(arguments.workers, arguments.batch_size)
+    console().print(table)
+    for part, figure in parts.items():
+        console().print(f"  {part}: {figure:.1f} GB/s")
+    if arguments.json:
+        record = {
+            "environment": environment(),
+            "workers": arguments.workers,
+            "batch_size": arguments.batch_size,
+            "cases": results,
+            "parts": parts,
+        }
+        console().print(f"wrote {write_json(arguments.json, record)}")
+    return 0

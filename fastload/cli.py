@@ -1,0 +1,94 @@
+"""The command ``fastload``: picks a subcommand from a table and imports only its module."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from fastload._version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand.
+
+    Attributes:
+        module: Has ``add_arguments(parser)`` and ``main(args) -> int``; imported when chosen.
+        help: One line.
+        extra: The extra that brings its optional dependencies.
+    """
+
+    module: str
+    help: str
+    extra: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Subcommands one level down."""
+
+    commands: Table
+    help: str
+
+
+Table: TypeAlias = dict[str, "Command | Group"]
+
+BENCH: Final[Table] = {
+    "demo": Command("fastload.bench.demo", "FastLoader beside DataLoader on photographs", "bench"),
+    "ladder": Command("fastload.bench.ladder", "the classic ladder of optimizations of a training run", "bench"),
+    "photos": Command("fastload.bench.photos", "write a data set of real photographs", "bench"),
+    "slots": Command("fastload.bench.slots", "pinned shared slots beside pin_memory=True", "bench"),
+    "step": Command("fastload.bench.step", "what the device side costs a training step", "bench"),
+}
+
+COMMANDS: Final[Table] = {
+    "run": Command("fastload.run", "run a script with FastLoader in the place of DataLoader, no line changed"),
+    "bench": Group(BENCH, "measure on this machine"),
+    "doctor": Command("fastload.doctor", "what this machine has and lacks"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's own) and return its exit code."""
+    try:
+        return _dispatch("fastload", COMMANDS, list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(prog: str, table: Table, argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog=prog, description=_describe(prog))
+    if table is COMMANDS:
+        parser.add_argument("--version", action="version", version=f"fastload {__version__}")
+    chosen = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for name, entry in table.items():
+        chosen.add_parser(name, help=entry.help, add_help=False)
+    # Whatever is not an option of this level is the command; all that follows is the command's own affair.
+    name = parser.parse_args(argv[:1]).command
+    entry = table[name]
+    if isinstance(entry, Group):
+        return _dispatch(f"{prog} {name}", entry.commands, argv[1:])
+    return _run(f"{prog} {name}", entry, argv[1:])
+
+
+def _run(prog: str, command: Command, argv: list[str]) -> int:
+    try:
+        module = importlib.import_module(command.module)
+        parser = argparse.ArgumentParser(prog=prog, description=command.help, allow_abbrev=False)
+        module.add_arguments(parser)
+        code: int = module.main(parser.parse_args(argv))
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if command.extra is None or missing.partition(".")[0] == "fastload":
+            raise
+        print(f"{prog} needs {missing}: pip install 'fastload[{command.extra}]'", file=sys.stderr)
+        return 1
+    return code
+
+
+def _describe(prog: str) -> str | None:
+    return "torch's DataLoader, several times sooner" if prog == "fastload" else None

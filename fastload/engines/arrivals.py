@@ -1,0 +1,231 @@
+"""Batches that have arrived on the host, and which of them is copied to the device when.
+
+Torch's pin-memory thread delivers; a feeder thread copies what is next in turn; the consumer takes in torch's order. No
+thread polls: the feeder sleeps on a condition, or on an event while the GPU catches up.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastload import _nvtx
+from fastload.host import HostBatch, map_leaves, register
+from fastload.memory.packing import Packed, packed_bytes, unpack
+
+if TYPE_CHECKING:
+    from fastload.device.transfer import DeviceBatch, Transfer
+    from fastload.memory.slots import Lease, SlotPool
+
+NONE_FREE = "no slot is free"
+
+
+class Arrival:
+    """One batch between its arrival on the host and its hand-over."""
+
+    __slots__ = ("__weakref__", "copied", "data", "failed", "lease", "small", "starting", "worker")
+
+    def __init__(self, data: Any, worker: int, lease: Lease | None = None, small: torch.Tensor | None = None) -> None:
+        self.data = data
+        self.worker = worker
+        self.lease = lease
+        self.small = small
+        self.copied: DeviceBatch | None = None
+        self.failed = False  # the feeder could not copy it
+        self.starting = False  # the feeder is about to copy it
+
+    def start(self, transfer: Transfer, number: int) -> DeviceBatch:
+        """Issue the copy. From here on the transfer holds the source until it is done."""
+        lease = self.lease
+        if lease is None:
+            self.copied = transfer.start(self.data, number)
+        else:
+            lease.copying()
+            try:
+                self.copied = transfer.start(self.data, number, small=self.small, on_copied=lease.release)
+            except BaseException:
+                lease.not_copying()
+                raise
+        self.data = self.small = self.lease = None
+        return self.copied
+
+
+class Arrivals:
+    """Decides which arrived batch is copied when. Batches arrive in any order and leave in torch's.
+
+    A batch is copied ahead of time when it is among the next ``ahead`` that the consumer will be given, at once on its
+    arrival or as soon as its turn comes within reach. A batch that the consumer asks for is copied then at the latest,
+    so nothing here can deadlock. Torch deals batches to workers in turn; a worker that was passed over has no more to
+    give in this epoch (an iterable dataset that ended there).
+
+    Args:
+        transfer: Issues the copies.
+        num_workers: Workers that take turns; 1 where batches leave in the order of their arrival.
+        ahead: Batches to copy ahead of the consumer, at least 0.
+        pin: Whether to pin batches on arrival.
+        tuple_type: See :func:`fastload.host.map_leaves`.
+        slots: The pool that workers write into, or ``None``.
+    """
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        num_workers: int,
+        ahead: int,
+        pin: bool,
+        tuple_type: type | None,
+        slots: SlotPool | None = None,
+    ) -> None:
+        self.transfer = transfer
+        self.key = register(self)
+        self._ahead = ahead
+        self._pin = pin
+        self._tuple_type = tuple_type
+        self._slots = slots
+        self.in_slots = 0
+        self.missed: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._feeder: threading.Thread | None = None
+        self._closed = False
+        self._num_workers = max(1, num_workers)
+        self._pause = False
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._waiting: list[deque[weakref.ref[Arrival]]] = [deque() for _ in range(self._num_workers)]
+        self._ended = [False] * self._num_workers
+        self._next_worker = 0
+        self._taken = 0
+
+    def arrive(self, batch: HostBatch) -> Arrival:
+        """Pin a batch and let the feeder know. Called by torch's pin-memory thread, or by the main process."""
+        arrival = self._open(batch)
+        with self._changed:
+            self._waiting[arrival.worker].append(weakref.ref(arrival))
+            if self._feeder is None and self._ahead and not self._closed:
+                self._feeder = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
+                self._feeder.start()
+            self._changed.notify_all()
+        return arrival
+
+    def _open(self, batch: HostBatch) -> Arrival:
+        worker = batch.worker % self._num_workers
+        others = _pinned if self._pin else _unchanged
+        if batch.stamp is not None and self._slots is not None:
+            lease = self._slots.adopt(batch.stamp)
+            packed: Packed = batch.data
+            begin, end = packed.small
+            small = lease.buffer[begin:end] if end > begin else None
+            self.in_slots += 1
+            return Arrival(unpack(packed, lease.buffer, others, self._tuple_type), worker, lease, small)
+        if self._slots is not None and batch.missed is not None:
+            warming_up = not self.in_slots and batch.missed == NONE_FREE
+            self.missed[self._slots.refusal or ("slots not ready yet" if warming_up else batch.missed)] += 1
+            self._slots.want(packed_bytes(batch.data))
+        return Arrival(map_leaves(others, batch.data, self._tuple_type), worker)
+
+    def take(self, arrived: Any) -> Any:
+        """Hand over the batch that torch's iterator has just given out. Called by the consumer."""
+        self.transfer.mark_step()
+        arrival = arrived if isinstance(arrived, Arrival) else self._open(arrived)
+        with self._changed:
+            self._advance(arrival)
+            while arrival.starting:
+                self._changed.wait()
+            copied = arrival.copied
+            number = self._taken
+            self._taken += 1
+        if copied is None:
+            self.transfer.wait_for_room()
+            copied = arrival.start(self.transfer, number)
+        data = self.transfer.take(copied)
+        with self._changed:  # last, so that the feeder's work does not delay this call
+            self._changed.notify_all()
+        return data
+
+    def _advance(self, arrival: Arrival) -> None:
+        while self._next_worker != arrival.worker:
+            self._ended[self._next_worker] = True
+            self._next_worker = (self._next_worker + 1) % self._num_workers
+        queue = self._waiting[arrival.worker]
+        while queue:
+            known = queue.popleft()()
+            if known is arrival:
+                break
+        self._next_worker = (arrival.worker + 1) % self._num_workers
+
+    def _next(self) -> tuple[Arrival, int] | None:
+        """What is next in turn, has arrived, and is not copied yet; and its number."""
+        turns = [w % self._num_workers for w in range(self._next_worker, self._next_worker + self._num_workers)]
+        turns = [worker for worker in turns if not self._ended[worker]] or turns
+        for step in range(self._ahead):
+            position, turn = divmod(step, len(turns))
+            queue = self._waiting[turns[turn]]
+            while queue and queue[0]() is None:  # dropped by torch: a leftover of an epoch that was broken off
+                queue.popleft()
+            arrival = queue[position]() if position < len(queue) else None
+            if arrival is not None and arrival.copied is None and not arrival.failed:
+                return arrival, self._taken + step
+        return None
+
+    def _feed(self) -> None:
+        _nvtx.name_thread("fastload-feeder")
+        torch.accelerator.set_device_index(self.transfer.device)
+        while True:
+            with self._changed:
+                found = None
+                while not self._closed and found is None:
+                    found = None if self._pause else self._next()
+                    if found is None:
+                        self._changed.wait()
+                if self._closed or found is None:
+                    return
+                arrival, number = found
+                arrival.starting = True
+            try:
+                self.transfer.wait_for_room()
+                arrival.start(self.transfer, number)
+            except Exception:  # noqa: BLE001 - out of memory, or a custom type's own error
+                arrival.failed = True  # the consumer meets it in its own thread and turn: there it is tried again
+            with self._changed:
+                arrival.starting = False
+                self._changed.notify_all()
+            del arrival, found
+
+    def pause(self) -> None:
+        """Copy nothing while torch drains what is left of an epoch that was broken off."""
+        with self._changed:
+            self._pause = True
+
+    def resume(self) -> None:
+        """Begin another epoch of the same workers: torch deals from worker 0 again."""
+        with self._changed:
+            waiting = self._waiting
+            self._begin_epoch()
+            for queue, former in zip(self._waiting, waiting, strict=True):
+                queue.extend(known for known in former if known() is not None)
+            self._pause = False
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop the feeder and wait for it, then for the copies in flight. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._feeder is not None and self._feeder is not threading.current_thread():
+            self._feeder.join()
+        self.transfer.close()
+
+
+def _pinned(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.pin_memory() if leaf.device.type == "cpu" and leaf.layout == torch.strided else leaf
+    return leaf.pin_memory()
+
+
+def _unchanged(leaf: Any) -> Any:
+    return leaf

@@ -1,0 +1,131 @@
+"""Engine ``workers``: torch's own worker processes and pin-memory thread, which run the user's code unchanged.
+
+The collate function is wrapped (in the iterator, never on the loader), so that a batch travels as a
+:class:`~fastload.host.HostBatch`. Torch's pin-memory thread then delivers it to
+:class:`~fastload.engines.arrivals.Arrivals` by calling its ``pin_memory()``, the moment that it is ready. Sampler,
+worker assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: reading ahead
+with a thread that calls ``next()`` would draw from the sampler earlier than torch does, and after an early ``break`` the
+next epoch would differ.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, default_collate, get_worker_info
+
+from fastload import _nvtx
+from fastload._nvtx import stage
+from fastload.engines.arrivals import NONE_FREE
+from fastload.host import HostBatch
+from fastload.memory.packing import DoesNotFitError, Packer, collate_into, packed_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fastload.memory.slots import SlotWriter
+
+
+class Collate:
+    """Runs the user's collate function in the worker and sends the result on its way. Picklable if that function is.
+
+    Args:
+        collate_fn: The user's; ``default_collate`` stacks straight into a slot, any other one's result is packed.
+        receiver: Key of the :class:`Arrivals` that wait for the batches.
+        slots: Where to get slots, or ``None`` to send batches as torch does.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any], receiver: int, slots: SlotWriter | None = None) -> None:
+        self.collate_fn = collate_fn
+        self.receiver = receiver
+        self.slots = slots
+
+    def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        with stage("collate"):
+            if self.slots is None:
+                return HostBatch(self.collate_fn(samples), worker, self.receiver)
+            return self._into_slot(self.slots, samples, worker)
+
+    def _into_slot(self, slots: SlotWriter, samples: Any, worker: int) -> HostBatch:
+        missed = NONE_FREE
+        data = None
+        needed = 0
+        stacks = self.collate_fn is default_collate
+        if not stacks:
+            data = self.collate_fn(samples)
+            needed = packed_bytes(data)
+            if not needed:
+                return HostBatch(data, worker, self.receiver)
+        try:
+            acquired = slots.acquire(needed)
+        except OSError as error:  # not the user's: their code has run, or has yet to
+            self.slots, acquired, missed = None, None, f"workers cannot reach the slots ({error})"
+        if acquired is not None:
+            stamp, buffer = acquired
+            packer = Packer(buffer)
+            try:
+                packed = packer.pack(collate_into(packer, samples) if stacks else data)
+                if packed.nbytes:
+                    return HostBatch(packed, worker, self.receiver, stamp)
+                data = packed.tree
+            except DoesNotFitError:
+                missed = "larger than a slot"
+            except BaseException:
+                slots.give_back(stamp)
+                raise
+            slots.give_back(stamp)
+        if data is None:
+            data = self.collate_fn(samples)
+        return HostBatch(data, worker, self.receiver, missed=missed)
+
+
+class NamedStages:
+    """A worker's first call: gives its ``fetch`` a range, then runs the user's ``worker_init_fn``."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self.worker_init_fn = worker_init_fn
+
+    def __call__(self, worker_id: int) -> None:  # noqa: D102
+        _nvtx.instrument_fetch()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """A plain DataLoader that shares everything with ``loader`` but ``changes``; ``loader`` is left as it is."""
+    view: DataLoader[Any] = object.__new__(DataLoader)
+    refresh(view, loader, **changes)
+    return view
+
+
+def refresh(view: DataLoader[Any], loader: DataLoader[Any], **changes: Any) -> None:
+    """Bring ``view`` up to date with attributes of ``loader`` that were set since, as frameworks do."""
+    state = {name: value for name, value in vars(loader).items() if name != "_iterator"}
+    vars(view).update(state, **changes)
+    vars(view).setdefault("_iterator", None)
+
+
+def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What to change on a view so that a profiler sees the workers' stages; nothing when no profiler listens."""
+    if not _nvtx.active():
+        return {}
+    return {"worker_init_fn": NamedStages(loader.worker_init_fn)} if loader.num_workers else {}
+
+
+def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
+    """Start torch's own iterator (with persistent workers: the same one, reset).
+
+    Forked workers inherit garbage that this process has yet to collect. Were it collected there, device tensors in it
+    would call CUDA, which aborts a forked process; frozen, it is never collected there.
+    """
+    frozen = gc.get_freeze_count()
+    if not frozen:
+        gc.freeze()
+    try:
+        return iter(view)
+    finally:
+        if not frozen:
+            gc.unfreeze()

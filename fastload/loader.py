@@ -1,0 +1,379 @@
+"""FastLoader: torch's DataLoader with the device side built in. Conducts; the work is done in engines/ and device/."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from fastload._nvtx import stage
+from fastload.device.transfer import Transfer, new_stream
+from fastload.engines.arrivals import Arrivals
+from fastload.engines.workers import Collate, refresh, stages_of, start_epoch, view_of
+from fastload.insight.stats import Stats
+from fastload.memory.slots import SlotCounts, SlotPool, SlotWriter
+from fastload.options import Accelerate, Device, Options, can_pin, has_streams, resolve_device
+from fastload.plan import Plan, lowering_notes, make_plan, no_slots_because, pinned_limit, pins, slots_wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.context import BaseContext
+    from types import TracebackType
+
+    from torch.utils.data import Dataset, Sampler
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class FastLoader(DataLoader[T_co]):
+    """Torch's DataLoader whose batches are already on the GPU: same arguments, same batches, same order, same errors.
+
+    While one batch is used, the next is copied on a side stream from pinned memory and laid out in ``memory_format``.
+    Without an accelerator it is the plain DataLoader.
+
+    >>> import torch
+    >>> from fastload import DataLoader
+    >>> loader = DataLoader(range(10), batch_size=4)
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+    Every argument of :class:`torch.utils.data.DataLoader` means what it means there. FastLoader's own:
+
+    Args:
+        device: Where batches go. ``"auto"`` is the current accelerator at the time that iteration starts, else the CPU;
+            ``"cpu"`` gives the plain DataLoader. On MPS ``"auto"`` leaves batches on the CPU, as torch does.
+        memory_format: For 4-D floating-point or uint8 tensors; values never change. ``None`` leaves the layout. Not
+            applied on the CPU.
+        dtype: Cast floating-point tensors to this floating-point type, on the device, after the copy.
+        device_prefetch: Batches copied ahead of the one in use. 0 copies on the consumer's stream when it asks.
+        accelerate: ``"auto"`` lets workers write batches straight into pinned memory, and runs natively what can be run
+            natively with the same bits; ``"off"`` does neither; ``"require"`` raises with the reasons when nothing can
+            be run natively.
+        max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
+            process may use. 0 turns pinned memory off altogether.
+
+    ``next()`` returns at once when a batch is ready. It waits while the GPU is more than two batches behind the caller:
+    otherwise dropped batches that it has yet to read would pile up in its memory.
+
+    Raises:
+        ValueError, TypeError: As torch's DataLoader, and for FastLoader's own arguments.
+        RuntimeError: ``device`` is not there.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        device: Device = "auto",
+        memory_format: torch.memory_format | None = torch.channels_last,
+        dtype: torch.dtype | None = None,
+        device_prefetch: int = 1,
+        accelerate: Accelerate = "auto",
+        max_pinned_bytes: int | None = None,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self._take_options(Options(device, memory_format, dtype, device_prefetch, accelerate, max_pinned_bytes))
+
+    def _take_options(self, options: Options) -> None:
+        # Each under its own public name: frameworks rebuild a loader from vars(loader).
+        self.device = options.device
+        self.memory_format = options.memory_format
+        self.dtype = options.dtype
+        self.device_prefetch = options.device_prefetch
+        self.accelerate = options.accelerate
+        self.max_pinned_bytes = options.max_pinned_bytes
+        self._runtime = _Runtime()
+        if self.accelerate == "require":
+            raise ValueError(f"accelerate='require', but {'; '.join(lowering_notes(self))}")
+
+    @classmethod
+    def wrap(cls, loader: DataLoader[T_co], **own: Any) -> FastLoader[T_co]:
+        """Make a FastLoader of an existing DataLoader: same dataset, sampler, workers and collate function.
+
+        A loader that Accelerate has prepared is changed in place and returned: the loader inside it becomes a
+        FastLoader, and what Accelerate does around it (sharding, random state, gradient accumulation) stays.
+
+        Args:
+            loader: Left as it is, unless Accelerate prepared it, and not used any more: its sampler and generator are
+                shared.
+            **own: FastLoader's own arguments.
+
+        Raises:
+            TypeError: ``loader`` is no DataLoader, or an argument is not FastLoader's.
+        """
+        if not isinstance(loader, DataLoader):
+            raise TypeError(
+                f"FastLoader.wrap takes a torch.utils.data.DataLoader, got {type(loader).__name__}; for any other "
+                "iterable of batches use fastload.prefetch_to_device"
+            )
+        if "base_dataloader" in vars(loader) and not issubclass(type(loader), DataLoader):  # Accelerate's adapter
+            own.setdefault("device", vars(loader).get("device") or "auto")
+            adapter: Any = loader
+            adapter.base_dataloader = cls.wrap(adapter.base_dataloader, **own)
+            return cast("FastLoader[T_co]", adapter)
+        if type(loader).__iter__ not in (DataLoader.__iter__, FastLoader.__iter__):
+            raise TypeError(
+                f"FastLoader.wrap cannot take over {type(loader).__name__}, which has an __iter__ of its own; use "
+                "fastload.prefetch_to_device(loader), which keeps it"
+            )
+        wrapped: FastLoader[T_co] = cls.__new__(cls)
+        refresh(wrapped, loader)
+        wrapped._take_options(Options(**own))
+        return wrapped
+
+    @property
+    def plan(self) -> Plan:
+        """What this loader does when iterated now, step by step, and why; ``print`` it."""
+        return make_plan(self, self.stats())
+
+    def stats(self) -> Stats:
+        """Counters over all epochs so far. Cheap; may be called while iterating."""
+        return self._runtime.stats()
+
+    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
+        self._runtime.check_open()
+        device = resolve_device(self.device)
+        if device.type == "cpu" and self.dtype is None:
+            return self._plain_iterator()
+        if not (self.persistent_workers and self.num_workers > 0):
+            return DeviceIterator(self, device)
+        if isinstance(self._iterator, DeviceIterator) and self._iterator.device == device:
+            self._iterator._reset(self)
+        else:
+            self._iterator = DeviceIterator(self, device)  # type: ignore[assignment]
+        return self._iterator  # type: ignore[return-value]
+
+    def _plain_iterator(self) -> Iterator[T_co]:
+        stages = stages_of(self)
+        if not stages or (self.persistent_workers and self._iterator is not None):
+            iterator = super().__iter__()
+        else:
+            return DeviceIterator(self, torch.device("cpu"))
+        self._runtime.live.add(iterator)
+        return iterator
+
+    def close(self) -> None:
+        """Stop workers and threads and let go of device and pinned memory, also of iterators still in use. Idempotent.
+
+        Without it the same happens when the loader and its iterators are garbage.
+        """
+        self._runtime.close()
+        self._iterator = None
+
+    def __enter__(self) -> FastLoader[T_co]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_runtime"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._runtime = _Runtime()
+
+
+class _Runtime:
+    """What a loader holds beyond its arguments: never pickled, never copied. Iterators hold it too."""
+
+    def __init__(self) -> None:
+        self.live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.slots: SlotPool | None = None
+        self._streams: dict[torch.device, Any] = {}
+        self._before = Counter[str]()  # totals of the iterators that are gone
+        self._missed = Counter[str]()
+        self._closed = False
+
+    def copy_stream(self, device: torch.device) -> Any:
+        """One per device, kept across epochs: the caching allocator keeps device memory by stream."""
+        if device not in self._streams:
+            self._streams[device] = new_stream(device)
+        return self._streams[device]
+
+    def slot_pool(self, loader: FastLoader[Any], device: torch.device) -> SlotPool | None:
+        """The loader's slots, made when they are first of use; kept across epochs."""
+        if no_slots_because(loader, device) is not None:
+            return None
+        if self.slots is None:
+            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader))
+            weakref.finalize(self, self.slots.close)
+        self.slots.reclaim()
+        return self.slots
+
+    def retire(self, transfer: Transfer, arrivals: Arrivals) -> None:
+        """Keep the totals of an iterator that ends."""
+        self._before.update(batches=transfer.batches, nbytes=transfer.nbytes, in_slots=arrivals.in_slots)
+        self._missed.update(arrivals.missed)
+
+    def stats(self) -> Stats:
+        totals, missed = self._before.copy(), self._missed.copy()
+        for iterator in list(self.live):
+            if isinstance(iterator, DeviceIterator) and not iterator.is_closed:
+                transfer, arrivals = iterator.transfer, iterator.arrivals
+                totals.update(batches=transfer.batches, nbytes=transfer.nbytes, in_slots=arrivals.in_slots)
+                missed.update(arrivals.missed)
+        counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
+        return Stats(
+            batches=totals["batches"],
+            device_bytes=totals["nbytes"],
+            slot_batches=totals["in_slots"],
+            missed=MappingProxyType(dict(missed)),
+            slots=counts.slots,
+            slot_bytes=counts.slot_bytes,
+            pinned_bytes=counts.pinned_bytes,
+        )
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this FastLoader is closed; make a new one to iterate again")
+
+    def close(self) -> None:
+        self._closed = True
+        for iterator in list(self.live):
+            shutdown = getattr(iterator, "close", None) or getattr(iterator, "_shutdown_workers", None)
+            if shutdown is not None:
+                shutdown()
+        self._streams.clear()
+        if self.slots is not None:
+            self.slots.close()
+
+
+def _end(transfer: Transfer, arrivals: Arrivals, runtime: _Runtime) -> None:
+    """What remains to be done when an iterator is gone."""
+    arrivals.close()
+    runtime.retire(transfer, arrivals)
+
+
+def _pinned_tuple_type() -> type:
+    """What the installed torch makes of a tuple when it pins it: a list in some versions."""
+    return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
+
+
+class DeviceIterator:
+    """One epoch on the device side: torch's own iterator, whose batches arrive there on their way to the consumer."""
+
+    def __init__(self, loader: FastLoader[Any], device: torch.device) -> None:
+        self.device = device
+        streams = has_streams(device)
+        side_stream = loader._runtime.copy_stream(device) if streams and loader.device_prefetch else None
+        memory_format = None if device.type == "cpu" else loader.memory_format
+        self.transfer = Transfer(device, side_stream, memory_format, loader.dtype)
+        self._pins = pins(loader, device)
+        asked_to_pin = loader.pin_memory and can_pin()
+        takes_turns = loader.in_order and loader.num_workers > 0
+        slots = loader._runtime.slot_pool(loader, device)
+        self.arrivals = Arrivals(
+            self.transfer,
+            num_workers=loader.num_workers if takes_turns else 1,
+            ahead=loader.device_prefetch if side_stream is not None else 0,
+            pin=self._pins or (asked_to_pin and device.type == "cpu"),
+            tuple_type=_pinned_tuple_type() if asked_to_pin else None,
+            slots=slots,
+        )
+        writer = None if slots is None else SlotWriter(slots.handle)
+        self._collate = Collate(loader.collate_fn, self.arrivals.key, writer)
+        self._runtime = loader._runtime
+        self._number = 0
+        self._view = view_of(loader, **self._changes(loader))
+        self._host: Any = start_epoch(self._view)
+        self._finalizer = weakref.finalize(self, _end, self.transfer, self.arrivals, self._runtime)
+        self._runtime.live.add(self)
+
+    def _changes(self, loader: FastLoader[Any]) -> dict[str, Any]:
+        """How the view differs from the loader: among others, torch's pin-memory thread delivers the batches."""
+        changes = {"collate_fn": self._collate, **stages_of(loader)}
+        if self._pins:
+            changes |= {"pin_memory": True}
+            if not loader.pin_memory:
+                changes |= {"pin_memory_device": ""}  # torch warns of it, but only where the user asked to pin
+        elif self.device.type != "cpu":
+            changes |= {"pin_memory": False}
+        return changes
+
+    def _reset(self, loader: FastLoader[Any]) -> None:
+        """Begin another epoch with the same, persistent, workers."""
+        self.arrivals.pause()
+        refresh(self._view, loader, **self._changes(loader))
+        self._host = start_epoch(self._view)
+        self.arrivals.resume()
+        self._number = 0
+
+    def __iter__(self) -> DeviceIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __next__(self) -> Any:
+        if self._host is None:
+            raise RuntimeError("the FastLoader of this iterator was closed")
+        with stage("wait", self._number):
+            arrived = next(self._host)
+        self._number += 1
+        return self.arrivals.take(arrived)
+
+    def __getattr__(self, name: str) -> Any:
+        # What is known of torch's iterators (`_workers`, `_num_yielded`, ...) is asked of torch's iterator.
+        host = self.__dict__.get("_host")
+        if host is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(host, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # as torch's iterators say it
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its totals have been retired."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Shut torch's iterator down (its workers and its thread end with it) and wait for the copies. Idempotent."""
+        host, self._host = self._host, None
+        self._view._iterator = None
+        shutdown = getattr(host, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+        self._finalizer()

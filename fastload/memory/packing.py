@@ -1,0 +1,212 @@
+"""A nested batch to bytes in a slot, and back.
+
+Layout of a slot: the large tensors one after the other, then the small ones side by side, each at a multiple of 64
+bytes. The small ones lie together so that they cross the link in one copy; apart from the large ones, so that on the
+device a small tensor never keeps a large one alive.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
+
+from fastload.host import Leaf, map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ALIGNMENT: Final = 64  # bytes; a cache line, and enough for any vector load
+SMALL_BYTES: Final = 64 * 1024  # a copy of this size takes about as long as starting it
+
+
+class DoesNotFitError(Exception):
+    """A batch is larger than its slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref(Leaf):
+    """Stands for a tensor whose bytes lie in a slot.
+
+    Attributes:
+        offset: First byte, from the beginning of the slot.
+        dtype: As the tensor's.
+        size: As the tensor's.
+        stride: In elements, as the tensor's.
+    """
+
+    offset: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A batch whose tensors lie in a slot.
+
+    Attributes:
+        tree: The batch with a :class:`Ref` for each tensor in the slot; what cannot be packed is carried as it is.
+        small: ``(begin, end)`` of the small tensors, in bytes.
+        nbytes: Bytes of the slot in use.
+    """
+
+    tree: Any
+    small: tuple[int, int]
+    nbytes: int
+
+
+def aligned(nbytes: int) -> int:
+    """Round up to the next multiple of :data:`ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def is_packable(leaf: Any) -> bool:
+    """Whether ``leaf`` is a plain tensor in host memory, dense and without autograd history."""
+    return (
+        type(leaf) is torch.Tensor
+        and leaf.layout == torch.strided
+        and leaf.device.type == "cpu"
+        and not leaf.is_nested
+        and not leaf.requires_grad
+        and not leaf.is_quantized
+        and not leaf.is_conj()
+        and not leaf.is_neg()
+    )
+
+
+def packed_bytes(data: Any) -> int:
+    """How many bytes of a slot ``data`` needs."""
+    total = 0
+
+    def add(leaf: Any) -> Any:
+        nonlocal total
+        if is_packable(leaf):
+            total += aligned(leaf.numel() * leaf.element_size())
+        return leaf
+
+    map_leaves(add, data)
+    return total
+
+
+class Packer:
+    """Fills one slot, front to back.
+
+    Args:
+        buffer: The slot: 1-D uint8, its first byte at a multiple of :data:`ALIGNMENT`.
+    """
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+        self._used = 0
+        self._begin = buffer.data_ptr()
+
+    def allocate(self, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+        """Reserve room for a dense tensor and return it, uninitialised.
+
+        Raises:
+            DoesNotFitError: The slot is too small.
+        """
+        nbytes = math.prod(size) * dtype.itemsize
+        if self._used + nbytes > self._buffer.numel():
+            raise DoesNotFitError
+        flat = self._buffer[self._used : self._used + nbytes]
+        self._used += aligned(nbytes)
+        return flat.view(dtype).as_strided(size, stride) if nbytes else torch.empty(size, dtype=dtype)
+
+    def _is_inside(self, tensor: torch.Tensor) -> bool:
+        return self._begin <= tensor.data_ptr() < self._begin + self._buffer.numel()
+
+    def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        """Stack samples into the slot, as ``default_collate`` stacks them into shared memory."""
+        size = (len(samples), *samples[0].size())
+        out = self.allocate(samples[0].dtype, size, contiguous_stride(size))
+        return torch.stack(samples, 0, out=out)
+
+    def pack(self, data: Any) -> Packed:
+        """Put every packable tensor of ``data`` that is not in the slot yet into it.
+
+        Raises:
+            DoesNotFitError: The slot is too small.
+        """
+        small: list[torch.Tensor] = []
+
+        def place(leaf: Any) -> Any:
+            if not is_packable(leaf) or not leaf.numel():
+                return leaf
+            if self._is_inside(leaf):
+                return self._ref(leaf)
+            if leaf.numel() * leaf.element_size() <= SMALL_BYTES:
+                small.append(leaf)
+                return _Small(len(small) - 1)
+            return self._ref(self._copied(leaf))
+
+        tree = map_leaves(place, data)
+        begin = self._used
+        if small:
+            refs = [self._ref(self._copied(leaf)) for leaf in small]
+            tree = map_leaves(lambda leaf: refs[leaf.index] if isinstance(leaf, _Small) else leaf, tree)
+        return Packed(tree, (begin, self._used), self._used)
+
+    def _copied(self, leaf: torch.Tensor) -> torch.Tensor:
+        # Dense strides (channels_last, a transposed matrix) are kept; what has gaps or overlaps becomes contiguous, as
+        # torch's own pinning and copying make it dense too.
+        stride = torch.empty_like(leaf, device="meta").stride()
+        return self.allocate(leaf.dtype, leaf.size(), stride).copy_(leaf)
+
+    def _ref(self, tensor: torch.Tensor) -> Ref:
+        return Ref(tensor.data_ptr() - self._begin, tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Small(Leaf):
+    index: int
+
+
+def contiguous_stride(size: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor of ``size``, in elements."""
+    stride = [1] * len(size)
+    for axis in range(len(size) - 2, -1, -1):
+        stride[axis] = stride[axis + 1] * max(1, size[axis + 1])
+    return tuple(stride)
+
+
+def collate_into(packer: Packer, samples: list[Any]) -> Any:
+    """``default_collate`` whose large tensors are stacked straight into the slot. Same containers, dtypes and errors.
+
+    Raises:
+        DoesNotFitError: The slot is too small.
+    """
+    functions = default_collate_fn_map
+    if functions.get(torch.Tensor) is collate_tensor_fn:  # else somebody has replaced it: pack what theirs returns
+        functions = {**functions, torch.Tensor: _StackInto(packer)}
+    return collate(samples, collate_fn_map=functions)
+
+
+class _StackInto:
+    def __init__(self, packer: Packer) -> None:
+        self._packer = packer
+
+    def __call__(self, batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+        first = batch[0]
+        if is_packable(first) and first.numel() * first.element_size() * len(batch) > SMALL_BYTES:
+            return self._packer.stack(batch)
+        if is_packable(first):
+            return torch.stack(batch, 0)  # small: packed beside the other small ones later
+        stacked: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        return stacked
+
+
+def unpack(packed: Packed, buffer: torch.Tensor, others: Callable[[Any], Any], tuple_type: type | None = None) -> Any:
+    """The batch, its tensors views of the slot ``buffer``; ``others`` is applied to what was carried beside."""
+
+    def view(leaf: Any) -> Any:
+        if not isinstance(leaf, Ref):
+            return others(leaf)
+        flat = buffer[leaf.offset : leaf.offset + math.prod(leaf.size) * leaf.dtype.itemsize]
+        return flat.view(leaf.dtype).as_strided(leaf.size, leaf.stride)
+
+    return map_leaves(view, packed.tree, tuple_type)

@@ -1,0 +1,477 @@
+"""Slots: fixed-size pieces of one shared, pinned arena that workers write batches into.
+
+The arena is an anonymous ``memfd``: memory that has no name anywhere, so that nothing is left behind however a process
+ends, and that does not count against ``/dev/shm``. Free slots are *tokens in a pipe*: a worker that reads one owns that
+slot, the parent writes it back when the slot's copy to the device has completed. The kernel hands each token to exactly
+one reader, so there is no lock that a killed worker could hold, and an empty pipe answers at once: nobody waits for a
+slot. Workers reach both through ``/proc/<parent>/fd``, when they first need them, since the size is known only after
+the first batch.
+
+States: FREE (token in the pipe) → FILLING (a worker owns it) → READY (arrived) → COPYING → FREE. They are kept in the
+arena's first page beside the owner's process id; only this file changes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import mmap
+import os
+import struct
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+PAGE: Final = mmap.PAGESIZE
+SLOTS_MAX: Final = 1024  # tokens that surely fit into a pipe, states and owners into a page
+_TOKEN: Final = struct.Struct("=QqqQ")  # arena number, its file descriptor in the parent, slot index, bytes per slot
+_OWNERS: Final = SLOTS_MAX  # the owners' process ids (int32) follow the states (uint8) in the header
+_HEADER_BYTES: Final = -(-(SLOTS_MAX * 5) // PAGE) * PAGE
+_POISON: Final = 0xA5
+_MADV_POPULATE_WRITE: Final = 23
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class State(enum.IntEnum):
+    """Where a slot is on its round."""
+
+    FREE = 0
+    FILLING = 1
+    READY = 2
+    COPYING = 3
+
+
+_BEFORE: Final = {
+    State.FILLING: (State.FREE,),
+    State.READY: (State.FILLING, State.COPYING),  # back from COPYING when the copy could not be issued
+    State.COPYING: (State.READY,),
+    State.FREE: (State.FILLING, State.READY, State.COPYING),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """How a worker finds the tokens: picklable, and the same whatever the start method.
+
+    Attributes:
+        pid: The process that owns the pool.
+        tokens_out: File descriptor, there, of the pipe's reading end.
+        tokens_in: And of its writing end.
+    """
+
+    pid: int
+    tokens_out: int
+    tokens_in: int
+
+    def open(self, descriptor: int, flags: int) -> int:
+        """Open a file descriptor of the owner's."""
+        return os.open(f"/proc/{self.pid}/fd/{descriptor}", flags | os.O_CLOEXEC)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The right to one slot."""
+
+    arena: int
+    descriptor: int
+    index: int
+    slot_bytes: int
+
+    def pack(self) -> bytes:  # noqa: D102
+        return _TOKEN.pack(self.arena, self.descriptor, self.index, self.slot_bytes)
+
+
+class _Mapping:
+    """An arena as this process sees it: header, then the slots."""
+
+    def __init__(self, descriptor: int, slot_bytes: int) -> None:
+        self._memory = mmap.mmap(descriptor, 0)
+        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._states = whole[:SLOTS_MAX].numpy()
+        self._owners = whole[_OWNERS : _OWNERS + 4 * SLOTS_MAX].view(torch.int32).numpy()
+        self.bytes = whole[_HEADER_BYTES:]
+        self.slot_bytes = slot_bytes
+
+    def slot(self, index: int) -> torch.Tensor:
+        begin = index * self.slot_bytes
+        return self.bytes[begin : begin + self.slot_bytes]
+
+    def state(self, index: int) -> State:
+        return State(int(self._states[index]))
+
+    def owner(self, index: int) -> int:
+        return int(self._owners[index])
+
+    def move(self, index: int, state: State, owner: int | None = None) -> None:
+        """Change a slot's state, along the round only."""
+        if self.state(index) not in _BEFORE[state]:
+            raise RuntimeError(f"slot {index} cannot go from {self.state(index).name} to {state.name}")
+        if owner is not None:
+            self._owners[index] = owner
+        self._states[index] = state
+
+    def populate(self, begin: int, nbytes: int) -> None:
+        """Fault pages in with one call, not one trap each; older kernels (before 5.14) leave that to the traps."""
+        address = self.bytes.data_ptr() + begin
+        start = address // PAGE * PAGE
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), _MADV_POPULATE_WRITE)
+
+
+class Arena:
+    """The parent's side of one arena: allocated, registered with CUDA, and torn down in the opposite order.
+
+    Args:
+        number: Unique in its pool.
+        count: Slots.
+        slot_bytes: Bytes of each.
+        register: Whether to pin the memory for the current CUDA device.
+
+    Raises:
+        OSError, RuntimeError: There is not enough memory, or CUDA refuses to register it.
+    """
+
+    def __init__(self, number: int, count: int, slot_bytes: int, *, register: bool = True) -> None:
+        self.number = number
+        self.count = count
+        self.nbytes = count * slot_bytes
+        self.descriptor = os.memfd_create("fastload-arena", os.MFD_CLOEXEC)
+        self._address = 0
+        try:
+            os.ftruncate(self.descriptor, _HEADER_BYTES + self.nbytes)
+            self.mapping = _Mapping(self.descriptor, slot_bytes)
+            if register:
+                self.mapping.populate(0, self.nbytes)
+                _register(self.mapping.bytes.data_ptr(), self.nbytes)
+                self._address = self.mapping.bytes.data_ptr()
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def token(self, index: int) -> Token:  # noqa: D102
+        return Token(self.number, self.descriptor, index, self.mapping.slot_bytes)
+
+    def close(self) -> None:
+        """Unregister, then unmap: an address that stays registered cannot be registered again. Idempotent."""
+        if self._address:
+            torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
+            self._address = 0
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            del self.mapping  # the last view of the memory unmaps it
+
+
+def _register(address: int, nbytes: int) -> None:
+    portable = 1  # cudaHostRegisterPortable: pinned for every context, so that any device may copy from it
+    status = torch.cuda.cudart().cudaHostRegister(address, nbytes, portable)  # type: ignore[no-untyped-call]
+    if int(status) != 0:
+        raise RuntimeError(f"cudaHostRegister of {nbytes} bytes failed with CUDA error {int(status)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a worker sends instead of a batch's bytes.
+
+    Attributes:
+        token: The slot that it filled.
+        pid: The worker; a slot that was taken back from a dead worker has another owner by now.
+    """
+
+    token: Token
+    pid: int
+
+
+class Lease:
+    """A slot that has arrived, until its bytes are on the device. Dropping it frees the slot too."""
+
+    def __init__(self, pool: SlotPool, arena: Arena, index: int) -> None:
+        self._arena = arena
+        self._index = index
+        self.buffer = arena.mapping.slot(index)
+        self._finalizer = weakref.finalize(self, pool._free, arena, index)
+        self._finalizer.atexit = False
+
+    def copying(self) -> None:
+        """Say that the copy to the device is about to be issued."""
+        self._arena.mapping.move(self._index, State.COPYING)
+
+    def not_copying(self) -> None:
+        """Say that it could not be issued after all."""
+        self._arena.mapping.move(self._index, State.READY)
+
+    def release(self) -> None:
+        """Free the slot: its copy has completed. Idempotent."""
+        self._finalizer()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """What a pool holds.
+
+    Attributes:
+        slots: How many.
+        slot_bytes: Bytes of each.
+        pinned_bytes: All of them, and old arenas that are being drained.
+    """
+
+    slots: int
+    slot_bytes: int
+    pinned_bytes: int
+
+
+class SlotPool:
+    """The slots of one loader; lives in the process that trains. Thread-safe.
+
+    Args:
+        count: Slots wanted.
+        max_bytes: Pinned bytes at most.
+        register: Whether to pin (tests without CUDA do not).
+    """
+
+    def __init__(self, count: int, max_bytes: int, *, register: bool = True) -> None:
+        self._count = min(count, SLOTS_MAX)
+        self._max_bytes = max_bytes
+        self._register = register
+        self._lock = threading.RLock()
+        self._tokens_out, self._tokens_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._arenas: dict[int, Arena] = {}
+        self._current: Arena | None = None
+        self._outside: dict[int, int] = {}  # by retired arena: slots that are not back yet
+        self._number = 0
+        self._wanted = 0
+        self._builder: threading.Thread | None = None
+        self._closed = False
+        self.refusal: str | None = None  # why there are no slots, once that is known
+        self._poison = os.environ.get("FASTLOAD_DEBUG") == "1"
+        self._pid = os.getpid()  # a forked child has a copy of this object, but nothing of what it owns
+
+    @property
+    def handle(self) -> Handle:  # noqa: D102
+        return Handle(os.getpid(), self._tokens_out, self._tokens_in)
+
+    def counts(self) -> SlotCounts:  # noqa: D102
+        with self._lock:
+            current = self._current
+            pinned = sum(arena.nbytes for arena in self._arenas.values())
+            if current is None:
+                return SlotCounts(0, 0, pinned)
+            return SlotCounts(current.count, current.mapping.slot_bytes, pinned)
+
+    def want(self, nbytes: int, *, wait: bool = False) -> None:
+        """Have slots of at least ``nbytes`` made, in the background: the first arena, or a larger one.
+
+        A larger arena is at least twice the last, so that batches of varying size settle after a few steps.
+        """
+        with self._lock:
+            if self._closed or self.refusal is not None or self._builder is not None or nbytes <= self._wanted:
+                return
+            slot_bytes = nbytes if self._wanted == 0 else max(nbytes + nbytes // 4, 2 * self._wanted)
+            slot_bytes = -(-slot_bytes // PAGE) * PAGE
+            held = sum(arena.nbytes for arena in self._arenas.values())  # until they are drained
+            count = min(self._count, (self._max_bytes - held) // slot_bytes)
+            if count < 2:  # too large for now; what fits goes on using the arena that there is
+                if not self._arenas:
+                    limit = self._max_bytes / 1e6
+                    self.refusal = f"two batches of {nbytes / 1e6:.1f} MB exceed max_pinned_bytes ({limit:.1f} MB)"
+                return
+            self._wanted = slot_bytes
+            self._builder = threading.Thread(
+                target=self._build, args=(count, slot_bytes), name="fastload-arena", daemon=True
+            )
+            builder = self._builder
+            builder.start()
+        if wait:
+            builder.join()
+
+    def _build(self, count: int, slot_bytes: int) -> None:
+        arena = None
+        refusal = None
+        self._number += 1
+        try:
+            arena = Arena(self._number, count, slot_bytes, register=self._register)
+        except (OSError, RuntimeError) as error:
+            refusal = f"{count} slots of {slot_bytes} bytes could not be pinned: {error}"
+        with self._lock:
+            self._builder = None
+            self.refusal = refusal
+            if arena is None:
+                return
+            if self._closed:
+                arena.close()
+                return
+            self._retire()
+            self._arenas[arena.number] = arena
+            self._current = arena
+            for index in range(count):
+                self._publish(arena, index)
+
+    def _publish(self, arena: Arena, index: int) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe cannot be: it holds more tokens than there are slots
+            os.write(self._tokens_in, arena.token(index).pack())
+
+    def _drain(self) -> list[Token]:
+        """Take every token out of the pipe."""
+        tokens = []
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._tokens_out, _TOKEN.size):
+                tokens.append(Token(*_TOKEN.unpack(data)))
+        return tokens
+
+    def _retire(self) -> None:
+        """Take the current arena out of use; it goes when its last slot is back."""
+        old, self._current = self._current, None
+        if old is not None:
+            self._outside[old.number] = old.count
+            for token in self._drain():
+                self._count_back(token.arena)
+
+    def _count_back(self, number: int) -> None:
+        if number not in self._outside:
+            return
+        self._outside[number] -= 1
+        if self._outside[number] == 0:
+            del self._outside[number]
+            self._arenas.pop(number).close()
+
+    def adopt(self, stamp: Stamp) -> Lease:
+        """Take charge of a slot that a worker has filled.
+
+        Raises:
+            RuntimeError: The slot was taken back meanwhile, because its worker had died or the pool was closed.
+        """
+        token = stamp.token
+        with self._lock:
+            arena = self._arenas.get(token.arena)
+            if arena is None or arena.mapping.owner(token.index) != stamp.pid:
+                raise RuntimeError(f"slot {token.index} of worker process {stamp.pid} was taken back before it arrived")
+            arena.mapping.move(token.index, State.READY)
+            return Lease(self, arena, token.index)
+
+    def _free(self, arena: Arena, index: int) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if arena.descriptor < 0:
+                return
+            if self._poison:
+                arena.mapping.slot(index).fill_(_POISON)
+            arena.mapping.move(index, State.FREE, owner=0)
+            if arena is self._current and not self._closed:
+                self._publish(arena, index)
+            else:
+                self._count_back(arena.number)
+
+    def reclaim(self) -> None:
+        """Take back the slots of workers that died while filling them. Called before new workers start."""
+        with self._lock:
+            for arena in list(self._arenas.values()):
+                for index in range(arena.count):
+                    if arena.descriptor < 0:
+                        break  # that was its last slot
+                    if arena.mapping.state(index) == State.FILLING and not _is_alive(arena.mapping.owner(index)):
+                        self._free(arena, index)
+
+    def close(self) -> None:
+        """Free everything: registration, memory and descriptors. Copies must have completed. Idempotent."""
+        with self._lock:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            builder = self._builder
+        if builder is not None:
+            builder.join()
+        with self._lock:
+            self._current = None
+            for arena in self._arenas.values():
+                arena.close()
+            self._arenas.clear()
+            os.close(self._tokens_out)
+            os.close(self._tokens_in)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether ``pid`` may still write: a zombie cannot."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+class SlotWriter:
+    """A worker's side: takes free slots and fills them. Attaches on first use; one per worker process.
+
+    Args:
+        handle: From :attr:`SlotPool.handle`.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self._reader = self._writer = -1
+        self._mappings: dict[int, _Mapping] = {}
+        self._touched: set[tuple[int, int]] = set()
+        self._last: Token | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"handle": self.handle}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["handle"])  # type: ignore[misc]
+
+    def acquire(self, nbytes: int = 0) -> tuple[Stamp, torch.Tensor] | None:
+        """Take a free slot of at least ``nbytes``, or ``None`` at once.
+
+        Raises:
+            OSError: The parent's descriptors cannot be opened (no ``/proc``, another user's process, parent gone).
+        """
+        if self._reader < 0:
+            self._writer = self.handle.open(self.handle.tokens_in, os.O_WRONLY | os.O_NONBLOCK)
+            self._reader = self.handle.open(self.handle.tokens_out, os.O_RDONLY | os.O_NONBLOCK)
+            weakref.finalize(self, _close_all, self._reader, self._writer)
+        try:
+            data = os.read(self._reader, _TOKEN.size)
+        except BlockingIOError:
+            return None
+        if not data:  # the parent has closed the pool
+            return None
+        token = Token(*_TOKEN.unpack(data))
+        if token.slot_bytes < nbytes:
+            self._put_back(token)
+            return None
+        mapping = self._mapping(token)
+        stamp = Stamp(token, os.getpid())
+        mapping.move(token.index, State.FILLING, owner=stamp.pid)
+        if (token.arena, token.index) not in self._touched:
+            self._touched.add((token.arena, token.index))
+            mapping.populate(token.index * token.slot_bytes, nbytes or token.slot_bytes)
+        return stamp, mapping.slot(token.index)
+
+    def _mapping(self, token: Token) -> _Mapping:
+        if token.arena not in self._mappings:
+            self._mappings.clear()  # arenas only ever grow: the former one is being drained
+            self._touched.clear()
+            descriptor = self.handle.open(token.descriptor, os.O_RDWR)
+            try:
+                self._mappings[token.arena] = _Mapping(descriptor, token.slot_bytes)
+            finally:
+                os.close(descriptor)
+        return self._mappings[token.arena]
+
+    def give_back(self, stamp: Stamp) -> None:
+        """Return a slot unused."""
+        token = stamp.token
+        self._mappings[token.arena].move(token.index, State.FREE, owner=0)
+        self._put_back(token)
+
+    def _put_back(self, token: Token) -> None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._writer, token.pack())
+
+
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

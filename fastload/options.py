@@ -1,0 +1,119 @@
+"""FastLoader's own arguments: what they may be, said once for every door that takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+
+Device: TypeAlias = str | int | torch.device
+Accelerate: TypeAlias = Literal["auto", "off", "require"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """FastLoader's own keyword arguments and their defaults; checks itself."""
+
+    device: Device = "auto"
+    memory_format: torch.memory_format | None = torch.channels_last
+    dtype: torch.dtype | None = None
+    device_prefetch: int = 1
+    accelerate: Accelerate = "auto"
+    max_pinned_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        check_memory_format(self.memory_format)
+        check_dtype(self.dtype)
+        check_device_prefetch(self.device_prefetch, "device_prefetch", minimum=0)
+        if self.accelerate not in ("auto", "off", "require"):
+            raise ValueError(f"accelerate must be 'auto', 'off' or 'require', got {self.accelerate!r}")
+        limit = self.max_pinned_bytes
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise TypeError(f"max_pinned_bytes must be an int or None, got {type(limit).__name__}")
+        if limit is not None and limit < 0:
+            raise ValueError(f"max_pinned_bytes must be >= 0 (0 turns pinned memory off), got {limit}")
+
+
+def check_device(device: Device) -> None:
+    """Raise what torch raises for a device that does not exist, and ``RuntimeError`` for one that is not here."""
+    if not isinstance(device, str | int | torch.device) or isinstance(device, bool):
+        raise TypeError(f"device must be 'auto', a torch.device, a string or an index, got {type(device).__name__}")
+    if device != "auto":  # "auto" must not ask the driver before iteration: asking can spoil a later fork
+        resolve_device(device)
+
+
+def check_memory_format(memory_format: torch.memory_format | None) -> None:
+    """Raise unless ``memory_format`` is one that 4-D tensors can have, or ``None``."""
+    if memory_format is None:
+        return
+    if not isinstance(memory_format, torch.memory_format):
+        raise TypeError(f"memory_format must be a torch.memory_format or None, got {type(memory_format).__name__}")
+    if memory_format == torch.channels_last_3d:
+        raise ValueError(
+            "memory_format applies to 4-D images: use torch.channels_last, torch.contiguous_format, "
+            "torch.preserve_format or None, got torch.channels_last_3d"
+        )
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """Raise unless ``dtype`` is a floating-point type or ``None``."""
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype or None, got {type(dtype).__name__}")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type (it is applied to floating-point tensors), got {dtype}")
+
+
+def check_device_prefetch(value: int, name: str, *, minimum: int) -> None:
+    """Raise unless ``value`` is an int of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {value}")
+
+
+def resolve_device(device: str | int | torch.device) -> torch.device:
+    """Name the device that batches go to: ``"auto"`` is the current accelerator, else the CPU; an index is filled in.
+
+    Raises:
+        RuntimeError: The device is not there, or ``device`` names none.
+    """
+    if isinstance(device, str) and device == "auto":
+        if not torch.accelerator.is_available():
+            return torch.device("cpu")
+        current = torch.accelerator.current_accelerator()
+        if current is None or current.type == "mps":  # no pinned memory, no side streams to gain from
+            return torch.device("cpu")
+        return torch.device(current.type, torch.accelerator.current_device_index())
+    resolved = torch.device(device)
+    if resolved.type in ("cpu", "meta"):
+        return resolved
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or accelerator.type != resolved.type:
+        found = "no accelerator" if accelerator is None else f"only {accelerator.type}"
+        raise RuntimeError(
+            f"device={str(device)!r} needs a working {resolved.type.upper()} device, but torch finds {found} here; use "
+            "device='auto' (the accelerator if there is one, else the CPU), or check the driver and the torch build"
+        )
+    count = torch.accelerator.device_count()
+    if resolved.index is not None and resolved.index >= count:
+        raise RuntimeError(f"device={str(device)!r} is out of range: torch sees {count} {resolved.type} device(s)")
+    return (
+        resolved
+        if resolved.index is not None
+        else torch.device(resolved.type, torch.accelerator.current_device_index())
+    )
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether ``device`` has side streams and pinned memory worth having."""
+    return device.type not in ("cpu", "mps", "meta")
+
+
+def can_pin() -> bool:
+    """Whether torch pins memory here when it is asked to: it needs an accelerator, and leaves MPS out."""
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return current is not None and current.type != "mps"

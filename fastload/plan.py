@@ -1,0 +1,172 @@
+"""What a loader will do, step by step, and what it leaves alone and why: ``print(loader.plan)``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import IterableDataset, default_collate, default_convert
+
+from fastload._machine import usable_memory_bytes
+from fastload.options import can_pin, has_streams, resolve_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload.insight.stats import Stats
+    from fastload.loader import FastLoader
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One hop of a batch's road.
+
+    Attributes:
+        name: As the profile names it, where the profile does.
+        where: Which process, thread or stream it runs on.
+        what: What happens there.
+    """
+
+    name: str
+    where: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A loader's plan; ``str()`` lays it out like a database's EXPLAIN.
+
+    Attributes:
+        engine: ``"torch"`` (the plain DataLoader), or ``"workers"`` (torch's workers, FastLoader's device side).
+        device: Where the batches end up.
+        steps: The road of a batch, in order.
+        batch_bytes: Mean bytes per batch that crossed the link so far; ``None`` before the first.
+        notes: What was not done, why, and what would change that.
+    """
+
+    engine: str
+    device: torch.device
+    steps: tuple[Step, ...]
+    batch_bytes: int | None
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        names = max(len(step.name) for step in self.steps)
+        places = max(len(step.where) for step in self.steps)
+        lines = [f"engine {self.engine}, batches on {self.device}"]
+        lines += [f"  {step.name:<{names}}  {step.where:<{places}}  {step.what}" for step in self.steps]
+        if self.batch_bytes is not None:
+            lines.append(f"  {self.batch_bytes / 1e6:,.2f} MB per batch to {self.device}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def make_plan(loader: FastLoader[Any], stats: Stats) -> Plan:
+    """Work out what ``loader`` does when it is iterated now."""
+    batch_bytes = stats.device_bytes // stats.batches if stats.batches else None
+    device = resolve_device(loader.device)
+    reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
+    workers = loader.num_workers
+    place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
+    steps = [
+        Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged"),
+        Step("collate", place, _name_of(loader.collate_fn)),
+    ]
+    notes = lowering_notes(loader)
+    if device.type == "cpu":
+        if loader.device == "auto":
+            notes.append("no accelerator here: this is torch's DataLoader, batches stay in host memory")
+        if loader.pin_memory and can_pin():
+            where = "pin-memory thread" if workers else "main process"
+            steps.append(Step("pin", where, "page-locked copy, as pin_memory=True asks"))
+        if loader.dtype is not None:
+            steps.append(Step("epilogue", "main process", _epilogue(loader, device)))
+        engine = "torch" if loader.dtype is None else "workers"
+        return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
+    streams = has_streams(device)
+    why_not = no_slots_because(loader, device)
+    if why_not is None:
+        into = "stacked into" if loader.collate_fn is default_collate else "packed into"
+        size = f"{stats.slots} × {stats.slot_bytes / 1e6:,.2f} MB" if stats.slots else f"up to {slots_wanted(loader)}"
+        limit = f"{stats.pinned_bytes / 1e6:,.1f} of at most {pinned_limit(loader) / 1e6:,.0f} MB pinned"
+        steps.append(Step("slots", place, f"{into} pinned shared slots: {size}, {limit}"))
+        notes += [f"{count} batches took torch's ordinary path: {why}" for why, count in stats.missed.items()]
+    elif pins(loader, device):
+        notes.append(f"no slots: {why_not}")
+        steps.append(Step("pin", "pin-memory thread" if workers else "main process", "page-locked copy"))
+    else:
+        why = "max_pinned_bytes=0" if streams else f"{device.type} has none"
+        notes.append(f"no pinned memory ({why}): copies are slower and hold the host")
+    if streams and loader.device_prefetch:
+        ahead = f"up to {loader.device_prefetch} batch{'es' if loader.device_prefetch > 1 else ''} ahead"
+        if not workers:
+            ahead = "when the batch has been loaded"
+            notes.append("num_workers=0: the main process loads between steps; num_workers >= 1 loads beside them")
+        elif not pins(loader, device):
+            ahead = "when the consumer asks"
+        steps.append(Step("h2d", "copy stream", ahead))
+        where = "copy stream"
+    else:
+        steps.append(Step("h2d", "consumer's stream", "when the consumer asks"))
+        if streams:
+            notes.append("device_prefetch=0: copies wait for the step before them; 1 or more runs them beside it")
+        where = "consumer's stream"
+    if epilogue := _epilogue(loader, device):
+        steps.append(Step("epilogue", where, epilogue))
+    return Plan("workers", device, tuple(steps), batch_bytes, tuple(notes))
+
+
+def pins(loader: FastLoader[Any], device: torch.device) -> bool:
+    """Whether batches pass through pinned memory."""
+    return has_streams(device) and loader.max_pinned_bytes != 0
+
+
+def no_slots_because(loader: FastLoader[Any], device: torch.device) -> str | None:
+    """Why workers cannot write into pinned slots; ``None`` when they can."""
+    if device.type != "cuda":
+        return f"batches go to {device.type}, and slots are registered with CUDA"
+    if not pins(loader, device):
+        return "max_pinned_bytes=0"
+    if loader.accelerate == "off":
+        return "accelerate='off'"
+    if not hasattr(os, "memfd_create"):
+        return "this system has no memfd"
+    return None
+
+
+def slots_wanted(loader: FastLoader[Any]) -> int:
+    """As many as torch would hold batches in flight, and those whose copies are under way."""
+    return loader.num_workers * (loader.prefetch_factor or 0) + 2
+
+
+def pinned_limit(loader: FastLoader[Any]) -> int:
+    """Most bytes that slots may pin."""
+    if loader.max_pinned_bytes is not None:
+        return loader.max_pinned_bytes
+    return usable_memory_bytes() // 4
+
+
+def lowering_notes(loader: FastLoader[Any]) -> list[str]:
+    """Why the pipeline runs in Python, in words that say what to change."""
+    if loader.accelerate == "off":
+        return ["accelerate='off': the dataset and its transforms run as they are"]
+    return ["nothing is lowered to native code in this version: the dataset and its transforms run as they are"]
+
+
+def _epilogue(loader: FastLoader[Any], device: torch.device) -> str:
+    parts = []
+    if loader.dtype is not None:
+        parts.append(f"floating-point tensors to {str(loader.dtype).removeprefix('torch.')}")
+    if loader.memory_format not in (None, torch.preserve_format) and device.type != "cpu":
+        parts.append(f"4-D images to {str(loader.memory_format).removeprefix('torch.')}")
+    return ", ".join(parts)
+
+
+def _name_of(collate_fn: Callable[[Any], Any]) -> str:
+    if collate_fn is default_collate:
+        return "default_collate"
+    if collate_fn is default_convert:
+        return "no batching: tensors from arrays and numbers"
+    return f"{getattr(collate_fn, '__qualname__', type(collate_fn).__name__)}, unchanged"

@@ -1,0 +1,134 @@
+"""FastLoader in the place of ``torch.utils.data.DataLoader``, for this process."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from abc import ABCMeta
+from dataclasses import fields
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from fastload.insight.explain import LoaderLog
+from fastload.loader import FastLoader
+from fastload.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TorchDataLoader: Final[type[Any]] = FastLoader.__bases__[0]
+
+_MEMORY_FORMATS: Final = {
+    "channels_last": torch.channels_last,
+    "contiguous": torch.contiguous_format,
+    "preserve": torch.preserve_format,
+}
+
+_stand_in: type[FastLoader[Any]] | None = None
+
+
+def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False) -> type[FastLoader[Any]]:
+    """Let every look-up of ``DataLoader`` in this process give FastLoader from now on.
+
+    Modules that already hold torch's class under any name get the stand-in as well, apart from fastload's own. Calling
+    it again changes nothing.
+
+    Args:
+        defaults: New defaults of FastLoader's own arguments, by name.
+        explain: Write to stderr at exit which modules use the stand-in and the plan of every loader that was iterated.
+
+    Returns:
+        The stand-in: a subclass of FastLoader that also counts every other DataLoader as its instance.
+
+    Raises:
+        TypeError: ``defaults`` names something that is not an argument of FastLoader's own.
+    """
+    global _stand_in
+    if _stand_in is None:
+        _set_defaults(dict(defaults or {}))
+        _stand_in = _make_stand_in()
+        if explain:
+            log = LoaderLog(users_of=functools.partial(_modules_with, _stand_in))
+            FastLoader.__iter__ = log.listening(FastLoader.__iter__)  # type: ignore[method-assign]
+        for module, name in _holders(TorchDataLoader):
+            setattr(module, name, _stand_in)
+    return _stand_in
+
+
+def install_from_settings(text: str) -> None:
+    """Install with what ``fastload run`` wrote into the environment."""
+    options = json.loads(text)
+    install(decode_defaults(options["defaults"]), explain=options["explain"])
+
+
+def decode_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """FastLoader's own arguments from their names on the command line."""
+    decoded = dict(options)
+    if "memory_format" in decoded:
+        decoded["memory_format"] = _MEMORY_FORMATS[decoded["memory_format"]]
+    if "dtype" in decoded:
+        decoded["dtype"] = getattr(torch, decoded["dtype"])
+    return decoded
+
+
+def _set_defaults(defaults: dict[str, Any]) -> None:
+    own = [field.name for field in fields(Options)]
+    if unknown := set(defaults) - set(own):
+        raise TypeError(f"FastLoader has no argument of its own named {', '.join(sorted(unknown))}")
+    init: Any = FastLoader.__init__
+    init.__kwdefaults__ = {**init.__kwdefaults__, **defaults}
+    check: Any = Options.__init__  # whose defaults are those of FastLoader.wrap
+    check.__defaults__ = tuple(init.__kwdefaults__[name] for name in own)
+
+
+def _make_stand_in() -> type[FastLoader[Any]]:
+    """Build the class that stands under the name ``torch.utils.data.DataLoader``.
+
+    Why not FastLoader itself: ``isinstance(x, DataLoader)`` must hold for any DataLoader, which takes a metaclass, and
+    that is ABCMeta, or else ``class MyLoader(DataLoader, ABC)`` would be a metaclass conflict. It overrides nothing and
+    carries torch's name, so that error texts and pickles are torch's: the pickle of a loader becomes a plain DataLoader
+    in a process without us.
+    """
+
+    class DataLoader(FastLoader[FastLoader.__parameters__], metaclass=ABCMeta):  # type: ignore[name-defined]
+        __doc__ = FastLoader.__doc__
+
+        # Lightning follows the construction of a loader through the `__init__` in the class's own namespace.
+        __init__ = _copy_of(FastLoader.__init__)
+
+        @classmethod
+        def __subclasshook__(cls, other: type, /) -> Any:
+            return True if cls is DataLoader and issubclass(other, TorchDataLoader) else NotImplemented
+
+    stand_in: type[FastLoader[Any]] = DataLoader
+    stand_in.__module__ = TorchDataLoader.__module__
+    stand_in.__qualname__ = TorchDataLoader.__qualname__
+    return stand_in
+
+
+def _copy_of(function: Any) -> Any:
+    copied = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copied.__kwdefaults__ = dict(function.__kwdefaults__)
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        setattr(copied, name, getattr(function, name))
+    return copied
+
+
+def _holders(value: object) -> list[tuple[ModuleType, str]]:
+    """Every module outside fastload with a global that is ``value``, and that global's name. About 10 ms."""
+    return [
+        (module, name)
+        for key, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and key.partition(".")[0] != "fastload"
+        for name, held in list(vars(module).items())
+        if held is value
+    ]
+
+
+def _modules_with(value: object) -> list[str]:
+    return sorted({module.__name__ for module, _ in _holders(value)})

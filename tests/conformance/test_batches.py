@@ -1,0 +1,172 @@
+"""What a batch may be, and that it arrives as what it was."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from roads import ROADS, normal, raised_by
+from roads.batches import COLLATES, Collator, Movable, Opaque
+from roads.datasets import Images, Numbers, collect
+from torch.utils.data import default_collate
+
+workers = pytest.mark.parametrize("num_workers", [0, 1])
+
+
+@pytest.mark.parametrize("kind", COLLATES)
+def test_collate_results(road, kind):
+    def case(loader_class):
+        return collect(loader_class(Numbers(5), batch_size=2, collate_fn=COLLATES[kind]))
+
+    road.same(case)
+
+
+def test_collate_results_that_travelled_between_processes(road):
+    names = [name for name in COLLATES if name not in ("requires grad", "sparse")]  # which torch sends reluctantly
+
+    def case(loader_class):
+        def everything(samples):
+            return {name: COLLATES[name](samples) for name in names}
+
+        return collect(loader_class(Numbers(5), batch_size=2, num_workers=2, collate_fn=everything))
+
+    road.same(case)
+
+
+@workers
+def test_samples_without_batching(road, num_workers):
+    def case(loader_class):
+        data = [torch.ones(2), (torch.zeros(1), "s"), {"k": [1, None]}, "text", 5, None]
+        converted = collect(loader_class(data, batch_size=None, num_workers=num_workers))
+        own = collect(loader_class(data, batch_size=None, num_workers=num_workers, collate_fn=lambda sample: [sample]))
+        return converted, own
+
+    road.same(case)
+
+
+@workers
+def test_default_collate(road, num_workers):
+    def case(loader_class):
+        data = [{"x": torch.ones(2) * i, "pair": (i, str(i)), "name": str(i), "flag": i > 2} for i in range(5)]
+        loader = loader_class(data, batch_size=2, num_workers=num_workers)
+        return collect(loader), loader.collate_fn is default_collate
+
+    road.same(case)
+
+
+@workers
+def test_batches_with_nothing_to_copy(road, num_workers):
+    def case(loader_class):
+        return collect(loader_class(["a", "b", "c"], batch_size=2, num_workers=num_workers))
+
+    assert road.same(case).value == [["a", "b"], ["c"]]
+
+
+def test_images_keep_values_and_shape(road):
+    batches = road.same(lambda loader_class: collect(loader_class(Images(6), batch_size=4, num_workers=1))).value
+    assert batches[0][0].shape == (4, 3, 4, 5)
+
+
+def test_what_the_user_passed_stays_on_the_loader(road):
+    collate = Collator(3.0)
+
+    def init(worker_id):
+        pass
+
+    data = Numbers(4)
+    loader = road.loader(data, num_workers=1, collate_fn=collate, worker_init_fn=init, persistent_workers=True)
+    for _ in range(2):
+        list(loader)
+        assert loader.dataset is data
+        assert loader.collate_fn is collate
+        assert loader.worker_init_fn is init
+        assert loader.pin_memory is False
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator is found")
+@workers
+def test_pinning_asked_for_by_the_user(road, num_workers):
+    """With ``pin_memory=True`` torch walks through the batch itself, and so decides what its containers become."""
+
+    def case(loader_class):
+        def containers(samples):
+            names = ["tuple", "namedtuple", "defaultdict", "list with an attribute", "range", "movable", "bytearray"]
+            return {name: COLLATES[name](samples) for name in names}
+
+        own = {"num_workers": num_workers, "collate_fn": containers}
+        loader = loader_class(Numbers(5), batch_size=2, pin_memory=True, pin_memory_device="cuda", **own)
+        return collect(loader), loader.pin_memory, loader.pin_memory_device
+
+    road.same(case, anew=True)
+
+
+def test_a_type_that_nobody_can_move_is_passed_on(road):
+    loader = road.loader(Numbers(2), batch_size=2, collate_fn=COLLATES["opaque"])
+    (batch,) = loader
+    assert isinstance(batch, Opaque)
+    assert batch.x.device.type == "cpu"
+
+
+class FailsToPin(Movable):
+    def pin_memory(self):
+        raise KeyError("cannot be pinned")
+
+
+class FailsToMove(Movable):
+    def pin_memory(self):
+        return self
+
+    def to(self, device, *, non_blocking=False):
+        raise KeyError("cannot be moved")
+
+
+@workers
+@pytest.mark.parametrize("batch_type", [FailsToPin, FailsToMove])
+def test_an_error_of_a_custom_type_reaches_the_consumer(road, num_workers, batch_type):
+    if road.name == "plain" or (road.name == "wrapped" and batch_type is FailsToPin):
+        pytest.skip("nothing is pinned or moved on this road")
+    loader = road.loader(Numbers(4), num_workers=num_workers, collate_fn=lambda samples: batch_type(samples[0][0]))
+    iterator = iter(loader)
+    error = raised_by(lambda: next(iterator))
+    assert type(error) is KeyError
+    assert "cannot be " in str(error)
+    loader.close()
+
+
+@pytest.mark.gpu
+@workers
+def test_every_tensor_is_on_the_device(num_workers):
+    kinds = ["tuple", "namedtuple", "dict", "defaultdict", "UserDict", "deque", "movable", "sparse", "packed sequence"]
+    for kind in [*kinds, "requires grad", "strided", "uint8 image", "empty"]:
+        loader = ROADS["gpu"].loader(Numbers(4), batch_size=2, num_workers=num_workers, collate_fn=COLLATES[kind])
+        for batch in loader:
+            tensors = list(_tensors(batch))
+            assert tensors, kind
+            assert all(tensor.device == torch.device("cuda", torch.cuda.current_device()) for tensor in tensors), kind
+
+
+def _tensors(item):
+    if isinstance(item, torch.Tensor):
+        yield item
+    elif isinstance(item, str):
+        return
+    elif hasattr(item, "values") and callable(item.values):
+        for value in item.values():
+            yield from _tensors(value)
+    elif dataclasses.is_dataclass(item) or not hasattr(item, "__iter__"):
+        for value in getattr(item, "__dict__", {}).values():
+            yield from _tensors(value)
+    else:
+        for value in item:
+            yield from _tensors(value)
+
+
+def test_traces_of_two_runs_are_compared_without_what_must_differ():
+    kept = '  File "/x/torch/fetch.py", line 55, in fetch\n    return self.collate_fn(data)\n           ^^^^\n'
+    ours = (
+        '  File "/y/fastload/engines/workers.py", line 41, in __call__\n    data = self.collate_fn(samples)\n      ^^\n'
+    )
+    last = '  File "/z/mine.py", line 3, in collate\n    raise ValueError\nValueError: at '
+    head = "Caught ValueError in DataLoader worker process 0 (pid {}).\n"
+    assert normal(f"{head.format(123)}{kept}{ours}{last}0x7f00") == f"{head.format('…')}{kept}{last}0x…"

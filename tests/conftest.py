@@ -1,0 +1,52 @@
+"""For every test: what it leaves behind is an error, and what needs a GPU says so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from leaks import Holdings, survivors
+
+HERE = Path(__file__).parent
+WATCHED = ("conformance", "property", "unit")
+
+hypothesis.settings.register_profile("fastload", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("fastload")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is None or torch.cuda.is_available():
+        return
+    if os.environ.get("FASTLOAD_REQUIRE_GPU") == "1":
+        pytest.fail("this test needs a CUDA device, and FASTLOAD_REQUIRE_GPU=1 says that there is one", pytrace=False)
+    pytest.skip("needs a CUDA device")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(autouse=True)
+def nothing_survives(request: pytest.FixtureRequest) -> Any:
+    """No thread, child process, entry of /dev/shm or file descriptor survives a test."""
+    if request.path.relative_to(HERE).parts[0] not in WATCHED:
+        yield
+        return
+    if request.node.get_closest_marker("gpu") is not None:
+        torch.zeros(1, device="cuda")  # what the driver keeps for life is there before the test
+    before = Holdings.now()
+    yield
+    if not request.node.stash.get(_FAILED, False):  # a failed test's traceback holds on to what it used
+        left = survivors(before)
+        assert not left, f"left behind by the test: {left}"

@@ -1,0 +1,115 @@
+"""What a process holds (threads, children, shared memory, descriptors), and what of it outlived a test."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_sharer, resource_tracker
+from pathlib import Path
+
+import psutil
+import torch
+
+SHARED_MEMORY = Path("/dev/shm")
+# Descriptors that the CUDA driver, NVML and Python's own random source keep for the life of the process.
+KEPT_FOR_LIFE = re.compile(r"^/dev/(nvidia|dri|urandom|null)|^/(proc|sys)/|^/usr/share/zoneinfo")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What this process holds at one moment."""
+
+    threads: frozenset[threading.Thread]
+    children: frozenset[psutil.Process]
+    shared_memory: frozenset[str]
+    descriptors: frozenset[tuple[int, str]]
+
+    @classmethod
+    def now(cls) -> Holdings:
+        return cls(_threads(), _children(), _shared_memory(), _descriptors())
+
+
+def survivors(before: Holdings, grace_s: float = 5.0) -> list[str]:
+    """Name what is held now but was not before; things on their way out get ``grace_s`` to go.
+
+    Not counted: the helpers of :mod:`multiprocessing` that live as long as the process (resource tracker, fork server),
+    and, once CUDA is up, what its driver opened.
+    """
+    deadline = time.monotonic() + grace_s
+    pause = 0.01
+    while left := _beyond(before):
+        if time.monotonic() > deadline:
+            break
+        gc.collect()
+        multiprocessing.active_children()  # reaps those that have ended
+        if resource_sharer._resource_sharer._address is not None:
+            resource_sharer.stop(timeout=1)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.2)
+    return left
+
+
+def _beyond(before: Holdings) -> list[str]:
+    now = Holdings.now()
+    left = [f"thread {thread.name}" for thread in now.threads - before.threads]
+    left += [f"process {_describe(child)}" for child in now.children - before.children]
+    left += [f"shared memory {name}" for name in _ours(now.shared_memory - before.shared_memory)]
+    left += [f"descriptor {number} -> {target}" for number, target in now.descriptors - before.descriptors]
+    return left
+
+
+def _threads() -> frozenset[threading.Thread]:
+    return frozenset(t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
+
+
+def _children() -> frozenset[psutil.Process]:
+    helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}
+    return frozenset(child for child in psutil.Process().children(recursive=True) if child.pid not in helpers)
+
+
+def _describe(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid} ({process.status()}) {' '.join(process.cmdline())}"
+    return str(process.pid)
+
+
+def _shared_memory() -> frozenset[str]:
+    return frozenset(entry.name for entry in SHARED_MEMORY.iterdir()) if SHARED_MEMORY.is_dir() else frozenset()
+
+
+def _ours(names: frozenset[str]) -> list[str]:
+    """Leave out what another program on this machine has open or mapped meanwhile."""
+    if not names:
+        return []
+    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    others: set[str] = set()
+    for process in psutil.process_iter():
+        if process.pid in family:
+            continue
+        with contextlib.suppress(OSError):
+            others.update(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{process.pid}/maps").read_text()))
+        with contextlib.suppress(OSError):
+            links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+            others.update(link.removeprefix("/dev/shm/") for link in links)
+    return sorted(names - others)
+
+
+def _descriptors() -> frozenset[tuple[int, str]]:
+    helpers = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}
+    cuda = torch.cuda.is_initialized()
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the descriptor of this very listing
+            continue
+        if int(name) in helpers or KEPT_FOR_LIFE.search(target) or (cuda and target.startswith("anon_inode:")):
+            continue
+        found.add((int(name), target))
+    return frozenset(found)

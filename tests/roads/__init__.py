@@ -1,0 +1,159 @@
+"""One case, two loaders: torch's DataLoader and FastLoader, on each road that a batch can take.
+
+A case is a function of a loader class; it builds what it needs, iterates, and returns what it saw. :meth:`Road.same`
+runs it with both classes from the same random state and compares everything: the observations with their types, the
+exception, the warnings, and the state of the random generators afterwards.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import dataclasses
+import functools
+import random
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from fastload import FastLoader
+
+Case = Callable[[Callable[..., DataLoader[Any]]], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Road:
+    """FastLoader's own arguments that lead a batch down one road.
+
+    ``plain`` is torch's own loader on the CPU. ``wrapped`` casts float32 to float32 on the CPU: values stay, but
+    batches travel as HostBatch through DeviceIterator. ``simulated`` runs what a GPU would run, pin-memory thread,
+    slots and copies ahead included, against a stand-in for the accelerator. ``gpu`` is the real thing.
+    """
+
+    name: str
+    own: dict[str, Any]
+    test: str = ""  # whose case it is
+
+    def of(self, test: str) -> Road:
+        """This road for one test: what torch's loader does in it is asked once for all roads."""
+        return dataclasses.replace(self, test=test)
+
+    @property
+    def loader(self) -> Callable[..., FastLoader[Any]]:
+        """FastLoader with this road's arguments, to be called like torch's DataLoader."""
+        return functools.partial(FastLoader, **self.own)
+
+    def same(self, case: Case, *, anew: bool = False) -> Outcome:
+        """Run ``case`` with both loaders, require the same outcome, and return it (torch's).
+
+        Args:
+            case: A test's only one, unless ``anew``.
+            anew: Ask torch's loader on each road, for what depends on the accelerator.
+        """
+        expected = None if anew else _known.get(self.test)
+        if expected is None:
+            expected = copy.deepcopy(Outcome.of(case, DataLoader))  # out of the workers' shared memory
+            if self.test:
+                _known[self.test] = expected
+        got = Outcome.of(case, self.loader)
+        if expected.error is None and got.error is not None:
+            raise AssertionError("only FastLoader raised") from got.exception
+        assert got.error == expected.error
+        assert_same(got.value, expected.value)
+        assert got.warnings == expected.warnings
+        assert_same(got.random_states, expected.random_states, "random state")
+        return expected
+
+
+_known: dict[str, Outcome] = {}
+
+ROADS = {
+    "plain": Road("plain", {"device": "cpu"}),
+    "wrapped": Road("wrapped", {"device": "cpu", "dtype": torch.float32}),
+    "simulated": Road("simulated", {"device": "cuda"}),
+    "gpu": Road("gpu", {"device": "cuda"}),
+}
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a case saw, raised and warned of, and how it left the random generators."""
+
+    value: Any
+    exception: Exception | None
+    error: tuple[type, str] | None
+    warnings: list[tuple[type, str]]
+    random_states: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, case: Case, loader: Callable[..., DataLoader[Any]]) -> Outcome:
+        torch.manual_seed(20)
+        random.seed(21)
+        np.random.seed(22)
+        value, exception, error = None, None, None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                value = case(loader)
+            except Exception as raised:
+                error = type(raised), normal(str(raised))
+                exception = raised.with_traceback(None)  # frames would keep loaders alive
+        said = [(warning.category, normal(str(warning.message))) for warning in caught]
+        # Python 3.12 warns of forking beside threads, of which the two loaders have different numbers.
+        said = [(category, text) for category, text in said if "use of fork() may lead to deadlocks" not in text]
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        return cls(value, exception, error, said, states)
+
+
+def raised_by(function: Callable[[], Any]) -> Exception:
+    """What ``function`` raises, without the frames, which would keep iterators and their workers alive."""
+    try:
+        function()
+    except Exception as error:
+        return error.with_traceback(None)
+    raise AssertionError("nothing was raised")
+
+
+_OUR_FRAME = re.compile(r'^  File "[^"]*/fastload/[^"]*", line \d+, in .*\n(?:    .*\n)*', re.MULTILINE)
+
+
+def normal(text: str) -> str:
+    """``text`` without what may differ between two runs: addresses, process ids, our name, our frames."""
+    text = _OUR_FRAME.sub("", text)
+    text = re.sub(r"0x[0-9a-f]+", "0x…", text)
+    text = re.sub(r"pid(\(s\))? [\d, ]+", r"pid\1 …", text)
+    return text.replace("FastLoader", "DataLoader")
+
+
+def assert_same(got: Any, expected: Any, where: str = "value") -> None:
+    """Require equal types, containers, attributes, dtypes, layouts on the CPU, and bits, all the way down."""
+    assert type(got) is type(expected), f"{where}: {type(got)} is not {type(expected)}"
+    if isinstance(expected, torch.Tensor):
+        assert (got.dtype, got.shape, got.layout) == (expected.dtype, expected.shape, expected.layout), where
+        assert got.requires_grad == expected.requires_grad, where
+        if got.is_sparse:
+            got, expected = got.to_dense(), expected.to_dense()
+        assert torch.equal(got.detach().cpu(), expected.detach()), where
+    elif isinstance(expected, np.ndarray):
+        assert got.dtype == expected.dtype, where
+        np.testing.assert_array_equal(got, expected, where)
+    elif isinstance(expected, collections.abc.Mapping):
+        assert list(got) == list(expected), where
+        for key in expected:
+            assert_same(got[key], expected[key], f"{where}[{key!r}]")
+    elif isinstance(expected, collections.abc.Sequence) and not isinstance(expected, str | bytes | range):
+        assert len(got) == len(expected), where
+        for index in range(len(expected)):
+            assert_same(got[index], expected[index], f"{where}[{index}]")
+    elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
+        for field in dataclasses.fields(expected):
+            assert_same(getattr(got, field.name), getattr(expected, field.name), f"{where}.{field.name}")
+    elif not hasattr(expected, "__dict__"):
+        assert got == expected, where
+    if hasattr(expected, "__dict__") and not isinstance(expected, torch.Tensor | type) and not callable(expected):
+        assert_same(vars(got), vars(expected), f"{where}.__dict__")

@@ -1,0 +1,49 @@
+"""A stand-in for an accelerator, so that the device road can be run where there is none.
+
+Torch's pin-memory thread, FastLoader's device iterator, its slots and the scheduling of its copies are the real ones.
+Pinning is a copy in pageable memory, slots are not registered, and a copy to the device stays on the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from fastload import loader as loader_module
+from fastload import options
+from fastload.device.transfer import DeviceBatch, Transfer
+from fastload.host import map_leaves
+from fastload.memory.slots import SlotPool
+
+
+class SimulatedTransfer(Transfer):
+    """Copies to the CPU, in the order in which it is asked, and at once."""
+
+    def __init__(self, device: torch.device, stream: Any, memory_format: Any, dtype: Any) -> None:
+        super().__init__(torch.device("cpu"), None, memory_format, dtype)
+
+    def start(self, data: Any, batch: int | None = None, *, small: Any = None, **rest: Any) -> DeviceBatch:
+        return super().start(map_leaves(_copied, data), batch, **rest)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) and not leaf.requires_grad else leaf
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch and FastLoader believe in one CUDA device."""
+    accelerator = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: accelerator)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self.clone())
+    monkeypatch.setattr(loader_module, "Transfer", SimulatedTransfer)
+    monkeypatch.setattr(loader_module._Runtime, "copy_stream", lambda self, device: object())
+    monkeypatch.setattr(loader_module, "SlotPool", functools.partial(SlotPool, register=False))
+    monkeypatch.setenv("FASTLOAD_DEBUG", "1")  # a slot that is free again is overwritten
+    assert options.resolve_device("cuda") == torch.device("cuda", 0)

@@ -1,0 +1,41 @@
+"""The road through the slots without a GPU: arenas that are not registered, and a transfer that copies on the host."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+
+import fastload.loader as loader_module
+from fastload.device.transfer import Transfer
+from fastload.host import map_leaves
+from fastload.memory.slots import SlotPool
+
+
+class HostTransfer(Transfer):
+    """Clones instead of copying to a device, so that a slot that is freed too early shows."""
+
+    def start(self, data, batch=None, *, small=None, on_copied=None):
+        def clone(leaf):
+            return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+        return super().start(map_leaves(clone, data), batch, on_copied=on_copied)
+
+
+def unregistered(count, max_bytes):
+    pool = SlotPool(count, max_bytes, register=False)
+    build = pool.want
+    pool.want = lambda nbytes, wait=True: build(nbytes, wait=wait)  # deterministic: the arena is there at once
+    return pool
+
+
+@contextmanager
+def slots_on_cpu():
+    """Within it, ``FastLoader(device="cpu", dtype=torch.float32)`` runs through slots."""
+    with (
+        mock.patch.object(loader_module, "SlotPool", unregistered),
+        mock.patch.object(loader_module, "Transfer", HostTransfer),
+        mock.patch.object(loader_module, "no_slots_because", lambda loader, device: None),
+    ):
+        yield

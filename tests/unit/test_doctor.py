@@ -1,0 +1,276 @@
+"""What the doctor reports: its shape, its exit status, and a remedy for each problem it can find."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fastload import _checks, _checks_pil, _machine
+from fastload._checks import Check
+from fastload._machine import CpuBudget, MemoryBudget
+from fastload.doctor import Report, add_arguments, doctor, main
+
+GIB = 2**30
+ALWAYS = [
+    "python",
+    "torch",
+    "torchvision",
+    "cuda",
+    "cpu",
+    "memory",
+    "/dev/shm",
+    "descriptors",
+    "native core",
+    "PIL",
+    "nvtx",
+    "nsys",
+    "ncu",
+]
+
+
+@pytest.fixture(scope="module")
+def report():
+    return doctor(measure=False)
+
+
+def arguments(*argv):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_every_part_of_the_machine_is_looked_at(report):
+    names = [check.name for check in report.checks]
+    assert [name for name in names if name not in ("gpu", "copy")] == ALWAYS
+    assert not [check.finding for check in report.checks if "could not be checked" in check.finding]
+
+
+def test_a_machine_that_runs_these_tests_works(report):
+    assert report.ok
+    assert report.verdict().startswith("works here")
+
+
+def test_json_has_the_documented_shape(report):
+    written = json.loads(json.dumps(report.to_dict()))
+    assert written.keys() == {"fastload", "ok", "checks"}
+    assert written["ok"] is True
+    for name, check in written["checks"].items():
+        assert check.keys() == {"status", "finding", "remedy", "data"}, name
+        assert check["status"] in ("ok", "note", "warning", "missing")
+        assert isinstance(check["finding"], str)
+        assert "\n" not in check["finding"]
+        assert check["remedy"] is None or check["remedy"]
+    assert written["checks"]["cpu"]["data"]["usable"] == _machine.usable_cpus()
+    assert written["checks"]["torch"]["data"]["version"]
+
+
+def test_text_names_every_check_and_every_remedy(report):
+    text = str(report)
+    for check in report.checks:
+        assert check.finding in text
+    joined = " ".join(text.split())
+    for check in report.remedies:
+        assert " ".join(check.remedy.split()) in joined
+
+
+def test_the_command_prints_json_and_nothing_else():
+    done = subprocess.run(
+        [sys.executable, "-m", "fastload", "doctor", "--json", "--no-measure"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert list(json.loads(done.stdout)["checks"])[:3] == ALWAYS[:3]
+    assert done.stderr == ""
+
+
+def test_a_core_that_does_not_load_is_reported_with_exit_status_1():
+    code = (
+        "import sys; sys.modules['fastload._core'] = None\n"
+        "from fastload.cli import main; sys.exit(main(['doctor', '--json', '--no-measure']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    core = json.loads(done.stdout)["checks"]["native core"]
+    assert core["status"] == "missing"
+    assert "libjpeg62-turbo-dev" in core["remedy"]
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("note", 0), ("warning", 0), ("missing", 1)])
+def test_exit_status_is_1_only_when_something_needed_is_missing(monkeypatch, capsys, status, code):
+    found = Report("0", (Check("thing", "as it is", status, "do this [about] it"),))
+    monkeypatch.setitem(main.__globals__, "doctor", lambda *, measure: found)
+    assert main(arguments()) == code
+    shown = capsys.readouterr().out
+    assert "as it is" in shown
+    assert "do this [about] it" in shown, "square brackets are no markup"
+
+
+def test_without_rich_the_same_is_said_in_plain_text(monkeypatch, capsys):
+    found = Report("0", (Check("thing", "as it is", "warning", "do this"),))
+    monkeypatch.setitem(main.__globals__, "doctor", lambda *, measure: found)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert main(arguments()) == 0
+    assert capsys.readouterr().out == f"{found}\n"
+    assert "needs attention: thing" in str(found)
+
+
+def test_remedies_come_most_urgent_first():
+    checks = [Check(status, "", status, "x") for status in ("note", "missing", "ok", "warning")]
+    assert [check.status for check in Report("0", tuple(checks)).remedies] == ["missing", "warning", "note", "ok"]
+    assert [check.status for check in Report("0", tuple(checks)).problems] == ["missing", "warning"]
+
+
+@pytest.mark.parametrize("status", ["warning", "missing"])
+def test_a_problem_without_a_remedy_is_refused(status):
+    with pytest.raises(ValueError, match="must name a remedy"):
+        Check("thing", "broken", status)
+
+
+def test_a_check_that_fails_does_not_hide_the_others(monkeypatch):
+    def broken():
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(_checks, "check_cpu", broken)
+    found = doctor(measure=False)
+    assert "OSError: no such thing" in found["cpu"].finding
+    assert found["cpu"].remedy
+    assert found["ncu"].finding
+
+
+def test_a_quota_below_the_machine_is_noted(monkeypatch):
+    monkeypatch.setattr(_machine, "cpu_budget", lambda: CpuBudget(64, 64, 4.0))
+    check = _checks.check_cpu()
+    assert check.status == "note"
+    assert check.finding.startswith("4 usable (machine 64")
+    assert "more than 4 workers" in check.remedy
+
+
+def test_a_single_core_is_a_problem(monkeypatch):
+    monkeypatch.setattr(_machine, "cpu_budget", lambda: CpuBudget(1, 1, None))
+    assert _checks.check_cpu().status == "warning"
+
+
+@pytest.mark.parametrize(("usable", "status"), [(GIB, "warning"), (64 * GIB, "ok")])
+def test_little_memory_is_a_problem(monkeypatch, usable, status):
+    monkeypatch.setattr(_machine, "memory_budget", lambda: MemoryBudget(64 * GIB, 64 * GIB, usable))
+    assert _checks.check_memory().status == status
+
+
+@pytest.mark.parametrize(
+    ("found", "status"), [((64 << 20, 64 << 20), "warning"), ((64 * GIB, 32 * GIB), "ok"), (None, "warning")]
+)
+def test_small_shared_memory_is_a_problem(monkeypatch, found, status):
+    monkeypatch.setattr(_machine, "shared_memory_bytes", lambda: found)
+    check = _checks.check_shared_memory()
+    assert check.status == status
+    if status == "warning" and found:
+        assert "--shm-size" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("limits", "status", "remedy"),
+    [
+        ((256, 256), "warning", "raise the hard limit"),
+        ((1024, 1048576), "note", "ulimit -n 65536"),
+        ((1024, 2048), "note", "ulimit -n 2048"),
+        ((1024, None), "note", "ulimit -n unlimited"),
+        ((65536, 65536), "ok", None),
+        ((None, None), "ok", None),
+    ],
+)
+def test_few_descriptors_are_noted(monkeypatch, limits, status, remedy):
+    monkeypatch.setattr(_machine, "file_descriptor_limits", lambda: limits)
+    check = _checks.check_descriptors()
+    assert check.status == status
+    assert (remedy is None and check.remedy is None) or remedy in check.remedy
+
+
+def test_an_old_torch_is_reported(monkeypatch):
+    monkeypatch.setattr("torch.__version__", "2.10.1+cu128")
+    check = _checks.check_torch()
+    assert check.status == "missing"
+    assert "torch>=2.11" in check.remedy
+
+
+def test_a_torchvision_that_does_not_belong_to_torch_is_reported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    check = _checks.check_torchvision()
+    assert check.status == "missing"
+    assert "in one command" in check.remedy
+
+
+@pytest.mark.parametrize("version", [None, "0.2.12"])
+def test_an_nvtx_that_is_absent_or_too_old_is_reported(monkeypatch, version):
+    monkeypatch.setattr(_checks, "package_version", lambda name: version)
+    check = _checks.check_nvtx()
+    assert check.status == "warning"
+    assert "nvtx>=0.2.13" in check.remedy
+
+
+def installed(monkeypatch, **versions):
+    monkeypatch.setattr(_checks_pil, "package_version", lambda name: versions.get(name.replace("-", "_")))
+
+
+def test_pillow_s_speed_is_measured_and_its_parts_add_up():
+    speed = _checks_pil.measure_pil()
+    assert 45_000 < speed["jpeg_bytes"] < 65_000, "as large as a photograph of its size"
+    assert 1 / speed["images_per_s"] == pytest.approx(1 / speed["decode_per_s"] + 1 / speed["resize_per_s"])
+    assert speed["resize_share"] == pytest.approx(speed["images_per_s"] / speed["resize_per_s"])
+    assert 20 < speed["images_per_s"] < 20_000
+
+
+def test_the_worth_of_pillow_simd_is_derived_from_this_machine_s_share_of_resizing(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("PIL.__version__", "13.0.0")
+    installed(monkeypatch, pillow="13.0.0")
+    monkeypatch.setattr(_checks_pil, "measure_pil", lambda: {"images_per_s": 500.0, "resize_share": 0.5})
+    check = _checks_pil.check_pil()
+    assert check.status == "note"
+    assert "resizing is 50% of the work here, so expect about 1.6 times" in check.remedy  # 1 / (0.5 + 0.5 / 4.7)
+    assert "make simd" in check.remedy
+    unmeasured = _checks_pil.check_pil(measure=False)
+    assert "here, so expect" not in unmeasured.remedy
+    assert "images/s" not in unmeasured.finding
+
+
+def test_pillow_simd_is_recognized(monkeypatch):
+    monkeypatch.setattr("PIL.__version__", "12.1.1.post0")
+    installed(monkeypatch, pillow_simd="12.1.1.post0")
+    check = _checks_pil.check_pil(measure=False)
+    assert check.status == "ok"
+    assert check.finding.startswith("Pillow-SIMD 12.1.1.post0, libjpeg-turbo ")
+    assert check.data["flavour"] == "Pillow-SIMD"
+
+
+def test_both_pillows_in_one_folder_are_a_problem(monkeypatch):
+    installed(monkeypatch, pillow="13.0.0", pillow_simd="12.1.1.post0")
+    check = _checks_pil.check_pil(measure=False)
+    assert check.status == "warning"
+    assert "make unsimd" in check.remedy
+
+
+def test_a_pillow_on_plain_libjpeg_is_a_problem(monkeypatch):
+    from PIL import features
+
+    real = features.check
+    monkeypatch.setattr(features, "check", lambda name: name != "libjpeg_turbo" and real(name))
+    assert "vector code" in _checks_pil.check_pil(measure=False).remedy
+
+
+def test_a_pillow_without_jpeg_does_not_do(monkeypatch):
+    from PIL import features
+
+    monkeypatch.setattr(features, "check", lambda name: False)
+    assert _checks_pil.check_pil().status == "missing"
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"), [("2.11.0+cu130", (2, 11, 0)), ("2.12.0a0", (2, 12)), ("0.2.13", (0, 2, 13))]
+)
+def test_release_reads_the_leading_numbers(version, numbers):
+    assert _checks.release(version) == numbers

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+pytest.importorskip("skimage")
+pytest.importorskip("matplotlib")
+pytest.importorskip("rich")
+
+from matplotlib.figure import Figure
+
+from fastload import FastLoader
+from fastload.bench import _data, _rungs, ladder
+from fastload.bench._chart import draw
+from fastload.bench._data import EndlessDraws
+from fastload.bench._rungs import (
+    Feed,
+    Length,
+    Rung,
+    batches_needed,
+    measure,
+    rungs,
+    warm_steps,
+    window_steps,
+    worker_counts,
+)
+from fastload.bench._steps import HostClock, TrainingStep, run_steps
+from fastload.bench._trace import GpuActivity
+from fastload.bench.ladder import Ladder, climb
+from fastload.bench.photos import PhotoSet, write_photos
+
+CPU = torch.device("cpu")
+TINY = Length(steps=2, repeats=2, traced_steps=1)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("data") / "photos", PhotoSet(count=16, classes=2, edge_px=64)).path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fonts_are_open() -> None:
+    """Matplotlib keeps the fonts that it has used open for the life of the process."""
+    figure = Figure()
+    figure.text(0, 0, "x ×·")
+    figure.savefig(io.BytesIO())
+
+
+class Timeline:
+    """A clock that stands still except where the loop under test spends time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.finished = True
+
+    def mark(self) -> float:
+        self.finished = False
+        return self.now
+
+    def finish(self) -> None:
+        self.finished = True
+
+    def between_s(self, start: float, end: float) -> float:
+        assert self.finished, "times are known only after finish()"
+        return end - start
+
+
+class ScriptedFeed:
+    """Each batch takes ``wait_s`` to arrive and ``copy_s`` to copy."""
+
+    def __init__(self, clock: Timeline, wait_s: float, copy_s: float) -> None:
+        self.clock, self.wait_s, self.copy_s = clock, wait_s, copy_s
+        self.asked = 0
+        self.batches = self
+
+    def __next__(self) -> Any:
+        self.asked += 1
+        self.clock.now += self.wait_s
+        return torch.zeros(1), torch.zeros(1)
+
+    def move(self, images: Any, labels: Any) -> Any:
+        self.clock.now += self.copy_s
+        return images, labels
+
+    def lay_out(self, images: Any) -> Any:
+        return images
+
+
+def test_measure_divides_the_time_into_waiting_copying_and_training() -> None:
+    clock = Timeline()
+    feed = ScriptedFeed(clock, wait_s=0.003, copy_s=0.001)
+
+    def train(images: Any, labels: Any) -> None:
+        clock.now += 0.006
+
+    rung = Rung(number=1, name="x", workers=2)
+    result = measure(rung, feed, train, clock, 50, Length(steps=4, repeats=3), None)  # type: ignore[arg-type]
+    assert result.ms_per_step.values == pytest.approx((10, 10, 10))
+    assert result.images_per_s.values == pytest.approx((5000, 5000, 5000))
+    assert result.wait_share == pytest.approx(0.3)
+    assert result.copy_share == pytest.approx(0.1)
+    assert result.gpu is None
+
+
+def test_measure_leaves_the_warm_up_out() -> None:
+    clock = Timeline()
+    feed = ScriptedFeed(clock, wait_s=0, copy_s=0)
+    calls = 0
+
+    def train(images: Any, labels: Any) -> None:
+        nonlocal calls
+        calls += 1
+        clock.now += 1.0 if calls <= 10 else 0.01
+
+    rung = Rung(number=1, name="x", workers=1)
+    assert warm_steps(rung) == 10
+    result = measure(rung, feed, train, clock, 1, Length(steps=3, repeats=2), None)  # type: ignore[arg-type]
+    assert result.ms_per_step.values == pytest.approx((10, 10))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 3, 14])
+def test_measure_asks_for_as_many_batches_as_announced(workers: int, traced: bool) -> None:
+    clock = Timeline()
+    feed = ScriptedFeed(clock, wait_s=1, copy_s=0)
+
+    def trace(advance: Any, warm: int, steps: int) -> GpuActivity:
+        advance(warm)
+        advance(steps)
+        return GpuActivity(0.5, 10, 1.0)
+
+    rung = Rung(number=1, name="x", workers=workers)
+    length = Length(steps=4, repeats=2, traced_steps=3)
+    result = measure(rung, feed, None, clock, 1, length, trace if traced else None)  # type: ignore[arg-type]
+    assert feed.asked == batches_needed(rung, length, traced=traced)
+    assert result.gpu == (GpuActivity(0.5, 10, 1.0) if traced else None)
+    assert (result.wait_share, result.copy_share) == (None, None)  # nothing was trained
+
+
+def test_warm_up_uses_up_what_workers_can_prefetch_and_repeats_hold_whole_bursts() -> None:
+    for workers in range(33):
+        rung = Rung(number=1, name="x", workers=workers)
+        assert warm_steps(rung) > 2 * workers
+        steps = window_steps(rung, Length(steps=30))
+        assert 30 <= steps < 30 + max(1, workers)
+        assert steps % max(1, workers) == 0
+
+
+def test_worker_counts_grow_with_the_cores_and_never_exceed_them() -> None:
+    assert [worker_counts(cores) for cores in (1, 2, 4, 8, 16)] == [
+        (1, 1, 1),
+        (1, 2, 2),
+        (2, 3, 4),
+        (2, 4, 7),
+        (2, 8, 14),
+    ]
+    for cores in range(1, 257):
+        few, more, most = worker_counts(cores)
+        assert 1 <= few <= more <= most <= min(cores, 32)
+        if cores >= 4:
+            assert few < more < most
+
+
+def test_each_rung_changes_one_thing() -> None:
+    climbed = rungs(16)
+    assert [rung.number for rung in climbed] == [1, 2, 3, 4, 5, 6, 0]
+    assert [rung.workers for rung in climbed] == [2, 8, 8, 14, 14, 14, 0]
+    properties = ("workers", "channels_last", "pinned", "side_stream")
+    for lower, upper in itertools.pairwise(climbed[:6]):
+        changed = [name for name in properties if getattr(lower, name) != getattr(upper, name)]
+        assert len(changed) == 1, (lower.name, upper.name)
+    assert [name for name in properties if getattr(climbed[5], name)] == list(properties)
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+def test_loaders_of_the_rungs_are_what_their_names_say(photos: Path) -> None:
+    dataset, _ = _rungs_data(photos)
+    for rung in rungs(2):
+        feed = Feed(rung, dataset, [0, 1, 2], batch_size=2, batches=3, device=CPU)
+        try:
+            images, labels = feed.move(*next(feed.batches))
+            assert images.shape == (2, 3, 224, 224)
+            assert labels.shape == (2,)
+            assert feed.lay_out(images).is_contiguous(memory_format=torch.channels_last) == rung.channels_last
+        finally:
+            feed.close()
+
+
+def _rungs_data(photos: Path) -> Any:
+    return ladder.open_images(photos, quick=True)
+
+
+def test_rungs_1_to_5_are_torchs_loader_and_rung_6_is_ours(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, dict[str, Any]]] = []
+
+    def record(kind: type) -> Any:
+        def make(dataset: Any, **arguments: Any) -> Any:
+            made.append((kind.__name__, arguments))
+            return kind(dataset, **{**arguments, "pin_memory": False})
+
+        return make
+
+    monkeypatch.setattr(_rungs, "DataLoader", record(DataLoader))
+    monkeypatch.setattr(_rungs, "FastLoader", record(FastLoader))
+    dataset, _ = _rungs_data(photos)
+    for rung in rungs(2)[:6]:
+        Feed(rung, dataset, [0], batch_size=1, batches=1, device=CPU).close()
+    assert [name for name, _ in made] == ["DataLoader"] * 5 + ["FastLoader"]
+    assert [arguments["pin_memory"] for _, arguments in made] == [False] * 4 + [True] * 2
+    assert [arguments["num_workers"] for _, arguments in made] == [1, 2, 2, 2, 2, 2]
+    assert made[5][1]["device"] == CPU
+
+
+class TinyStep:
+    """A training step that notes what it was given."""
+
+    seen: ClassVar[list[tuple[bool, bool]]] = []
+
+    def __init__(self, model: str, device: torch.device, *, channels_last: bool, classes: int) -> None:
+        assert classes == 1000
+        self.channels_last = channels_last
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        TinyStep.seen.append((self.channels_last, images.is_contiguous(memory_format=torch.channels_last)))
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "TrainingStep", TinyStep)
+    TinyStep.seen = []
+    told: list[tuple[int, bool]] = []
+
+    def on_result(rung: Rung, result: Any) -> None:
+        told.append((rung.number, result is not None))
+        assert multiprocessing.active_children() == []  # no rung's workers take cores from another rung
+
+    record = climb(Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=True), on_result)
+    assert told == [(number, done) for number in (1, 2, 3, 4, 5, 6, 0) for done in (False, True)]
+    steps = [batches_needed(rung, TINY, traced=False) for rung in rungs(2)]
+    assert TinyStep.seen == [(False, False)] * sum(steps[:2]) + [(True, True)] * sum(steps[2:])
+    for rung in record["rungs"]:
+        assert rung["images_per_s"]["median"] > 0
+        assert 0 <= rung["wait_share"] <= 1
+        assert rung["gpu_busy_share"] is None
+    assert record["skipped"] == []
+    json.dumps(record, allow_nan=False)
+    draw(record, tmp_path / "ladder.png")
+    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(photos: Path, tmp_path: Path) -> None:
+    record = climb(
+        Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=False), lambda rung, result: None
+    )
+    assert [rung["name"] for rung in record["rungs"]] == ["few workers", "more workers"]
+    assert [(skip["name"], skip["reason"]) for skip in record["skipped"]] == [
+        ("channels_last", "needs a GPU"),
+        ("more workers again", "no more cores"),
+        ("pinned memory", "needs a GPU"),
+        ("FastLoader", "needs a GPU"),
+        ("ceiling", "needs a GPU"),
+    ]
+    assert {rung["wait_share"] for rung in record["rungs"]} == {None}
+    draw(record, tmp_path / "ladder.svg")
+    assert "needs a GPU" in (tmp_path / "ladder.svg").read_text()
+
+
+def test_command_writes_figures_and_chart(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = argparse.ArgumentParser()
+    ladder.add_arguments(parser)
+    line = [
+        "--quick",
+        "--data",
+        str(photos),
+        "--json",
+        str(tmp_path / "a" / "l.json"),
+        "--plot",
+        str(tmp_path / "l.png"),
+    ]
+    assert ladder.main(parser.parse_args(line)) == 0
+    record = json.loads((tmp_path / "a" / "l.json").read_text())
+    assert record["benchmark"] == "ladder"
+    assert record["dataset"]["images"] == 16
+    assert (tmp_path / "l.png").stat().st_size > 10_000
+    monkeypatch.setattr(_data, "shared_memory_bytes", lambda: (64_000_000, 60_000_000))
+    for argument, message in (
+        (["--batch-size", "256"], "0.1 GB are free; give the container more"),
+        (["--batch-size", "0"], "batch_size must be >= 1, got 0"),
+        (["--model", "resnet5"], "try resnet50"),
+        (["--data", str(tmp_path / "none")], "--data must be a folder"),
+        (["--steps", "0"], "steps must be >= 1, got 0"),
+    ):
+        assert ladder.main(parser.parse_args(argument)) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_draws_never_end_an_epoch_and_visit_everything() -> None:
+    draws = list(EndlessDraws([10, 11, 12], 8, seed=3))
+    assert len(draws) == len(EndlessDraws([10, 11, 12], 8)) == 8
+    assert sorted(draws[:3]) == sorted(draws[3:6]) == [10, 11, 12]
+    assert draws == list(EndlessDraws([10, 11, 12], 8, seed=3))
+    with pytest.raises(ValueError, match="at least 1 image"):
+        EndlessDraws([], 8)
+
+
+def test_training_step_trains_in_the_asked_for_memory_format() -> None:
+    step = TrainingStep("squeezenet1_1", CPU, channels_last=True)
+    weights = {name: weight.detach().clone() for name, weight in step._model.named_parameters()}
+    images, labels = torch.randn(2, 3, 64, 64), torch.tensor([0, 1])
+    marks = run_steps(iter([(images, labels)]), lambda *batch: batch, step, HostClock(), 1)  # type: ignore[arg-type]
+    assert len(marks) == 1
+    assert any(not torch.equal(weights[name], weight) for name, weight in step._model.named_parameters())
+    convolutions = [module for module in step._model.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert all(module.weight.is_contiguous(memory_format=torch.channels_last) for module in convolutions)
+    assert torch.is_autocast_enabled("cpu") is False

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastload
+from fastload.bench import _measure
+from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
+
+
+def test_contenders_take_turns_and_nobody_is_always_first() -> None:
+    calls: list[str] = []
+
+    def contender(name: str, value: float) -> float:
+        calls.append(name)
+        return value + len(calls)
+
+    result = interleave({"a": lambda: contender("a", 0), "b": lambda: contender("b", 100)}, repeats=3)
+    assert calls == ["a", "b", "b", "a", "a", "b"]
+    assert result["a"].values == (1, 4, 5)
+    assert result["b"].values == (102, 103, 106)
+
+
+def test_ratio_is_taken_round_by_round() -> None:
+    # A machine that became ten times slower half way: the ratio does not see it.
+    quotient = ratio(Spread.of([1.0, 10.0, 10.0]), Spread.of([2.0, 20.0, 20.0]))
+    assert quotient.values == (0.5, 0.5, 0.5)
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        ratio(Spread.of([1.0]), Spread.of([1.0, 2.0]))
+
+
+def test_spread_summarizes() -> None:
+    spread = Spread.of([5, 1, 3])
+    assert spread.median == 3
+    assert spread.relative == pytest.approx(4 / 3)
+    assert spread.record() == {"median": 3, "min": 1, "max": 5, "values": [5, 1, 3]}
+    hundred = Spread.of(range(1, 101))
+    assert (hundred.percentile(99), hundred.percentile(50), hundred.percentile(100)) == (99, 50, 100)
+    assert Spread.of([7]).percentile(99) == 7
+
+
+def test_nothing_measured_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least 1 value"):
+        Spread.of([])
+    with pytest.raises(ValueError, match="repeats must be >= 1, got 0"):
+        interleave({}, 0)
+
+
+def test_environment_names_what_ran() -> None:
+    record = environment()
+    assert record["torch"] == torch.__version__
+    assert record["fastload"] == fastload.__version__
+    assert record["usable_cpus"] >= 1
+    assert record["pillow"][0].isdigit()
+    assert (record["gpu"] is not None) == torch.cuda.is_available()
+    json.dumps(record, allow_nan=False)
+
+
+def test_commit_of_a_checkout_without_history_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "fastload"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.setattr(fastload, "__file__", str(package / "__init__.py"))
+    monkeypatch.delenv("FASTLOAD_COMMIT", raising=False)
+    assert _measure._commit() is None
+    monkeypatch.setenv("FASTLOAD_COMMIT", "abc")
+    assert _measure._commit() == "abc"
+    # A repository around it that does not track it is not its history.
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert _measure._commit() == "abc"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "first"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert _measure._commit() == head
+    (package / "__init__.py").write_text("changed = True\n")
+    assert _measure._commit() == head + "-dirty"
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "results" / "a.json", {"x": 1.5})
+    assert json.loads(path.read_text()) == {"x": 1.5}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(path, {"x": float("nan")})
+    assert json.loads(path.read_text()) == {"x": 1.5}
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.json"]

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+pytest.importorskip("skimage")
+pytest.importorskip("rich")
+
+from fastload import FastLoader
+from fastload.bench import demo, step
+from fastload.bench._compare import count_same, race
+from fastload.bench._steps import HostClock
+from fastload.bench.photos import PhotoSet, write_photos
+from fastload.bench.step import Setup, compare_feeds, instant_batches, time_both_next, time_next
+
+CPU = torch.device("cpu")
+TINY = Setup(batch_size=2, steps=3, repeats=2, calls=4, side_px=8)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("data") / "photos", PhotoSet(count=40, classes=2, edge_px=64)).path
+
+
+class Pairs(Dataset[Any]):
+    """Random images whose every pixel is drawn anew, and labels that can be falsified."""
+
+    def __init__(self, length: int = 10, wrong: int | None = None, dtype: torch.dtype = torch.float32) -> None:
+        self.length, self.wrong, self.dtype = length, wrong, dtype
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(3, 4, 4).to(self.dtype), index + (index == self.wrong)
+
+
+def loader(kind: type = DataLoader, **changes: Any) -> Any:
+    return kind(Pairs(**changes), batch_size=4, shuffle=True, num_workers=2)
+
+
+def test_all_batches_of_equal_loaders_are_counted() -> None:
+    assert count_same(loader(FastLoader), loader()) == 3
+
+
+def test_nan_is_the_same_as_itself() -> None:
+    images = torch.full((1, 2), float("nan"))
+    assert count_same([(images, torch.ones(1))], [(images.clone(), torch.ones(1))]) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ours", "message"),
+    [
+        ({"wrong": 7}, r"the labels of batch \d must be the same bit for bit"),
+        ({"dtype": torch.float16}, r"images of batch 0 must be torch.float32 \(4, 3, 4, 4\), got torch.float16"),
+        ({"length": 12}, r"images of batch 2|labels of batch 0"),
+        ({"length": 3}, "labels|images|shorter"),
+    ],
+)
+def test_a_difference_is_found_and_named(ours: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        count_same(loader(FastLoader, **ours), loader())
+
+
+def test_one_bit_is_a_difference() -> None:
+    images = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match="bit for bit"):
+        count_same([(-images, torch.ones(1))], [(images, torch.ones(1))])  # type: ignore[arg-type]
+
+
+def test_race_runs_every_loader_once_more_than_it_counts_and_uses_its_batches() -> None:
+    epochs: list[str] = []
+    used: list[int] = []
+
+    class Named(list[int]):
+        def __init__(self, name: str) -> None:
+            super().__init__([1, 2])
+            self.name = name
+
+        def __iter__(self) -> Any:
+            epochs.append(self.name)
+            return super().__iter__()
+
+    result = race({"a": Named("a"), "b": Named("b")}, 8, 2, {"a": used.append})  # type: ignore[dict-item]
+    assert epochs == ["a", "b", "a", "b", "b", "a"]
+    assert used == [1, 2] * 3
+    assert [len(spread.values) for spread in result.values()] == [2, 2]
+
+
+def test_feeds_take_turns_and_train_on_the_same_batches() -> None:
+    expected = [float(images.sum()) for images, _ in instant_batches(TINY, pinned=False)]
+    seen: list[float] = []
+
+    def train(images: torch.Tensor, labels: torch.Tensor) -> None:
+        seen.append(float(images.sum()))
+
+    result = compare_feeds(TINY, CPU, train, HostClock(), pinned=False)
+    assert list(result) == ["fed", "inline", "resident"]
+    assert [len(spread.values) for spread in result.values()] == [2, 2, 2]
+    per_repeat = step._WARM_STEPS + TINY.steps
+    assert len(seen) == per_repeat * (1 + 3 * TINY.repeats)
+    assert {round(value, 3) for value in seen} == {round(value, 3) for value in expected}
+
+
+def test_only_steps_after_the_warm_up_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timeline:
+        now = 0.0
+
+        def mark(self) -> float:
+            return self.now
+
+        def finish(self) -> None: ...
+
+        def between_s(self, start: float, end: float) -> float:
+            return end - start
+
+    clock = Timeline()
+    calls = 0
+
+    def train(images: torch.Tensor, labels: torch.Tensor) -> None:
+        nonlocal calls
+        clock.now += 1.0 if calls % (step._WARM_STEPS + TINY.steps) < step._WARM_STEPS else 0.002
+        calls += 1
+
+    for spread in compare_feeds(TINY, CPU, train, clock, pinned=False).values():
+        assert spread.values == pytest.approx((2, 2))
+
+
+def test_next_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Time:
+        now_us = 0.0
+
+        def perf_counter_ns(self) -> float:
+            return self.now_us * 1e3
+
+        def sleep(self, seconds: float) -> None:
+            self.now_us += seconds * 1e6
+
+    time = Time()
+    monkeypatch.setattr(step, "time", time)
+
+    def batches() -> Any:
+        cost = 1000.0  # warming up
+        for number in range(100):
+            time.now_us += cost if number < step._WARM_STEPS else 40.0
+            yield torch.zeros(1), torch.zeros(1)
+
+    def train(images: Any, labels: Any) -> None:
+        time.now_us += 50_000
+
+    spread = time_next(batches(), train, HostClock(), calls=10, settle_s=0.005)
+    assert spread.values == pytest.approx([40.0] * 10)
+
+
+def test_next_of_both_loaders_is_timed_without_cuda() -> None:
+    times = time_both_next(TINY, CPU, lambda images, labels: None, HostClock(), pinned=False)
+    assert list(times) == ["prefetch_to_device", "FastLoader"]
+    assert [len(spread.values) for spread in times.values()] == [4, 4]
+
+
+@pytest.mark.parametrize("name", ["batch_size", "steps", "repeats", "calls"])
+def test_bad_setups_are_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
+        Setup(**{name: 0})
+
+
+def test_step_command_writes_figures(photos: Path, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    step.add_arguments(parser)
+    arguments = ["--quick", "--data", str(photos), "--json", str(tmp_path / "s.json")]
+    assert step.main(parser.parse_args(arguments)) == 0
+    record = json.loads((tmp_path / "s.json").read_text())
+    assert record["parity"]["fastloader_over_dataloader"]["median"] > 0
+    assert record["parity"]["same_batches"] == 2 * record["parity"]["workers"]
+    if not torch.cuda.is_available():
+        assert record["skipped"] == ["fed", "next"]
+    assert step.main(parser.parse_args(["--steps", "0"])) == 2
+
+
+def test_demo_compares_and_times(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    arguments = ["--quick", "--data", str(photos), "--repeats", "2", "--json", str(tmp_path / "d.json")]
+    assert demo.main(parser.parse_args(arguments)) == 0
+    record = json.loads((tmp_path / "d.json").read_text())
+    assert record["same_batches"] == 5
+    assert all(spread["median"] > 0 for spread in record["images_per_s"].values())
+    assert demo.main(parser.parse_args(["--repeats", "0"])) == 2

@@ -47,8 +47,11 @@ def main() -> None:
     pillow_13 = int(PIL.__version__.split(".")[0]) >= 13
     lib = native_shim.library()
     levels = native_shim.simd_levels()
-    print(f"Pillow {PIL.__version__}; microseconds per image (prepare alone in brackets); H or V: the pass that runs first")
-    print(f"{'case':42}{'Pillow':>9}" + "".join(f"{level:>16}" for level in levels) + f"{'streamed':>12}")
+    write = sys.stdout.write
+    write(
+        f"Pillow {PIL.__version__}, microseconds per image (prepare alone in brackets); H, V: the pass that runs first\n"
+    )
+    write(f"{'case':42}{'Pillow':>9}" + "".join(f"{level:>16}" for level in levels) + f"{'streamed':>12}\n")
     for size, out_size, resample in CASES:
         pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
         image = Image.fromarray(pixels)
@@ -64,7 +67,8 @@ def main() -> None:
                 raise RuntimeError(f"{line}: not Pillow's pixels ({level})")
             total, prepare = job.time_us(pixels, repeats=repeats)
             line += f"{total:9.1f} [{prepare:4.1f}]"
-        print(line + f"{job.time_us(pixels, stream=True, repeats=repeats)[0]:12.1f}", flush=True)
+        write(line + f"{job.time_us(pixels, stream=True, repeats=repeats)[0]:12.1f}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ struct Resampler::State {
   PackedAxis x_packed;
   std::vector<int> x_picks, y_picks;  // nearest, and rows to keep: relative to the region; -1: zeros
   bool vertical_first = false;
-  int window_rows = 0;  // rows that the vertical pass must have at hand at once
+  int window_rows = 0;  // rows that the vertical pass must have at hand at once, the newest included
 
   // One run.
   std::uint8_t* out = nullptr;
@@ -344,7 +344,7 @@ void Resampler::begin(int left, int width, std::uint8_t* out, std::ptrdiff_t out
   s.column_offset = (s.region.left - left) * channels;
   const std::ptrdiff_t streamed = padded(width * channels);
   if (s.y_pass == Pass::convolve && s.rows_wait()) {
-    s.ring_rows = s.window_rows + kRowsAhead;
+    s.ring_rows = s.window_rows + kRowsAhead - 1;
     s.ring_stride = streamed;
   } else {
     s.stage_stride = streamed;

@@ -1,4 +1,4 @@
-"""The core's arithmetic as a small ctypes library, compiled from the sources: for tests and benchmarks that look inside."""
+"""The core's arithmetic as a small ctypes library, compiled from the sources: for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-SOURCES = sorted(CSRC.glob("resample*.cpp")) + [CSRC / "draws.cpp", CSRC / "tests" / "shim.cpp"]
+SOURCES = [*sorted(CSRC.glob("resample*.cpp")), CSRC / "draws.cpp", CSRC / "tests" / "shim.cpp"]
 FILTERS = {
     "nearest": (0, Image.Resampling.NEAREST),
     "box": (1, Image.Resampling.BOX),
@@ -147,7 +147,9 @@ class Resize:
             library().shim_run(*arguments, *target)
         else:
             assert library().shim_stream(*arguments, self.channels, stream, *target)
-        assert (out[0] == 0xA5).all() and (out[-1] == 0xA5).all() and (out[:, row_bytes:] == 0xA5).all(), "wrote outside"
+        written = out != 0xA5
+        written[1:-1, :row_bytes] = False
+        assert not written.any(), "wrote outside of the window"
         return out[1:-1, :row_bytes].reshape(self.window[2], self.window[3], self.channels)
 
     def time_us(self, pixels: np.ndarray, *, stream: bool = False, repeats: int = 200) -> tuple[float, float]:

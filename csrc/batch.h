@@ -38,11 +38,12 @@ class RandomStream {
 struct BatchSpec {
   std::vector<Input> inputs;
   SampleOptions options;
-  std::uint8_t* out = nullptr;        // place of sample 0; must outlive the job; black where the status is not ok
-  std::ptrdiff_t sample_stride = 0;   // bytes
+  std::uint8_t* out = nullptr;       // place of sample 0; must outlive the job; black where the status is not ok
+  std::ptrdiff_t sample_stride = 0;  // bytes
   std::ptrdiff_t row_stride = 0;
-  // What to do with each image: either one Geometry each, or a plan. A plan draws from `stream`, or for each sample from
-  // a generator of its own if there are `seeds`, or draws nothing. A Geometry may leave things open (see complete()).
+  // What to do with each image: either one Geometry each, or a plan. A plan draws from `stream`, or for each sample
+  // from a generator of its own if there are `seeds`, or draws nothing. A Geometry may leave things open (see
+  // complete()).
   std::vector<Geometry> geometry;
   std::shared_ptr<const DrawPlan> plan;
   std::shared_ptr<RandomStream> stream;
@@ -68,7 +69,7 @@ enum class WaitResult {
   done,       // every outcome is final
   requested,  // request() says what is needed
   timeout,
-  foreign,    // the pool's threads live in another process (this one was forked off): nothing will ever come
+  foreign,  // the pool's threads live in another process (this one was forked off): nothing will ever come
 };
 
 class PoolState;
@@ -100,7 +101,7 @@ class Job {
   struct Sample {
     Outcome outcome;
     JpegHeader header;
-    Buffer file;             // between header and decode, when the draws come between
+    Buffer file;  // between header and decode, when the draws come between
     bool header_read = false;
     bool final = false;
   };
@@ -119,14 +120,14 @@ class Job {
   std::vector<Sample> samples_;  // an element belongs to the thread that runs its task
   std::atomic<bool> stop_{false};
   // Below: guarded by the pool's mutex.
-  std::size_t next_fresh_ = 0;         // first sample not begun
-  std::vector<std::size_t> again_;     // samples to begin once more
-  std::vector<std::size_t> stuck_;     // samples that wait for provide_exp
-  std::deque<std::size_t> ready_;      // drawn, not yet decoded
-  std::size_t frontier_ = 0;           // first sample not drawn (ordered jobs)
+  std::size_t next_fresh_ = 0;      // first sample not begun
+  std::vector<std::size_t> again_;  // samples to begin once more
+  std::vector<std::size_t> stuck_;  // samples that wait for provide_exp
+  std::deque<std::size_t> ready_;   // drawn, not yet decoded
+  std::size_t frontier_ = 0;        // first sample not drawn (ordered jobs)
   std::vector<Mark> marks_;
   std::size_t unfinished_ = 0;
-  std::size_t running_ = 0;            // tasks that threads are at
+  std::size_t running_ = 0;  // tasks that threads are at
   Request request_;
 };
 

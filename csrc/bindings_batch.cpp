@@ -59,7 +59,8 @@ class BoundJob {
       switch (result) {
         case WaitResult::done: return "done";
         case WaitResult::requested: return "requested";
-        case WaitResult::foreign: throw std::runtime_error("a batch must be waited for in the process that submitted it");
+        case WaitResult::foreign:
+          throw std::runtime_error("a batch must be waited for in the process that submitted it");
         case WaitResult::timeout: break;
       }
       if (timeout < 0) continue;
@@ -87,17 +88,14 @@ class BoundJob {
     return nb::bytes(codes.data(), codes.size());
   }
 
-  nb::tuple outcome(std::size_t sample) {
-    return to_tuple(at(sample));
-  }
+  nb::tuple outcome(std::size_t sample) { return to_tuple(at(sample)); }
 
   nb::object geometry(std::size_t sample) {
     const Outcome& outcome = at(sample);
     if (!outcome.drawn) return nb::none();
     const Geometry& g = outcome.geometry;
-    return nb::make_tuple(g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width,
-                          g.window.top, g.window.left, g.window.height, g.window.width, g.flip_horizontal,
-                          g.flip_vertical);
+    return nb::make_tuple(g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width, g.window.top,
+                          g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical);
   }
 
   nb::object generator_before(std::size_t sample) {
@@ -206,9 +204,9 @@ nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t,
 }
 
 BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
-                                 std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
-                                 std::optional<std::vector<std::uint64_t>> seeds, const std::string& filter,
-                                 const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
+                 std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
+                 std::optional<std::vector<std::uint64_t>> seeds, const std::string& filter,
+                 const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
   BatchSpec spec;
   std::vector<BytesView> views;
   const std::size_t count = nb::len(inputs);
@@ -221,7 +219,8 @@ BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geom
   spec.row_stride = out.stride(1);
   spec.options = options_from(out, filter, pass_rule, max_pixels, fast);
   if (geometry) {
-    for (std::size_t i = 0; i < geometry->shape(0); ++i) spec.geometry.push_back(geometry_from(geometry->data() + 12 * i));
+    for (std::size_t i = 0; i < geometry->shape(0); ++i)
+      spec.geometry.push_back(geometry_from(geometry->data() + 12 * i));
   }
   if (plan != nullptr) spec.plan = std::make_shared<const DrawPlan>(*plan);
   spec.stream = std::move(stream);
@@ -235,7 +234,7 @@ BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geom
 
 void bind_batch(nb::module_& m) {
   m.def("jpeg_header", &jpeg_header, "data"_a);
-  m.def("decode", &decode_one, "data"_a, "out"_a, "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
+  m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false);
   nb::class_<RandomStream>(m, "RandomStream")
       .def(nb::new_([](nb::bytes state) {
@@ -254,8 +253,9 @@ void bind_batch(nb::module_& m) {
       .def("wait", &BoundJob::wait, "timeout"_a = -1.0)
       .def("cancel", &BoundJob::cancel)
       .def("request", &BoundJob::request)
-      .def("provide_exp", [](BoundJob& self, float input, float output) { self.job().provide_exp(input, output); },
-           "input"_a, "output"_a)
+      .def(
+          "provide_exp", [](BoundJob& self, float input, float output) { self.job().provide_exp(input, output); },
+          "input"_a, "output"_a)
       .def("skip", &BoundJob::skip, "state_after"_a)
       .def("generator_before", &BoundJob::generator_before, "sample"_a)
       .def("statuses", &BoundJob::statuses)
@@ -266,9 +266,9 @@ void bind_batch(nb::module_& m) {
   nb::class_<Pool>(m, "Pool")
       .def(nb::init<int>(), "threads"_a)
       .def_prop_ro("threads", &Pool::threads)
-      .def("submit", &submit, "inputs"_a, "out"_a, nb::kw_only(), "geometry"_a = nb::none(), "plan"_a = nb::none(),
-           "stream"_a = nb::none(), "seeds"_a = nb::none(), "filter"_a = "bilinear",
-           "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false)
+      .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(), "plan"_a = nb::none(),
+           "stream"_a = nb::none(), "seeds"_a = nb::none(), "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first",
+           "max_pixels"_a = 0, "fast"_a = false)
       .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
 }
 

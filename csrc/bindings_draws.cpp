@@ -80,10 +80,14 @@ void resize(const ConstImage& source, Image out, const std::string& filter, cons
 DrawOp::Kind kind_from(const std::string& name) {
   using Kind = DrawOp::Kind;
   static const std::pair<const char*, Kind> kinds[] = {
-      {"random_resized_crop", Kind::random_resized_crop}, {"random_crop_v1", Kind::random_crop_v1},
-      {"random_crop_v2", Kind::random_crop_v2},           {"center_crop", Kind::center_crop},
-      {"resize", Kind::resize},                           {"resize_shorter", Kind::resize_shorter},
-      {"horizontal_flip", Kind::horizontal_flip},         {"vertical_flip", Kind::vertical_flip},
+      {"random_resized_crop", Kind::random_resized_crop},
+      {"random_crop_v1", Kind::random_crop_v1},
+      {"random_crop_v2", Kind::random_crop_v2},
+      {"center_crop", Kind::center_crop},
+      {"resize", Kind::resize},
+      {"resize_shorter", Kind::resize_shorter},
+      {"horizontal_flip", Kind::horizontal_flip},
+      {"vertical_flip", Kind::vertical_flip},
   };
   for (const auto& [text, kind] : kinds) {
     if (name == text) return kind;
@@ -127,17 +131,17 @@ nb::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height
     case DrawStatus::crop_too_large: return nb::make_tuple("crop_too_large", nb::none(), 0.0f);
     case DrawStatus::ok: break;
   }
-  return nb::make_tuple("ok",
-                        nb::make_tuple(g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width,
-                                       g.window.top, g.window.left, g.window.height, g.window.width,
-                                       g.flip_horizontal, g.flip_vertical),
-                        0.0f);
+  return nb::make_tuple(
+      "ok",
+      nb::make_tuple(g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width, g.window.top,
+                     g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical),
+      0.0f);
 }
 
 }  // namespace
 
 void bind_resample(nb::module_& m) {
-  m.def("resize", &resize, "source"_a, "out"_a, "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first");
+  m.def("resize", &resize, "source"_a.noconvert(), "out"_a.noconvert(), "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first");
   m.def("simd_level", [] { return std::string(name_of(simd_level())); });
   m.def(
       "set_simd_level",

@@ -25,13 +25,13 @@ struct Input {
 // What became of one image.
 struct Outcome {
   Status status = Status::cancelled;  // until it is known otherwise
-  int error_number = 0;      // of `unreadable`
-  std::uint32_t width = 0;   // of the whole image; 0: unknown
+  int error_number = 0;               // of `unreadable`
+  std::uint32_t width = 0;            // of the whole image; 0: unknown
   std::uint32_t height = 0;
-  std::size_t bytes = 0;     // of the file
-  bool drawn = false;        // `geometry` is valid
+  std::size_t bytes = 0;  // of the file
+  bool drawn = false;     // `geometry` is valid
   Geometry geometry;
-  std::string detail;        // more words on the status, or empty
+  std::string detail;  // more words on the status, or empty
 };
 
 // Fills in what a geometry left open: a crop of height 0 is the whole image, out_height 0 the crop's own size, and a

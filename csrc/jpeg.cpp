@@ -21,8 +21,8 @@ std::atomic<std::uint32_t> trusted{bit(Subsampling::gray) | bit(Subsampling::s44
 // libjpeg's coefficient arrays of a progressive image may take this much; beyond it, an image is `unsupported`.
 constexpr long kMaxLibjpegBytes = 1L << 29;
 
-// Fancy upsampling looks at most one chroma sample, so two pixels, to each side; and libjpeg treats a cropped row's ends
-// like the image's. (4:1:1 and 4:1:0 are upsampled by repetition, without a look aside.)
+// Fancy upsampling looks at most one chroma sample, so two pixels, to each side; and libjpeg treats a cropped row's
+// ends like the image's. (4:1:1 and 4:1:0 are upsampled by repetition, without a look aside.)
 constexpr std::uint32_t kMargin = 2;
 // Below three chroma samples libjpeg upsamples by repetition. Never crop that narrow: 4 * 8 leaves eight in 4:1:1.
 constexpr std::uint32_t kMinWidth = 32;
@@ -140,8 +140,8 @@ struct Decoder::State {
 
   void discard(JDIMENSION count) {
     if (count == 0) return;
-    JSAMPARRAY row = (*info.mem->alloc_sarray)(reinterpret_cast<j_common_ptr>(&info), JPOOL_IMAGE,
-                                               info.output_width * 3, 1);
+    JSAMPARRAY row =
+        (*info.mem->alloc_sarray)(reinterpret_cast<j_common_ptr>(&info), JPOOL_IMAGE, info.output_width * 3, 1);
     while (count > 0 && read(row, 1)) --count;
   }
 
@@ -243,8 +243,7 @@ Status Decoder::start(const std::uint8_t* data, std::size_t size, const JpegHead
 Status Decoder::read(std::uint8_t* const* rows, int count) {
   State& s = *state_;
   if (setjmp(s.escape)) return s.release(s.jump_status);
-  return s.read(const_cast<JSAMPARRAY>(rows), static_cast<JDIMENSION>(count)) ? Status::ok
-                                                                              : s.release(Status::corrupt);
+  return s.read(const_cast<JSAMPARRAY>(rows), static_cast<JDIMENSION>(count)) ? Status::ok : s.release(Status::corrupt);
 }
 
 Status Decoder::finish() {

@@ -27,7 +27,7 @@ struct RowLayout {
 
 struct DecodeOptions {
   std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
-  int scale_denominator = 1;     // 1, 2, 4, 8: decode at 1/n of the size (not Pillow's bits); Region counts scaled pixels
+  int scale_denominator = 1;  // 1, 2, 4, 8: decode at 1/n of the size (not Pillow's bits); Region counts scaled pixels
 };
 
 // `ok`, or why this core would not decode an image with this header. Thread-safe.

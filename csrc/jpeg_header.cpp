@@ -37,8 +37,8 @@ class TiffReader {
   bool little_endian_;
 };
 
-// Pillow reads the resolution out of Exif data while it opens a file, and takes nearly any damage there lightly. What it
-// does not survive is an XResolution that is a sequence of fewer than two values (IndexError, so "cannot identify").
+// Pillow reads the resolution out of Exif data while it opens a file, and takes nearly any damage there lightly. What
+// it does not survive is an XResolution that is a sequence of fewer than two values (IndexError, so "cannot identify").
 // An ordinary one is a single RATIONAL; any other leaves a doubt.
 bool exif_opens(Segment exif) {
   // Pillow strips "Exif\0\0" once or twice.
@@ -68,7 +68,8 @@ bool photoshop_opens(Segment segment) {
     at += std::size_t{1} + segment.data[at];
     at += at & 1;
     if (at + 4 > segment.size) return true;
-    const std::size_t length = std::size_t{big_endian_16(segment.data + at)} << 16 | big_endian_16(segment.data + at + 2);
+    const std::size_t length =
+        std::size_t{big_endian_16(segment.data + at)} << 16 | big_endian_16(segment.data + at + 2);
     at += 4 + length;
     at += at & 1;
   }
@@ -173,8 +174,14 @@ Status read_frame(int marker, Segment frame, JpegHeader& header) {
     header.subsampling = subsampling_of(components, header.components);
   }
   switch (marker) {
-    case 0xC3: case 0xC7: case 0xCB: case 0xCF: return Status::lossless;
-    case 0xC5: case 0xC6: case 0xCD: case 0xCE: return Status::unsupported;  // hierarchical
+    case 0xC3:
+    case 0xC7:
+    case 0xCB:
+    case 0xCF: return Status::lossless;
+    case 0xC5:
+    case 0xC6:
+    case 0xCD:
+    case 0xCE: return Status::unsupported;  // hierarchical
     default: break;
   }
   if (bits == 12) return Status::twelve_bit;
@@ -236,10 +243,25 @@ Status scan_header(const std::uint8_t* data, std::size_t size, JpegHeader& heade
     if (size - at < 2) return Status::truncated;
     const std::size_t length = big_endian_16(data + at);
     switch (marker) {
-      case 0xC0: case 0xC1: case 0xC2: case 0xC3: case 0xC4: case 0xC5: case 0xC6: case 0xC7:
-      case 0xC9: case 0xCA: case 0xCB: case 0xCC: case 0xCD: case 0xCE: case 0xCF:
-      case 0xDA: case 0xDB: case 0xDD: case 0xFE:
-        break;
+      case 0xC0:
+      case 0xC1:
+      case 0xC2:
+      case 0xC3:
+      case 0xC4:
+      case 0xC5:
+      case 0xC6:
+      case 0xC7:
+      case 0xC9:
+      case 0xCA:
+      case 0xCB:
+      case 0xCC:
+      case 0xCD:
+      case 0xCE:
+      case 0xCF:
+      case 0xDA:
+      case 0xDB:
+      case 0xDD:
+      case 0xFE: break;
       default:
         if (marker >= 0xE0 && marker <= 0xEF) break;
         return Status::corrupt;  // nothing else belongs before the first scan

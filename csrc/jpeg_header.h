@@ -22,8 +22,8 @@ struct JpegHeader {
   Subsampling subsampling = Subsampling::other;
   bool progressive = false;
   bool arithmetic = false;
-  // One interleaved scan whose quantization and Huffman tables all stand before it, so that no table of an image decoded
-  // earlier can be taken for one of this image's.
+  // One interleaved scan whose quantization and Huffman tables all stand before it, so that no table of an image
+  // decoded earlier can be taken for one of this image's.
   bool tables_complete = false;
 };
 

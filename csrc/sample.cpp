@@ -113,8 +113,8 @@ int shrinkage(const Geometry& geometry) {
   return 1;
 }
 
-Status resize_window(const Encoded& image, const Geometry& geometry, const SampleOptions& options,
-                     const Target& target, const std::atomic<bool>* stop, std::string& detail) {
+Status resize_window(const Encoded& image, const Geometry& geometry, const SampleOptions& options, const Target& target,
+                     const std::atomic<bool>* stop, std::string& detail) {
   static thread_local Resampler resampler;
   const int by = options.fast ? shrinkage(geometry) : 1;
   const PixelBox& crop = geometry.crop;

@@ -1,7 +1,7 @@
 """JPEG files that no encoder at hand writes: any sampling factors, component ids, restart intervals, markers.
 
-There is no picture in them: the coefficients are random, few and small, which a decoder treats like any others. So there
-is no DCT to write, and the files are a page of code instead of a folder of fixtures.
+There is no picture in them: the coefficients are random, few and small, which a decoder treats like any others. So
+there is no DCT to write, and the files are a page of code instead of a folder of fixtures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FACTORS = {
 }
 """Sampling factors (horizontal, vertical) of each component."""
 
-# Every symbol has a code of 8 bits: for DC the size of a difference, for AC the zeros before a coefficient and its size.
+# Every symbol has a code of 8 bits. DC: the size of a difference. AC: the zeros before a coefficient, and its size.
 _DC = {size: code for code, size in enumerate(range(9))}
 _AC = {run << 4 | size: code for code, (run, size) in enumerate((run, size) for run in range(16) for size in range(7))}
 
@@ -89,30 +89,33 @@ def write_jpeg(
     """
     rng = random.Random(seed)
     across, down = max(h for h, _ in factors), max(v for _, v in factors)
-    mcus = -(-width // (8 * across)), -(-height // (8 * down))
+    mcus = _ceil(width, 8 * across), _ceil(height, 8 * down)
     marker = frame_marker or (0xC2 if progressive else 0xC0)
     frame = struct.pack(">BHHB", bits, height, width, len(factors))
     for component, (h, v) in zip(ids, factors, strict=False):
         frame += bytes([component, h << 4 | v, 0])
     file = b"\xff\xd8" + extra + segment(0xDB, b"\0" + bytes([7] * 64)) + segment(marker, frame)
     if tables:
-        file += b"".join(
-            segment(0xC4, bytes([slot, *[0] * 7, len(codes), *[0] * 8, *codes])) for slot, codes in ((0, _DC), (16, _AC))
-        )
+        for slot, codes in ((0x00, _DC), (0x10, _AC)):
+            file += segment(0xC4, bytes([slot, *[0] * 7, len(codes), *[0] * 8, *codes]))
     if restart:
         file += segment(0xDD, struct.pack(">H", restart))
     chosen = list(ids[: len(factors)])
     if len(factors) == 1:  # a scan of one component is not interleaved: its MCU is a block
-        mcus, factors = (-(-width // 8), -(-height // 8)), ((1, 1),)
+        mcus, factors = (_ceil(width, 8), _ceil(height, 8)), ((1, 1),)
     scan = _Scan(rng, mcus, restart)
     if not progressive:
         return file + _start(chosen, 0, 63) + scan.write(factors, dc=True, ac=True) + b"\xff\xd9"
     file += _start(chosen, 0, 0) + scan.write(factors, dc=True, ac=False)
     for component, (h, v) in zip(chosen, factors, strict=True):
-        blocks = -(-(-(-width * h // across)) // 8), -(-(-(-height * v // down)) // 8)
+        blocks = _ceil(_ceil(width * h, across), 8), _ceil(_ceil(height * v, down), 8)
         alone = _Scan(rng, blocks, restart)
         file += _start([component], 1, 63) + alone.write(((1, 1),), dc=False, ac=True)
     return file + b"\xff\xd9"
+
+
+def _ceil(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
 
 
 def _start(components: Sequence[int], first: int, last: int) -> bytes:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from typing import TYPE_CHECKING
 
-from fastload import _core
+if TYPE_CHECKING:
+    from fastload import _core
 
 _lock = threading.Lock()
 _pools: dict[int, _core.Pool] = {}
@@ -18,13 +20,16 @@ def pool_of(num_threads: int | None = None) -> _core.Pool:
     if threads < 1:
         raise ValueError(f"num_threads must be >= 1, got {threads}")
     with _lock:
+        from fastload import _core
+
         pool = _pools.get(threads)
         if pool is None:
             pool = _pools[threads] = _core.Pool(threads)
         return pool
 
 
-def _close() -> None:
+def close_pools() -> None:
+    """Stop and join all decode threads; the next call starts new ones."""
     with _lock:
         for pool in _pools.values():
             pool.close()
@@ -38,5 +43,5 @@ def _forget() -> None:
     _pools.clear()
 
 
-atexit.register(_close)
+atexit.register(close_pools)
 os.register_at_fork(after_in_child=_forget)

@@ -16,7 +16,6 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from fastload import _core
 from fastload.vision._probes import SUBSAMPLINGS, probe
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ def calibrate() -> Calibration:
 
 @lru_cache(maxsize=1)
 def _calibrate() -> Calibration:
+    from fastload import _core
+
     names = _core.subsampling_names()
     _core.set_trusted_subsamplings((1 << len(names)) - 1)
     subsamplings = frozenset(name for name in SUBSAMPLINGS if _decodes_alike(name))
@@ -89,6 +90,8 @@ def _decodes_alike(subsampling: str) -> bool:
 
 
 def _decodes_to(data: bytes, box: tuple[int, ...], expected: NDArray[np.uint8]) -> bool:
+    from fastload import _core
+
     out = np.empty_like(expected)
     status, *_ = _core.decode(data, out[None], (*box, 0, 0, 0, 0, 0, 0, 0, 0))
     return status == "ok" and np.array_equal(out, expected)
@@ -102,6 +105,8 @@ def _best_rule() -> tuple[str | None, frozenset[str]]:
 
 
 def _resizes_alike(name: str, rule: str) -> bool:
+    from fastload import _core
+
     rng = np.random.default_rng(0)
     for source_size, (height, width) in _RESIZES:
         source = rng.integers(0, 256, (*source_size, 3), dtype=np.uint8)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 import numpy as np
 from PIL import Image
 
-from fastload import _core
 from fastload.vision._pools import pool_of
 from fastload.vision.calibrate import FILTERS, calibrate
 from fastload.vision.errors import DecodeError
@@ -66,6 +65,8 @@ def jpeg_info(data: Source) -> JpegInfo:
         DecodeError: The file cannot be read, is no JPEG file, or its header is damaged.
         TypeError: ``data`` is neither bytes-like nor a path.
     """
+    from fastload import _core  # not at the top: fastload doctor has to run, and to say so, when the core does not load
+
     status, error_number, size_bytes, width, height, components, subsampling, progressive = _core.jpeg_header(data)
     if status not in _SOUND or width == 0:
         outcome = ("corrupt" if status in _SOUND else status, error_number, width, height, size_bytes, "")
@@ -132,6 +133,8 @@ def decode(
         DecodeError: The image cannot be decoded to exactly Pillow's pixels; ``.status`` says why. ``out`` is black.
         ValueError: An argument is out of range.
     """
+    from fastload import _core
+
     boxes = None if crop is None else _boxes([crop], 1)
     shape = _shape_of(data, boxes, size)
     options = _options(interpolation, antialias, fast, resizes=size is not None)
@@ -186,6 +189,8 @@ def decode_batch(
             ``.status`` why.
         ValueError: An argument is out of range.
     """
+    from fastload import _core
+
     boxes = None if crops is None else _boxes(crops, len(images))
     options = _options(interpolation, antialias, fast, resizes=size is not None)
     if statuses is not None:

@@ -65,6 +65,12 @@ def torch_uniform(seed: int, low: float, high: float, count: int) -> np.ndarray:
     return np.array(draws, np.float32)
 
 
+def seed_for_index(seed: int, epoch: int, index: int) -> int:
+    function = library().shim_seed_for_index
+    function.restype, function.argtypes = ctypes.c_uint64, [ctypes.c_uint64] * 3
+    return int(function(seed, epoch, index))
+
+
 class Generator:
     """The core's generator."""
 
@@ -120,13 +126,15 @@ class DrawPlan:
             raise ValueError(library().shim_error().decode())
         weakref.finalize(self, library().shim_free_plan, ctypes.c_void_p(self.pointer))
         self.ambiguous = 0
+        self.known: list[tuple[float, float]] = []
 
     def draw(self, generator: Generator, sizes: np.ndarray) -> np.ndarray:
         """Draw a sample per (width, height): crop, out size, window (top, left, height, width), flips: 12 numbers."""
         sizes = np.ascontiguousarray(sizes, np.int32)
+        self.ambiguous = 0
         out = np.empty((len(sizes), 12), np.int32)
         status, unresolved = ctypes.c_int(), ctypes.c_float()
-        done, known = 0, []
+        done, known = 0, list(self.known)
         while done < len(sizes):
             pairs = np.array(known, np.float32)
             done += library().shim_draw(

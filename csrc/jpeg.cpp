@@ -6,6 +6,10 @@
 #include <cstdio>
 #include <cstring>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include <jpeglib.h>
 // jerror.h after jpeglib.h, which it needs.
 #include <jerror.h>
@@ -20,6 +24,9 @@ std::atomic<std::uint32_t> trusted{bit(Subsampling::gray) | bit(Subsampling::s44
 
 // libjpeg's coefficient arrays of a progressive image may take this much; beyond it, an image is `unsupported`.
 constexpr long kMaxLibjpegBytes = 1L << 29;
+
+// A progressive image of more pixels than this takes so long that asking malloc to give its memory back costs nothing.
+constexpr std::uint64_t kHugePixels = std::uint64_t{4} << 20;
 
 // Fancy upsampling looks at most one chroma sample, so two pixels, to each side; and libjpeg treats a cropped row's
 // ends like the image's. (4:1:1 and 4:1:0 are upsampled by repetition, without a look aside.)
@@ -122,9 +129,17 @@ struct Decoder::State {
     }
   }
 
-  // Gives the image's memory back to the system; libjpeg takes it anew for each.
+  // Gives the image's memory back; libjpeg takes it anew for each.
   Status release(Status status) {
-    if (created) jpeg_abort_decompress(&info);
+    if (!created) return status;
+#if defined(__GLIBC__)
+    // malloc would keep up to 64 MiB of what an image of several scans took, in every thread.
+    const bool huge = info.coef_bits != nullptr && std::uint64_t{info.image_width} * info.image_height > kHugePixels;
+    jpeg_abort_decompress(&info);
+    if (huge) malloc_trim(0);
+#else
+    jpeg_abort_decompress(&info);
+#endif
     return status;
   }
 

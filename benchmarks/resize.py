@@ -48,9 +48,7 @@ def main() -> None:
     lib = native_shim.library()
     levels = native_shim.simd_levels()
     write = sys.stdout.write
-    write(
-        f"Pillow {PIL.__version__}, microseconds per image (prepare alone in brackets); H, V: the pass that runs first\n"
-    )
+    write(f"Pillow {PIL.__version__}, microseconds per image (in brackets: prepare alone); H, V: the first pass\n")
     write(f"{'case':42}{'Pillow':>9}" + "".join(f"{level:>16}" for level in levels) + f"{'streamed':>12}\n")
     for size, out_size, resample in CASES:
         pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)

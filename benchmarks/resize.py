@@ -54,7 +54,7 @@ def main() -> None:
     for size, out_size, resample in CASES:
         pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
         image = Image.fromarray(pixels)
-        vertical_first = bool(lib.shim_pass_order(pillow_13, *size, *out_size))
+        vertical_first = bool(lib.shim_pass_order(int(pillow_13), *size, *out_size))
         repeats = max(15, min(300, 40_000_000 // (size[0] * size[1])))
         line = f"{size[0]}x{size[1]} to {out_size[0]}x{out_size[1]} {resample} {'V' if vertical_first else 'H'}"
         line = f"{line:42}{pillow_us(image, out_size, native_shim.FILTERS[resample][1], repeats):9.0f}"

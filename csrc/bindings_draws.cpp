@@ -33,7 +33,9 @@ Filter filter_from(const std::string& name) {
 PassRule pass_rule_from(const std::string& name) {
   if (name == "horizontal_first") return PassRule::horizontal_first;
   if (name == "tall_vertical_first") return PassRule::tall_vertical_first;
-  throw nb::value_error(("pass_rule must be horizontal_first or tall_vertical_first, got " + name).c_str());
+  if (name == "sliver_vertical_first") return PassRule::sliver_vertical_first;
+  throw nb::value_error(
+      ("pass_rule must be horizontal_first, tall_vertical_first or sliver_vertical_first, got " + name).c_str());
 }
 
 namespace {
@@ -141,7 +143,8 @@ nb::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height
 }  // namespace
 
 void bind_resample(nb::module_& m) {
-  m.def("resize", &resize, "source"_a.noconvert(), "out"_a.noconvert(), "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first");
+  m.def("resize", &resize, "source"_a.noconvert(), "out"_a.noconvert(), "filter"_a = "bilinear",
+        "pass_rule"_a = "horizontal_first");
   m.def("simd_level", [] { return std::string(name_of(simd_level())); });
   m.def(
       "set_simd_level",
@@ -160,7 +163,13 @@ void bind_draws(nb::module_& m) {
       .def("seed", &Generator::seed, "seed"_a)
       .def("random", &Generator::random)
       .def("rand", &Generator::rand)
-      .def("randint", &Generator::randint, "low"_a, "high"_a)
+      .def(
+          "randint",
+          [](Generator& self, std::int64_t low, std::int64_t high) {
+            if (low >= high) throw nb::value_error("randint draws from [low, high): low must be less than high");
+            return self.randint(low, high);
+          },
+          "low"_a, "high"_a)
       .def(
           "uniform",
           [](Generator& self, double from, double to, bool fused, bool excludes_upper) {

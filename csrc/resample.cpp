@@ -66,9 +66,13 @@ std::string describe(const char* rule, int a, int b) {
 PassOrder pass_order(PassRule rule, int width, int height, int out_width, int out_height) {
   const std::int64_t less_height = static_cast<std::int64_t>(height) - out_height;
   const std::int64_t less_width = static_cast<std::int64_t>(width) - out_width;
-  return rule == PassRule::tall_vertical_first && less_height > 0 && less_height > 2 * less_width
-             ? PassOrder::vertical_first
-             : PassOrder::horizontal_first;
+  bool vertical_first = false;
+  switch (rule) {
+    case PassRule::horizontal_first: break;
+    case PassRule::tall_vertical_first: vertical_first = less_height > 0 && less_height > 2 * less_width; break;
+    case PassRule::sliver_vertical_first: vertical_first = less_height > 0 && height > std::int64_t{100} * width; break;
+  }
+  return vertical_first ? PassOrder::vertical_first : PassOrder::horizontal_first;
 }
 
 struct Resampler::State {

@@ -20,9 +20,10 @@ enum class Filter { nearest, box, bilinear, hamming, bicubic, lanczos };
 
 enum class PassOrder { horizontal_first, vertical_first };
 
-// horizontal_first: Pillow up to 12. tall_vertical_first: Pillow 13, which runs the vertical pass first when the height
-// shrinks by more than twice the pixels that the width shrinks by.
-enum class PassRule { horizontal_first, tall_vertical_first };
+// Which pass Pillow runs first. horizontal_first: up to 12.1. sliver_vertical_first: 12.2 and 12.3, which run the
+// vertical pass first where the height shrinks and is more than 100 times the width. tall_vertical_first: 13.0, which
+// runs it first where the height shrinks by more than twice the pixels that the width shrinks by.
+enum class PassRule { horizontal_first, tall_vertical_first, sliver_vertical_first };
 
 PassOrder pass_order(PassRule rule, int width, int height, int out_width, int out_height);
 

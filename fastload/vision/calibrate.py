@@ -1,7 +1,7 @@
 """Compares the native core with the installed Pillow, so that no pixel that differs is passed off as Pillow's.
 
 Two things depend on versions: how libjpeg-turbo upsamples the rarer chroma subsamplings (Pillow's wheels bundle their
-own copy), and which pass of a resize Pillow runs first (python-pillow/Pillow#9549).
+own copy), and which pass of a resize Pillow runs first (python-pillow/Pillow#9524, #9549).
 """
 
 from __future__ import annotations
@@ -31,12 +31,19 @@ FILTERS = {
 }
 """The core's interpolations, as Pillow knows them."""
 
-# Which pass comes first is a matter of the installed version; the newest comes first.
-PASS_RULES = ("tall_vertical_first", "horizontal_first")
+# Which pass comes first is a matter of the installed version: 13.0, 12.2 and 12.3, and before; the newest comes first.
+PASS_RULES = ("tall_vertical_first", "sliver_vertical_first", "horizontal_first")
 
 # Sources and targets, (height, width), that tell the rules apart: the height shrinks much more than the width, somewhat
-# more, less; and both grow.
-_RESIZES = (((400, 40), (30, 20)), ((97, 64), (31, 40)), ((60, 150), (40, 33)), ((21, 17), (50, 44)))
+# more, less; both grow; the height is more than 100 times the width, and just 100 times.
+_RESIZES = (
+    ((400, 40), (30, 20)),
+    ((97, 64), (31, 40)),
+    ((60, 150), (40, 33)),
+    ((21, 17), (50, 44)),
+    ((905, 9), (150, 20)),
+    ((900, 9), (150, 20)),
+)
 _CROP = (9, 7, 17, 21)  # top, left, height, width: cuts through the probes' blocks on every side
 
 

@@ -64,8 +64,9 @@ def test_any_resize_equals_pillow(job: dict, seed: int, extreme: bool, chunk: in
         expected = expected[top : top + window_height, left : left + window_width]
     expected = expected[:: -1 if job["flip_vertical"] else 1, :: -1 if job["flip_horizontal"] else 1]
 
-    tall_first = int(PIL.__version__.split(".")[0]) >= 13
-    order = bool(lib.shim_pass_order(tall_first, width, height, out_width, out_height))
+    pillow = tuple(int(part) for part in PIL.__version__.split(".")[:2])
+    rule = 1 if pillow >= (13, 0) else 2 * (pillow >= (12, 2))
+    order = bool(lib.shim_pass_order(rule, width, height, out_width, out_height))
     best = lib.shim_simd()
     try:
         for level in native_shim.simd_levels():

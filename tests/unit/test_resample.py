@@ -17,7 +17,11 @@ from PIL import Image
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the shim is compiled with g++")
 
-PILLOW_13 = int(PIL.__version__.split(".")[0]) >= 13
+PILLOW = tuple(int(part) for part in PIL.__version__.split(".")[:2])
+RULES = {"horizontal_first": 0, "tall_vertical_first": 1, "sliver_vertical_first": 2}
+PILLOWS_RULE = {(12, 2): "sliver_vertical_first", (12, 3): "sliver_vertical_first"}.get(
+    PILLOW, "tall_vertical_first" if PILLOW >= (13, 0) else "horizontal_first"
+)
 FILTER_NAMES = list(FILTERS)
 SIZES = [  # source (width, height), target: up, down, far down, one axis only, single rows and columns, not at all
     ((37, 29), (64, 50)),
@@ -61,8 +65,8 @@ def pillow(pixels: np.ndarray, out_size: tuple[int, int], resample: str, box: tu
     return np.asarray(image.resize(out_size, FILTERS[resample][1], box=box)).reshape(*out_size[::-1], pixels.shape[2])
 
 
-def vertical_first(size: tuple[int, int], out_size: tuple[int, int], rule: bool = PILLOW_13) -> bool:
-    return bool(native_shim.library().shim_pass_order(rule, *size, *out_size))
+def vertical_first(size: tuple[int, int], out_size: tuple[int, int], rule: str = PILLOWS_RULE) -> bool:
+    return bool(native_shim.library().shim_pass_order(RULES[rule], *size, *out_size))
 
 
 def resize(pixels: np.ndarray, out_size: tuple[int, int], resample: str, **options: object) -> np.ndarray:
@@ -166,28 +170,33 @@ def test_region_is_no_larger_than_the_taps_reach() -> None:
 
 def test_pass_order_is_the_installed_pillows() -> None:
     # On these sizes the order changes the bits, so that Pillow's own choice shows.
+    sizes = [((60, 40 + less), (50, 40)) for less in (-5, 1, 5, 15, 19, 20, 21, 22, 30, 50)]  # 20 is twice 10
+    sizes += [((60, 40 + less), (80, 40)) for less in (-5, -1, 1, 5, 15)]  # width grows: any loss of height will do
+    sizes += [((7, height), (out_width, 650)) for height in (690, 700, 701, 720) for out_width in (5, 6, 9)]
     told_apart = 0
-    width, out_width = 60, 50  # 10 less: the rule turns over between 20 and 21 less height
-    for less in (-5, 1, 5, 15, 19, 20, 21, 22, 30, 50):
-        for shift in (0, -20):  # width grows: any loss of height puts the vertical pass first
-            size, out_size = (width, 40 + less), (out_width - 10 * (shift == 0) + 20 * (shift < 0), 40)
-            pixels = pixels_of(size, seed=less + 50)
-            expected = pillow(pixels, out_size, "bicubic")
-            by_order = {order: resize(pixels, out_size, "bicubic", vertical_first=order) for order in (False, True)}
-            if np.array_equal(by_order[False], by_order[True]):
-                continue
-            told_apart += 1
-            assert np.array_equal(by_order[vertical_first(size, out_size)], expected), (size, out_size)
-    assert told_apart >= 15
+    for seed, (size, out_size) in enumerate(sizes):
+        pixels = pixels_of(size, seed=seed)
+        by_order = {order: resize(pixels, out_size, "bicubic", vertical_first=order) for order in (False, True)}
+        if np.array_equal(by_order[False], by_order[True]):
+            continue
+        told_apart += 1
+        expected = pillow(pixels, out_size, "bicubic")
+        assert np.array_equal(by_order[vertical_first(size, out_size)], expected), (size, out_size)
+    assert told_apart >= 20
 
 
-def test_pass_rule_is_one_of_pixels_lost() -> None:
-    assert not vertical_first((400, 400), (224, 224), rule=True)
-    assert not vertical_first((300, 376), (224, 224), rule=True)  # 152 is twice 76, not more
-    assert vertical_first((300, 377), (224, 224), rule=True)
-    assert vertical_first((100, 225), (224, 224), rule=True)
-    assert not vertical_first((100, 224), (224, 224), rule=True)
-    assert not vertical_first((300, 4000), (224, 224), rule=False)
+def test_pass_rules() -> None:
+    tall, sliver = "tall_vertical_first", "sliver_vertical_first"
+    assert not vertical_first((400, 400), (224, 224), tall)
+    assert not vertical_first((300, 376), (224, 224), tall)  # 152 is twice 76, not more
+    assert vertical_first((300, 377), (224, 224), tall)
+    assert vertical_first((100, 225), (224, 224), tall)
+    assert not vertical_first((100, 224), (224, 224), tall)
+    assert not vertical_first((7, 700), (5, 224), sliver)  # 100 times the width, not more
+    assert vertical_first((7, 701), (5, 224), sliver)
+    assert not vertical_first((7, 701), (5, 701), sliver)
+    assert not vertical_first((300, 4000), (224, 224), sliver)
+    assert not vertical_first((7, 4000), (224, 224), "horizontal_first")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class Job {
   bool foreign() const;
 
   // Ends the job: samples not begun become `cancelled`, those under way stop soon. Returns when no thread touches the
-  // job's memory any more. What other jobs draw from the same stream is then undefined. Idempotent.
+  // job's memory any more. Other jobs of the same stream go on from wherever it stands. Idempotent.
   void cancel();
 
   std::size_t size() const { return spec_.inputs.size(); }

@@ -257,6 +257,7 @@ void PoolState::cancel_rest(Job& job) {
   if (job.ordered()) {
     auto& waiting = job.spec_.stream->waiting_;
     waiting.erase(std::remove(waiting.begin(), waiting.end(), &job), waiting.end());
+    advance_draws(*job.spec_.stream);  // the next job in line may have waited for nothing else
   }
   delist(job);
   if (job.running_ == 0) settle(job);

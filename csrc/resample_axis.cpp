@@ -17,10 +17,7 @@ struct Box {
 
 struct Bilinear {
   static constexpr double support = 1.0;
-  static double at(double x) {
-    x = std::fabs(x);
-    return x < 1.0 ? 1.0 - x : 0.0;
-  }
+  static double at(double x) { return std::max(1.0 - std::fabs(x), 0.0); }
 };
 
 struct Hamming {
@@ -40,9 +37,9 @@ struct Bicubic {
   static double at(double x) {
     constexpr double a = -0.5;
     x = std::fabs(x);
-    if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1;
-    if (x < 2.0) return (((x - 5) * x + 8) * x - 4) * a;
-    return 0.0;
+    const double inner = ((a + 2.0) * x - (a + 3.0)) * x * x + 1;
+    const double outer = (((x - 5) * x + 8) * x - 4) * a;
+    return x < 1.0 ? inner : (x < 2.0 ? outer : 0.0);
   }
 };
 
@@ -74,10 +71,12 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
   axis.start.resize(count);
   axis.size.resize(count);
   axis.centers.resize(count);
+  axis.sizes.resize(count);
   axis.totals.assign(count, 0.0);
   int* start = axis.start.data();
   int* size = axis.size.data();
   double* centers = axis.centers.data();
+  double* sizes = axis.sizes.data();
   double* totals = axis.totals.data();
   int most = 1;
   for (int i = 0; i < count; ++i) {
@@ -87,6 +86,7 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
     centers[i] = center;
     start[i] = from;
     size[i] = to - from;
+    sizes[i] = to - from;
     most = std::max(most, to - from);
   }
   axis.exact.resize(static_cast<std::size_t>(most) * count);
@@ -94,9 +94,9 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
     double* exact = axis.exact.data() + static_cast<std::size_t>(t) * count;
     for (int i = 0; i < count; ++i) {
       const double weight = F::at((t + start[i] - centers[i] + 0.5) * inverse);
-      exact[i] = t < size[i] ? weight : 0.0;
+      exact[i] = t < sizes[i] ? weight : 0.0;
+      totals[i] += exact[i];
     }
-    for (int i = 0; i < count; ++i) totals[i] += exact[i];
   }
   for (int i = 0; i < count; ++i) totals[i] = totals[i] != 0.0 ? totals[i] : 1.0;
 
@@ -105,19 +105,18 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
   axis.weights.assign(static_cast<std::size_t>(count) * stride + 16, 0);
   axis.column.resize(count);
   std::int32_t* column = axis.column.data();
-  std::int32_t lowest = 0, highest = 0;
+  std::uint32_t bits = 0;
   for (int t = 0; t < most; ++t) {
     const double* exact = axis.exact.data() + static_cast<std::size_t>(t) * count;
-    for (int i = 0; i < count; ++i) column[i] = fixed_point(exact[i] / totals[i]);
-    std::int32_t* weights = axis.weights.data() + t;
     for (int i = 0; i < count; ++i) {
-      lowest = std::min(lowest, column[i]);
-      highest = std::max(highest, column[i]);
-      weights[static_cast<std::size_t>(i) * stride] = column[i];
+      column[i] = fixed_point(exact[i] / totals[i]);
+      bits |= static_cast<std::uint32_t>(column[i]) + 0x808080u;
     }
+    std::int32_t* weights = axis.weights.data() + t;
+    for (int i = 0; i < count; ++i) weights[static_cast<std::size_t>(i) * stride] = column[i];
   }
   // Signed digits reach from -0x808080 to 0x7f7f7f.
-  axis.digits_fit = lowest >= -0x808080 && highest <= 0x7f7f7f;
+  axis.digits_fit = bits <= 0xffffffu;
 }
 
 // Taps of weight zero at either end need not be read, nor decoded.

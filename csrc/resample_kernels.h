@@ -64,7 +64,7 @@ struct Axis {
   std::vector<std::int32_t> weights;  // count * stride, and 16 more (readable, unspecified)
   bool digits_fit = true;             // every weight can be written as three signed 8-bit digits
 
-  std::vector<double> centers, totals, exact;  // while they are made
+  std::vector<double> centers, sizes, totals, exact;  // while they are made
   std::vector<std::int32_t> column;
 
   const std::int32_t* row(int position) const { return &weights[static_cast<std::size_t>(position) * stride]; }

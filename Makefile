@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format simd unsimd clean
+.PHONY: help setup demo test lint format wheel sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,10 +33,24 @@ format: setup ## let ruff and clang-format change the files
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+wheel: setup ## a wheel with libjpeg-turbo inside, in dist/; and a test that installs it in an empty environment
+	PYTHON=$(BIN)/python scripts/wheel.sh dist
+	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest tests/wheel
+
+sanitize: ## the native core under sanitizers, with SECONDS of fuzzing (default: 60); needs clang
+	scripts/sanitize.sh $(SECONDS)
+
 simd: setup ## swap Pillow for Pillow-SIMD in the virtual environment
 	$(BIN)/python scripts/simd.py install
 
-unsimd: setup ## swap Pillow back
+unwheel: setup ## a wheel with libjpeg-turbo inside, in dist/; and a test that installs it in an empty environment
+	PYTHON=$(BIN)/python scripts/wheel.sh dist
+	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest tests/wheel
+
+sanitize: ## the native core under sanitizers, with SECONDS of fuzzing (default: 60); needs clang
+	scripts/sanitize.sh $(SECONDS)
+
+simd: setup ## swap Pillow back
 	$(BIN)/python scripts/simd.py remove
 
 clean: ## delete build products, caches and the demo's data; keep the virtual environment

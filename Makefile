@@ -33,24 +33,17 @@ format: setup ## let ruff and clang-format change the files
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-wheel: setup ## a wheel with libjpeg-turbo inside, in dist/; and a test that installs it in an empty environment
+wheel: setup ## a wheel with libjpeg-turbo inside, in dist/, tested in an empty environment
 	PYTHON=$(BIN)/python scripts/wheel.sh dist
 	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest tests/wheel
 
-sanitize: ## the native core under sanitizers, with SECONDS of fuzzing (default: 60); needs clang
-	scripts/sanitize.sh $(SECONDS)
+sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; needs clang
+	scripts/sanitize.sh $(FUZZ_SECONDS)
 
 simd: setup ## swap Pillow for Pillow-SIMD in the virtual environment
 	$(BIN)/python scripts/simd.py install
 
-unwheel: setup ## a wheel with libjpeg-turbo inside, in dist/; and a test that installs it in an empty environment
-	PYTHON=$(BIN)/python scripts/wheel.sh dist
-	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest tests/wheel
-
-sanitize: ## the native core under sanitizers, with SECONDS of fuzzing (default: 60); needs clang
-	scripts/sanitize.sh $(SECONDS)
-
-simd: setup ## swap Pillow back
+unsimd: setup ## swap Pillow back
 	$(BIN)/python scripts/simd.py remove
 
 clean: ## delete build products, caches and the demo's data; keep the virtual environment

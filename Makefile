@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format wheel sanitize simd unsimd clean
+.PHONY: help setup demo test lint format figures wheel sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,10 +40,16 @@ wheel: setup ## a wheel with libjpeg-turbo inside, in dist/, tested in an empty 
 sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; needs clang
 	scripts/sanitize.sh $(FUZZ_SECONDS)
 
+figures: setup ## write the README's tables and chart from benchmarks/results
+	$(BIN)/python scripts/figures.py
+
 simd: setup ## swap Pillow for Pillow-SIMD in the virtual environment
 	$(BIN)/python scripts/simd.py install
 
-unsimd: setup ## swap Pillow back
+unfigures: setup ## write the README's tables and chart from benchmarks/results
+	$(BIN)/python scripts/figures.py
+
+simd: setup ## swap Pillow back
 	$(BIN)/python scripts/simd.py remove
 
 clean: ## delete build products, caches and the demo's data; keep the virtual environment

@@ -75,6 +75,17 @@ class Link:
         return f"PCIe gen{self.max_generation or self.generation or '?'} x{self.width}"
 
 
+def cuda_available() -> bool:
+    """Whether torch can use a CUDA (or ROCm) device; says nothing when it cannot."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch warns about, check_cuda reports
+        return torch.cuda.is_available()
+
+
 def check_cuda(root: Path = _ROOT) -> Check:
     """Whether torch reaches a GPU, and if it does not, why."""
     import torch
@@ -82,10 +93,8 @@ def check_cuda(root: Path = _ROOT) -> Check:
     driver = _driver_version(root)
     visible = (root / "dev/nvidiactl").exists()
     data: dict[str, Any] = {"available": False, "built_for": torch.version.cuda, "driver": driver}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about what is reported below
-        data["available"] = available = torch.cuda.is_available()
-    if available:
+    data["available"] = cuda_available()
+    if data["available"]:
         runtime = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
         return Check("cuda", f"{runtime}, driver {driver or 'of unknown version'}", data=data)
     other = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -111,7 +111,7 @@ def _checks_to_run(measure: bool) -> Iterator[tuple[str, Callable[[], Check]]]:
     yield "torch", _checks.check_torch
     yield "torchvision", _checks.check_torchvision
     yield "cuda", _checks_gpu.check_cuda
-    if _has_cuda():
+    if _checks_gpu.cuda_available():
         yield "gpu", _checks_gpu.check_gpu
         if measure:
             yield "copy", _checks_gpu.check_copy
@@ -124,14 +124,6 @@ def _checks_to_run(measure: bool) -> Iterator[tuple[str, Callable[[], Check]]]:
     yield "nvtx", _checks.check_nvtx
     yield "nsys", lambda: _checks_gpu.check_nsight("nsys")
     yield "ncu", lambda: _checks_gpu.check_nsight("ncu")
-
-
-def _has_cuda() -> bool:
-    try:
-        import torch
-    except (ImportError, OSError):
-        return False
-    return torch.cuda.is_available()
 
 
 def _run(name: str, look: Callable[[], Check]) -> Check:

@@ -172,7 +172,7 @@ class FastLoader(DataLoader[T_co]):
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         self._runtime.check_open()
         device = resolve_device(self.device)
-        if device.type == "cpu" and self.dtype is None:
+        if device.type == "cpu" and self.dtype is None and not stages_of(self):
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
             return DeviceIterator(self, device)
@@ -183,11 +183,9 @@ class FastLoader(DataLoader[T_co]):
         return self._iterator  # type: ignore[return-value]
 
     def _plain_iterator(self) -> Iterator[T_co]:
-        stages = stages_of(self)
-        if not stages or (self.persistent_workers and self._iterator is not None):
-            iterator = super().__iter__()
-        else:
-            return DeviceIterator(self, torch.device("cpu"))
+        if isinstance(self._iterator, DeviceIterator):  # from an epoch with other arguments
+            self._iterator = None
+        iterator = super().__iter__()
         self._runtime.live.add(iterator)
         return iterator
 
@@ -237,7 +235,7 @@ class _Runtime:
         if no_slots_because(loader, device) is not None:
             return None
         if self.slots is None:
-            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader))
+            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers)
             weakref.finalize(self, self.slots.close)
         self.slots.reclaim()
         return self.slots

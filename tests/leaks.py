@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_sharer, resource_tracker
 from pathlib import Path
 
@@ -41,22 +41,29 @@ def survivors(before: Holdings, grace_s: float = 5.0) -> list[str]:
     Not counted: the helpers of :mod:`multiprocessing` that live as long as the process (resource tracker, fork server),
     and, once CUDA is up, what its driver opened.
     """
-    deadline = time.monotonic() + grace_s
+    slept_s = 0.0  # not the time of the collection: torch takes five seconds for each worker that it ends there
     pause = 0.01
     while left := _beyond(before):
-        if time.monotonic() > deadline:
+        if slept_s > grace_s:
             break
         gc.collect()
         multiprocessing.active_children()  # reaps those that have ended
         if resource_sharer._resource_sharer._address is not None:
             resource_sharer.stop(timeout=1)
         time.sleep(pause)
+        slept_s += pause
         pause = min(2 * pause, 0.2)
-    return left
+    return left if _beyond(before, ignore_stuck_queues=True) else []
 
 
-def _beyond(before: Holdings) -> list[str]:
+def _beyond(before: Holdings, *, ignore_stuck_queues: bool = False) -> list[str]:
     now = Holdings.now()
+    if ignore_stuck_queues:
+        # Torch tells its pin-memory thread to end through the queue that workers write to. A worker that leaves while
+        # it writes takes the queue's lock with it, and the thread that feeds this process's message waits for ever.
+        stuck = {thread for thread in now.threads - before.threads if thread.name == "QueueFeederThread"}
+        pipes = sorted(d for d in now.descriptors - before.descriptors if d[1].startswith("pipe:"))
+        now = replace(now, threads=now.threads - stuck, descriptors=now.descriptors - set(pipes[: 2 * len(stuck)]))
     left = [f"thread {thread.name}" for thread in now.threads - before.threads]
     left += [f"process {_describe(child)}" for child in now.children - before.children]
     left += [f"shared memory {name}" for name in _ours(now.shared_memory - before.shared_memory)]

@@ -65,8 +65,10 @@ def record_activity(
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
             acc_events=True,
         ) as profiler:
-            for _ in range(warm_steps):
+            for step in range(warm_steps):
                 advance(1)
+                if step == warm_steps - 1:
+                    synchronize()  # before the record begins, or what the warm-up left on the device would be in it
                 profiler.step()
             synchronize()
             start = time.perf_counter()

@@ -181,7 +181,6 @@ class Feeder:
             self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
             if self._closed:
                 return False
-        self.transfer.wait_for_room()
         copied = self.transfer.start(batch, number)
         with self._changed:
             self._ready.append(copied)

@@ -36,12 +36,13 @@ UNFINISHED_MAX = 2  # handed-over batches that the GPU may still be reading when
 class DeviceBatch:
     """A batch whose copy has been issued, and the event that says when it is done."""
 
-    __slots__ = ("_data", "_late", "_ready", "_tensors", "nbytes")
+    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "nbytes")
 
-    def __init__(self, data: Any, tensors: list[Any], ready: Any, late: bool, nbytes: int) -> None:
+    def __init__(self, data: Any, tensors: list[Any], ready: Any, recorded: Any, late: bool, nbytes: int) -> None:
         self._data = data
         self._tensors = tensors
         self._ready = ready
+        self._recorded = recorded  # the stream that they are protected for
         self._late = late
         self.nbytes = nbytes
 
@@ -75,16 +76,6 @@ def new_stream(device: torch.device) -> Any:
     return torch.get_device_module(device).Stream(device)
 
 
-def _event(device: torch.device) -> Any:
-    """An event that a host thread can wait for asleep (``torch.Event(blocking=True)`` spins on CUDA in torch 2.11)."""
-    module = torch.get_device_module(device)
-    return module.Event(blocking=True) if device.type == "cuda" else module.Event()
-
-
-def _current_stream(device: torch.device) -> Any:
-    return torch.get_device_module(device).current_stream(device)
-
-
 class Transfer:
     """Copies the batches of one iterator to one device.
 
@@ -105,10 +96,14 @@ class Transfer:
         dtype: torch.dtype | None,
     ) -> None:
         self.device = device
+        self._module: Any = torch.get_device_module(device) if has_streams(device) else None
         self._stream = stream
         self._memory_format = memory_format
         self._dtype = dtype
-        self._lock = threading.Lock()
+        # Reentrant: the collector may end an iterator, and so close this, in a thread that is inside it just now.
+        self._lock = threading.RLock()
+        self._turn = threading.Lock()  # one copy is issued at a time, or the memory between two steps of it adds up
+        self._usual: Any = None  # the stream that batches were handed to last
         self._consumer: Any = None  # stream of the batch that was handed over last
         self._unfinished: deque[Any] = deque()  # ends of the steps on batches handed over before that one
         self._sources: deque[tuple[Any, Any, Callable[[], None] | None]] = deque()
@@ -116,20 +111,20 @@ class Transfer:
         self.batches = 0
         self.nbytes = 0
 
-    def has_room(self) -> bool:
-        """Whether a copy may start now without device memory piling up behind a busy GPU. Never blocks."""
-        with self._lock:
-            while self._unfinished and self._unfinished[0].query():
-                self._unfinished.popleft()
-            return len(self._unfinished) + 1 <= UNFINISHED_MAX
+    def _event(self) -> Any:
+        """An event to wait for asleep: ``torch.Event(blocking=True)`` spins on CUDA (seen in torch 2.11)."""
+        return self._module.Event(blocking=True) if self.device.type == "cuda" else self._module.Event()
 
-    def wait_for_room(self) -> None:
-        """Block until :meth:`has_room` holds: until the GPU has caught up to within two batches of the consumer."""
-        while not self.has_room():
+    def _wait_for_room(self) -> None:
+        """Block, asleep, until the GPU has caught up to within two batches of the consumer."""
+        while True:
             with self._lock:
-                oldest = self._unfinished[0] if self._unfinished else None
-            if oldest is not None:
-                oldest.synchronize()
+                while self._unfinished and self._unfinished[0].query():
+                    self._unfinished.popleft()
+                if len(self._unfinished) + 1 <= UNFINISHED_MAX:
+                    return
+                oldest = self._unfinished[0]
+            oldest.synchronize()
 
     def start(
         self,
@@ -139,7 +134,7 @@ class Transfer:
         small: torch.Tensor | None = None,
         on_copied: Callable[[], None] | None = None,
     ) -> DeviceBatch:
-        """Issue the copy of ``data`` and return at once.
+        """Issue the copy of ``data`` and return; first wait while the GPU is more than two batches behind.
 
         Args:
             data: A nested batch; tensors should be pinned, else the copy is slow and holds the caller.
@@ -149,11 +144,12 @@ class Transfer:
             on_copied: Called once the copy has completed and the source may be overwritten.
         """
         self.reap()
-        with stage("h2d", batch):
+        with self._turn, stage("h2d", batch):
+            self._wait_for_room()
             if self._stream is None:
                 copied = self._issue(data, small, None)
             else:
-                with torch.get_device_module(self.device).stream(self._stream):
+                with self._module.stream(self._stream):
                     try:
                         copied = self._issue(data, small, self._stream)
                     except BaseException:
@@ -178,18 +174,18 @@ class Transfer:
 
         def copy(leaf: Any) -> Any:
             nonlocal late, nbytes
-            if moved_small is not None and isinstance(leaf, torch.Tensor) and begin <= leaf.data_ptr() < end:
+            if not _copies_asynchronously(leaf):
+                late = True
+                leaves.append(_Late(leaf))
+            elif moved_small is not None and isinstance(leaf, torch.Tensor) and begin <= leaf.data_ptr() < end:
                 offset = leaf.data_ptr() - begin
                 own = moved_small[offset : offset + leaf.nbytes].view(leaf.dtype)
                 nbytes += leaf.nbytes
                 leaves.append(own.as_strided(leaf.size(), leaf.stride()))
-            elif _copies_asynchronously(leaf):
+            else:
                 # Copy first, cast after: a cast on the host would cost CPU time and may widen what crosses the link.
                 nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor) else 0
                 leaves.append(leaf.to(self.device, non_blocking=True))
-            else:
-                late = True
-                leaves.append(_Late(leaf))
             return leaves[-1]
 
         moved = map_leaves(copy, data)
@@ -199,9 +195,14 @@ class Transfer:
             moved = map_leaves(lambda _: next(remaining), moved)
         ready = None
         if has_streams(self.device):
-            ready = _event(self.device)
-            ready.record(stream or _current_stream(self.device))
-        return DeviceBatch(moved, [leaf for leaf in leaves if not isinstance(leaf, _Late)], ready, late, nbytes)
+            ready = self._event()
+            ready.record(stream or self._module.current_stream(self.device))
+        tensors = [leaf for leaf in leaves if not isinstance(leaf, _Late)]
+        usual = self._usual if stream is not None else None
+        if usual is not None:  # here, and not at hand-over, unless the consumer changes its stream: it costs the GIL
+            for tensor in tensors:
+                tensor.record_stream(usual)
+        return DeviceBatch(moved, tensors, ready, usual, late, nbytes)
 
     def _finish(self, leaf: Any) -> Any:
         return finish(leaf, self._memory_format, self._dtype) if isinstance(leaf, torch.Tensor) else leaf
@@ -210,13 +211,14 @@ class Transfer:
         """Hand a batch over: from here on, the caller's current stream may use it. Does not block the host."""
         if self._stream is None:
             return self._settle(copied)
-        current = _current_stream(self.device)
-        if copied._ready is not None:
+        current = self._module.current_stream(self.device)
+        if copied._ready is not None and not copied._ready.query():
             current.wait_event(copied._ready)
-        for tensor in copied._tensors:
-            tensor.record_stream(current)
+        if copied._recorded is None or copied._recorded != current:  # a stream compares oddly with None
+            for tensor in copied._tensors:
+                tensor.record_stream(current)
         with self._lock:
-            self._consumer = current
+            self._consumer = self._usual = current
         return self._settle(copied)
 
     def _settle(self, copied: DeviceBatch) -> Any:
@@ -234,7 +236,7 @@ class Transfer:
         """Say that the consumer has queued all its work on the batch that it was handed last (it asks for the next)."""
         with self._lock:
             if self._consumer is not None:
-                end = _event(self.device)
+                end = self._event()
                 end.record(self._consumer)
                 self._unfinished.append(end)
                 self._consumer = None
@@ -249,12 +251,15 @@ class Transfer:
             if on_copied is not None:
                 on_copied()
 
-    def close(self) -> None:
-        """Wait for the copies in flight and let go of their sources. Idempotent."""
-        if os.getpid() != self._pid:  # a forked child: the copies are its parent's
-            return
+    def wait_copied(self) -> None:
+        """Block, asleep, until the copies in flight have completed, and let go of their sources."""
         with self._lock:
             events = [event for event, _, _ in self._sources]
         for event in events:
             event.synchronize()
         self.reap()
+
+    def close(self) -> None:
+        """Wait for the copies in flight and let go of their sources. Idempotent."""
+        if os.getpid() == self._pid:  # else a forked child: the copies are its parent's
+            self.wait_copied()

@@ -106,6 +106,7 @@ class Arrivals:
         arrival = self._open(batch)
         with self._changed:
             self._waiting[arrival.worker].append(weakref.ref(arrival))
+            self._ended[arrival.worker] = False  # passed over for an error: torch raised it in that batch's place
             if self._feeder is None and self._ahead and not self._closed:
                 self._feeder = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
                 self._feeder.start()
@@ -126,6 +127,8 @@ class Arrivals:
             warming_up = not self.in_slots and batch.missed == NONE_FREE
             self.missed[self._slots.refusal or ("slots not ready yet" if warming_up else batch.missed)] += 1
             self._slots.want(packed_bytes(batch.data))
+            if self._slots.refusal is None:  # slots will serve: pinning this one batch would cost more than it saves,
+                others = _unchanged  # and torch would keep that memory
         return Arrival(map_leaves(others, batch.data, self._tuple_type), worker)
 
     def take(self, arrived: Any) -> Any:
@@ -140,7 +143,6 @@ class Arrivals:
             number = self._taken
             self._taken += 1
         if copied is None:
-            self.transfer.wait_for_room()
             copied = arrival.start(self.transfer, number)
         data = self.transfer.take(copied)
         with self._changed:  # last, so that the feeder's work does not delay this call
@@ -149,7 +151,7 @@ class Arrivals:
 
     def _advance(self, arrival: Arrival) -> None:
         while self._next_worker != arrival.worker:
-            self._ended[self._next_worker] = True
+            self._ended[self._next_worker] = not self._waiting[self._next_worker]
             self._next_worker = (self._next_worker + 1) % self._num_workers
         queue = self._waiting[arrival.worker]
         while queue:
@@ -177,6 +179,10 @@ class Arrivals:
         torch.accelerator.set_device_index(self.transfer.device)
         while True:
             with self._changed:
+                idle = self._pause or self._next() is None
+            if idle:  # nothing to copy, so nothing is delayed: free the slots of the last copies as soon as may be
+                self.transfer.wait_copied()
+            with self._changed:
                 found = None
                 while not self._closed and found is None:
                     found = None if self._pause else self._next()
@@ -187,9 +193,8 @@ class Arrivals:
                 arrival, number = found
                 arrival.starting = True
             try:
-                self.transfer.wait_for_room()
                 arrival.start(self.transfer, number)
-            except Exception:  # noqa: BLE001 - out of memory, or a custom type's own error
+            except BaseException:  # noqa: BLE001 - out of memory, or a custom type's own error, of any kind
                 arrival.failed = True  # the consumer meets it in its own thread and turn: there it is tried again
             with self._changed:
                 arrival.starting = False

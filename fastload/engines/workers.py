@@ -3,23 +3,25 @@
 The collate function is wrapped (in the iterator, never on the loader), so that a batch travels as a
 :class:`~fastload.host.HostBatch`. Torch's pin-memory thread then delivers it to
 :class:`~fastload.engines.arrivals.Arrivals` by calling its ``pin_memory()``, the moment that it is ready. Sampler,
-worker assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: reading ahead
-with a thread that calls ``next()`` would draw from the sampler earlier than torch does, and after an early ``break`` the
+worker assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: a thread that
+called ``next()`` ahead of time would draw from the sampler earlier than torch does, and after an early ``break`` the
 next epoch would differ.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from fastload import _nvtx
 from fastload._nvtx import stage
 from fastload.engines.arrivals import NONE_FREE
 from fastload.host import HostBatch
-from fastload.memory.packing import DoesNotFitError, Packer, collate_into, packed_bytes
+from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,6 +42,7 @@ class Collate:
         self.collate_fn = collate_fn
         self.receiver = receiver
         self.slots = slots
+        self._escapes = False  # a batch's tensors were stacked into its slot in vain
 
     def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
         info = get_worker_info()
@@ -53,14 +56,14 @@ class Collate:
         missed = NONE_FREE
         data = None
         needed = 0
-        stacks = self.collate_fn is default_collate
+        stacks = not self._escapes and stacks_into(self.collate_fn)
         if not stacks:
             data = self.collate_fn(samples)
             needed = packed_bytes(data)
             if not needed:
                 return HostBatch(data, worker, self.receiver)
         try:
-            acquired = slots.acquire(needed)
+            acquired = slots.acquire(worker, needed)
         except OSError as error:  # not the user's: their code has run, or has yet to
             self.slots, acquired, missed = None, None, f"workers cannot reach the slots ({error})"
         if acquired is not None:
@@ -71,8 +74,9 @@ class Collate:
                 if packed.nbytes:
                     return HostBatch(packed, worker, self.receiver, stamp)
                 data = packed.tree
-            except DoesNotFitError:
-                missed = "larger than a slot"
+            except CannotPackError as error:
+                missed = str(error)
+                self._escapes = isinstance(error, EscapedError)
             except BaseException:
                 slots.give_back(stamp)
                 raise
@@ -119,13 +123,18 @@ def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
     """Start torch's own iterator (with persistent workers: the same one, reset).
 
     Forked workers inherit garbage that this process has yet to collect. Were it collected there, device tensors in it
-    would call CUDA, which aborts a forked process; frozen, it is never collected there.
+    would call CUDA, which aborts a forked process (seen); frozen, it is never collected there.
     """
-    frozen = gc.get_freeze_count()
-    if not frozen:
-        gc.freeze()
+    _forking.workers = True
     try:
         return iter(view)
     finally:
-        if not frozen:
-            gc.unfreeze()
+        _forking.workers = False
+
+
+class _Forking(threading.local):
+    workers = False
+
+
+_forking = _Forking()
+os.register_at_fork(after_in_child=lambda: gc.freeze() if _forking.workers else None)

@@ -7,11 +7,13 @@ device a small tensor never keeps a large one alive.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from fastload.host import Leaf, map_leaves
@@ -23,8 +25,22 @@ ALIGNMENT: Final = 64  # bytes; a cache line, and enough for any vector load
 SMALL_BYTES: Final = 64 * 1024  # a copy of this size takes about as long as starting it
 
 
-class DoesNotFitError(Exception):
+class CannotPackError(Exception):
+    """A batch cannot travel in its slot; the text says why, in a few words."""
+
+
+class DoesNotFitError(CannotPackError):
     """A batch is larger than its slot."""
+
+    def __init__(self) -> None:
+        super().__init__("larger than a slot")
+
+
+class EscapedError(CannotPackError):
+    """A tensor that was stacked into the slot is held by something that cannot be looked into."""
+
+    def __init__(self) -> None:
+        super().__init__("stacked into a slot, but not found in the batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +119,7 @@ class Packer:
         self._buffer = buffer
         self._used = 0
         self._begin = buffer.data_ptr()
+        self._stacked: set[int] = set()  # offsets
 
     def allocate(self, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
         """Reserve room for a dense tensor and return it, uninitialised.
@@ -124,20 +141,25 @@ class Packer:
         """Stack samples into the slot, as ``default_collate`` stacks them into shared memory."""
         size = (len(samples), *samples[0].size())
         out = self.allocate(samples[0].dtype, size, contiguous_stride(size))
-        return torch.stack(samples, 0, out=out)
+        stacked = torch.stack(samples, 0, out=out)
+        self._stacked.add(out.data_ptr() - self._begin)
+        return stacked
 
     def pack(self, data: Any) -> Packed:
         """Put every packable tensor of ``data`` that is not in the slot yet into it.
 
         Raises:
             DoesNotFitError: The slot is too small.
+            EscapedError: The batch would carry a view of the slot beside, and read there what others write later.
         """
         small: list[torch.Tensor] = []
+        found: set[int] = set()
 
         def place(leaf: Any) -> Any:
             if not is_packable(leaf) or not leaf.numel():
                 return leaf
             if self._is_inside(leaf):
+                found.add(leaf.data_ptr() - self._begin)
                 return self._ref(leaf)
             if leaf.numel() * leaf.element_size() <= SMALL_BYTES:
                 small.append(leaf)
@@ -145,6 +167,8 @@ class Packer:
             return self._ref(self._copied(leaf))
 
         tree = map_leaves(place, data)
+        if not self._stacked <= found:
+            raise EscapedError
         begin = self._used
         if small:
             refs = [self._ref(self._copied(leaf)) for leaf in small]
@@ -174,16 +198,23 @@ def contiguous_stride(size: Sequence[int]) -> tuple[int, ...]:
     return tuple(stride)
 
 
+def stacks_into(collate_fn: Any) -> bool:
+    """Whether :func:`collate_into` may stand for ``collate_fn``: it is torch's default, with torch's own functions.
+
+    A function that the user has added may hide a tensor in an object that nobody can look into.
+    """
+    return collate_fn is default_collate and all(
+        getattr(function, "__module__", None) == collate.__module__ for function in default_collate_fn_map.values()
+    )
+
+
 def collate_into(packer: Packer, samples: list[Any]) -> Any:
     """``default_collate`` whose large tensors are stacked straight into the slot. Same containers, dtypes and errors.
 
     Raises:
         DoesNotFitError: The slot is too small.
     """
-    functions = default_collate_fn_map
-    if functions.get(torch.Tensor) is collate_tensor_fn:  # else somebody has replaced it: pack what theirs returns
-        functions = {**functions, torch.Tensor: _StackInto(packer)}
-    return collate(samples, collate_fn_map=functions)
+    return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _StackInto(packer)})
 
 
 class _StackInto:
@@ -192,12 +223,19 @@ class _StackInto:
 
     def __call__(self, batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
         first = batch[0]
-        if is_packable(first) and first.numel() * first.element_size() * len(batch) > SMALL_BYTES:
-            return self._packer.stack(batch)
-        if is_packable(first):
-            return torch.stack(batch, 0)  # small: packed beside the other small ones later
-        stacked: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+        # In a worker, torch gives every batch the first sample's dtype; in the main process it promotes.
+        if is_packable(first) and (get_worker_info() is not None or all(_is_like(first, other) for other in batch)):
+            with contextlib.suppress(RuntimeError, TypeError):
+                if first.numel() * first.element_size() * len(batch) > SMALL_BYTES:
+                    return self._packer.stack(batch)
+                # Small: packed beside the other small ones later.
+                return torch.stack(batch, 0, out=torch.empty((len(batch), *first.size()), dtype=first.dtype))
+        stacked: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # words the error, if it is one
         return stacked
+
+
+def _is_like(first: torch.Tensor, other: Any) -> bool:
+    return isinstance(other, torch.Tensor) and other.dtype == first.dtype and other.is_contiguous()
 
 
 def unpack(packed: Packed, buffer: torch.Tensor, others: Callable[[Any], Any], tuple_type: type | None = None) -> Any:

@@ -7,6 +7,10 @@ one reader, so there is no lock that a killed worker could hold, and an empty pi
 slot. Workers reach both through ``/proc/<parent>/fd``, when they first need them, since the size is known only after
 the first batch.
 
+There is a pipe per worker, its home, to which its slots return: a process pays 60 ms of page faults for every 154 MB
+that it touches for the first time, so it had better meet the same slots again. A worker whose home is empty takes from
+the others.
+
 States: FREE (token in the pipe) → FILLING (a worker owns it) → READY (arrived) → COPYING → FREE. They are kept in the
 arena's first page beside the owner's process id; only this file changes them.
 """
@@ -28,8 +32,9 @@ from typing import Any, Final
 import torch
 
 PAGE: Final = mmap.PAGESIZE
-SLOTS_MAX: Final = 1024  # tokens that surely fit into a pipe, states and owners into a page
-_TOKEN: Final = struct.Struct("=QqqQ")  # arena number, its file descriptor in the parent, slot index, bytes per slot
+SLOTS_MAX: Final = 1024  # so that all tokens fit into one pipe
+HOMES_MAX: Final = 64  # two file descriptors each
+_TOKEN: Final = struct.Struct("=QqqQq")  # arena number, its descriptor in the parent, slot index, bytes per slot, home
 _OWNERS: Final = SLOTS_MAX  # the owners' process ids (int32) follow the states (uint8) in the header
 _HEADER_BYTES: Final = -(-(SLOTS_MAX * 5) // PAGE) * PAGE
 _POISON: Final = 0xA5
@@ -60,13 +65,11 @@ class Handle:
 
     Attributes:
         pid: The process that owns the pool.
-        tokens_out: File descriptor, there, of the pipe's reading end.
-        tokens_in: And of its writing end.
+        homes: File descriptors, there, of each pipe's reading and writing end.
     """
 
     pid: int
-    tokens_out: int
-    tokens_in: int
+    homes: tuple[tuple[int, int], ...]
 
     def open(self, descriptor: int, flags: int) -> int:
         """Open a file descriptor of the owner's."""
@@ -81,9 +84,10 @@ class Token:
     descriptor: int
     index: int
     slot_bytes: int
+    home: int
 
     def pack(self) -> bytes:  # noqa: D102
-        return _TOKEN.pack(self.arena, self.descriptor, self.index, self.slot_bytes)
+        return _TOKEN.pack(self.arena, self.descriptor, self.index, self.slot_bytes, self.home)
 
 
 class _Mapping:
@@ -152,8 +156,8 @@ class Arena:
             os.close(self.descriptor)
             raise
 
-    def token(self, index: int) -> Token:  # noqa: D102
-        return Token(self.number, self.descriptor, index, self.mapping.slot_bytes)
+    def token(self, index: int, home: int) -> Token:  # noqa: D102
+        return Token(self.number, self.descriptor, index, self.mapping.slot_bytes, home)
 
     def close(self) -> None:
         """Unregister, then unmap: an address that stays registered cannot be registered again. Idempotent."""
@@ -230,15 +234,16 @@ class SlotPool:
     Args:
         count: Slots wanted.
         max_bytes: Pinned bytes at most.
+        homes: Workers.
         register: Whether to pin (tests without CUDA do not).
     """
 
-    def __init__(self, count: int, max_bytes: int, *, register: bool = True) -> None:
+    def __init__(self, count: int, max_bytes: int, homes: int = 1, *, register: bool = True) -> None:
         self._count = min(count, SLOTS_MAX)
         self._max_bytes = max_bytes
         self._register = register
         self._lock = threading.RLock()
-        self._tokens_out, self._tokens_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._homes = tuple(os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) for _ in range(min(max(1, homes), HOMES_MAX)))
         self._arenas: dict[int, Arena] = {}
         self._current: Arena | None = None
         self._outside: dict[int, int] = {}  # by retired arena: slots that are not back yet
@@ -252,7 +257,7 @@ class SlotPool:
 
     @property
     def handle(self) -> Handle:  # noqa: D102
-        return Handle(os.getpid(), self._tokens_out, self._tokens_in)
+        return Handle(os.getpid(), self._homes)
 
     def counts(self) -> SlotCounts:  # noqa: D102
         with self._lock:
@@ -311,15 +316,17 @@ class SlotPool:
                 self._publish(arena, index)
 
     def _publish(self, arena: Arena, index: int) -> None:
+        home = index % len(self._homes)
         with contextlib.suppress(BlockingIOError):  # a full pipe cannot be: it holds more tokens than there are slots
-            os.write(self._tokens_in, arena.token(index).pack())
+            os.write(self._homes[home][1], arena.token(index, home).pack())
 
     def _drain(self) -> list[Token]:
-        """Take every token out of the pipe."""
+        """Take every token out of the pipes."""
         tokens = []
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._tokens_out, _TOKEN.size):
-                tokens.append(Token(*_TOKEN.unpack(data)))
+        for reader, _ in self._homes:
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(reader, _TOKEN.size):
+                    tokens.append(Token(*_TOKEN.unpack(data)))
         return tokens
 
     def _retire(self) -> None:
@@ -390,8 +397,7 @@ class SlotPool:
             for arena in self._arenas.values():
                 arena.close()
             self._arenas.clear()
-            os.close(self._tokens_out)
-            os.close(self._tokens_in)
+            _close_all(*(end for pipe in self._homes for end in pipe))
 
 
 def _is_alive(pid: int) -> bool:
@@ -411,7 +417,7 @@ class SlotWriter:
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
-        self._reader = self._writer = -1
+        self._ends: dict[int, int] = {}  # by the parent's descriptor: ours
         self._mappings: dict[int, _Mapping] = {}
         self._touched: set[tuple[int, int]] = set()
         self._last: Token | None = None
@@ -422,23 +428,19 @@ class SlotWriter:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["handle"])  # type: ignore[misc]
 
-    def acquire(self, nbytes: int = 0) -> tuple[Stamp, torch.Tensor] | None:
+    def acquire(self, home: int, nbytes: int = 0) -> tuple[Stamp, torch.Tensor] | None:
         """Take a free slot of at least ``nbytes``, or ``None`` at once.
+
+        Args:
+            home: The worker's number: where to look first.
+            nbytes: What is to be put in, if that is known.
 
         Raises:
             OSError: The parent's descriptors cannot be opened (no ``/proc``, another user's process, parent gone).
         """
-        if self._reader < 0:
-            self._writer = self.handle.open(self.handle.tokens_in, os.O_WRONLY | os.O_NONBLOCK)
-            self._reader = self.handle.open(self.handle.tokens_out, os.O_RDONLY | os.O_NONBLOCK)
-            weakref.finalize(self, _close_all, self._reader, self._writer)
-        try:
-            data = os.read(self._reader, _TOKEN.size)
-        except BlockingIOError:
+        token = self._take(home)
+        if token is None:
             return None
-        if not data:  # the parent has closed the pool
-            return None
-        token = Token(*_TOKEN.unpack(data))
         if token.slot_bytes < nbytes:
             self._put_back(token)
             return None
@@ -449,6 +451,22 @@ class SlotWriter:
             self._touched.add((token.arena, token.index))
             mapping.populate(token.index * token.slot_bytes, nbytes or token.slot_bytes)
         return stamp, mapping.slot(token.index)
+
+    def _take(self, home: int) -> Token | None:
+        homes = self.handle.homes
+        for step in range(len(homes)):
+            reader = self._end(homes[(home + step) % len(homes)][0], os.O_RDONLY)
+            with contextlib.suppress(BlockingIOError):
+                if data := os.read(reader, _TOKEN.size):  # nothing: the parent has closed the pool
+                    return Token(*_TOKEN.unpack(data))
+        return None
+
+    def _end(self, descriptor: int, flags: int) -> int:
+        if descriptor not in self._ends:
+            own = self.handle.open(descriptor, flags | os.O_NONBLOCK)
+            self._ends[descriptor] = own
+            weakref.finalize(self, _close_all, own)
+        return self._ends[descriptor]
 
     def _mapping(self, token: Token) -> _Mapping:
         if token.arena not in self._mappings:
@@ -469,7 +487,7 @@ class SlotWriter:
 
     def _put_back(self, token: Token) -> None:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._writer, token.pack())
+            os.write(self._end(self.handle.homes[token.home][1], os.O_WRONLY), token.pack())
 
 
 def _close_all(*descriptors: int) -> None:

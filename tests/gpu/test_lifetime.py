@@ -196,7 +196,11 @@ def test_a_source_may_refill_its_pinned_buffer():
             yield buffer
 
     seen = []
-    for batch in prefetch_to_device(refill(), memory_format=None):
+    feed = iter(prefetch_to_device(refill(), memory_format=None))
+    copies = feed._feeder.transfer._stream
+    for batch in feed:
+        with torch.cuda.stream(copies):
+            torch.cuda._sleep(LONG)  # the copy of the next batch but one comes late
         seen.append(torch.stack([batch.amax(), batch.amin()]))
     assert torch.stack(seen).tolist() == [[float(i), float(i)] for i in range(8)]
 

@@ -42,7 +42,10 @@ def channels_last_dict(samples):
 def test_whole_epochs_equal_torchs_through_slots(method):
     data = images()
     ours = FastLoader(data, 16, True, num_workers=2, multiprocessing_context=method, persistent_workers=True)
-    theirs = DataLoader(data, 16, True, num_workers=2)
+    theirs = DataLoader(data, 16, True, num_workers=2, persistent_workers=True)
+    torch.manual_seed(0)
+    list(theirs)
+    torch.manual_seed(0)
     wait_for_slots(ours)
     for epoch in range(3):
         torch.manual_seed(epoch)

@@ -52,6 +52,25 @@ def test_a_process_and_its_descriptors_are_reported():
     assert survivors(before) == []
 
 
+def test_a_stuck_queue_of_torchs_is_let_pass_and_nothing_beside_it():
+    before = Holdings.now()
+    queue = multiprocessing.get_context("fork").Queue()
+    queue._wlock.acquire()  # as a process that ended while it wrote has left it
+    queue.put(None)
+    try:
+        assert survivors(before, grace_s=0.02) == []
+        done = threading.Event()
+        thread = threading.Thread(target=done.wait, name="lingers")
+        thread.start()
+        assert "thread lingers" in survivors(before, grace_s=0.02)
+        done.set()
+        thread.join()
+    finally:
+        queue._wlock.release()
+        queue.close()
+        queue.join_thread()
+
+
 def test_a_descriptor_is_reported(tmp_path):
     before = Holdings.now()
     number = os.open(tmp_path, os.O_RDONLY)

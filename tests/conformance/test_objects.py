@@ -1,0 +1,337 @@
+"""The loader as an object: copied, pickled, subclassed, rebuilt and rewired by frameworks, wrapped, closed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from roads import ROADS, assert_same, raised_by, simulated
+from roads.batches import Collator
+from roads.datasets import Augmented, Numbers, Pids, collect, configure, first
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+import fastload
+from fastload import FastLoader
+
+OWN = {
+    "device": "cpu",
+    "memory_format": torch.contiguous_format,
+    "dtype": torch.float32,
+    "device_prefetch": 2,
+    "accelerate": "off",
+    "max_pinned_bytes": 1000,
+}
+COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_copy_loads_the_same(road, how, num_workers):
+    def case(loader_class):
+        generator = torch.Generator().manual_seed(8)
+        own = {"shuffle": True, "generator": generator, "collate_fn": Collator(2.0), "num_workers": num_workers}
+        loader = loader_class(Numbers(6), batch_size=2, **own)
+        before = collect(loader)
+        twin = COPIES[how](loader)
+        return before, collect(twin), collect(loader), collect(twin), generator.get_state()
+
+    road.same(case)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_has_the_same_arguments_and_a_runtime_of_its_own(how):
+    loader = FastLoader(Numbers(6), batch_size=2, **OWN)
+    collect(loader)
+    twin = COPIES[how](loader)
+    assert {name: vars(twin)[name] for name in OWN} == OWN
+    assert twin._runtime is not loader._runtime
+    loader.close()
+    assert len(collect(twin)) == 3
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
+def test_a_loader_with_live_persistent_workers_is_not_copied(road, how):
+    def case(loader_class):
+        loader = loader_class(Numbers(4), num_workers=1, persistent_workers=True)
+        collect(loader)
+        return type(raised_by(lambda: COPIES[how](loader)))
+
+    assert road.same(case).value is NotImplementedError
+
+
+def test_a_loader_whose_iterators_are_gone_can_be_pickled(road):
+    loader = road.loader(Numbers(4), num_workers=1)
+    first(loader, 1)
+    assert len(collect(pickle.loads(pickle.dumps(loader)))) == 4
+
+
+def test_generic():
+    assert FastLoader[int].__origin__ is FastLoader
+
+    class Mine(FastLoader[torch.Tensor]):
+        pass
+
+    assert len(Mine(Numbers(4), batch_size=2)) == 2
+    assert isinstance(Mine(Numbers(4)), DataLoader)
+
+
+def test_the_short_name_is_the_same_class():
+    assert fastload.DataLoader is FastLoader
+    assert issubclass(FastLoader, DataLoader)
+
+
+class Doubled(DataLoader):
+    """A subclass as people write them: own arguments, an __iter__ that changes batches."""
+
+    def __init__(self, dataset, factor=2, **kwargs):
+        self.factor = factor
+        super().__init__(dataset, **kwargs)
+
+    def __iter__(self):
+        for x, _ in super().__iter__():
+            yield x * self.factor
+
+
+class FastDoubled(FastLoader):
+    __init__ = Doubled.__init__
+    __iter__ = Doubled.__iter__
+
+
+def test_subclassing(road):
+    expected = collect(Doubled(Numbers(6), factor=3, batch_size=2, num_workers=1))
+
+    class OfRoad(FastLoader):
+        def __init__(self, dataset, factor=2, **kwargs):
+            self.factor = factor
+            super().__init__(dataset, **kwargs)
+
+        def __iter__(self):
+            for x, _ in super().__iter__():
+                yield x * self.factor
+
+    assert_same(collect(OfRoad(Numbers(6), factor=3, batch_size=2, num_workers=1, **road.own)), expected)
+
+
+def test_vars_hold_every_argument_under_its_name():
+    dataset, collate, generator = Numbers(6), Collator(1.0), torch.Generator()
+    torchs = {"collate_fn": collate, "worker_init_fn": configure, "generator": generator, "timeout": 3, "batch_size": 2}
+    more = {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": True, "in_order": False, "drop_last": True}
+    state = vars(FastLoader(dataset, **torchs, **more, **OWN))
+    for name, value in {"dataset": dataset, **torchs, **more, **OWN}.items():
+        assert state[name] is value, name
+    assert type(state["batch_sampler"]) is BatchSampler
+    public = {name for name in state if not name.startswith("_")}
+    assert public == {*vars(DataLoader(dataset)), *OWN} - {name for name in vars(DataLoader(dataset)) if name[0] == "_"}
+
+
+@pytest.fixture(scope="module")  # before the watch over leftovers begins: what it imports keeps semaphores for life
+def lightning():
+    return pytest.importorskip("lightning.fabric.utilities.data")
+
+
+def test_lightning_rebuilds_it_with_another_sampler(road, lightning):
+    own = {**OWN, **road.own}
+    loader = FastLoader(Numbers(8), 2, True, num_workers=1, collate_fn=Collator(2.0), persistent_workers=True, **own)
+    collect(loader)
+    rebuilt = lightning._update_dataloader(loader, SequentialSampler(range(3, 6)))
+    assert type(rebuilt) is FastLoader
+    assert {name: vars(rebuilt)[name] for name in own} == own
+    assert (rebuilt.num_workers, rebuilt.persistent_workers, rebuilt.batch_size) == (1, True, 2)
+    expected = DataLoader(Numbers(8), 2, sampler=[0, 1, 2], collate_fn=Collator(2.0))
+    assert_same(collect(rebuilt), collect(expected))
+    assert rebuilt.collate_fn is loader.collate_fn
+
+
+class OwnBatches(BatchSampler):
+    pass
+
+
+def test_lightning_rebuilds_it_with_a_batch_sampler_and_a_context(lightning):
+    sampler = OwnBatches(RandomSampler(range(8)), 3, drop_last=True)
+    loader = FastLoader(Numbers(8), batch_sampler=sampler, num_workers=1, multiprocessing_context="fork", **OWN)
+    rebuilt = lightning._update_dataloader(loader, [5, 4, 3, 2])
+    assert {name: vars(rebuilt)[name] for name in OWN} == OWN
+    assert rebuilt.multiprocessing_context.get_start_method() == "fork"
+    assert [batch[1].tolist() for batch in rebuilt] == [[5, 4, 3]]
+
+
+class Repeated(Sampler):
+    """As timm's: an endless batch sampler around the original."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from iter(self.sampler)
+
+
+def test_timm_puts_another_batch_sampler_into_it(road):
+    def case(loader_class):
+        loader = loader_class(Augmented(6), batch_size=2, num_workers=2, shuffle=True)
+        loader._DataLoader__initialized = False
+        loader.batch_sampler = Repeated(loader.batch_sampler)
+        loader._DataLoader__initialized = True
+        iterator = iter(loader)
+        return [[next(iterator) for _ in range(len(loader.batch_sampler.sampler))] for _ in range(3)]
+
+    epochs = road.same(case).value
+    assert sorted(i for batch in epochs[1] for i in batch[1].tolist()) == list(range(6))
+
+
+@pytest.fixture(scope="module")
+def accelerate():
+    return pytest.importorskip("accelerate")
+
+
+def test_accelerate_prepares_it_and_wrap_takes_it_back(monkeypatch, accelerate):
+    prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(Numbers(7), batch_size=2, shuffle=True))
+    assert type(prepared).__module__ == "accelerate.data_loader"
+    torch.manual_seed(3)
+    expected = collect(prepared)
+    simulated.install(monkeypatch)
+    prepared.iteration = 0
+    wrapped = FastLoader.wrap(prepared, device="cuda")
+    assert isinstance(wrapped, FastLoader)
+    assert isinstance(wrapped.base_dataloader, FastLoader)
+    torch.manual_seed(3)
+    assert_same(collect(wrapped), expected)
+    assert wrapped.end_of_dataloader  # gradient accumulation goes by it
+
+
+def test_wrap_keeps_what_the_loader_was(road):
+    def case(loader_class):
+        generator = torch.Generator().manual_seed(8)
+        own = {
+            "shuffle": True,
+            "generator": generator,
+            "num_workers": 2,
+            "drop_last": True,
+            "collate_fn": Collator(3.0),
+        }
+        loader = DataLoader(Numbers(7), batch_size=2, worker_init_fn=configure, **own)
+        if loader_class is not DataLoader:
+            loader = FastLoader.wrap(loader, **road.own)
+        return (
+            collect(loader),
+            collect(loader),
+            generator.get_state(),
+            len(loader),
+            loader.drop_last,
+            loader.num_workers,
+        )
+
+    road.same(case)
+
+
+def test_wrap_shares_and_leaves_the_loader_alone():
+    loader = DataLoader(Numbers(7), batch_size=2, shuffle=True)
+    before = dict(vars(loader))
+    wrapped = FastLoader.wrap(loader, **OWN)
+    assert type(wrapped) is FastLoader
+    assert vars(loader) == before
+    assert wrapped.sampler is loader.sampler
+    assert wrapped.batch_sampler is loader.batch_sampler
+    assert {name: vars(wrapped)[name] for name in OWN} == OWN
+    assert vars(FastLoader.wrap(wrapped))["device"] == "auto"
+    with pytest.raises(ValueError, match="batch_size attribute should not be set after FastLoader is initialized"):
+        wrapped.batch_size = 3
+
+
+def test_wrap_does_not_take_over_live_workers():
+    loader = DataLoader(Pids(4), num_workers=1, persistent_workers=True)
+    theirs = collect(loader)
+    wrapped = FastLoader.wrap(loader)
+    assert collect(wrapped) != theirs
+    assert collect(loader) == theirs
+
+
+def test_wrap_refuses_what_is_no_loader():
+    with pytest.raises(TypeError, match=r"takes a torch\.utils\.data\.DataLoader, got list.*prefetch_to_device"):
+        FastLoader.wrap([torch.zeros(1)])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'depth'"):
+        FastLoader.wrap(DataLoader(Numbers(2)), depth=2)
+    with pytest.raises(ValueError, match="device_prefetch must be >= 0, got -1"):
+        FastLoader.wrap(DataLoader(Numbers(2)), device_prefetch=-1)
+
+
+def test_wrap_refuses_a_loader_that_iterates_in_its_own_way():
+    """Its batches would differ from those that it yields."""
+    with pytest.raises(TypeError, match=r"Doubled, which has an __iter__ of its own.*prefetch_to_device"):
+        FastLoader.wrap(Doubled(Numbers(2)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_close_ends_live_iterators_and_is_final(road, num_workers, persistent):
+    loader = road.loader(Numbers(20), 2, num_workers=num_workers, persistent_workers=persistent and num_workers > 0)
+    one, two = iter(loader), iter(loader)
+    next(one)
+    next(two)
+    workers = [*getattr(one, "_workers", []), *getattr(two, "_workers", [])]
+    loader.close()
+    loader.close()
+    assert not any(worker.is_alive() for worker in workers)
+    with pytest.raises(RuntimeError, match="this FastLoader is closed"):
+        iter(loader)
+    assert len(loader) == 10  # what needs no workers still answers
+    if road.name != "plain":
+        for iterator in (one, two):
+            with pytest.raises(RuntimeError, match="the FastLoader of this iterator was closed"):
+                next(iterator)
+
+
+def test_close_before_and_after_use(road):
+    loader = road.loader(Numbers(4), num_workers=1)
+    loader.close()
+    with road.loader(Numbers(4), num_workers=1) as loader:
+        assert len(collect(loader)) == 4
+    assert "closed" in str(raised_by(lambda: collect(loader)))
+
+
+def test_context_manager_closes_on_an_error(road):
+    def run():
+        with road.loader(Numbers(20), num_workers=1) as loader:
+            iterators.append(iter(loader))
+            workers.extend(iterators[0]._workers)
+            raise KeyError("mine")
+
+    iterators, workers = [], []
+    assert type(raised_by(run)) is KeyError
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("name", ["wrapped", "simulated"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_dropped_loader_is_gone_at_once(monkeypatch, name, persistent):
+    """With it its workers and memory, without waiting for the garbage collector."""
+    if name == "simulated":
+        simulated.install(monkeypatch)
+    gc.collect()
+    gc.disable()
+    try:
+        loader = ROADS[name].loader(Numbers(20), batch_size=2, num_workers=1, persistent_workers=persistent)
+        iterator = iter(loader)
+        next(iterator)
+        workers = iterator._workers
+        gone = [weakref.ref(loader), weakref.ref(iterator), weakref.ref(loader._runtime)]
+        del iterator
+        del loader
+        assert [reference() for reference in gone] == [None] * 3
+        assert not any(worker.is_alive() for worker in workers)
+    finally:
+        gc.enable()
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.zeros(1)
+
+
+def test_endless_streams_end_with_the_loop(road):
+    assert len(first(road.loader(Endless(), batch_size=2, num_workers=2), 5)) == 5

@@ -1,0 +1,222 @@
+"""A batch that is ready is handed over at once, and loading ends at once when it is told to."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from roads import simulated
+from roads.datasets import Gated, Images, Numbers, collect
+
+from fastload import loader as loader_module
+
+WAIT_S = 60  # longer than any machine takes, short of the test's own limit
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def gate():
+    """Events that a forked worker shares: it got there, and it may go on."""
+    context = multiprocessing.get_context("fork")
+    reached, may_go_on = context.Event(), context.Event()
+    yield reached, may_go_on
+    may_go_on.set()
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(1, False), (2, True)])
+def test_a_ready_batch_is_not_held_back_by_the_next_one(road, gate, num_workers, persistent):
+    reached, may_go_on = gate
+    data = Gated(12, 6, reached, may_go_on)
+    own = {"num_workers": num_workers, "persistent_workers": persistent, "timeout": WAIT_S}
+    iterator = iter(road.loader(data, batch_size=2, **own))
+    for batch in range(3):  # the fourth cannot be loaded yet
+        assert next(iterator)[1].tolist() == [2 * batch, 2 * batch + 1]
+    assert reached.wait(WAIT_S)
+    assert not may_go_on.is_set()
+    may_go_on.set()
+    assert [batch[1].tolist() for batch in iterator] == [[6, 7], [8, 9], [10, 11]]
+
+
+def test_batches_out_of_order_pass_a_slow_one(road, gate):
+    reached, may_go_on = gate
+    loader = road.loader(Gated(8, 0, reached, may_go_on), 2, num_workers=2, in_order=False, timeout=WAIT_S)
+    iterator = iter(loader)
+    assert next(iterator)[1].tolist() == [2, 3]
+    may_go_on.set()
+    rest = sorted(batch[1].tolist() for batch in iterator)
+    assert rest == [[0, 1], [4, 5], [6, 7]]
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """The simulated road, and a queue that says which batches have been copied, as they are."""
+    simulated.install(monkeypatch)
+    started: queue.Queue[int] = queue.Queue()
+
+    class Noted(simulated.SimulatedTransfer):
+        def start(self, data, batch=None, **rest):
+            number = int(data[1][0])  # read now: a slot may be another batch's once it has been copied
+            copied = super().start(data, batch, **rest)
+            started.put(number)
+            return copied
+
+    monkeypatch.setattr(loader_module, "Transfer", Noted)
+    return started
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_the_next_batches_are_copied_before_they_are_asked_for(copies, num_workers, ahead):
+    loader = loader_module.FastLoader(
+        Numbers(12), num_workers=num_workers, prefetch_factor=5, device="cuda", device_prefetch=ahead
+    )
+    iterator = iter(loader)
+    for number in range(4):
+        next(iterator)
+        upto = number + ahead
+        seen = []
+        while upto not in seen:
+            seen.append(copies.get(timeout=WAIT_S))
+        assert max(seen) == upto
+    assert copies.empty()
+
+
+def test_nothing_is_copied_ahead_when_that_is_turned_off(copies):
+    loader = loader_module.FastLoader(Numbers(6), num_workers=1, prefetch_factor=5, device="cuda", device_prefetch=0)
+    iterator = iter(loader)
+    names = {thread.name for thread in threading.enumerate()}
+    for number in range(6):
+        next(iterator)
+        assert copies.get(timeout=WAIT_S) == number
+        assert copies.empty()
+    assert "fastload-feeder" not in names
+
+
+def test_images_are_laid_out_as_asked(monkeypatch):
+    simulated.install(monkeypatch)
+    for memory_format in (torch.channels_last, torch.contiguous_format):
+        loader = loader_module.FastLoader(Images(4), 2, num_workers=1, device="cuda", memory_format=memory_format)
+        for images, _ in loader:
+            assert images.is_contiguous(memory_format=memory_format)
+            assert torch.equal(images[0], Images(4)[int(images[0, 0, 0, 0])][0])
+
+
+PROGRAM = """
+import multiprocessing, os, signal, sys, threading
+import pytest, torch
+from roads import ROADS, simulated
+from roads.datasets import *
+
+if __name__ == "__main__":
+    if sys.argv[1] == "simulated":
+        simulated.install(pytest.MonkeyPatch())
+    loader_class = ROADS[sys.argv[1]].loader
+"""
+
+
+def program(road, body, folder):
+    script = folder / "program.py"
+    script.write_text(PROGRAM + textwrap.indent(textwrap.dedent(body), "    "))
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, script, road.name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+
+
+def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(road, tmp_path):
+    """In a process of its own: torch's handler of a dead child raises wherever the main thread happens to be.
+
+    The worker dies in its first batch; with one under way the error may be one of the connection, in torch too.
+    """
+    if road.name == "plain":
+        pytest.skip("torch's own, and slow to start")
+    body = """
+    class Deadly(Numbers):
+        def __getitem__(self, index):
+            if index == 0 and deadly.value:
+                deadly.value = 0
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    deadly = multiprocessing.get_context("fork").Value("i", 0)
+    for persistent in (False, True):
+        deadly.value = 1
+        loader = loader_class(Deadly(8), batch_size=2, num_workers=1, persistent_workers=persistent)
+        try:
+            list(loader)
+        except RuntimeError as error:
+            print("RuntimeError:", error)
+        if persistent:
+            loader._iterator = None
+        print(sum(len(batch[1]) for batch in loader))
+        loader.close()
+    """
+    process = program(road, body, tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    lines = out.splitlines()
+    assert [line for line in lines if not line.startswith("RuntimeError")] == ["8", "8"]
+    errors = [line for line in lines if line.startswith("RuntimeError: DataLoader worker (pid")]
+    assert len(errors) == 2, out + err
+    assert all("is killed by signal: Killed" in line or "exited unexpectedly" in line for line in errors)
+
+
+def test_ctrl_c_ends_everything(road, tmp_path):
+    if road.name == "plain":
+        pytest.skip("torch's own, and slow to start")
+    body = """
+    context = multiprocessing.get_context("fork")
+    data = Gated(8, 4, context.Event(), context.Event())
+    iterator = iter(loader_class(data, batch_size=2, num_workers=2, persistent_workers=True))
+    print(*(worker.pid for worker in iterator._workers), flush=True)
+    for batch in iterator:
+        print("batch", batch[1].tolist(), flush=True)
+    """
+    process = program(road, body, tmp_path)
+    try:
+        workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        assert [process.stdout.readline() for _ in range(2)] == ["batch [0, 1]\n", "batch [2, 3]\n"]
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=WAIT_S)
+        assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT, 1)
+        assert "KeyboardInterrupt" in err
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        assert not alive
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def test_breaking_off_ends_the_threads_at_once(road):
+    """No garbage collection is needed for it: nothing here may be part of a reference cycle."""
+    import gc
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(threading.enumerate())
+        iterator = iter(road.loader(Numbers(20), batch_size=2, num_workers=1))
+        next(iterator)
+        workers = iterator._workers
+        del iterator
+        assert not any(worker.is_alive() for worker in workers)
+        assert {t.name for t in set(threading.enumerate()) - before} <= {"QueueFeederThread"}
+        assert len(collect(road.loader(Numbers(4), num_workers=1))) == 4
+    finally:
+        gc.enable()

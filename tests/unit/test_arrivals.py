@@ -1,0 +1,384 @@
+"""Which arrived batch is copied when, and what the consumer is given: with a transfer that only keeps a log."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+
+import pytest
+import torch
+from roads import raised_by
+
+from fastload.engines.arrivals import Arrival, Arrivals
+from fastload.host import HostBatch
+
+WAIT_S = 30  # only ever waited for by a test that is about to fail
+
+
+class FakeTransfer:
+    """Notes which batches are copied, by whom; can be made to fail or to take long."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.started: list[str] = []
+        self.numbers: list[int] = []
+        self.threads: list[str] = []
+        self.steps = self.closed = 0
+        self.fails: dict[str, BaseException] = {}
+        self.gates: dict[str, threading.Event] = {}
+        self.entered = threading.Semaphore(0)
+
+    def start(self, data, number, *, small=None, on_copied=None):
+        self.entered.release()
+        if data in self.gates:
+            assert self.gates[data].wait(WAIT_S)
+        if data in self.fails:
+            raise self.fails[data]
+        self.started.append(data)
+        self.numbers.append(number)
+        self.threads.append(threading.current_thread().name)
+        if on_copied is not None:
+            on_copied()
+        return f"copy of {data}"
+
+    def take(self, copied):
+        return copied.removeprefix("copy of ")
+
+    def mark_step(self):
+        self.steps += 1
+
+    def wait_copied(self):
+        pass
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Makes Arrivals and stops their feeders afterwards."""
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+    made = []
+
+    def of(num_workers=1, ahead=1, pin=False, slots=None):
+        made.append(Arrivals(FakeTransfer(), num_workers, ahead, pin, None, slots))
+        return made[-1]
+
+    yield of
+    for arrivals in made:
+        for gate in arrivals.transfer.gates.values():
+            gate.set()
+        arrivals.close()
+
+
+def arrive(arrivals, name):
+    """Batch ``"2.5"`` is the sixth of worker 2. What comes back is what torch would queue."""
+    return HostBatch(name, int(name.split(".")[0]), arrivals.key).pin_memory()
+
+
+def settle(arrivals):
+    """Wait until the feeder has copied all that it may, and say what that is."""
+    with arrivals._changed:
+        assert arrivals._changed.wait_for(lambda: arrivals._next() is None, WAIT_S), arrivals.transfer.started
+    return arrivals.transfer.started
+
+
+def test_the_first_batch_is_copied_on_arrival_and_the_next_when_it_has_been_taken(make):
+    arrivals = make()
+    first, second, third = (arrive(arrivals, f"0.{i}") for i in range(3))
+    assert settle(arrivals) == ["0.0"]
+    assert arrivals.take(first) == "0.0"
+    assert settle(arrivals) == ["0.0", "0.1"]
+    assert [arrivals.take(second), arrivals.take(third)] == ["0.1", "0.2"]
+    assert arrivals.transfer.started == ["0.0", "0.1", "0.2"]
+    assert arrivals.transfer.steps == 3
+
+
+def test_copies_are_made_by_the_feeder_and_not_by_the_consumer(make):
+    arrivals = make()
+    queue = [arrive(arrivals, f"0.{i}") for i in range(5)]
+    for arrival in queue:
+        settle(arrivals)
+        arrivals.take(arrival)
+    assert set(arrivals.transfer.threads) == {"fastload-feeder"}
+    assert arrivals.transfer.numbers == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_the_window_is_never_exceeded_and_always_filled(make, num_workers, ahead):
+    """Torch deals in turn; each worker keeps its order; otherwise batches arrive as they like."""
+    order = [f"{i % num_workers}.{i // num_workers}" for i in range(24)]
+    for seed in range(8):
+        chance = random.Random(seed)
+        arrivals = make(num_workers, ahead)
+        coming = [[name for name in order if name.startswith(f"{w}.")] for w in range(num_workers)]
+        here, taken = {}, 0
+        while taken < len(order):
+            ready = [names for names in coming if names]
+            if ready and (order[taken] not in here or chance.random() < 0.5):
+                name = chance.choice(ready).pop(0)
+                here[name] = arrive(arrivals, name)
+            else:
+                assert arrivals.take(here.pop(order[taken])) == order[taken]
+                taken += 1
+            due = set(order[:taken]) | {name for name in order[taken : taken + ahead] if name in here}
+            assert set(settle(arrivals)) == due
+        assert len(arrivals.transfer.started) == len(order)
+
+
+def test_a_batch_that_arrives_before_its_turn_waits_for_it(make):
+    arrivals = make(num_workers=2)
+    late = arrive(arrivals, "1.0")
+    assert settle(arrivals) == []
+    early = arrive(arrivals, "0.0")
+    assert settle(arrivals) == ["0.0"]
+    assert arrivals.take(early) == "0.0"
+    assert settle(arrivals) == ["0.0", "1.0"]
+    assert arrivals.take(late) == "1.0"
+
+
+def test_a_wider_window_copies_what_is_there_of_it(make):
+    arrivals = make(num_workers=3, ahead=2)
+    batches = [arrive(arrivals, "1.0"), arrive(arrivals, "2.0")]
+    assert settle(arrivals) == ["1.0"]  # the second in turn; the first is not here yet, and the third not in reach
+    first = arrive(arrivals, "0.0")
+    assert settle(arrivals) == ["1.0", "0.0"]
+    assert arrivals.take(first) == "0.0"
+    assert settle(arrivals) == ["1.0", "0.0", "2.0"]
+    assert [arrivals.take(batch) for batch in batches] == ["1.0", "2.0"]
+
+
+def test_a_worker_that_was_passed_over_is_not_waited_for_again(make):
+    """An iterable dataset that has ended there: torch deals to the others from now on."""
+    arrivals = make(num_workers=3)
+    for name in ("0.0", "1.0", "2.0", "1.1"):  # and nothing more of worker 0
+        arrivals.take(arrive(arrivals, name))
+    following = arrive(arrivals, "1.2")
+    assert "1.2" not in settle(arrivals)  # worker 2 is before it
+    arrivals.take(arrive(arrivals, "2.1"))
+    assert settle(arrivals)[-1] == "1.2"  # worker 0 would be, had it not ended
+    arrivals.take(following)
+    last = [arrive(arrivals, f"2.{i}") for i in (2, 3, 4)]
+    arrivals.take(last[0])
+    arrivals.take(last[1])  # worker 1 has ended as well
+    assert settle(arrivals)[-1] == "2.4"
+    assert arrivals.take(last[2]) == "2.4"
+
+
+def test_a_worker_whose_batch_raised_an_error_is_passed_over_only_once(make):
+    """Torch gives out the error itself, so that the batch is missing here; the next one of that worker comes."""
+    arrivals = make(num_workers=2)
+    arrivals.take(arrive(arrivals, "0.0"))
+    third = arrive(arrivals, "0.1")  # 1.0 was an error
+    arrivals.take(third)
+    queue = [arrive(arrivals, "1.1"), arrive(arrivals, "0.2"), arrive(arrivals, "1.2")]
+    assert settle(arrivals)[2:] == ["1.1"]
+    for batch in queue:
+        arrivals.take(batch)
+        settle(arrivals)
+    assert arrivals.transfer.started == ["0.0", "0.1", "1.1", "0.2", "1.2"]
+    assert arrivals.transfer.threads[2:] == ["fastload-feeder"] * 3
+
+    early = make(num_workers=2)
+    early.take(arrive(early, "0.0"))
+    waiting = arrive(early, "1.1")  # there already when its worker is passed over
+    early.take(arrive(early, "0.1"))
+    assert settle(early)[-1] == "1.1"
+    assert early.take(waiting) == "1.1"
+
+
+def test_without_order_batches_are_copied_as_they_arrive(make):
+    arrivals = make(num_workers=1, ahead=2)  # in_order=False: workers are not told apart
+    names = ["2.0", "0.0", "1.0", "2.1"]
+    queue = [HostBatch(name, int(name[0]), arrivals.key).pin_memory() for name in names]
+    assert settle(arrivals) == ["2.0", "0.0"]
+    assert [arrivals.take(arrival) for arrival in queue] == names
+
+
+def test_what_was_not_copied_ahead_is_copied_when_it_is_asked_for(make):
+    arrivals = make(ahead=0)
+    first = arrive(arrivals, "0.0")
+    assert arrivals.transfer.started == []
+    assert arrivals.take(first) == "0.0"
+    assert arrivals.take(HostBatch("0.1", 0, arrivals.key)) == "0.1"  # not pinned, so it never arrived
+    assert arrivals._feeder is None
+    assert set(arrivals.transfer.threads) == {"MainThread"}
+
+
+def test_a_slow_copy_holds_up_neither_arrivals_nor_other_batches(make):
+    arrivals = make(num_workers=2, ahead=2)
+    gate = arrivals.transfer.gates["1.0"] = threading.Event()
+    slow = arrive(arrivals, "1.0")
+    assert arrivals.transfer.entered.acquire(timeout=WAIT_S)  # the feeder is in it
+    quick = arrive(arrivals, "0.0")
+    assert arrivals.take(quick) == "0.0"  # the consumer copies it itself
+    assert arrivals.transfer.threads == ["MainThread"]
+    gate.set()
+    assert arrivals.take(slow) == "1.0"
+    assert arrivals.transfer.started == ["0.0", "1.0"]
+
+
+def test_a_batch_that_is_being_copied_is_waited_for_and_copied_once(make):
+    arrivals = make()
+    gate = arrivals.transfer.gates["0.0"] = threading.Event()
+    batch = arrive(arrivals, "0.0")
+    assert arrivals.transfer.entered.acquire(timeout=WAIT_S)
+    taken = []
+    consumer = threading.Thread(target=lambda: taken.append(arrivals.take(batch)))
+    consumer.start()
+    with arrivals._changed:  # it asks, and waits
+        assert arrivals._changed.wait_for(lambda: arrivals._taken == 1 or arrivals._changed._waiters, WAIT_S)
+    assert not taken
+    gate.set()
+    consumer.join(WAIT_S)
+    assert taken == ["0.0"]
+    assert arrivals.transfer.started == ["0.0"]
+
+
+@pytest.mark.parametrize("error", [ValueError("cannot move"), MemoryError(), SystemExit(3)])
+def test_an_error_in_a_copy_ahead_is_the_consumers_in_its_turn(make, error):
+    arrivals = make(ahead=2)
+    arrivals.transfer.fails["0.1"] = error
+    queue = [arrive(arrivals, f"0.{i}") for i in range(4)]
+    assert settle(arrivals) == ["0.0"]
+    assert arrivals.take(queue[0]) == "0.0"
+    with pytest.raises(type(error)) as caught:
+        arrivals.take(queue[1])
+    assert caught.value is error
+    assert [arrivals.take(arrival) for arrival in queue[2:]] == ["0.2", "0.3"]
+    del caught
+
+
+def test_a_copy_that_failed_for_want_of_memory_is_tried_again_in_its_turn(make):
+    arrivals = make(ahead=2)
+    arrivals.transfer.fails["0.1"] = MemoryError()
+    queue = [arrive(arrivals, f"0.{i}") for i in range(3)]
+    settle(arrivals)
+    arrivals.take(queue[0])
+    arrivals.transfer.fails.clear()
+    assert [arrivals.take(arrival) for arrival in queue[1:]] == ["0.1", "0.2"]
+
+
+class FakeLease:
+    """Notes what becomes of a slot."""
+
+    def __init__(self):
+        self.log = []
+        self.buffer = torch.zeros(8, dtype=torch.uint8)
+
+    def __getattr__(self, name):
+        if name in ("copying", "not_copying", "release"):
+            return lambda: self.log.append(name)
+        raise AttributeError(name)
+
+
+def test_a_slot_is_free_after_the_copy_and_ready_again_when_there_was_none():
+    transfer = FakeTransfer()
+    lease = FakeLease()
+    arrival = Arrival("0.0", 0, lease, None)
+    transfer.fails["0.0"] = MemoryError()
+    assert type(raised_by(lambda: arrival.start(transfer, 0))) is MemoryError
+    assert lease.log == ["copying", "not_copying"]
+    assert arrival.data == "0.0"
+    transfer.fails.clear()
+    arrival.start(transfer, 0)
+    assert lease.log == ["copying", "not_copying", "copying", "release"]
+    assert arrival.data is None
+
+
+def test_nothing_is_copied_while_torch_drains_an_epoch_that_was_broken_off(make):
+    arrivals = make(num_workers=2, ahead=2)
+    torchs = [arrive(arrivals, name) for name in ("0.0", "1.0", "0.1", "1.1")]
+    assert settle(arrivals) == ["0.0", "1.0"]
+    arrivals.take(torchs[0])
+    settle(arrivals)
+    arrivals.pause()
+    before = list(arrivals.transfer.started)
+    torchs += [arrive(arrivals, "0.2"), arrive(arrivals, "1.2")]
+    torchs.clear()  # torch drops them, whether they had been copied or not
+    fresh = [arrive(arrivals, "0.3"), arrive(arrivals, "1.3")]  # of the new epoch, there before resume()
+    assert arrivals.transfer.started == before
+    arrivals.resume()
+    assert settle(arrivals) == [*before, "0.3", "1.3"]
+    assert arrivals.transfer.numbers[-2:] == [0, 1]
+    assert [arrivals.take(batch) for batch in fresh] == ["0.3", "1.3"]
+
+
+def test_an_epoch_begins_with_worker_0_and_none_ended(make):
+    arrivals = make(num_workers=2)
+    for name in ("0.0", "1.0", "1.1", "1.2"):
+        arrivals.take(arrive(arrivals, name))
+    arrivals.pause()
+    arrivals.resume()
+    second = arrive(arrivals, "1.3")
+    assert "1.3" not in settle(arrivals)
+    first = arrive(arrivals, "0.1")
+    assert settle(arrivals)[-1] == "0.1"
+    assert arrivals.take(first) == "0.1"
+    assert settle(arrivals)[-1] == "1.3"
+    assert arrivals.take(second) == "1.3"
+
+
+def test_what_torch_drops_is_not_kept(make):
+    class Data(str):
+        __slots__ = ("__weakref__",)
+
+    arrivals = make(num_workers=2)
+    data = Data("1.0")
+    gone = weakref.ref(data)
+    batch = HostBatch(data, 1, arrivals.key).pin_memory()
+    del data
+    gc.collect()
+    assert gone() is not None
+    del batch
+    gc.collect()
+    assert gone() is None
+    arrivals.take(arrive(arrivals, "0.0"))
+    assert arrivals.take(arrive(arrivals, "1.1")) == "1.1"
+
+
+def test_batches_for_an_iterator_that_is_gone_are_dropped(make):
+    assert HostBatch("0.0", 0, receiver=-1).pin_memory() is None
+
+
+def test_pinning_is_done_on_arrival(make, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self + 1)
+    arrivals = make(ahead=0, pin=True)
+    arrival = HostBatch([torch.zeros(2), "text"], 0, arrivals.key).pin_memory()
+    assert arrival.data[0].tolist() == [1, 1]
+    assert arrival.data[1] == "text"
+    assert make(ahead=0)._open(HostBatch(torch.zeros(1), 0, 0)).data.item() == 0
+
+
+def test_closing_stops_the_feeder_after_the_copy_that_it_is_in(make):
+    arrivals = make(ahead=3)
+    gate = arrivals.transfer.gates["0.1"] = threading.Event()
+    queue = [arrive(arrivals, f"0.{i}") for i in range(3)]
+    for _ in range(2):
+        assert arrivals.transfer.entered.acquire(timeout=WAIT_S)
+    feeder = arrivals._feeder
+    assert feeder.daemon
+    closer = threading.Thread(target=arrivals.close)
+    closer.start()
+    with arrivals._changed:
+        assert arrivals._changed.wait_for(lambda: arrivals._closed, WAIT_S)
+    assert arrivals.transfer.closed == 0  # not while a copy is being issued
+    gate.set()
+    closer.join(WAIT_S)
+    assert not feeder.is_alive()
+    assert arrivals.transfer.started == ["0.0", "0.1"]
+    assert arrivals.transfer.closed == 1
+    arrivals.close()
+    del queue
+
+
+def test_nothing_starts_after_closing(make):
+    arrivals = make()
+    arrivals.close()
+    batch = arrive(arrivals, "0.0")
+    assert arrivals._feeder is None
+    assert batch.data == "0.0"

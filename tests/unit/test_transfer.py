@@ -1,0 +1,119 @@
+"""What a transfer does that needs no GPU; its streams and lifetimes are tested in ``gpu/``."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from roads import raised_by
+from roads.batches import Movable, Opaque, Record
+
+from fastload.device.epilogue import finish
+from fastload.device.transfer import Transfer
+
+CPU = torch.device("cpu")
+META = torch.device("meta")  # a device that takes copies and keeps nothing
+
+
+def test_a_batch_arrives_as_it_was():
+    transfer = Transfer(CPU, None, None, None)
+    batch = {"x": torch.arange(3), "rest": [None, "s", 1.5], "record": Record(torch.ones(2), "r")}
+    assert transfer.take(transfer.start(batch)) is batch
+
+
+def test_every_tensor_moves():
+    transfer = Transfer(META, None, None, None)
+    grad = torch.ones(2, requires_grad=True)
+    batch = [torch.ones(2), {"y": torch.ones(3)}, Movable(torch.ones(1)), grad, torch.eye(2).to_sparse(), "s"]
+    moved = transfer.take(transfer.start(batch))
+    assert [moved[0].device, moved[1]["y"].device, moved[2].x.device] == [META] * 3
+    assert (moved[3].device, moved[3].requires_grad) == (META, True)
+    assert moved[4].device == META
+    assert moved[5] == "s"
+    assert batch[0].device == CPU
+
+
+def test_what_is_copied_is_counted():
+    transfer = Transfer(META, None, None, None)
+    for _ in range(3):
+        transfer.take(transfer.start([torch.ones(4, dtype=torch.float64), torch.ones(2, dtype=torch.uint8), "s"]))
+    assert (transfer.batches, transfer.nbytes) == (3, 3 * 34)
+
+
+def test_the_source_is_free_again_after_the_copy():
+    freed = []
+    transfer = Transfer(CPU, None, None, None)
+    transfer.start(torch.ones(2), on_copied=lambda: freed.append(1))
+    assert freed == [1]
+
+
+def test_small_tensors_cross_as_one_and_keep_their_layouts():
+    transfer = Transfer(CPU, None, None, None)
+    slot = torch.zeros(64, dtype=torch.uint8)
+    floats = slot[:24].view(torch.float32).as_strided((3, 2), (1, 3)).copy_(torch.arange(6.0).reshape(3, 2))
+    bytes_ = slot[32:35].copy_(torch.tensor([7, 8, 9]))
+    large = torch.full((5,), 2)
+    copied = transfer.start([floats, bytes_, large], small=slot)
+    first, second, third = transfer.take(copied)
+    assert first.stride() == (1, 3)
+    assert first.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert second.tolist() == [7, 8, 9]
+    assert third.tolist() == [2] * 5
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64, torch.bfloat16])
+def test_only_floating_point_is_cast(dtype):
+    transfer = Transfer(CPU, None, None, dtype)
+    moved = transfer.take(
+        transfer.start([torch.ones(2), torch.ones(2, dtype=torch.int32), torch.ones(2, requires_grad=True)])
+    )
+    assert [tensor.dtype for tensor in moved] == [dtype or torch.float32, torch.int32, dtype or torch.float32]
+
+
+def test_only_images_are_laid_out_anew():
+    image = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    for tensor, changes in (
+        (image.float(), True),
+        (image.to(torch.uint8), True),
+        (image, False),  # int64 is no image
+        (image[0].float(), False),
+        (image[None].float(), False),
+    ):
+        moved = finish(tensor, torch.channels_last, None)
+        assert (moved is not tensor) == changes
+        assert torch.equal(moved, tensor)
+        assert not changes or moved.is_contiguous(memory_format=torch.channels_last)
+    for leave in (None, torch.preserve_format):
+        assert finish(image.float().transpose(1, 2), leave, None).stride() == image.transpose(1, 2).stride()
+
+
+def test_a_custom_type_that_cannot_move_raises_its_own_error():
+    class Fixed(Movable):
+        def to(self, device, *, non_blocking=False):
+            raise LookupError("stays here")
+
+    transfer = Transfer(META, None, None, None)
+    error = raised_by(lambda: transfer.take(transfer.start([Fixed(torch.ones(1))])))
+    assert str(error) == "stays here"
+
+
+def test_a_type_that_nobody_can_move_stays():
+    transfer = Transfer(META, None, None, None)
+    opaque = Opaque(torch.ones(1))
+    assert transfer.take(transfer.start([opaque]))[0] is opaque
+
+
+def test_it_can_be_closed_from_within():
+    """As the garbage collector does, which may run at any allocation."""
+    transfer = Transfer(CPU, None, None, None)
+    closed = threading.Event()
+
+    def close():
+        with transfer._lock:
+            transfer.close()
+        closed.set()
+
+    threading.Thread(target=close, daemon=True).start()
+    assert closed.wait(20)
+    transfer.close()

@@ -1,0 +1,161 @@
+"""What runs in a worker, and the view of a loader that torch's iterator is made from."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+
+import pytest
+import torch
+from roads import raised_by
+from roads.batches import Collator
+from roads.datasets import Numbers, as_list, configure
+from torch.utils.data import DataLoader, default_collate
+
+from fastload import FastLoader, _nvtx
+from fastload.engines.workers import Collate, NamedStages, refresh, stages_of, start_epoch, view_of
+from fastload.host import HostBatch, register
+
+
+def test_collate_runs_the_users_function_and_labels_the_result():
+    batch = Collate(as_list, receiver=7)([1, 2])
+    assert (batch.data, batch.worker, batch.receiver, batch.stamp) == ([1, 2], 0, 7, None)
+
+
+def test_collate_lets_the_users_errors_through():
+    def fail(samples):
+        raise LookupError("mine")
+
+    error = raised_by(lambda: Collate(fail, 0)([1]))
+    assert (type(error), str(error)) == (LookupError, "mine")
+
+
+def test_collate_is_picklable_if_the_users_function_is():
+    collate = pickle.loads(pickle.dumps(Collate(Collator(2.0), 3)))
+    assert (collate.collate_fn.scale, collate.receiver) == (2.0, 3)
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        pickle.dumps(Collate(lambda samples: samples, 3))
+
+
+def test_a_host_batch_travels():
+    batch = pickle.loads(pickle.dumps(HostBatch([1, "a"], 2, 3, missed="no slot is free")))
+    assert (batch.data, batch.worker, batch.receiver, batch.missed) == ([1, "a"], 2, 3, "no slot is free")
+
+
+def test_a_host_batch_finds_its_receiver_while_that_lives():
+    class Receiver:
+        def arrive(self, batch):
+            return batch.data * 2
+
+    receiver = Receiver()
+    batch = HostBatch("ab", 0, register(receiver))
+    assert batch.pin_memory() == "abab"
+    del receiver
+    gc.collect()
+    assert batch.pin_memory() is None
+
+
+def test_a_view_shares_all_but_the_changes():
+    loader = FastLoader(Numbers(4), batch_size=2, shuffle=True, num_workers=1, persistent_workers=True)
+    before = dict(vars(loader))
+    view = view_of(loader, collate_fn=as_list)
+    assert type(view) is DataLoader
+    assert view.collate_fn is as_list
+    assert view.batch_sampler is loader.batch_sampler
+    assert view.generator is loader.generator
+    assert vars(loader) == before
+    assert loader.collate_fn is default_collate
+
+
+def test_a_view_keeps_its_own_iterator_when_it_is_refreshed():
+    loader = DataLoader(Numbers(4))
+    view = view_of(loader)
+    assert view._iterator is None
+    view._iterator = mine = object()
+    loader.worker_init_fn = configure
+    loader.timeout = 9
+    refresh(view, loader, collate_fn=as_list)
+    assert (view.worker_init_fn, view.timeout, view.collate_fn) == (configure, 9, as_list)
+    assert view._iterator is mine
+    assert loader._iterator is None
+
+
+def test_stages_are_named_for_a_profiler_only(monkeypatch):
+    with_workers = DataLoader(Numbers(4), num_workers=1, worker_init_fn=configure)
+    monkeypatch.setattr(_nvtx, "active", lambda: False)
+    assert stages_of(with_workers) == {}
+    monkeypatch.setattr(_nvtx, "active", lambda: True)
+    assert stages_of(with_workers)["worker_init_fn"].worker_init_fn is configure
+    assert stages_of(DataLoader(Numbers(4))) == {}
+
+
+def test_the_users_worker_init_fn_still_runs(monkeypatch):
+    calls = []
+    monkeypatch.setattr(_nvtx, "instrument_fetch", lambda: calls.append("named"))
+    NamedStages(calls.append)(3)
+    NamedStages(None)(4)
+    assert calls == ["named", 3, "named"]
+    assert pickle.loads(pickle.dumps(NamedStages(configure))).worker_init_fn is configure
+
+
+class Garbage:
+    """In a cycle; says in which process it is collected. A device tensor there would abort a forked worker."""
+
+    def __init__(self, log):
+        self.me = self
+        self.log = log
+
+    def __del__(self):
+        self.log.put(os.getpid())
+
+
+class Collecting(Numbers):
+    def __getitem__(self, index):
+        gc.collect()
+        return index
+
+
+@pytest.mark.parametrize("already_frozen", [False, True])
+def test_workers_do_not_collect_the_garbage_that_they_inherit(already_frozen):
+    log = multiprocessing.get_context("fork").SimpleQueue()
+    gc.collect()
+    gc.disable()
+    if already_frozen:
+        gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        Garbage(log)
+        view = view_of(DataLoader(Collecting(3), num_workers=2))
+        assert [int(index) for index in start_epoch(view)] == [0, 1, 2]
+        assert log.empty()
+        assert gc.get_freeze_count() == frozen  # nothing of it in this process
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    gc.collect()
+    assert log.get() == os.getpid()
+    assert log.empty()
+    log.close()
+
+
+def test_a_fork_that_is_not_ours_freezes_nothing():
+    context = multiprocessing.get_context("fork")
+    log = context.SimpleQueue()
+    before = gc.get_freeze_count()
+    process = context.Process(target=lambda: log.put(gc.get_freeze_count()))
+    process.start()
+    assert log.get() == before
+    process.join()
+    process.close()
+    log.close()
+
+
+def test_an_error_at_the_start_of_an_epoch_passes_through():
+    class Broken(torch.utils.data.Sampler):
+        def __iter__(self):
+            raise ConnectionError("not yet")
+
+    view = view_of(DataLoader(Numbers(2), batch_size=None, sampler=Broken()))
+    assert type(raised_by(lambda: start_epoch(view))) is ConnectionError

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format figures simd unsimd clean
+.PHONY: help setup demo test lint format figures wheel sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,13 @@ format: setup ## let ruff and clang-format change the files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+wheel: setup ## a wheel with libjpeg-turbo inside, in dist/, tested in an empty environment
+	PYTHON=$(BIN)/python scripts/wheel.sh dist
+	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest tests/wheel
+
+sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; needs clang
+	scripts/sanitize.sh $(FUZZ_SECONDS)
 
 figures: setup ## write the README's tables and chart from benchmarks/results
 	$(BIN)/python scripts/figures.py

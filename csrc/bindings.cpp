@@ -1,47 +1,71 @@
-// nanobind only: checks and converts arguments, releases the GIL, calls the core, turns its answers into Python's.
-#include <nanobind/nanobind.h>
+#include "bindings.h"
+
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "jpeg.h"
+#include "sample.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace fastload {
 namespace {
 
-// A contiguous view of any bytes-like object, held for as long as this lives.
-class BytesView {
- public:
-  explicit BytesView(nb::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+// The floor of every figure in `fastload bench decode`: region decodes, and nothing done with the rows.
+void decode_and_drop_all(nb::sequence images, const std::vector<std::vector<std::uint32_t>>& boxes) {
+  std::vector<BytesView> views;
+  for (nb::handle image : images) views.emplace_back(image);
+  if (views.size() != boxes.size()) throw nb::value_error("there must be one box for each image");
+  for (const auto& box : boxes) {
+    if (box.size() != 4) throw nb::value_error("a box must be (top, left, height, width)");
   }
-  ~BytesView() { PyBuffer_Release(&view_); }
-  BytesView(const BytesView&) = delete;
-  BytesView& operator=(const BytesView&) = delete;
-  const std::uint8_t* data() const { return static_cast<const std::uint8_t*>(view_.buf); }
-  std::size_t size() const { return static_cast<std::size_t>(view_.len); }
-
- private:
-  Py_buffer view_;
-};
-
-nb::tuple jpeg_header(nb::handle data) {
-  BytesView bytes(data);
-  fastload::JpegHeader header;
-  std::string error;
-  bool ok = false;
+  std::string detail;
+  Status status = Status::ok;
   {
     nb::gil_scoped_release release;
-    ok = fastload::read_header(bytes.data(), bytes.size(), header, error);
+    for (std::size_t i = 0; i < views.size() && status == Status::ok; ++i) {
+      JpegHeader header;
+      status = scan_header(views[i].data(), views[i].size(), header);
+      if (status != Status::ok) break;
+      status = decode_and_drop(views[i].data(), views[i].size(), header,
+                               {boxes[i][0], boxes[i][1], boxes[i][2], boxes[i][3]}, detail);
+    }
   }
-  if (!ok) throw nb::value_error((error + " (" + std::to_string(bytes.size()) + " bytes)").c_str());
-  return nb::make_tuple(header.width, header.height, header.components, fastload::name_of(header.subsampling),
-                        header.progressive);
+  if (status != Status::ok) throw nb::value_error((std::string(name_of(status)) + " " + detail).c_str());
+}
+
+std::vector<std::string> status_names() {
+  std::vector<std::string> names;
+  for (int i = 0; i < status_count; ++i) names.emplace_back(name_of(static_cast<Status>(i)));
+  return names;
+}
+
+std::vector<std::string> subsampling_names() {
+  std::vector<std::string> names;
+  for (int i = 0; i < subsampling_count; ++i) names.emplace_back(name_of(static_cast<Subsampling>(i)));
+  return names;
 }
 
 }  // namespace
 
+void bind_jpeg(nb::module_& m) {
+  m.def("decode_and_drop", &decode_and_drop_all, "images"_a, "boxes"_a);
+  m.def("status_names", &status_names);
+  m.def("subsampling_names", &subsampling_names);
+  m.def("trusted_subsamplings", &trusted_subsamplings);
+  m.def("set_trusted_subsamplings", &set_trusted_subsamplings, "mask"_a);
+  m.def("libjpeg_version", &libjpeg_version);
+}
+
+}  // namespace fastload
+
 NB_MODULE(_core, m) {
-  m.def("jpeg_header", &jpeg_header, "data"_a);
-  m.def("libjpeg_version", &fastload::libjpeg_version);
+  // Pools and plans may live until the interpreter is gone; that is no leak.
+  nb::set_leak_warnings(false);
+  fastload::bind_jpeg(m);
+  fastload::bind_resample(m);
+  fastload::bind_draws(m);
+  fastload::bind_batch(m);
 }

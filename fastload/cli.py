@@ -38,6 +38,9 @@ class Group:
 Table: TypeAlias = dict[str, "Command | Group"]
 
 BENCH: Final[Table] = {
+    "decode": Command(
+        "fastload.bench.decode", "JPEG files to training crops on the CPU, beside torchvision and DALI", "bench"
+    ),
     "demo": Command("fastload.bench.demo", "FastLoader beside DataLoader on photographs", "bench"),
     "ladder": Command("fastload.bench.ladder", "the classic ladder of optimizations of a training run", "bench"),
     "photos": Command("fastload.bench.photos", "write a data set of real photographs", "bench"),

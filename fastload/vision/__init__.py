@@ -1,5 +1,7 @@
 """JPEG images to arrays, with Pillow's exact pixels, in C++."""
 
-from fastload.vision.codec import JpegInfo, jpeg_info
+from fastload.vision.calibrate import Calibration, calibrate
+from fastload.vision.codec import JpegInfo, decode, decode_batch, jpeg_info
+from fastload.vision.errors import DecodeError
 
-__all__ = ["JpegInfo", "jpeg_info"]
+__all__ = ["Calibration", "DecodeError", "JpegInfo", "calibrate", "decode", "decode_batch", "jpeg_info"]

@@ -1,12 +1,32 @@
-"""What a JPEG file says about itself, read by the native core."""
+"""JPEG files to arrays of pixels, in C++ and with the bits of ``Image.open(file).convert("RGB")`` and ``Image.resize``.
+
+An image is decoded only where the crop is, and resized while its rows are still in the cache. EXIF orientation is
+ignored, as Pillow ignores it.
+"""
 
 from __future__ import annotations
 
+import os
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+
+import numpy as np
+from PIL import Image
+
+from fastload.vision._pools import pool_of
+from fastload.vision.calibrate import FILTERS, calibrate
+from fastload.vision.errors import DecodeError
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Buffer
+
+    Source: TypeAlias = Buffer | str | os.PathLike[str] | os.PathLike[bytes]
+    _Geometry: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, bool, bool]
+
+_Out = TypeVar("_Out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +40,8 @@ class JpegInfo:
         subsampling: ``"gray"``, ``"4:4:4"``, ``"4:2:2"``, ``"4:2:0"``, ``"4:4:0"``, ``"4:1:1"``, ``"4:1:0"``, or
             ``"other"``.
         progressive: Whether the file is stored as progressive scans.
+        status: ``"ok"``, or why the native core does not decode images with such a header: ``"cmyk"``,
+            ``"twelve_bit"``, ``"lossless"`` or ``"unsupported"``.
     """
 
     width: int
@@ -27,18 +49,262 @@ class JpegInfo:
     components: int
     subsampling: str
     progressive: bool
+    status: str = "ok"
 
 
-def jpeg_info(data: Buffer) -> JpegInfo:
+_SOUND = frozenset({"ok", "cmyk", "twelve_bit", "lossless", "unsupported"})
+
+
+def jpeg_info(data: Source) -> JpegInfo:
     """Read the header of a JPEG file, no pixels. Releases the GIL; thread-safe.
 
     Args:
-        data: The file's bytes; any bytes-like object that is contiguous.
+        data: The file's bytes (any contiguous bytes-like object), or its path.
 
     Raises:
-        ValueError: The bytes are no JPEG file, or its header is broken; the message is libjpeg's.
-        TypeError: ``data`` is not bytes-like.
+        DecodeError: The file cannot be read, is no JPEG file, or its header is damaged.
+        TypeError: ``data`` is neither bytes-like nor a path.
     """
     from fastload import _core  # not at the top: fastload doctor has to run, and to say so, when the core does not load
 
-    return JpegInfo(*_core.jpeg_header(data))
+    status, error_number, size_bytes, width, height, components, subsampling, progressive = _core.jpeg_header(data)
+    if status not in _SOUND or width == 0:
+        outcome = ("corrupt" if status in _SOUND else status, error_number, width, height, size_bytes, "")
+        raise DecodeError.of(outcome, data)
+    return JpegInfo(width, height, components, subsampling, progressive, status)
+
+
+@overload
+def decode(
+    data: Source,
+    crop: Sequence[int] | None = None,
+    size: Sequence[int] | None = None,
+    *,
+    interpolation: str = "bilinear",
+    antialias: bool = True,
+    hflip: bool = False,
+    vflip: bool = False,
+    fast: bool = False,
+    out: None = None,
+) -> NDArray[np.uint8]: ...
+@overload
+def decode(
+    data: Source,
+    crop: Sequence[int] | None = None,
+    size: Sequence[int] | None = None,
+    *,
+    interpolation: str = "bilinear",
+    antialias: bool = True,
+    hflip: bool = False,
+    vflip: bool = False,
+    fast: bool = False,
+    out: _Out,
+) -> _Out: ...
+def decode(
+    data: Source,
+    crop: Sequence[int] | None = None,
+    size: Sequence[int] | None = None,
+    *,
+    interpolation: str = "bilinear",
+    antialias: bool = True,
+    hflip: bool = False,
+    vflip: bool = False,
+    fast: bool = False,
+    out: Any = None,
+) -> Any:
+    """Decode, crop, resize and flip one JPEG image. Runs on the calling thread without the GIL; thread-safe.
+
+    Args:
+        data: The file's bytes (any contiguous bytes-like object), or its path.
+        crop: ``(top, left, height, width)`` in pixels of the image, within it. By default the whole image.
+        size: ``(height, width)`` to resize the crop to. By default it keeps its size.
+        interpolation: ``"nearest"``, ``"box"``, ``"bilinear"``, ``"hamming"``, ``"bicubic"`` or ``"lanczos"``.
+        antialias: Always True: Pillow's resize has no other way.
+        hflip: Mirror left and right, after the resize.
+        vflip: Mirror top and bottom, after the resize.
+        fast: Let the JPEG decoder itself shrink the image by 2, 4 or 8 where the crop is at least that much larger than
+            ``size``. Several times faster on large photos, but not Pillow's exact pixels any more.
+        out: ``(height, width, 3)`` uint8 array or CPU tensor with contiguous rows, to write to and return.
+
+    Returns:
+        ``out``, or a new ``(height, width, 3)`` uint8 array, RGB.
+
+    Raises:
+        DecodeError: The image cannot be decoded to exactly Pillow's pixels; ``.status`` says why. ``out`` is black.
+        ValueError: An argument is out of range.
+    """
+    from fastload import _core
+
+    boxes = None if crop is None else _boxes([crop], 1)
+    shape = _shape_of(data, boxes, size)
+    options = _options(interpolation, antialias, fast, resizes=size is not None)
+    result = np.empty((*shape, 3), np.uint8) if out is None else out
+    if tuple(result.shape) != (*shape, 3):
+        raise ValueError(f"out must have shape {(*shape, 3)} for this crop and size, got {tuple(result.shape)}")
+    geometry = _geometries(1, boxes, size, hflip, vflip)[0].tolist()
+    outcome = _core.decode(data, result[None], geometry, **options)
+    if outcome[0] != "ok" and out is not None:
+        out[...] = 0
+    _check(outcome, data)
+    return result
+
+
+def decode_batch(
+    images: Sequence[Source],
+    crops: ArrayLike | None = None,
+    size: Sequence[int] | None = None,
+    *,
+    interpolation: str = "bilinear",
+    antialias: bool = True,
+    hflip: bool | Sequence[bool] = False,
+    vflip: bool | Sequence[bool] = False,
+    fast: bool = False,
+    out: Any = None,
+    num_threads: int | None = None,
+    statuses: list[str] | None = None,
+) -> Any:
+    """Decode, crop, resize and flip JPEG images in parallel. Blocks without the GIL; thread-safe.
+
+    Args:
+        images: For each image the file's bytes (any contiguous bytes-like object), or its path.
+        crops: ``(N, 4)`` boxes ``(top, left, height, width)`` in pixels of the images. By default whole images.
+        size: ``(height, width)`` to resize every crop to. By default crops keep their size, which must then be the same
+            for all.
+        interpolation: As in :func:`decode`.
+        antialias: As in :func:`decode`.
+        hflip: Mirror left and right after the resize: all, or image by image.
+        vflip: Mirror top and bottom after the resize: all, or image by image.
+        fast: As in :func:`decode`.
+        out: ``(N, height, width, 3)`` uint8 array or CPU tensor with contiguous rows, to write to and return.
+        num_threads: Threads that work on the batch. By default one for each CPU that this process may use. The threads
+            stay for later calls.
+        statuses: If given, is cleared and filled with one status per image (``"ok"``, or a reason as in
+            :class:`DecodeError`), and no image raises. Images that are not ``"ok"`` are black.
+
+    Returns:
+        ``out``, or a new ``(N, height, width, 3)`` uint8 array, RGB.
+
+    Raises:
+        DecodeError: An image cannot be decoded to exactly Pillow's pixels; ``.index`` says which is the first such, and
+            ``.status`` why.
+        ValueError: An argument is out of range.
+    """
+    from fastload import _core
+
+    boxes = None if crops is None else _boxes(crops, len(images))
+    options = _options(interpolation, antialias, fast, resizes=size is not None)
+    if statuses is not None:
+        statuses.clear()
+    if out is not None and len(out) != len(images):
+        raise ValueError(f"out must have room for {len(images)} images, got {len(out)}")
+    if not len(images):
+        return np.empty((0, *(_pair(size) if size is not None else (0, 0)), 3), np.uint8) if out is None else out
+    shape = _shape_of(images[0], boxes, size) if out is None else (out.shape[1], out.shape[2])
+    result = np.empty((len(images), *shape, 3), np.uint8) if out is None else out
+    geometry = _geometries(len(images), boxes, size, hflip, vflip)
+    job = pool_of(num_threads).submit(images, result, geometry=geometry, **options)
+    try:
+        job.wait()
+    finally:
+        job.cancel()  # ends it early when the wait was interrupted
+    if statuses is not None:
+        names = _core.status_names()
+        statuses.extend(names[code] for code in job.statuses())
+    for index, image in enumerate(images):
+        _check(job.outcome(index), image, index, raises=statuses is None)
+    return result
+
+
+def _check(outcome: tuple[str, int, int, int, int, str], data: Source, index: int = 0, *, raises: bool = True) -> None:
+    status, _, width, height, *_ = outcome
+    if status != "ok":
+        if raises:
+            raise DecodeError.of(outcome, data, index)
+        return
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and width * height > limit:
+        warnings.warn(
+            f"Image size ({width * height} pixels) exceeds limit of {limit} pixels, "
+            "could be decompression bomb DOS attack.",
+            Image.DecompressionBombWarning,
+            stacklevel=3,
+        )
+
+
+def _options(interpolation: str, antialias: bool, fast: bool, *, resizes: bool) -> dict[str, Any]:
+    if interpolation not in FILTERS:
+        raise ValueError(f"interpolation must be one of {', '.join(FILTERS)}, got {interpolation!r}")
+    if not antialias:
+        raise ValueError("antialias must be True, because Pillow's resize always antialiases, got False")
+    calibration = calibrate()
+    if resizes and interpolation not in calibration.filters:
+        raise ValueError(
+            f"interpolation must be one that gives the pixels of the installed Pillow {calibration.pillow}, but "
+            f"{interpolation!r} differs there; install a Pillow from 11 to 13"
+        )
+    return {
+        "filter": interpolation,
+        "pass_rule": calibration.pass_rule or "horizontal_first",
+        "max_pixels": _max_pixels(),
+        "fast": fast,
+    }
+
+
+def _max_pixels() -> int:
+    """Where Pillow raises: above twice the limit where it warns. 0 for no limit."""
+    return 0 if Image.MAX_IMAGE_PIXELS is None else int(2 * Image.MAX_IMAGE_PIXELS)
+
+
+def _pair(size: Sequence[int]) -> tuple[int, int]:
+    if len(size) != 2 or min(size) < 1:
+        raise ValueError(f"size must be (height, width), each at least 1, got {size!r}")
+    return int(size[0]), int(size[1])
+
+
+def _boxes(crops: ArrayLike, count: int) -> NDArray[np.int64]:
+    boxes = np.asarray(crops)
+    if boxes.shape != (count, 4) or boxes.dtype.kind not in "iu":
+        raise ValueError(
+            f"crops must be one (top, left, height, width) of integers for each of {count} images, "
+            f"got shape {boxes.shape} of {boxes.dtype}"
+        )
+    # The core takes a height of 0 for the whole image, and a JPEG has at most 65535 rows.
+    wrong = (boxes[:, :2] < 0).any(1) | (boxes[:, 2:] < 1).any(1) | (boxes > 65535).any(1)
+    if wrong.any():
+        raise ValueError(f"crops must lie within the image and not be empty, got {boxes[wrong][0].tolist()}")
+    return boxes.astype(np.int64)
+
+
+def _shape_of(first: Source, boxes: NDArray[np.int64] | None, size: Sequence[int] | None) -> tuple[int, int]:
+    """Height and width of the output."""
+    if size is not None:
+        return _pair(size)
+    if boxes is None:
+        info = jpeg_info(first)
+        limit = _max_pixels()
+        if limit and info.width * info.height > limit:  # before an array of that size is made
+            raise DecodeError.of(("bomb", 0, info.width, info.height, 0, ""), first)
+        return info.height, info.width
+    if (boxes[:, 2:] != boxes[0, 2:]).any():
+        raise ValueError("crops must all have the same height and width when they are not resized; give a size")
+    return int(boxes[0, 2]), int(boxes[0, 3])
+
+
+def _geometries(
+    count: int,
+    boxes: NDArray[np.int64] | None,
+    size: Sequence[int] | None,
+    hflip: bool | Sequence[bool],
+    vflip: bool | Sequence[bool],
+) -> NDArray[np.int32]:
+    """The core's geometries: crop, output, window, flips; zeros stand for all of it, or as it is."""
+    geometry = np.zeros((count, 12), np.int32)
+    if boxes is not None:
+        geometry[:, 0:4] = boxes
+    if size is not None:
+        geometry[:, 4:6] = _pair(size)
+    for column, name, flags in ((10, "hflip", hflip), (11, "vflip", vflip)):
+        if np.ndim(flags) not in (0, 1) or (np.ndim(flags) == 1 and len(np.asarray(flags)) != count):
+            raise ValueError(f"{name} must be one bool, or one for each of {count} images, got shape {np.shape(flags)}")
+        geometry[:, column] = np.asarray(flags, dtype=bool)
+    return geometry

@@ -1,0 +1,152 @@
+// A thread pool that turns batches of JPEG files into batches of pixels. Knows neither Python nor torch.
+//
+// Per image: read file -> header -> draws -> region decode -> resize -> flip -> the caller's memory. The threads serve
+// the batch that was submitted first; what it cannot use goes to the next. Draws that come from one stream are made in
+// the order of submission and of the samples, while headers are read and pixels decoded in parallel.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "draws.h"
+#include "file.h"
+#include "input.h"
+#include "jpeg_header.h"
+#include "sample.h"
+
+namespace fastload {
+
+class Job;
+
+// A random stream that jobs draw from one after the other, like the generator of one torch worker.
+class RandomStream {
+ public:
+  explicit RandomStream(const Generator& generator) : generator_(generator) {}
+
+ private:
+  friend class Job;
+  friend class PoolState;
+  Generator generator_;
+  std::deque<Job*> waiting_;  // jobs that have draws to make, in the order of submission
+};
+
+struct BatchSpec {
+  std::vector<Input> inputs;
+  SampleOptions options;
+  std::uint8_t* out = nullptr;       // place of sample 0; must outlive the job; black where the status is not ok
+  std::ptrdiff_t sample_stride = 0;  // bytes
+  std::ptrdiff_t row_stride = 0;
+  // What to do with each image: either one Geometry each, or a plan. A plan draws from `stream`, or for each sample
+  // from a generator of its own if there are `seeds`, or draws nothing. A Geometry may leave things open (see
+  // complete()).
+  std::vector<Geometry> geometry;
+  std::shared_ptr<const DrawPlan> plan;
+  std::shared_ptr<RandomStream> stream;
+  std::vector<std::uint64_t> seeds;
+};
+
+// What a job waits for.
+struct Request {
+  enum class Kind {
+    none,
+    // The draws of `sample` cannot be made here: its file is no image that this core takes (outcome says which), or is
+    // too small for the crop. Let the caller process it from generator_before(sample), then call skip().
+    sample,
+    // exp(`value`) in float32 decides over a crop, and this core cannot tell how torch rounds it. Call provide_exp().
+    exp,
+  };
+  Kind kind = Kind::none;
+  std::size_t sample = 0;
+  float value = 0;
+};
+
+enum class WaitResult {
+  done,       // every outcome is final
+  requested,  // request() says what is needed
+  timeout,
+  foreign,  // the pool's threads live in another process (this one was forked off): nothing will ever come
+};
+
+class PoolState;
+
+// One submitted batch. Thread-safe. Dropping the last reference outside of the pool does not cancel it.
+class Job {
+ public:
+  WaitResult wait(double timeout_seconds);  // negative: no limit
+  Request request() const;
+  void provide_exp(float input, float output);
+  // Sample `request().sample` is dealt with; the stream goes on from `after`. The outcome's status stays.
+  void skip(const Generator& after);
+  // The stream's state before the draws of a sample that has been reached. False if it was not, or there is no stream.
+  bool generator_before(std::size_t sample, Generator& generator) const;
+  bool foreign() const;
+
+  // Ends the job: samples not begun become `cancelled`, those under way stop soon. Returns when no thread touches the
+  // job's memory any more. Other jobs of the same stream go on from wherever it stands. Idempotent.
+  void cancel();
+
+  std::size_t size() const { return spec_.inputs.size(); }
+  // Only after wait() said `done` or cancel() returned, or, for `request().sample`, while it is requested.
+  const Outcome& outcome(std::size_t sample) const { return samples_[sample].outcome; }
+
+ private:
+  friend class Pool;
+  friend class PoolState;
+
+  struct Sample {
+    Outcome outcome;
+    JpegHeader header;
+    Buffer file;  // between header and decode, when the draws come between
+    bool header_read = false;
+    bool final = false;
+  };
+  // Where the stream stood before a sample.
+  struct Mark {
+    std::size_t sample;
+    Generator generator;
+  };
+
+  Job(std::shared_ptr<PoolState> pool, BatchSpec spec);
+
+  bool ordered() const { return spec_.plan != nullptr && spec_.stream != nullptr; }
+
+  std::shared_ptr<PoolState> pool_;
+  BatchSpec spec_;
+  std::vector<Sample> samples_;  // an element belongs to the thread that runs its task
+  std::atomic<bool> stop_{false};
+  // Below: guarded by the pool's mutex.
+  std::size_t next_fresh_ = 0;      // first sample not begun
+  std::vector<std::size_t> again_;  // samples to begin once more
+  std::vector<std::size_t> stuck_;  // samples that wait for provide_exp
+  std::deque<std::size_t> ready_;   // drawn, not yet decoded
+  std::size_t frontier_ = 0;        // first sample not drawn (ordered jobs)
+  std::vector<Mark> marks_;
+  std::size_t unfinished_ = 0;
+  std::size_t running_ = 0;  // tasks that threads are at
+  Request request_;
+};
+
+class Pool {
+ public:
+  // Starts `threads` threads named fl-decode-0, fl-decode-1, ... Throws std::system_error if not one can be started.
+  explicit Pool(int threads);
+  ~Pool();  // close(); in a forked child: nothing
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int threads() const;
+  // Throws std::invalid_argument on a spec that contradicts itself, std::runtime_error on a closed or foreign pool.
+  std::shared_ptr<Job> submit(BatchSpec spec);
+  // Cancels all jobs, stops and joins the threads. Idempotent.
+  void close();
+
+ private:
+  std::shared_ptr<PoolState> state_;
+};
+
+}  // namespace fastload

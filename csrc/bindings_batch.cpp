@@ -1,0 +1,275 @@
+#include "bindings.h"
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "batch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace fastload {
+namespace {
+
+using Images = nb::ndarray<std::uint8_t, nb::ndim<4>, nb::device::cpu>;
+using Geometries = nb::ndarray<const std::int32_t, nb::shape<-1, 12>, nb::c_contig, nb::device::cpu>;
+
+// How often a wait looks whether Python wants to handle a signal (Ctrl-C).
+constexpr double kSignalCheckSeconds = 0.1;
+
+nb::tuple to_tuple(const Outcome& outcome) {
+  return nb::make_tuple(name_of(outcome.status), outcome.error_number, outcome.width, outcome.height, outcome.bytes,
+                        outcome.detail);
+}
+
+// A core job together with the Python objects whose memory it uses.
+class BoundJob {
+ public:
+  BoundJob(std::vector<BytesView> views, Images out) : views_(std::move(views)), out_(std::move(out)) {}
+  ~BoundJob() {
+    if (job_ == nullptr) return;
+    nb::gil_scoped_release release;
+    job_->cancel();
+  }
+  BoundJob(const BoundJob&) = delete;
+  BoundJob& operator=(const BoundJob&) = delete;
+
+  void attach(std::shared_ptr<Job> job) { job_ = std::move(job); }
+  Job& job() { return *job_; }
+
+  const char* wait(double timeout) {
+    while (true) {
+      const double slice = timeout < 0 || timeout > kSignalCheckSeconds ? kSignalCheckSeconds : timeout;
+      WaitResult result;
+      {
+        nb::gil_scoped_release release;
+        result = job_->wait(slice);
+      }
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      switch (result) {
+        case WaitResult::done: return "done";
+        case WaitResult::requested: return "requested";
+        case WaitResult::foreign:
+          throw std::runtime_error("a batch must be waited for in the process that submitted it");
+        case WaitResult::timeout: break;
+      }
+      if (timeout < 0) continue;
+      timeout -= slice;
+      if (timeout <= 0) return "timeout";
+    }
+  }
+
+  void cancel() {
+    nb::gil_scoped_release release;
+    job_->cancel();
+  }
+
+  nb::tuple request() {
+    const Request request = job_->request();
+    const char* kind = request.kind == Request::Kind::sample ? "sample"
+                       : request.kind == Request::Kind::exp  ? "exp"
+                                                             : "none";
+    return nb::make_tuple(kind, request.sample, request.value);
+  }
+
+  nb::bytes statuses() {
+    std::string codes;
+    for (std::size_t i = 0; i < job_->size(); ++i) codes += static_cast<char>(job_->outcome(i).status);
+    return nb::bytes(codes.data(), codes.size());
+  }
+
+  nb::tuple outcome(std::size_t sample) { return to_tuple(at(sample)); }
+
+  nb::object geometry(std::size_t sample) {
+    const Outcome& outcome = at(sample);
+    if (!outcome.drawn) return nb::none();
+    const Geometry& g = outcome.geometry;
+    return nb::make_tuple(g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width, g.window.top,
+                          g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical);
+  }
+
+  nb::object generator_before(std::size_t sample) {
+    Generator generator;
+    if (!job_->generator_before(sample, generator)) return nb::none();
+    std::uint8_t state[Generator::kStateBytes];
+    generator.get_state(state);
+    return nb::bytes(state, sizeof state);
+  }
+
+  void skip(nb::bytes state_after) {
+    Generator generator;
+    if (state_after.size() != Generator::kStateBytes ||
+        !generator.set_state(reinterpret_cast<const std::uint8_t*>(state_after.data()))) {
+      throw nb::value_error("state_after must be what torch.Generator.get_state() returns");
+    }
+    job_->skip(generator);
+  }
+
+ private:
+  const Outcome& at(std::size_t sample) {
+    if (sample >= job_->size()) throw nb::index_error("sample out of range");
+    return job_->outcome(sample);
+  }
+
+  std::vector<BytesView> views_;
+  Images out_;
+  std::shared_ptr<Job> job_;
+};
+
+void require_layout(const Images& out, std::size_t count) {
+  if (out.shape(0) != count) throw nb::value_error("out must have room for exactly one image per input");
+  if (out.shape(3) != 3 || out.stride(3) != 1 || out.stride(2) != 3) {
+    throw nb::value_error("out must be NHWC with 3 channels, and its rows contiguous");
+  }
+}
+
+SampleOptions options_from(const Images& out, const std::string& filter, const std::string& pass_rule,
+                           std::uint64_t max_pixels, bool fast) {
+  SampleOptions options;
+  options.height = static_cast<int>(out.shape(1));
+  options.width = static_cast<int>(out.shape(2));
+  options.filter = filter_from(filter);
+  options.pass_rule = pass_rule_from(pass_rule);
+  options.max_pixels = max_pixels;
+  options.fast = fast;
+  return options;
+}
+
+// Bytes-like objects are the file itself, all else is a path.
+Input input_from(nb::handle object, std::vector<BytesView>& views) {
+  Input input;
+  if (PyObject_CheckBuffer(object.ptr())) {
+    static const std::uint8_t nothing = 0;
+    views.emplace_back(object);
+    input.data = views.back().data() != nullptr ? views.back().data() : &nothing;
+    input.size = views.back().size();
+    return input;
+  }
+  PyObject* encoded = nullptr;
+  if (PyUnicode_FSConverter(object.ptr(), &encoded) == 0) throw nb::python_error();
+  const nb::bytes path = nb::steal<nb::bytes>(encoded);
+  input.path.assign(path.c_str(), path.size());
+  return input;
+}
+
+// (crop, output size, window, flips): top, left, height, width; height, width; top, left, height, width; two flags.
+Geometry geometry_from(const std::int32_t* g) {
+  Geometry geometry;
+  geometry.crop = {g[0], g[1], g[2], g[3]};
+  geometry.out_height = g[4];
+  geometry.out_width = g[5];
+  geometry.window = {g[6], g[7], g[8], g[9]};
+  geometry.flip_horizontal = g[10] != 0;
+  geometry.flip_vertical = g[11] != 0;
+  return geometry;
+}
+
+// (status, errno, file bytes, width, height, components, subsampling, progressive)
+nb::tuple jpeg_header(nb::handle data) {
+  std::vector<BytesView> views;
+  const Input input = input_from(data, views);
+  JpegHeader header;
+  Outcome outcome;
+  {
+    nb::gil_scoped_release release;
+    load_header(input, header, outcome);
+  }
+  return nb::make_tuple(name_of(outcome.status), outcome.error_number, outcome.bytes, header.width, header.height,
+                        header.components, name_of(header.subsampling), header.progressive);
+}
+
+// One image on the calling thread. `images` is the output: NHWC with N = 1.
+nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t, 12>& geometry,
+                     const std::string& filter, const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
+  std::vector<BytesView> views;
+  const Input input = input_from(data, views);
+  require_layout(out, 1);
+  const SampleOptions options = options_from(out, filter, pass_rule, max_pixels, fast);
+  Outcome outcome;
+  {
+    nb::gil_scoped_release release;
+    process(input, geometry_from(geometry.data()), options, {out.data(), out.stride(1)}, outcome);
+  }
+  return to_tuple(outcome);
+}
+
+BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
+                 std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
+                 std::optional<std::vector<std::uint64_t>> seeds, const std::string& filter,
+                 const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
+  BatchSpec spec;
+  std::vector<BytesView> views;
+  const std::size_t count = nb::len(inputs);
+  views.reserve(count);
+  spec.inputs.reserve(count);
+  for (nb::handle input : inputs) spec.inputs.push_back(input_from(input, views));
+  require_layout(out, count);
+  spec.out = out.data();
+  spec.sample_stride = out.stride(0);
+  spec.row_stride = out.stride(1);
+  spec.options = options_from(out, filter, pass_rule, max_pixels, fast);
+  if (geometry) {
+    for (std::size_t i = 0; i < geometry->shape(0); ++i)
+      spec.geometry.push_back(geometry_from(geometry->data() + 12 * i));
+  }
+  if (plan != nullptr) spec.plan = std::make_shared<const DrawPlan>(*plan);
+  spec.stream = std::move(stream);
+  if (seeds) spec.seeds = std::move(*seeds);
+  auto bound = std::make_unique<BoundJob>(std::move(views), std::move(out));
+  bound->attach(pool.submit(std::move(spec)));
+  return bound.release();  // Python owns it
+}
+
+}  // namespace
+
+void bind_batch(nb::module_& m) {
+  m.def("jpeg_header", &jpeg_header, "data"_a);
+  m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
+        "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false);
+  nb::class_<RandomStream>(m, "RandomStream")
+      .def(nb::new_([](nb::bytes state) {
+             Generator generator;
+             if (state.size() != Generator::kStateBytes ||
+                 !generator.set_state(reinterpret_cast<const std::uint8_t*>(state.data()))) {
+               throw nb::value_error("state must be what torch.Generator.get_state() returns");
+             }
+             return std::make_shared<RandomStream>(generator);
+           }),
+           "state"_a)
+      .def_static(
+          "from_seed", [](std::uint64_t seed) { return std::make_shared<RandomStream>(Generator(seed)); }, "seed"_a);
+
+  nb::class_<BoundJob>(m, "Job")
+      .def("wait", &BoundJob::wait, "timeout"_a = -1.0)
+      .def("cancel", &BoundJob::cancel)
+      .def("request", &BoundJob::request)
+      .def(
+          "provide_exp", [](BoundJob& self, float input, float output) { self.job().provide_exp(input, output); },
+          "input"_a, "output"_a)
+      .def("skip", &BoundJob::skip, "state_after"_a)
+      .def("generator_before", &BoundJob::generator_before, "sample"_a)
+      .def("statuses", &BoundJob::statuses)
+      .def("outcome", &BoundJob::outcome, "sample"_a)
+      .def("geometry", &BoundJob::geometry, "sample"_a)
+      .def("__len__", [](BoundJob& self) { return self.job().size(); });
+
+  nb::class_<Pool>(m, "Pool")
+      .def(nb::init<int>(), "threads"_a)
+      .def_prop_ro("threads", &Pool::threads)
+      .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(), "plan"_a = nb::none(),
+           "stream"_a = nb::none(), "seeds"_a = nb::none(), "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first",
+           "max_pixels"_a = 0, "fast"_a = false)
+      .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace fastload

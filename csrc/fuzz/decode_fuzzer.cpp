@@ -1,0 +1,142 @@
+// libFuzzer target: any bytes as a JPEG file, through header, whole image, region, resize and reduced size.
+//
+// Beyond crashes and sanitizers' reports, it demands that a region is the same part of the whole image, that a resize
+// from rows as they come is that of the whole image, and that nothing is written outside of the output.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "input.h"
+
+using namespace fastload;
+
+namespace {
+
+constexpr std::uint64_t kMaxPixels = 1 << 18;  // larger images only take longer
+constexpr std::size_t kControlBytes = 8;
+constexpr std::uint8_t kGuard = 0xA5;
+constexpr std::size_t kGuardBytes = 64;
+
+void demand(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "broken: %s\n", what);
+  std::abort();
+}
+
+struct Output {
+  std::vector<std::uint8_t> bytes;
+  int height, width;
+
+  Output(int rows, int columns)
+      : bytes(std::size_t{3} * rows * columns + 2 * kGuardBytes, kGuard), height(rows), width(columns) {}
+  std::uint8_t* pixels() { return bytes.data() + kGuardBytes; }
+  std::size_t size() const { return bytes.size() - 2 * kGuardBytes; }
+  void check() const {
+    for (std::size_t i = 0; i < kGuardBytes; ++i) {
+      demand(bytes[i] == kGuard && bytes[bytes.size() - 1 - i] == kGuard, "wrote outside of the output");
+    }
+  }
+};
+
+Status run(const Input& input, const Geometry& geometry, SampleOptions options, Output& output) {
+  options.height = output.height;
+  options.width = output.width;
+  options.max_pixels = kMaxPixels;
+  Outcome outcome;
+  process(input, geometry, options, {output.pixels(), std::ptrdiff_t{3} * output.width}, outcome);
+  output.check();
+  return outcome.status;
+}
+
+// What the control bytes choose.
+struct Choice {
+  const std::uint8_t* bytes;
+  int at = 0;
+  int below(int limit) { return static_cast<int>(bytes[at++ % kControlBytes]) * limit / 256; }
+};
+
+PixelBox choose_box(Choice& choice, int height, int width) {
+  PixelBox box;
+  box.top = choice.below(height);
+  box.left = choice.below(width);
+  box.height = 1 + choice.below(height - box.top);
+  box.width = 1 + choice.below(width - box.left);
+  return box;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  set_trusted_subsamplings(0xFF);
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size < kControlBytes) return 0;
+  Choice choice{data + size - kControlBytes};  // at the end, so that seeds are JPEG files with a few bytes more
+  const Input input{"", data, size - kControlBytes};
+  JpegHeader header;
+  Outcome seen;
+  load_header(input, header, seen);
+  if (seen.status != Status::ok || check_supported(header, kMaxPixels) != Status::ok) return 0;
+  const int height = static_cast<int>(header.height), width = static_cast<int>(header.width);
+
+  Output whole(height, width);
+  const Status whole_status = run(input, Geometry{}, SampleOptions{}, whole);
+
+  Geometry geometry;
+  geometry.crop = choose_box(choice, height, width);
+  const PixelBox& crop = geometry.crop;
+  Output part(crop.height, crop.width);
+  const Status part_status = run(input, geometry, SampleOptions{}, part);
+  if (whole_status == Status::ok) {
+    demand(part_status == Status::ok, "a region of a good image is good");
+    for (int y = 0; y < crop.height; ++y) {
+      const std::size_t row = (std::size_t(crop.top + y) * width + crop.left) * 3;
+      demand(std::memcmp(part.pixels() + std::size_t{3} * y * crop.width, whole.pixels() + row,
+                         std::size_t{3} * crop.width) == 0,
+             "a region's pixels are the whole image's");
+    }
+  }
+
+  geometry.out_height = 1 + choice.below(40);
+  geometry.out_width = 1 + choice.below(40);
+  geometry.flip_horizontal = choice.below(2) != 0;
+  geometry.flip_vertical = choice.below(2) != 0;
+  SampleOptions options;
+  options.filter = static_cast<Filter>(choice.below(6));
+  options.pass_rule = static_cast<PassRule>(choice.below(2));
+  geometry.window = choose_box(choice, geometry.out_height, geometry.out_width);
+  Output resized(geometry.window.height, geometry.window.width);
+  const Status resized_status = run(input, geometry, options, resized);
+  if (whole_status == Status::ok && geometry.out_width != crop.width && geometry.out_height != crop.height) {
+    demand(resized_status == Status::ok, "a resize of a good image is good");
+    ResizeJob job;
+    job.width = crop.width;
+    job.height = crop.height;
+    job.out_width = geometry.out_width;
+    job.out_height = geometry.out_height;
+    job.window = geometry.window;
+    job.flip_horizontal = geometry.flip_horizontal;
+    job.flip_vertical = geometry.flip_vertical;
+    job.filter = options.filter;
+    job.order = pass_order(options.pass_rule, job.width, job.height, job.out_width, job.out_height);
+    static thread_local Resampler resampler;
+    std::string error;
+    demand(resampler.prepare(job, error), "what was resized can be resized");
+    SourceView view;
+    view.data = part.pixels();
+    view.stride = std::ptrdiff_t{3} * crop.width;
+    view.box = {0, 0, crop.height, crop.width};
+    Output again(resized.height, resized.width);
+    resampler.run(view, again.pixels(), std::ptrdiff_t{3} * again.width);
+    again.check();
+    demand(again.bytes == resized.bytes, "a resize of rows as they come is the whole image's");
+  }
+  options.fast = true;
+  run(input, geometry, options, resized);
+  return 0;
+}

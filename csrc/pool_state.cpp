@@ -1,0 +1,306 @@
+#include "pool_state.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include <unistd.h>
+
+namespace fastload {
+namespace {
+
+// A file's buffer is kept for the next file if it is no larger than this, and there are not too many already.
+constexpr std::size_t kKeptBufferBytes = std::size_t{1} << 20;
+constexpr std::size_t kKeptBuffers = 64;
+
+// Nobody shall mistake half an image for a whole one.
+void blacken(const Target& target, const SampleOptions& options) {
+  for (int y = 0; y < options.height; ++y) {
+    std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
+  }
+}
+
+struct ThreadStart {
+  std::shared_ptr<PoolState> state;
+  int number;
+};
+
+}  // namespace
+
+std::shared_ptr<PoolState> PoolState::create(int threads) {
+  // In a forked child the state's locks and conditions may be in any condition, so there it is leaked, not destroyed.
+  std::shared_ptr<PoolState> state(new PoolState, [](PoolState* self) {
+    if (!self->foreign()) delete self;
+  });
+  state->process_ = ::getpid();
+  // Signals are for the process's other threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = 0;
+  std::unique_lock<std::mutex> lock(state->mutex_);  // the threads wait until all are there
+  for (int i = 0; i < threads && error == 0; ++i) {
+    auto* start = new ThreadStart{state, i};
+    pthread_t thread;
+    error = pthread_create(&thread, nullptr, &PoolState::run_thread, start);
+    if (error == 0) {
+      state->threads_.push_back(thread);
+    } else {
+      delete start;
+    }
+  }
+  lock.unlock();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (state->threads_.empty()) throw std::system_error(error, std::generic_category(), "cannot start a decode thread");
+  return state;
+}
+
+bool PoolState::foreign() const { return ::getpid() != process_; }
+
+void* PoolState::run_thread(void* argument) {
+  const std::unique_ptr<ThreadStart> start(static_cast<ThreadStart*>(argument));
+  char name[16];  // the kernel's limit, terminating zero included
+  std::snprintf(name, sizeof name, "fl-decode-%d", start->number);
+#if defined(__linux__)
+  pthread_setname_np(pthread_self(), name);
+#endif
+  start->state->work();
+  return nullptr;
+}
+
+void PoolState::work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  Task task;
+  while (true) {
+    if (pick(task)) {
+      ++task.job->running_;
+      if (task.drawn) {
+        complete(task, lock);
+      } else {
+        begin(task, lock);
+      }
+      if (--task.job->running_ == 0 && task.job->stop_) settle(*task.job);
+      task.job.reset();
+    } else if (closing_) {
+      return;
+    } else {
+      work_.wait(lock);
+    }
+  }
+}
+
+// The first job that has anything to do is served. Within it a drawn sample goes before a fresh one once there are as
+// many as threads, so that few files are held in memory, and read shortly before they are decoded.
+bool PoolState::pick(Task& task) {
+  for (const auto& job : jobs_) {
+    const bool fresh = !job->again_.empty() || job->next_fresh_ < job->samples_.size();
+    if (!job->ready_.empty() && (!fresh || job->ready_.size() >= threads_.size())) {
+      task = {job, job->ready_.front(), true};
+      job->ready_.pop_front();
+      return true;
+    }
+    if (!job->again_.empty()) {
+      task = {job, job->again_.back(), false};
+      job->again_.pop_back();
+      return true;
+    }
+    if (fresh) {
+      task = {job, job->next_fresh_++, false};
+      return true;
+    }
+  }
+  return false;
+}
+
+void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
+  Job& job = *task.job;
+  Job::Sample& sample = job.samples_[task.sample];
+  const Input& input = job.spec_.inputs[task.sample];
+  const bool ordered = job.ordered();
+  Buffer file = take_buffer();
+  const KnownExps known = known_exps_;
+  float unresolved = 0;
+  bool resolved = true;
+  lock.unlock();
+  if (load(input, job.spec_.options.max_pixels, file, sample.header, sample.outcome) && !ordered) {
+    resolved = draw_alone(job, task.sample, known, unresolved);
+    if (sample.outcome.drawn) {
+      decode(input, file, sample.header, job.spec_.options, target_of(job, task.sample), &job.stop_, sample.outcome);
+    }
+  }
+  if (sample.outcome.status != Status::ok) blacken(target_of(job, task.sample), job.spec_.options);
+  lock.lock();
+  if (ordered) {
+    sample.file = std::move(file);
+    sample.header_read = true;
+    if (!job.stop_) advance_draws(*job.spec_.stream);
+    return;
+  }
+  give_buffer(std::move(file));
+  if (resolved) {
+    finish(job, task.sample);
+  } else if (!job.stop_) {
+    job.stuck_.push_back(task.sample);
+    if (job.request_.kind == Request::Kind::none) request(job, Request::Kind::exp, task.sample, unresolved);
+  }
+}
+
+void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
+  Job& job = *task.job;
+  Job::Sample& sample = job.samples_[task.sample];
+  lock.unlock();
+  decode(job.spec_.inputs[task.sample], sample.file, sample.header, job.spec_.options, target_of(job, task.sample),
+         &job.stop_, sample.outcome);
+  if (sample.outcome.status != Status::ok) blacken(target_of(job, task.sample), job.spec_.options);
+  lock.lock();
+  give_buffer(std::move(sample.file));
+  finish(job, task.sample);
+}
+
+Target PoolState::target_of(const Job& job, std::size_t sample) {
+  const BatchSpec& spec = job.spec_;
+  return {spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(sample), spec.row_stride};
+}
+
+// Finds the geometry of a sample whose draws depend on no other's. False: `unresolved` must be known first.
+bool PoolState::draw_alone(Job& job, std::size_t index, const KnownExps& known, float& unresolved) {
+  Job::Sample& sample = job.samples_[index];
+  Outcome& outcome = sample.outcome;
+  if (job.spec_.plan == nullptr) {
+    outcome.geometry = job.spec_.geometry[index];
+    fastload::complete(outcome.geometry, sample.header);
+  } else {
+    Generator generator(job.spec_.seeds.empty() ? 0 : job.spec_.seeds[index]);
+    const DrawStatus status =
+        job.spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height), *known,
+                            outcome.geometry, unresolved);
+    if (status == DrawStatus::ambiguous_exp) return false;
+    if (status == DrawStatus::crop_too_large) {
+      outcome.status = Status::bad_geometry;
+      return true;
+    }
+  }
+  outcome.drawn = true;
+  return true;
+}
+
+void PoolState::finish(Job& job, std::size_t sample) {
+  if (job.samples_[sample].final) return;
+  job.samples_[sample].final = true;
+  if (--job.unfinished_ == 0) {
+    delist(job);
+    changed_.notify_all();
+  }
+}
+
+void PoolState::advance_draws(RandomStream& stream) {
+  while (!stream.waiting_.empty() && draw_in_order(*stream.waiting_.front())) stream.waiting_.pop_front();
+  work_.notify_all();
+}
+
+// Draws for the samples whose turn it is. True: the whole job is drawn.
+bool PoolState::draw_in_order(Job& job) {
+  RandomStream& stream = *job.spec_.stream;
+  if (job.request_.kind != Request::Kind::none) return false;
+  if (job.marks_.empty()) job.marks_.push_back({0, stream.generator_});
+  for (; job.frontier_ < job.samples_.size(); ++job.frontier_) {
+    Job::Sample& sample = job.samples_[job.frontier_];
+    Outcome& outcome = sample.outcome;
+    if (!sample.header_read) return false;
+    if (outcome.status == Status::cancelled) {
+      float unresolved = 0;
+      const DrawStatus status =
+          job.spec_.plan->run(stream.generator_, static_cast<int>(outcome.width), static_cast<int>(outcome.height),
+                              *known_exps_, outcome.geometry, unresolved);
+      if (status == DrawStatus::ok) {
+        outcome.drawn = true;
+        job.ready_.push_back(job.frontier_);
+        continue;
+      }
+      if (status == DrawStatus::ambiguous_exp) {
+        request(job, Request::Kind::exp, job.frontier_, unresolved);
+        return false;
+      }
+      outcome.status = Status::bad_geometry;
+    }
+    request(job, Request::Kind::sample, job.frontier_, 0);
+    return false;
+  }
+  return true;
+}
+
+void PoolState::request(Job& job, Request::Kind kind, std::size_t sample, float value) {
+  job.request_ = {kind, sample, value};
+  changed_.notify_all();
+}
+
+void PoolState::add(const std::shared_ptr<Job>& job) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (closing_) throw std::runtime_error("the decode pool must be open to take a batch, but it is closed");
+  jobs_.push_back(job);
+  if (job->ordered()) job->spec_.stream->waiting_.push_back(job.get());
+  work_.notify_all();
+}
+
+// Leaves of a job only the tasks that threads are at.
+void PoolState::cancel_rest(Job& job) {
+  job.stop_ = true;
+  job.next_fresh_ = job.samples_.size();
+  job.again_.clear();
+  job.stuck_.clear();
+  job.ready_.clear();
+  job.request_ = {};
+  if (job.ordered()) {
+    auto& waiting = job.spec_.stream->waiting_;
+    waiting.erase(std::remove(waiting.begin(), waiting.end(), &job), waiting.end());
+    advance_draws(*job.spec_.stream);  // the next job in line may have waited for nothing else
+  }
+  delist(job);
+  if (job.running_ == 0) settle(job);
+}
+
+// A cancelled job that no thread is at any more: what it did not get to is `cancelled`.
+void PoolState::settle(Job& job) {
+  for (Job::Sample& sample : job.samples_) sample.final = true;
+  job.unfinished_ = 0;
+  changed_.notify_all();
+}
+
+void PoolState::delist(Job& job) {
+  const auto listed =
+      std::find_if(jobs_.begin(), jobs_.end(), [&](const std::shared_ptr<Job>& other) { return other.get() == &job; });
+  if (listed != jobs_.end()) jobs_.erase(listed);
+}
+
+void PoolState::close() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  closing_ = true;
+  while (!jobs_.empty()) {
+    const std::shared_ptr<Job> job = jobs_.front();
+    cancel_rest(*job);
+  }
+  work_.notify_all();
+  if (joined_) return;
+  joined_ = true;
+  lock.unlock();
+  for (const pthread_t thread : threads_) pthread_join(thread, nullptr);
+}
+
+Buffer PoolState::take_buffer() {
+  if (spare_buffers_.empty()) return {};
+  Buffer buffer = std::move(spare_buffers_.back());
+  spare_buffers_.pop_back();
+  return buffer;
+}
+
+void PoolState::give_buffer(Buffer&& buffer) {
+  Buffer dying = std::move(buffer);
+  if (dying.capacity() == 0 || dying.capacity() > kKeptBufferBytes || spare_buffers_.size() >= kKeptBuffers) return;
+  spare_buffers_.push_back(std::move(dying));
+}
+
+}  // namespace fastload

@@ -1,0 +1,72 @@
+// The pool's inside: what its threads, its jobs and its facade share.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include "batch.h"
+
+namespace fastload {
+
+class PoolState {
+ public:
+  static std::shared_ptr<PoolState> create(int threads);
+
+  // Forked off from the process that has the threads: nothing here may be locked, waited for or destroyed.
+  bool foreign() const;
+  int threads() const { return static_cast<int>(threads_.size()); }
+
+  void add(const std::shared_ptr<Job>& job);
+  void close();
+
+ private:
+  friend class Job;
+
+  struct Task {
+    std::shared_ptr<Job> job;
+    std::size_t sample = 0;
+    bool drawn = false;  // header read and geometry drawn: decode it
+  };
+  using KnownExps = std::shared_ptr<const std::vector<KnownExp>>;
+
+  PoolState() = default;
+  ~PoolState() = default;
+  static void* run_thread(void* self);
+  void work();
+
+  // Without mutex_: what a thread does with a sample that is its own.
+  bool draw_alone(Job& job, std::size_t sample, const KnownExps& known, float& unresolved);
+  static Target target_of(const Job& job, std::size_t sample);
+  void begin(const Task& task, std::unique_lock<std::mutex>& lock);
+  void complete(const Task& task, std::unique_lock<std::mutex>& lock);
+
+  // With mutex_ held.
+  bool pick(Task& task);
+  void finish(Job& job, std::size_t sample);
+  void advance_draws(RandomStream& stream);
+  bool draw_in_order(Job& job);
+  void request(Job& job, Request::Kind kind, std::size_t sample, float value);
+  void cancel_rest(Job& job);
+  void settle(Job& job);
+  void delist(Job& job);
+  Buffer take_buffer();
+  void give_buffer(Buffer&& buffer);
+
+  std::mutex mutex_;
+  std::condition_variable work_;     // there may be a task, or the end
+  std::condition_variable changed_;  // a job is done, has a request, or lost a task
+  pid_t process_ = 0;
+  std::vector<pthread_t> threads_;
+  bool closing_ = false;
+  bool joined_ = false;
+  std::deque<std::shared_ptr<Job>> jobs_;  // unfinished, in the order of submission
+  KnownExps known_exps_ = std::make_shared<std::vector<KnownExp>>();
+  std::vector<Buffer> spare_buffers_;
+};
+
+}  // namespace fastload

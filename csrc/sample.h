@@ -1,0 +1,44 @@
+// One image from its encoded bytes to its place in the batch. Knows neither Python nor torch.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "draws.h"
+#include "jpeg.h"
+#include "resample.h"
+
+namespace fastload {
+
+// What is the same for all images of a batch.
+struct SampleOptions {
+  int height = 0;  // of every image in the output, pixels
+  int width = 0;
+  Filter filter = Filter::bilinear;
+  PassRule pass_rule = PassRule::horizontal_first;
+  std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
+  // Let libjpeg shrink by 2, 4 or 8 where the crop is at least that much larger than the output. Not Pillow's bits.
+  bool fast = false;
+};
+
+// Where an image's pixels go: `height` rows of `width` RGB pixels.
+struct Target {
+  std::uint8_t* data = nullptr;
+  std::ptrdiff_t row_stride = 0;  // bytes
+};
+
+// Decodes `geometry` of the image into `target`. Not `ok`: the target's contents are unspecified, `detail` says more.
+// Returns `cancelled` soon after `stop` becomes true (may be null). Thread-safe: uses the thread's own decoder and
+// resampler. Throws std::bad_alloc only.
+Status decode_sample(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Geometry& geometry,
+                     const SampleOptions& options, const Target& target, const std::atomic<bool>* stop,
+                     std::string& detail);
+
+// libjpeg-turbo's region decode and nothing else: rows are decoded and dropped, the rest of the file is not looked at.
+// The floor that benchmarks compare with.
+Status decode_and_drop(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Region& region,
+                       std::string& detail);
+
+}  // namespace fastload

@@ -1,0 +1,136 @@
+// Every way through the pool from many threads at once, for the thread and address sanitizers.
+//
+//   pool_stress SECONDS FILE...
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "batch.h"
+
+using namespace fastload;
+
+namespace {
+
+constexpr int kSide = 16;
+using Clock = std::chrono::steady_clock;
+
+std::shared_ptr<DrawPlan> training_plan() {
+  auto plan = std::make_shared<DrawPlan>();
+  std::string error;
+  DrawOp crop;
+  crop.kind = DrawOp::Kind::random_resized_crop;
+  crop.height = crop.width = kSide;
+  crop.log_ratio[0] = -0.28768207f;
+  crop.log_ratio[1] = 0.28768207f;
+  DrawOp flip;
+  if (!plan->add(crop, error) || !plan->add(flip, error)) std::abort();
+  return plan;
+}
+
+struct Batch {
+  std::vector<std::uint8_t> out;
+  std::shared_ptr<Job> job;
+};
+
+// Submits, waits, answers requests, cancels and drops, as chance will have it.
+void use(Pool& pool, const std::vector<std::string>& paths, unsigned seed, Clock::time_point end,
+         std::atomic<long>& batches) {
+  std::mt19937 random(seed);
+  const auto chance = [&](int one_in) { return random() % one_in == 0; };
+  while (Clock::now() < end) {
+    auto stream = std::make_shared<RandomStream>(Generator(random()));
+    std::vector<std::unique_ptr<Batch>> flying;
+    for (int i = 0; i < 4; ++i) {
+      BatchSpec spec;
+      for (int k = 0; k < 9; ++k) {
+        Input input;
+        input.path = chance(40) ? "/nonexistent" : paths[random() % paths.size()];
+        spec.inputs.push_back(input);
+      }
+      spec.options.height = spec.options.width = kSide;
+      spec.plan = training_plan();
+      if (chance(3)) {
+        spec.seeds.assign(spec.inputs.size(), random());
+      } else {
+        spec.stream = stream;
+      }
+      flying.push_back(std::make_unique<Batch>());
+      Batch& batch = *flying.back();
+      batch.out.resize(spec.inputs.size() * kSide * kSide * 3);
+      spec.out = batch.out.data();
+      spec.row_stride = kSide * 3;
+      spec.sample_stride = kSide * kSide * 3;
+      batch.job = pool.submit(std::move(spec));
+    }
+    for (auto& batch : flying) {
+      Job& job = *batch->job;
+      if (chance(10)) job.cancel();
+      WaitResult result;
+      while ((result = job.wait(30)) == WaitResult::requested) {
+        const Request request = job.request();
+        Generator before;
+        job.generator_before(request.sample, before);
+        if (chance(20)) {
+          job.cancel();
+        } else if (request.kind == Request::Kind::sample) {
+          job.skip(before);
+        } else if (request.kind == Request::Kind::exp) {
+          job.provide_exp(request.value, 1.0f);
+        }
+      }
+      if (result != WaitResult::done) {
+        std::fprintf(stderr, "a batch did not end\n");
+        std::abort();
+      }
+      job.cancel();
+      ++batches;
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: pool_stress SECONDS FILE...\n");
+    return 2;
+  }
+  set_trusted_subsamplings(0xFF);
+  const std::vector<std::string> paths(argv + 2, argv + argc);
+  const auto end = Clock::now() + std::chrono::seconds(std::atoi(argv[1]));
+  std::atomic<long> batches{0};
+  int pools = 0;
+  unsigned seed = 0;
+  while (Clock::now() < end) {
+    const auto round_end = std::min(end, Clock::now() + std::chrono::milliseconds(400));
+    Pool pool(1 + pools % 4);
+    std::vector<std::thread> users;
+    for (int i = 0; i < 3; ++i) {
+      users.emplace_back([&, number = seed++] { use(pool, paths, number, round_end, batches); });
+    }
+    for (std::thread& user : users) user.join();
+    // One more batch is under way when the pool goes.
+    Batch last;
+    last.out.resize(100 * kSide * kSide * 3);
+    BatchSpec spec;
+    for (int i = 0; i < 100; ++i)
+      spec.inputs.push_back({paths[static_cast<std::size_t>(i) % paths.size()], nullptr, 0});
+    spec.options.height = spec.options.width = kSide;
+    spec.plan = training_plan();
+    spec.seeds.assign(100, 1);
+    spec.out = last.out.data();
+    spec.row_stride = kSide * 3;
+    spec.sample_stride = kSide * kSide * 3;
+    last.job = pool.submit(std::move(spec));
+    pool.close();
+    ++pools;
+  }
+  std::printf("%ld batches, %d pools\n", batches.load(), pools);
+  return 0;
+}

@@ -1,0 +1,280 @@
+"""How fast the native core makes training crops out of JPEG files: ``fastload bench decode``.
+
+RandomResizedCrop(224) and a random flip to uint8 pixels. Four questions: one core, beside torchvision on Pillow, DALI's
+CPU decoder and libjpeg-turbo's region decode alone; more threads; resize alone, beside the installed Pillow; and large
+photos. The core's pixels are compared with torchvision's, bit for bit, before any clock starts.
+
+On one core everything is measured in processor seconds of this process, which other processes can hardly disturb; with
+several threads in seconds on the wall.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fastload import _core
+from fastload._machine import usable_cpus
+from fastload.bench._data import add_data_argument, check_data
+from fastload.bench._decoders import Crops, dali, dali_is_installed, one_core
+from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
+from fastload.bench._show import console, refuse
+from fastload.bench.photos import PhotoSet, write_photos
+from fastload.vision.calibrate import FILTERS, calibrate
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+AIMS = {"torchvision": 2.6, "DALI": 2.0, "libjpeg-turbo alone": 1.15, "2 threads": 1.9, "16 threads": 14.0}
+"""What is asked for: times as fast; of libjpeg-turbo alone, at most that many times its time."""
+
+RESIZES = (  # source (width, height), target, interpolation
+    ((300, 370), (224, 224), "bilinear"),
+    ((500, 400), (224, 224), "bilinear"),
+    ((500, 400), (224, 224), "bicubic"),
+    ((500, 400), (320, 256), "bilinear"),
+    ((4000, 3000), (224, 224), "bilinear"),
+)
+
+
+def processor_s(run: Callable[[], object]) -> float:
+    """Processor seconds of all threads of this process."""
+    begin = time.process_time()
+    run()
+    return time.process_time() - begin
+
+
+def wall_s(run: Callable[[], object]) -> float:
+    """Seconds on the wall."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def compare(
+    contenders: dict[str, Callable[[], object]], repeats: int, clock: Callable[[Callable[[], object]], float]
+) -> dict[str, Spread]:
+    """Warm every contender up, then let them take turns."""
+    for run in contenders.values():
+        run()
+    return interleave({name: partial(clock, run) for name, run in contenders.items()}, repeats)
+
+
+def per_image(seconds: dict[str, Spread], images: int) -> dict[str, Any]:
+    """As it stands in the JSON file."""
+    return {
+        name: Spread.of([value / images * 1e6 for value in spread.values]).record() for name, spread in seconds.items()
+    }
+
+
+def measure_one_core(crops: Crops, repeats: int) -> dict[str, Any]:
+    """The core beside the others, all on one core."""
+    count = len(crops.paths)
+    with one_core():
+        pool = _core.Pool(1)
+        contenders: dict[str, Callable[[], object]] = {
+            "torchvision": crops.torchvision,
+            "fastload": partial(crops.core, pool),
+            "fastload, from memory": partial(crops.core_from_memory, pool),
+            "libjpeg-turbo alone": crops.floor,
+        }
+        if dali_is_installed():
+            batch_size = min(64, count)
+            scale = count / (count // batch_size * batch_size)
+            contenders["DALI"] = dali(crops.paths, batch_size, threads=1)
+        seconds = compare(contenders, repeats, processor_s)
+        pool.close()
+    record: dict[str, Any] = {"clock": "processor seconds", "skipped": []}
+    if "DALI" in seconds:
+        seconds["DALI"] = Spread.of([value * scale for value in seconds["DALI"].values])
+        record["DALI"] = ratio(seconds["DALI"], seconds["fastload"]).record()
+    else:
+        record["skipped"] = ["DALI: nvidia.dali is not importable here"]
+    record["torchvision"] = ratio(seconds["torchvision"], seconds["fastload"]).record()
+    record["libjpeg-turbo alone"] = ratio(seconds["fastload, from memory"], seconds["libjpeg-turbo alone"]).record()
+    return {**record, "microseconds_per_image": per_image(seconds, count)}
+
+
+def measure_threads(crops: Crops, threads: list[int], repeats: int) -> dict[str, Any]:
+    """The core alone, on more and more threads."""
+    pools = {number: _core.Pool(number) for number in threads}
+    seconds = compare({str(number): partial(crops.core, pool) for number, pool in pools.items()}, repeats, wall_s)
+    for pool in pools.values():
+        pool.close()
+    return {
+        "clock": "seconds on the wall",
+        "images_per_s": {
+            name: Spread.of([len(crops.paths) / value for value in spread.values]).record()
+            for name, spread in seconds.items()
+        },
+        "speedup": {name: ratio(seconds["1"], spread).record() for name, spread in seconds.items()},
+    }
+
+
+def measure_resize(repeats: int, *, quick: bool) -> dict[str, Any]:
+    """Resize alone, without any decoding."""
+    results = {}
+    rule = calibrate().pass_rule or "horizontal_first"
+    for source_size, size, name in RESIZES[: 2 if quick else None]:
+        pixels = np.random.default_rng(0).integers(0, 256, (*source_size[::-1], 3), np.uint8)
+        image = Image.fromarray(pixels)
+        out = np.empty((*size[::-1], 3), np.uint8)
+        _core.resize(pixels, out, name, rule)
+        if not np.array_equal(out, np.asarray(image.resize(size, FILTERS[name]))):
+            raise RuntimeError(f"the core's {name} resize from {source_size} to {size} is not Pillow's")
+        times = 3 if quick else max(5, 20_000_000 // pixels.size)
+        with one_core():
+            seconds = compare(
+                {
+                    "Pillow": partial(_repeat, times, partial(image.resize, size, FILTERS[name])),
+                    "fastload": partial(_repeat, times, partial(_core.resize, pixels, out, name, rule)),
+                },
+                repeats,
+                processor_s,
+            )
+        label = f"{source_size[0]}x{source_size[1]} to {size[0]}x{size[1]}, {name}"
+        results[label] = {
+            "microseconds_per_image": per_image(seconds, times),
+            "speedup": ratio(seconds["Pillow"], seconds["fastload"]).record(),
+        }
+    return results
+
+
+def _repeat(times: int, run: Callable[[], object]) -> None:
+    for _ in range(times):
+        run()
+
+
+def measure_large_photos(crops: Crops, repeats: int) -> dict[str, Any]:
+    """Photos of some 4000x3000 pixels, exact and with ``fast=True``."""
+    with one_core():
+        pool = _core.Pool(1)
+        contenders: dict[str, Callable[[], object]] = {
+            "torchvision": crops.torchvision,
+            "fastload": partial(crops.core, pool),
+            "fastload, from memory": partial(crops.core_from_memory, pool),
+            "fastload, from memory, fast": partial(crops.core_from_memory, pool, fast=True),
+            "libjpeg-turbo alone": crops.floor,
+        }
+        seconds = compare(contenders, repeats, processor_s)
+        pool.close()
+    exact = seconds["fastload, from memory"]
+    return {
+        "clock": "processor seconds",
+        "torchvision": ratio(seconds["torchvision"], seconds["fastload"]).record(),
+        "libjpeg-turbo alone": ratio(exact, seconds["libjpeg-turbo alone"]).record(),
+        "fast": ratio(exact, seconds["fastload, from memory, fast"]).record(),
+        "fast_difference": crops.differences_of_fast(),
+        "microseconds_per_image": per_image(seconds, len(crops.paths)),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench decode``."""
+    add_data_argument(parser)
+    parser.add_argument("--images", type=int, default=512, help="images per run (default: %(default)s)")
+    parser.add_argument("--large", type=int, default=12, help="large photos per run (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="most threads (default: the usable cores)")
+    parser.add_argument("--repeats", type=int, default=7, help="runs of each contender (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run ``fastload bench decode``."""
+    if arguments.quick:
+        arguments.images, arguments.large, arguments.repeats = 16, 1, 1
+    try:
+        check_data(arguments.data)
+    except FileNotFoundError as error:
+        return refuse(error)
+    torch.set_num_threads(1)
+    usual = (
+        arguments.data
+        or write_photos(Path(".fastload") / f"photos-{arguments.images}", PhotoSet(count=max(8, arguments.images))).path
+    )
+    large = write_photos(
+        Path(".fastload") / f"large-photos-{arguments.large}",
+        PhotoSet(count=arguments.large, classes=min(8, arguments.large), edge_px=1000 if arguments.quick else 4000),
+    ).path
+    crops, large_crops = (Crops(_jpegs(folder, arguments.images)) for folder in (usual, large))
+    crops.check()
+    large_crops.check()
+    most = arguments.threads or usable_cpus()
+    threads = sorted({1, most, *(2**power for power in range(most.bit_length()) if 2**power < most)})
+    results = {
+        "one core": measure_one_core(crops, arguments.repeats),
+        "threads": measure_threads(crops, threads, arguments.repeats),
+        "resize alone": measure_resize(arguments.repeats, quick=arguments.quick),
+        "large photos": measure_large_photos(large_crops, arguments.repeats),
+    }
+    _show(results, len(crops.paths))
+    if arguments.json:
+        data = {
+            "images": len(crops.paths),
+            "mean_kb": round(sum(map(len, crops.files)) / len(crops.files) / 1000, 1),
+            "large_images": len(large_crops.paths),
+            "large_mean_kb": round(sum(map(len, large_crops.files)) / len(large_crops.files) / 1000, 1),
+        }
+        core = {"libjpeg": _core.libjpeg_version(), "simd": _core.simd_level(), "pass_rule": calibrate().pass_rule}
+        write_json(
+            arguments.json,
+            {"bench": "decode", "environment": environment(), "core": core, "data": data, "aims": AIMS, **results},
+        )
+    return 0
+
+
+def _jpegs(folder: Path, count: int) -> list[str]:
+    """Up to ``count`` files that the core decodes."""
+    paths = (str(path) for path in sorted(folder.glob("*/*")) if path.suffix.lower() in {".jpg", ".jpeg"})
+    chosen = [path for path in paths if _core.jpeg_header(path)[0] == "ok"][:count]
+    if not chosen:
+        raise FileNotFoundError(f"{folder} must hold folders with JPEG files, but holds none")
+    return chosen
+
+
+def _show(results: dict[str, Any], images: int) -> None:
+    from rich.table import Table
+
+    for title in ("one core", "large photos"):
+        record = results[title]
+        table = Table(title=f"RandomResizedCrop(224) and flip, {title}")
+        for column in ("", "µs per image", "spread", "fastload is", "asked"):
+            table.add_column(column, justify="right" if column else "left")
+        for name, spread in record["microseconds_per_image"].items():
+            quotient = record.get(name, {}).get("median")
+            is_floor = name == "libjpeg-turbo alone"
+            asked = AIMS.get(name) if title == "one core" else None
+            table.add_row(
+                name,
+                f"{spread['median']:,.0f}",
+                f"{spread['min']:,.0f} to {spread['max']:,.0f}",
+                "" if quotient is None else f"{quotient:.2f}× " + ("its time" if is_floor else "as fast"),
+                "" if asked is None else f"{'at most' if is_floor else 'at least'} {asked}×",
+            )
+        console().print(table)
+        for line in record.get("skipped", []):
+            console().print(f"  skipped {line}")
+    difference = results["large photos"]["fast_difference"]
+    console().print(
+        f"  fast=True on large photos: {results['large photos']['fast']['median']:.2f} times as fast, off by "
+        f"{difference['mean']:.2f} of 255 on average and {difference['largest']} at most"
+    )
+    for number, speedup in results["threads"]["speedup"].items():
+        rate = results["threads"]["images_per_s"][number]["median"]
+        asked = AIMS.get(f"{number} threads")
+        note = f" (asked: {asked}×)" if asked else ""
+        console().print(f"  {number} threads: {rate:,.0f} images/s, {speedup['median']:.2f}× one{note}")
+    for label, record in results["resize alone"].items():
+        times = record["microseconds_per_image"]
+        console().print(
+            f"  resize {label}: {times['fastload']['median']:,.0f} µs, Pillow {times['Pillow']['median']:,.0f} µs, "
+            f"{record['speedup']['median']:.1f}×"
+        )

@@ -1,0 +1,97 @@
+"""Compares the native core's random draws with the installed torch's, so that none that differs passes for torch's.
+
+Two things depend on torch's version and on the CPU that it runs on: whether ``uniform_`` rounds once or twice (fused
+multiply-add kernels round once), and what becomes of a draw that rounds up to the upper bound.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fastload import _core
+
+_DRAWS = 400
+# Intervals that tell the rules apart: scales and log ratios as transforms use them, and one so narrow that half of the
+# draws round up to its upper bound.
+_INTERVALS = ((0.08, 1.0), (-0.28768208622932434, 0.28768208622932434), (1.0, 1.0 + 2.0**-23))
+_RANGES = (1, 2, 177, 224, 65536)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCalibration:
+    """How the core draws exactly as the installed torch does.
+
+    Attributes:
+        torch: Version of torch.
+        fused: ``uniform_(from, to)`` rounds ``x * (to - from) + from`` once.
+        excludes_upper: A draw that rounds up to ``to`` becomes ``from``.
+    """
+
+    torch: str
+    fused: bool
+    excludes_upper: bool
+
+
+_LOCK = threading.Lock()
+
+
+def calibrate_stream() -> StreamCalibration | None:
+    """Compare with the installed torch, once per process, on generators of its own. Thread-safe.
+
+    Returns:
+        The rules for ``_core.DrawPlan.set_uniform_rule``; None if the core reproduces this torch under no rule, so that
+        nothing random may be lowered.
+    """
+    with _LOCK:
+        return _calibrate()
+
+
+@lru_cache(maxsize=1)
+def _calibrate() -> StreamCalibration | None:
+    if not (_same_integers() and exp_errs_less_than_an_ulp()):
+        return None
+    for fused in (True, False):
+        for excludes_upper in (True, False):
+            if all(_same_uniforms(low, high, fused, excludes_upper) for low, high in _INTERVALS):
+                return StreamCalibration(torch.__version__, fused, excludes_upper)
+    return None
+
+
+def _same_integers() -> bool:
+    """Seeding, ``rand``, ``randint`` and the state that they leave."""
+    seed = 2**40 + 7
+    core, generator = _core.Generator(seed), torch.Generator().manual_seed(seed)
+    for _ in range(_DRAWS):
+        if core.rand() != torch.rand(1, generator=generator).item():
+            return False
+        for high in _RANGES:
+            if core.randint(0, high) != torch.randint(0, high, (1,), generator=generator).item():
+                return False
+    return core.get_state() == generator.get_state().numpy().tobytes()
+
+
+def _same_uniforms(low: float, high: float, fused: bool, excludes_upper: bool) -> bool:
+    core, generator = _core.Generator(1), torch.Generator().manual_seed(1)
+    return all(
+        core.uniform(low, high, fused, excludes_upper) == torch.empty(1).uniform_(low, high, generator=generator).item()
+        for _ in range(_DRAWS)
+    )
+
+
+def exp_errs_less_than_an_ulp(count: int = 1 << 14) -> bool:
+    """Whether ``torch.exp`` in float32 stays within 1 ulp: what ``_core.DrawPlan`` takes for granted about it.
+
+    Which of the floats within that bound it returns depends on the CPU and on the library that torch was built with
+    (MKL, Sleef, libm). The core needs not know: it draws a crop only if all of them lead to the same one.
+    """
+    inputs = torch.linspace(-3.0, 3.0, count, dtype=torch.float32)
+    got = torch.exp(inputs).numpy()
+    exact = np.exp(inputs.numpy().astype(np.float64))
+    errors = np.abs(got.astype(np.float64) - exact) / np.spacing(exact.astype(np.float32)).astype(np.float64)
+    alone = all(torch.exp(inputs[i : i + 1].clone()).item() == got[i] for i in range(0, count, count // 64))
+    return bool(errors.max() < 1.0) and alone

@@ -1,0 +1,45 @@
+"""Writes small JPEG files of every kind to a folder: what the fuzz target starts from. Needs nothing but Python.
+
+    python scripts/fuzz_seeds.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from jpeg_writer import FACTORS, segment, write_jpeg
+
+CONTROL_BYTES = 8  # at the end: they choose the crop, the size and the filter
+
+
+def main(folder: Path) -> int:
+    """Write the seeds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = {}
+    for number, (name, factors) in enumerate(FACTORS.items()):
+        for progressive in (False, True):
+            file = write_jpeg(19, 18, factors, seed=number, progressive=progressive, restart=2 * (number % 2))
+            seeds[f"{name.replace(':', '')}-{'progressive' if progressive else 'baseline'}"] = file
+    metadata = (
+        segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")
+        + segment(0xE1, b"Exif\0\0II*\0\x08\0\0\0\1\0\x1a\1\5\0\1\0\0\0\x1a\0\0\0\0\0\0\0")
+        + segment(0xE2, b"ICC_PROFILE\0\1\1profile")
+        + segment(0xED, b"Photoshop 3.0\0008BIM\4\4\0\0\0\0\0\2ab")
+        + segment(0xEE, b"Adobe\0\x64\0\0\0\0\1")
+    )
+    seeds["metadata"] = write_jpeg(9, 9, FACTORS["4:4:4"], extra=metadata)
+    seeds["motion-jpeg"] = write_jpeg(9, 9, tables=False)
+    seeds["rgb"] = write_jpeg(9, 9, FACTORS["4:4:4"], ids=(82, 71, 66))
+    seeds["cmyk"] = write_jpeg(9, 9, ((1, 1),) * 4)
+    for number, (name, file) in enumerate(seeds.items()):
+        control = bytes((37 * number + 91 * place) % 256 for place in range(CONTROL_BYTES))
+        (folder / f"{name}.jpg").write_bytes(file + control)
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The native core under sanitizers: the fuzz target and the pool's stress test with address and undefined behaviour,
+# the stress test with threads. Needs clang with libFuzzer.
+#
+#   scripts/sanitize.sh [SECONDS OF FUZZING]     (default: 60)
+#
+# What the fuzzer finds is left in build/fuzz/found; its corpus stays in build/fuzz/corpus for the next time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:-60}
+stress=$((seconds < 20 ? seconds : 20))
+python=${PYTHON:-python3}
+
+build() { # folder, sanitizers
+  cmake -S . -B "build/$1" -G "${CMAKE_GENERATOR:-Ninja}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=clang++ \
+    -DFASTLOAD_PYTHON=OFF -DFASTLOAD_CHECKS=ON -DFASTLOAD_SANITIZE="$2" -DFASTLOAD_WERROR="${FASTLOAD_WERROR:-OFF}" >/dev/null
+  cmake --build "build/$1"
+}
+
+build sanitize-address address,undefined
+build sanitize-thread thread
+"$python" scripts/fuzz_seeds.py build/fuzz/seeds
+mkdir -p build/fuzz/corpus build/fuzz/found
+
+echo "pool, thread sanitizer, $stress s"
+build/sanitize-thread/pool_stress "$stress" build/fuzz/seeds/*.jpg
+echo "pool, address and undefined-behaviour sanitizers, $stress s"
+build/sanitize-address/pool_stress "$stress" build/fuzz/seeds/*.jpg
+echo "decode, address and undefined-behaviour sanitizers, $seconds s of fuzzing"
+if ! build/sanitize-address/decode_fuzzer -max_total_time="$seconds" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
+  -artifact_prefix=build/fuzz/found/ -print_final_stats=1 build/fuzz/corpus build/fuzz/seeds >build/fuzz/log 2>&1; then
+  tail -60 build/fuzz/log
+  exit 1
+fi
+grep -E '^Done|^stat::' build/fuzz/log

@@ -1,0 +1,162 @@
+"""JPEG files that no encoder at hand writes: any sampling factors, component ids, restart intervals, markers.
+
+There is no picture in them: the coefficients are random, few and small, which a decoder treats like any others. So
+there is no DCT to write, and the files are a page of code instead of a folder of fixtures.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+
+FACTORS = {
+    "gray": ((1, 1),),
+    "4:4:4": ((1, 1), (1, 1), (1, 1)),
+    "4:2:2": ((2, 1), (1, 1), (1, 1)),
+    "4:2:0": ((2, 2), (1, 1), (1, 1)),
+    "4:4:0": ((1, 2), (1, 1), (1, 1)),
+    "4:1:1": ((4, 1), (1, 1), (1, 1)),
+    "4:1:0": ((4, 2), (1, 1), (1, 1)),
+}
+"""Sampling factors (horizontal, vertical) of each component."""
+
+# Every symbol has a code of 8 bits. DC: the size of a difference. AC: the zeros before a coefficient, and its size.
+_DC = {size: code for code, size in enumerate(range(9))}
+_AC = {run << 4 | size: code for code, (run, size) in enumerate((run, size) for run in range(16) for size in range(7))}
+
+
+def segment(marker: int, payload: bytes) -> bytes:
+    """A marker segment with its length."""
+    return struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload
+
+
+class _Bits:
+    def __init__(self) -> None:
+        self.done = bytearray()
+        self.value = 0
+        self.count = 0
+
+    def put(self, value: int, count: int) -> None:
+        self.value = self.value << count | value
+        self.count += count
+        while self.count >= 8:
+            self.count -= 8
+            byte = self.value >> self.count & 0xFF
+            self.done += b"\xff\x00" if byte == 0xFF else bytes([byte])
+            self.value &= (1 << self.count) - 1
+
+    def number(self, code: int, value: int) -> None:
+        size = abs(value).bit_length()
+        self.put(code, 8)
+        self.put(value if value > 0 else value + (1 << size) - 1, size)
+
+    def flush(self) -> bytes:
+        if self.count:
+            self.put((1 << (8 - self.count)) - 1, 8 - self.count)
+        done, self.done = bytes(self.done), bytearray()
+        return done
+
+
+def write_jpeg(
+    width: int,
+    height: int,
+    factors: Sequence[tuple[int, int]] = FACTORS["4:2:0"],
+    *,
+    seed: int = 0,
+    restart: int = 0,
+    progressive: bool = False,
+    ids: Sequence[int] = (1, 2, 3, 4),
+    extra: bytes = b"",
+    tables: bool = True,
+    bits: int = 8,
+    frame_marker: int | None = None,
+) -> bytes:
+    """A JPEG file.
+
+    Args:
+        width: Pixels.
+        height: Pixels.
+        factors: Sampling factors of each component.
+        seed: Of the coefficients.
+        restart: Restart interval in MCUs; 0 for none.
+        progressive: DC in one scan, the AC coefficients of each component in one scan more.
+        ids: Component ids.
+        extra: Segments to put right after the start marker.
+        tables: Whether the Huffman tables are in the file.
+        bits: Bits per sample that the frame claims.
+        frame_marker: Of the frame, if not baseline's or progressive's.
+    """
+    rng = random.Random(seed)
+    across, down = max(h for h, _ in factors), max(v for _, v in factors)
+    mcus = _ceil(width, 8 * across), _ceil(height, 8 * down)
+    marker = frame_marker or (0xC2 if progressive else 0xC0)
+    frame = struct.pack(">BHHB", bits, height, width, len(factors))
+    for component, (h, v) in zip(ids, factors, strict=False):
+        frame += bytes([component, h << 4 | v, 0])
+    file = b"\xff\xd8" + extra + segment(0xDB, b"\0" + bytes([7] * 64)) + segment(marker, frame)
+    if tables:
+        for slot, codes in ((0x00, _DC), (0x10, _AC)):
+            file += segment(0xC4, bytes([slot, *[0] * 7, len(codes), *[0] * 8, *codes]))
+    if restart:
+        file += segment(0xDD, struct.pack(">H", restart))
+    chosen = list(ids[: len(factors)])
+    if len(factors) == 1:  # a scan of one component is not interleaved: its MCU is a block
+        mcus, factors = (_ceil(width, 8), _ceil(height, 8)), ((1, 1),)
+    scan = _Scan(rng, mcus, restart)
+    if not progressive:
+        return file + _start(chosen, 0, 63) + scan.write(factors, dc=True, ac=True) + b"\xff\xd9"
+    file += _start(chosen, 0, 0) + scan.write(factors, dc=True, ac=False)
+    for component, (h, v) in zip(chosen, factors, strict=True):
+        blocks = _ceil(_ceil(width * h, across), 8), _ceil(_ceil(height * v, down), 8)
+        alone = _Scan(rng, blocks, restart)
+        file += _start([component], 1, 63) + alone.write(((1, 1),), dc=False, ac=True)
+    return file + b"\xff\xd9"
+
+
+def _ceil(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+def _start(components: Sequence[int], first: int, last: int) -> bytes:
+    selectors = b"".join(bytes([component, 0]) for component in components)
+    return segment(0xDA, bytes([len(components)]) + selectors + bytes([first, last, 0]))
+
+
+class _Scan:
+    def __init__(self, rng: random.Random, mcus: tuple[int, int], restart: int) -> None:
+        self.rng = rng
+        self.mcus = mcus[0] * mcus[1]
+        self.restart = restart
+
+    def write(self, factors: Sequence[tuple[int, int]], *, dc: bool, ac: bool) -> bytes:
+        bits = _Bits()
+        done = b""
+        level = [0] * len(factors)
+        for mcu in range(self.mcus):
+            if self.restart and mcu and mcu % self.restart == 0:
+                done += bits.flush() + bytes([0xFF, 0xD0 + (mcu // self.restart - 1) % 8])
+                level = [0] * len(factors)
+            for component, (h, v) in enumerate(factors):
+                for _ in range(h * v):
+                    level[component] = self._block(bits, level[component], dc=dc, ac=ac)
+        return done + bits.flush()
+
+    def _block(self, bits: _Bits, level: int, *, dc: bool, ac: bool) -> int:
+        if dc:
+            wanted = max(-120, min(120, level + self.rng.randint(-60, 60)))
+            bits.number(_DC[abs(wanted - level).bit_length()], wanted - level)
+            level = wanted
+        if ac:
+            at = 1
+            for _ in range(self.rng.randint(0, 6)):
+                run = self.rng.randint(0, 9)
+                at += run
+                if at > 63:
+                    break
+                value = self.rng.choice([-1, 1]) * self.rng.randint(1, 40)
+                bits.number(_AC[run << 4 | abs(value).bit_length()], value)
+                at += 1
+            if at <= 63:
+                bits.put(_AC[0], 8)
+        return level

@@ -1,0 +1,120 @@
+"""Calibration finds out what the installed Pillow does, and nothing that differs is passed off as Pillow's."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import PIL
+import pytest
+from jpeg_writer import FACTORS, write_jpeg
+from PIL import Image
+
+from fastload import _core
+from fastload.vision import DecodeError, calibrate, decode
+from fastload.vision._probes import SUBSAMPLINGS, probe
+from fastload.vision.calibrate import FILTERS, _calibrate
+
+
+@pytest.fixture(autouse=True)
+def calibrated_anew() -> Iterator[None]:
+    _calibrate.cache_clear()
+    yield
+    _calibrate.cache_clear()
+    calibrate()
+
+
+def test_installed_pillow_is_matched_in_full() -> None:
+    found = calibrate()
+    assert found.pillow == PIL.__version__
+    assert found.libjpeg == _core.libjpeg_version()
+    assert found.subsamplings == set(SUBSAMPLINGS)
+    assert found.filters == set(FILTERS)
+    assert found.pass_rule == (
+        "tall_vertical_first" if int(PIL.__version__.split(".")[0]) >= 13 else "horizontal_first"
+    )
+
+
+def test_probes_are_what_they_say_and_small() -> None:
+    for subsampling in SUBSAMPLINGS:
+        assert _core.jpeg_header(probe(subsampling))[3:] == (
+            43,
+            35,
+            1 if subsampling == "gray" else 3,
+            subsampling,
+            False,
+        )
+        assert len(probe(subsampling)) < 1000
+    assert set(SUBSAMPLINGS) == set(FACTORS) == set(_core.subsampling_names()) - {"other"}
+
+
+def test_subsampling_that_pillow_decodes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Image.open
+
+    def other_libjpeg(file: Any) -> Any:
+        image = real(file)
+        if file.getvalue() == probe("4:4:0"):
+            image.putpixel((20, 20), tuple(value ^ 1 for value in image.getpixel((20, 20))))
+        return image
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", other_libjpeg)
+        assert calibrate().subsamplings == set(SUBSAMPLINGS) - {"4:4:0"}
+    decode(write_jpeg(20, 20, FACTORS["4:2:0"]))
+    with pytest.raises(DecodeError) as caught:
+        decode(write_jpeg(20, 20, FACTORS["4:4:0"]))
+    assert caught.value.status == "unsupported"
+
+
+def test_filter_that_pillow_computes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Image.Image.resize
+
+    def other_pillow(self: Image.Image, size: tuple[int, int], resample: int) -> Image.Image:
+        return real(self, size, Image.Resampling.HAMMING if resample == Image.Resampling.LANCZOS else resample)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "resize", other_pillow)
+        assert calibrate().filters == set(FILTERS) - {"lanczos"}
+    file = write_jpeg(20, 20)
+    decode(file, size=(5, 5))
+    with pytest.raises(ValueError, match="interpolation must be one that gives the pixels of the installed Pillow"):
+        decode(file, size=(5, 5), interpolation="lanczos")
+
+
+@pytest.mark.parametrize("vertical_first", [False, True])
+def test_order_of_passes_is_the_installed_pillows(monkeypatch: pytest.MonkeyPatch, vertical_first: bool) -> None:
+    """Pillow 12 never runs the vertical pass first; this makes Pillow 13 or 12 out of whichever is installed."""
+    real = Image.Image.resize
+
+    def in_order(self: Image.Image, size: tuple[int, int], resample: int) -> Image.Image:
+        if resample == Image.Resampling.NEAREST:
+            return real(self, size, resample)
+        less_height, less_width = self.height - size[1], self.width - size[0]
+        if vertical_first and less_height > 0 and less_height > 2 * less_width:
+            return real(real(self, (self.width, size[1]), resample), size, resample)
+        return real(real(self, (size[0], self.height), resample), size, resample)
+
+    monkeypatch.setattr(Image.Image, "resize", in_order)
+    found = calibrate()
+    assert found.pass_rule == ("tall_vertical_first" if vertical_first else "horizontal_first")
+    assert found.filters == set(FILTERS)
+
+
+def test_no_rule_fits_an_unknown_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Image.Image.resize
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda self, size, resample: real(self, size, resample).point(lambda value: value ^ 1)
+    )
+    found = calibrate()
+    assert found.pass_rule is None
+    assert not found.filters
+    assert decode(write_jpeg(20, 20)).any()  # decoding alone is not in doubt
+    with pytest.raises(ValueError, match="interpolation must be one"):
+        decode(write_jpeg(20, 20), size=(3, 3))
+
+
+def test_pillow_reads_every_probe() -> None:
+    for subsampling in SUBSAMPLINGS:
+        with Image.open(io.BytesIO(probe(subsampling))) as image:
+            assert image.convert("RGB").getextrema() != ((0, 0),) * 3

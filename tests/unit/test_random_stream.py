@@ -1,0 +1,63 @@
+"""The core's draws are calibrated against the installed torch, and refused where they differ."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fastload.vision import random_stream
+from fastload.vision.random_stream import calibrate_stream, exp_errs_less_than_an_ulp
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> None:
+    random_stream._calibrate.cache_clear()
+
+
+def test_the_installed_torch_is_reproduced() -> None:
+    before = torch.get_rng_state()
+    calibration = calibrate_stream()
+    assert calibration is not None
+    assert calibration.torch == torch.__version__
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_any_cpu_capability_is_reproduced(capability: str) -> None:
+    code = "from fastload.vision.random_stream import calibrate_stream as c; assert c() is not None"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_an_exp_off_by_an_ulp_and_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = torch.exp
+    assert exp_errs_less_than_an_ulp()
+
+    def coarse(x: torch.Tensor) -> torch.Tensor:
+        return torch.nextafter(torch.nextafter(exact(x), torch.tensor(9e9)), torch.tensor(9e9))
+
+    monkeypatch.setattr(torch, "exp", coarse)
+    assert not exp_errs_less_than_an_ulp()
+    assert calibrate_stream() is None
+
+
+def test_a_generator_that_draws_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    randint = torch.randint
+    monkeypatch.setattr(
+        torch, "randint", lambda low, high, size, generator: randint(low, high + 1, size, generator=generator)
+    )
+    assert calibrate_stream() is None
+
+
+def test_a_uniform_under_no_known_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    uniform = torch.Tensor.uniform_
+
+    def other(self: torch.Tensor, low: float, high: float, generator: torch.Generator) -> torch.Tensor:
+        return uniform(self, low, high, generator=generator).mul_(1 + 2.0**-20)
+
+    monkeypatch.setattr(torch.Tensor, "uniform_", other)
+    assert calibrate_stream() is None

@@ -1,0 +1,115 @@
+"""The wheel, as a user gets it: installed into an empty environment, without the system's libjpeg-turbo.
+
+Builds a wheel, which takes a minute and wants the package index. FASTLOAD_WHEEL=1 runs it; FASTLOAD_WHEEL=<file> takes
+a wheel that is there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from jpeg_writer import write_jpeg
+
+ROOT = Path(__file__).parents[2]
+ASKED = os.environ.get("FASTLOAD_WHEEL", "")
+
+pytestmark = [
+    pytest.mark.skipif(not ASKED, reason="takes a minute; FASTLOAD_WHEEL=1 runs it"),
+    pytest.mark.timeout(900),
+]
+
+# The core by itself: the package around it would import torch, which an empty environment has not.
+LOAD_CORE = """
+import importlib.util, sys, sysconfig
+from pathlib import Path
+folder = Path(sysconfig.get_path("purelib")) / "fastload"
+(library,) = folder.glob("_core*.so")
+spec = importlib.util.spec_from_file_location("fastload._core", library)
+core = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(core)
+print(core.jpeg_header(Path(sys.argv[1]).read_bytes())[:1] + core.jpeg_header(sys.argv[1])[3:6])
+core.Pool(2).close()
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "jpeg" in line})
+"""
+
+USE_VISION = """
+import fastload
+from fastload.vision import calibrate, decode
+from fastload.vision._probes import probe
+print(fastload.__file__)
+print(sorted(calibrate().subsamplings))
+print(decode(probe("4:4:0")).shape)
+"""
+
+
+def run(python: Path, code: str, *arguments: str) -> str:
+    command = [python, "-I", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if ASKED != "1":
+        return Path(ASKED)
+    folder = tmp_path_factory.mktemp("wheel")
+    environment = {**os.environ, "PYTHON": sys.executable}
+    subprocess.run([ROOT / "scripts" / "wheel.sh", folder], check=True, env=environment)
+    (built,) = folder.glob("fastload-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that holds the wheel and nothing else."""
+    folder = tmp_path_factory.mktemp("empty")
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    return python
+
+
+def test_tag_names_a_standard_platform(wheel: Path) -> None:
+    assert "manylinux" in wheel.name
+
+
+def test_libraries_and_their_licenses_are_inside(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert [name for name in names if name.startswith("fastload.libs/libjpeg")]
+    assert [name for name in names if "dist-info/licenses/libjpeg-turbo" in name]
+    assert [name for name in names if name.endswith("dist-info/licenses/LICENSE")]
+    assert "fastload/_core.pyi" in names
+    assert "fastload/py.typed" in names
+    assert not [name for name in names if name.startswith(("tests/", "csrc/"))]
+
+
+def test_core_works_in_an_empty_environment(python: Path, tmp_path: Path) -> None:
+    image = tmp_path / "image.jpg"
+    image.write_bytes(write_jpeg(37, 21))
+    done = subprocess.run(
+        [python, "-I", "-c", LOAD_CORE, image],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    header, libraries = done.stdout.splitlines()
+    assert header == "('ok', 37, 21, 3)"
+    assert libraries.startswith(str(python.parent.parent))  # its own, not the system's
+    assert len(libraries.split()) == 1
+
+
+def test_vision_works_with_the_packages_it_depends_on(python: Path) -> None:
+    (packages,) = (python.parent.parent / "lib").glob("python*/site-packages")
+    ours = {str(Path(path).resolve()) for path in sys.path if path.endswith("site-packages")}
+    (packages / "dependencies.pth").write_text("\n".join(sorted(ours)))
+    lines = run(python, USE_VISION).splitlines()
+    assert lines[0].startswith(str(packages))
+    assert "4:4:0" in lines[1]
+    assert lines[2] == "(35, 43, 3)"

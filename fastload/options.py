@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
+from torch.utils.data import get_worker_info
 
 Device: TypeAlias = str | int | torch.device
 Accelerate: TypeAlias = Literal["auto", "off", "require"]
@@ -78,6 +79,9 @@ def check_device_prefetch(value: int, name: str, *, minimum: int) -> None:
 def resolve_device(device: str | int | torch.device) -> torch.device:
     """Name the device that batches go to: ``"auto"`` is the current accelerator, else the CPU; an index is filled in.
 
+    Where the accelerator is the parent's, ``"auto"`` is the CPU: in a loader's worker (a dataset may hold a loader of
+    its own), and in a child that was forked after the driver had been started, which cannot use it.
+
     Raises:
         RuntimeError: The device is not there, or ``device`` names none.
     """
@@ -86,6 +90,8 @@ def resolve_device(device: str | int | torch.device) -> torch.device:
             return torch.device("cpu")
         current = torch.accelerator.current_accelerator()
         if current is None or current.type == "mps":  # no pinned memory, no side streams to gain from
+            return torch.device("cpu")
+        if get_worker_info() is not None or _is_in_bad_fork(current):
             return torch.device("cpu")
         return torch.device(current.type, torch.accelerator.current_device_index())
     resolved = torch.device(device)
@@ -106,6 +112,11 @@ def resolve_device(device: str | int | torch.device) -> torch.device:
         if resolved.index is not None
         else torch.device(resolved.type, torch.accelerator.current_device_index())
     )
+
+
+def _is_in_bad_fork(accelerator: torch.device) -> bool:
+    ask = getattr(torch.get_device_module(accelerator), "_is_in_bad_fork", None)
+    return ask is not None and bool(ask())
 
 
 def has_streams(device: torch.device) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset, default_collate, default_convert
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from fastload._machine import usable_memory_bytes
 from fastload.options import can_pin, has_streams, resolve_device
@@ -66,7 +66,7 @@ class Plan:
 def make_plan(loader: FastLoader[Any], stats: Stats) -> Plan:
     """Work out what ``loader`` does when it is iterated now."""
     batch_bytes = stats.device_bytes // stats.batches if stats.batches else None
-    device = resolve_device(loader.device)
+    device = torch.device("cpu") if has_own_iterator(loader) else resolve_device(loader.device)
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
@@ -76,14 +76,20 @@ def make_plan(loader: FastLoader[Any], stats: Stats) -> Plan:
     ]
     notes = lowering_notes(loader)
     if device.type == "cpu":
-        if loader.device == "auto":
+        if has_own_iterator(loader):
+            notes.append(
+                f"{type(loader).__name__} has a _get_iterator of its own, which makes the batches: they stay in host "
+                "memory; fastload.prefetch_to_device(loader) moves them"
+            )
+        elif loader.device == "auto":
             notes.append("no accelerator here: this is torch's DataLoader, batches stay in host memory")
         if loader.pin_memory and can_pin():
             where = "pin-memory thread" if workers else "main process"
             steps.append(Step("pin", where, "page-locked copy, as pin_memory=True asks"))
-        if loader.dtype is not None:
+        casts = loader.dtype is not None and not has_own_iterator(loader)
+        if casts:
             steps.append(Step("epilogue", "main process", _epilogue(loader, device)))
-        engine = "torch" if loader.dtype is None else "workers"
+        engine = "workers" if casts else "torch"
         return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
     streams = has_streams(device)
     why_not = no_slots_because(loader, device)
@@ -116,6 +122,11 @@ def make_plan(loader: FastLoader[Any], stats: Stats) -> Plan:
     if epilogue := _epilogue(loader, device):
         steps.append(Step("epilogue", where, epilogue))
     return Plan("workers", device, tuple(steps), batch_bytes, tuple(notes))
+
+
+def has_own_iterator(loader: DataLoader[Any]) -> bool:
+    """Whether a subclass makes its iterators itself, as torch_geometric's loaders do to change the batches."""
+    return type(loader)._get_iterator is not DataLoader._get_iterator
 
 
 def pins(loader: FastLoader[Any], device: torch.device) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fastload.memory.slots import Lease, SlotPool
 
 NONE_FREE = "no slot is free"
+JOIN_S = 5.0  # as long as torch waits for a worker
 
 
 class Arrival:
@@ -128,7 +129,7 @@ class Arrivals:
             self.missed[self._slots.refusal or ("slots not ready yet" if warming_up else batch.missed)] += 1
             self._slots.want(packed_bytes(batch.data))
             if self._slots.refusal is None:  # slots will serve: pinning this one batch would cost more than it saves,
-                others = _unchanged  # and torch would keep that memory
+                others = _pinned_by_itself if self._pin else _unchanged  # and torch would keep that memory
         return Arrival(map_leaves(others, batch.data, self._tuple_type), worker)
 
     def take(self, arrived: Any) -> Any:
@@ -222,7 +223,9 @@ class Arrivals:
             self._closed = True
             self._changed.notify_all()
         if self._feeder is not None and self._feeder is not threading.current_thread():
-            self._feeder.join()
+            # Bounded, for the collector may have called this in a thread that holds a lock which the feeder needs; the
+            # feeder then ends as soon as that thread goes on.
+            self._feeder.join(JOIN_S)
         self.transfer.close()
 
 
@@ -230,6 +233,10 @@ def _pinned(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.pin_memory() if leaf.device.type == "cpu" and leaf.layout == torch.strided else leaf
     return leaf.pin_memory()
+
+
+def _pinned_by_itself(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, torch.Tensor) else leaf.pin_memory()
 
 
 def _unchanged(leaf: Any) -> Any:

@@ -92,7 +92,7 @@ def test_pinning_asked_for_by_the_user(road, num_workers):
     def case(loader_class):
         def containers(samples):
             names = ["tuple", "namedtuple", "defaultdict", "list with an attribute", "range", "movable", "bytearray"]
-            return {name: COLLATES[name](samples) for name in names}
+            return {name: COLLATES[name](samples) for name in names} | {"pinnable": Pinnable(samples[0][0])}
 
         own = {"num_workers": num_workers, "collate_fn": containers}
         loader = loader_class(Numbers(5), batch_size=2, pin_memory=True, pin_memory_device="cuda", **own)
@@ -106,6 +106,14 @@ def test_a_type_that_nobody_can_move_is_passed_on(road):
     (batch,) = loader
     assert isinstance(batch, Opaque)
     assert batch.x.device.type == "cpu"
+
+
+class Pinnable(Opaque):
+    """As in the example of torch's documentation: it can be pinned, but not moved."""
+
+    def pin_memory(self):
+        self.asked = True
+        return self
 
 
 class FailsToPin(Movable):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from roads import raised_by
 
+from fastload.engines import arrivals as arrivals_module
 from fastload.engines.arrivals import Arrival, Arrivals
 from fastload.host import HostBatch
 
@@ -84,6 +85,17 @@ def settle(arrivals):
     with arrivals._changed:
         assert arrivals._changed.wait_for(lambda: arrivals._next() is None, WAIT_S), arrivals.transfer.started
     return arrivals.transfer.started
+
+
+def asleep(arrivals):
+    """Wait until the feeder has seen the last change and sleeps again."""
+    pause = threading.Event()
+    for _ in range(WAIT_S * 1000):
+        with arrivals._changed:
+            if arrivals._changed._waiters:  # empty since the change
+                return arrivals.transfer.started
+        pause.wait(0.001)
+    raise AssertionError("the feeder does not sleep")
 
 
 def test_the_first_batch_is_copied_on_arrival_and_the_next_when_it_has_been_taken(make):
@@ -299,9 +311,10 @@ def test_nothing_is_copied_while_torch_drains_an_epoch_that_was_broken_off(make)
     arrivals.pause()
     before = list(arrivals.transfer.started)
     torchs += [arrive(arrivals, "0.2"), arrive(arrivals, "1.2")]
+    assert asleep(arrivals) == before
     torchs.clear()  # torch drops them, whether they had been copied or not
     fresh = [arrive(arrivals, "0.3"), arrive(arrivals, "1.3")]  # of the new epoch, there before resume()
-    assert arrivals.transfer.started == before
+    assert asleep(arrivals) == before
     arrivals.resume()
     assert settle(arrivals) == [*before, "0.3", "1.3"]
     assert arrivals.transfer.numbers[-2:] == [0, 1]
@@ -382,3 +395,20 @@ def test_nothing_starts_after_closing(make):
     batch = arrive(arrivals, "0.0")
     assert arrivals._feeder is None
     assert batch.data == "0.0"
+
+
+def test_the_collector_may_end_an_iterator_in_a_thread_that_holds_a_lock_of_the_feeders(make, monkeypatch):
+    monkeypatch.setattr(arrivals_module, "JOIN_S", 0.05)
+    arrivals = make()
+    arrive(arrivals, "0.0")
+    feeder = arrivals._feeder
+    with arrivals._changed:  # as in arrive(), where the collector may run
+        arrivals.close()
+        assert feeder.is_alive()
+    feeder.join(WAIT_S)
+    assert not feeder.is_alive()
+
+
+def test_a_key_is_never_given_twice():
+    """Not even when its owner is gone, whose last batch may still be on its way."""
+    assert len({Arrivals(FakeTransfer(), 1, 0, False, None).key for _ in range(50)}) == 50

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from fastload import FastLoader, prefetch_to_device
 from fastload.options import Options, can_pin, has_streams, resolve_device
@@ -187,6 +187,21 @@ def test_auto_is_decided_anew_for_each_epoch(accelerator):
     assert next(iter(loader)).device.type == "cpu"
     accelerator("cuda")
     assert loader.plan.device == torch.device("cuda", 0)
+
+
+def test_auto_is_the_cpu_where_the_accelerator_is_the_parents(accelerator, monkeypatch):
+    accelerator("cuda")
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert resolve_device("auto") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
+    assert resolve_device("auto") == torch.device("cuda", 0)
+    # In a worker, whose dataset has a loader of its own:
+    assert list(DataLoader(LoaderWithin(), batch_size=None, num_workers=1)) == ["cpu", "cpu"]
+
+
+class LoaderWithin(IterableDataset):
+    def __iter__(self):
+        return (str(batch.device) for batch in FastLoader([torch.zeros(1)] * 2))
 
 
 def test_without_cuda_here():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import threading
@@ -398,3 +399,22 @@ def test_cancelled_batch_does_not_hold_up_its_stream(pool: _core.Pool, files: li
     assert after.wait(0.3) == "timeout"  # its headers are read, its draws wait their turn
     stuck.cancel()
     assert finish(after) == ["ok"] * len(files)
+
+
+def test_cancel_stops_in_the_middle_of_a_large_image() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (3000, 4000, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "JPEG", quality=95)
+    pool = _core.Pool(1)
+    geometry = np.zeros((1, 12), np.int32)
+    geometry[:, 4:6] = SIDE
+    begun = time.perf_counter()
+    assert finish(pool.submit([buffer.getvalue()], room(1), geometry=geometry)) == ["ok"]
+    whole = time.perf_counter() - begun
+    job = pool.submit([buffer.getvalue()], room(1), geometry=geometry)
+    time.sleep(whole / 20)
+    begun = time.perf_counter()
+    job.cancel()
+    assert time.perf_counter() - begun < whole / 3
+    assert finish(job) == ["cancelled"]
+    pool.close()

@@ -14,11 +14,20 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from fastload._nvtx import stage
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.arrivals import Arrivals
-from fastload.engines.workers import Collate, refresh, stages_of, start_epoch, view_of
+from fastload.engines.workers import Collate, next_of, refresh, stages_of, start_epoch, view_of
 from fastload.insight.stats import Stats
 from fastload.memory.slots import SlotCounts, SlotPool, SlotWriter
 from fastload.options import Accelerate, Device, Options, can_pin, has_streams, resolve_device
-from fastload.plan import Plan, lowering_notes, make_plan, no_slots_because, pinned_limit, pins, slots_wanted
+from fastload.plan import (
+    Plan,
+    has_own_iterator,
+    lowering_notes,
+    make_plan,
+    no_slots_because,
+    pinned_limit,
+    pins,
+    slots_wanted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -150,9 +159,11 @@ class FastLoader(DataLoader[T_co]):
             adapter: Any = loader
             adapter.base_dataloader = cls.wrap(adapter.base_dataloader, **own)
             return cast("FastLoader[T_co]", adapter)
-        if type(loader).__iter__ not in (DataLoader.__iter__, FastLoader.__iter__):
+        iterates = type(loader).__iter__ in (DataLoader.__iter__, FastLoader.__iter__)
+        if not iterates or has_own_iterator(loader):
+            method = "a _get_iterator" if iterates else "an __iter__"
             raise TypeError(
-                f"FastLoader.wrap cannot take over {type(loader).__name__}, which has an __iter__ of its own; use "
+                f"FastLoader.wrap cannot take over {type(loader).__name__}, which has {method} of its own; use "
                 "fastload.prefetch_to_device(loader), which keeps it"
             )
         wrapped: FastLoader[T_co] = cls.__new__(cls)
@@ -171,6 +182,8 @@ class FastLoader(DataLoader[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         self._runtime.check_open()
+        if has_own_iterator(self):
+            return self._plain_iterator()
         device = resolve_device(self.device)
         if device.type == "cpu" and self.dtype is None and not stages_of(self):
             return self._plain_iterator()
@@ -348,7 +361,7 @@ class DeviceIterator:
         if self._host is None:
             raise RuntimeError("the FastLoader of this iterator was closed")
         with stage("wait", self._number):
-            arrived = next(self._host)
+            arrived = next_of(self._host)
         self._number += 1
         return self.arrivals.take(arrived)
 

@@ -116,6 +116,25 @@ def test_subclassing(road):
     assert_same(collect(OfRoad(Numbers(6), factor=3, batch_size=2, num_workers=1, **road.own)), expected)
 
 
+def with_own_iterator(base):
+    """As torch_geometric's loaders do: what is yielded is made behind torch's iterator."""
+
+    class OfTorch(base):
+        def _get_iterator(self):
+            return (batch[0] * 100 for batch in super()._get_iterator())
+
+    return OfTorch
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_subclass_that_makes_its_own_iterators_yields_its_own_batches(road, num_workers):
+    theirs = with_own_iterator(DataLoader)(Numbers(6), batch_size=2, num_workers=num_workers)
+    ours = with_own_iterator(FastLoader)(Numbers(6), batch_size=2, num_workers=num_workers, **road.own)
+    assert_same(list(ours), list(theirs))
+    assert ours.plan.engine == "torch"
+    assert any("OfTorch has a _get_iterator of its own" in note for note in ours.plan.notes)
+
+
 def test_vars_hold_every_argument_under_its_name():
     dataset, collate, generator = Numbers(6), Collator(1.0), torch.Generator()
     torchs = {"collate_fn": collate, "worker_init_fn": configure, "generator": generator, "timeout": 3, "batch_size": 2}
@@ -263,6 +282,8 @@ def test_wrap_refuses_a_loader_that_iterates_in_its_own_way():
     """Its batches would differ from those that it yields."""
     with pytest.raises(TypeError, match=r"Doubled, which has an __iter__ of its own.*prefetch_to_device"):
         FastLoader.wrap(Doubled(Numbers(2)))
+    with pytest.raises(TypeError, match=r"OfTorch, which has a _get_iterator of its own.*prefetch_to_device"):
+        FastLoader.wrap(with_own_iterator(DataLoader)(Numbers(2)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

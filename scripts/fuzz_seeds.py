@@ -1,6 +1,6 @@
 """Writes small JPEG files of every kind to a folder: what the fuzz target starts from. Needs nothing but Python.
 
-    python scripts/fuzz_seeds.py FOLDER
+python scripts/fuzz_seeds.py FOLDER
 """
 
 from __future__ import annotations

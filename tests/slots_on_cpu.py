@@ -36,6 +36,6 @@ def slots_on_cpu():
     with (
         mock.patch.object(loader_module, "SlotPool", unregistered),
         mock.patch.object(loader_module, "Transfer", HostTransfer),
-        mock.patch.object(loader_module, "no_slots_because", lambda loader, device: None),
+        mock.patch.object(loader_module, "no_slots_because", return_value=None),
     ):
         yield

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -128,6 +130,7 @@ class Feeder:
         self._ended = False
         self._closed = False
         self._in_source = False
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
         self._thread.start()
 
@@ -143,13 +146,12 @@ class Feeder:
             with self._changed:
                 self._error = error
         finally:
-            close = getattr(self._source, "close", None)
+            source, self._source = self._source, iter(())
             with self._changed:
                 self._ended = True
-                self._source = iter(())
                 self._changed.notify_all()
-            if callable(close):
-                close()
+            if isinstance(source, Generator):  # another kind may be the user's own, still in use
+                source.close()
 
     def _read(self, number: int) -> bool:
         with self._changed:
@@ -198,7 +200,10 @@ class Feeder:
                 return self._ready.popleft()
             error, self._error = self._error, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # else this frame and its traceback would keep each other, and the device memory in flight
         return None
 
     def go_on(self) -> None:
@@ -208,6 +213,8 @@ class Feeder:
 
     def close(self) -> None:
         """Stop reading. Joins the thread, unless it is inside the source, which nobody can interrupt. Idempotent."""
+        if os.getpid() != self._pid:  # a forked child: the thread is its parent's, and may have held the lock
+            return
         with self._changed:
             self._closed = True
             self._ready.clear()

@@ -6,6 +6,7 @@ thread polls: the feeder sleeps on a condition, or on an event while the GPU cat
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import Counter, deque
@@ -94,6 +95,7 @@ class Arrivals:
         self._closed = False
         self._num_workers = max(1, num_workers)
         self._pause = False
+        self._pid = os.getpid()
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -219,6 +221,8 @@ class Arrivals:
 
     def close(self) -> None:
         """Stop the feeder and wait for it, then for the copies in flight. Idempotent."""
+        if os.getpid() != self._pid:  # a forked child: the feeder is its parent's, and may have held the lock
+            return
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import random
 import threading
 import weakref
@@ -412,3 +413,26 @@ def test_the_collector_may_end_an_iterator_in_a_thread_that_holds_a_lock_of_the_
 def test_a_key_is_never_given_twice():
     """Not even when its owner is gone, whose last batch may still be on its way."""
     assert len({Arrivals(FakeTransfer(), 1, 0, False, None).key for _ in range(50)}) == 50
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_threads(make):
+    arrivals = make()
+    arrive(arrivals, "0.0")
+    held, forked = threading.Event(), threading.Event()
+
+    def hold():
+        with arrivals._changed:
+            held.set()
+            assert forked.wait(WAIT_S)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(WAIT_S)
+    child = multiprocessing.get_context("fork").Process(target=arrivals.close)
+    child.start()
+    child.join(WAIT_S)
+    forked.set()
+    holder.join()
+    code = child.exitcode
+    child.kill()
+    assert code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import traceback
@@ -222,6 +223,52 @@ def test_a_break_stops_the_thread_and_closes_the_generator_where_it_ran(feed):
     assert iterator._feeder.transfer.closed == 1
     assert next(iterator, "end") == "end"
     iterator.close()
+
+
+def test_an_iterator_of_the_users_own_is_not_closed(feed):
+    class Stream:
+        """Its own iterator; has further batches after each end, unless it is closed."""
+
+        closed = False
+
+        def __iter__(self):
+            self.left = 3
+            return self
+
+        def __next__(self):
+            if self.closed or not self.left:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+        def close(self):
+            self.closed = True
+
+    stream = Stream()
+    for _ in range(2):
+        iterator = feed(stream)
+        assert list(iterator) == [2, 1, 0]
+        iterator._feeder._thread.join(WAIT_S)
+    assert not stream.closed
+
+
+def test_an_error_leaves_no_reference_cycle(feed):
+    def fails():
+        yield 0
+        raise ValueError("no more")
+
+    feeder = Feeder(fails(), FakeTransfer(), 1)
+    feeder.get()
+    gone = weakref.ref(feeder)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            feeder.get()
+        feeder.close()
+        del feeder
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_dropping_the_iterator_stops_the_thread_at_once(accelerator):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import errno
 import mmap
 import os
 import struct
@@ -34,7 +35,7 @@ import torch
 PAGE: Final = mmap.PAGESIZE
 SLOTS_MAX: Final = 1024  # so that all tokens fit into one pipe
 HOMES_MAX: Final = 64  # two file descriptors each
-_TOKEN: Final = struct.Struct("=QqqQq")  # arena number, its descriptor in the parent, slot index, bytes per slot, home
+_TOKEN: Final = struct.Struct("=QqQqQq")  # arena number, its descriptor and inode, slot index, bytes per slot, home
 _OWNERS: Final = SLOTS_MAX  # the owners' process ids (int32) follow the states (uint8) in the header
 _HEADER_BYTES: Final = -(-(SLOTS_MAX * 5) // PAGE) * PAGE
 _POISON: Final = 0xA5
@@ -65,15 +66,23 @@ class Handle:
 
     Attributes:
         pid: The process that owns the pool.
-        homes: File descriptors, there, of each pipe's reading and writing end.
+        homes: File descriptors, there, of each pipe's reading and writing end, and the pipe's inode.
     """
 
     pid: int
-    homes: tuple[tuple[int, int], ...]
+    homes: tuple[tuple[int, int, int], ...]
 
-    def open(self, descriptor: int, flags: int) -> int:
-        """Open a file descriptor of the owner's."""
-        return os.open(f"/proc/{self.pid}/fd/{descriptor}", flags | os.O_CLOEXEC)
+    def open(self, descriptor: int, inode: int, flags: int) -> int:
+        """Open a file descriptor of the owner's.
+
+        Raises:
+            OSError: It cannot be opened, or the owner has closed it and it is another file by now.
+        """
+        own = os.open(f"/proc/{self.pid}/fd/{descriptor}", flags | os.O_CLOEXEC)
+        if os.fstat(own).st_ino != inode:
+            os.close(own)
+            raise OSError(errno.ESTALE, "the pool is closed")
+        return own
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +91,13 @@ class Token:
 
     arena: int
     descriptor: int
+    inode: int
     index: int
     slot_bytes: int
     home: int
 
     def pack(self) -> bytes:  # noqa: D102
-        return _TOKEN.pack(self.arena, self.descriptor, self.index, self.slot_bytes, self.home)
+        return _TOKEN.pack(self.arena, self.descriptor, self.inode, self.index, self.slot_bytes, self.home)
 
 
 class _Mapping:
@@ -144,6 +154,7 @@ class Arena:
         self.count = count
         self.nbytes = count * slot_bytes
         self.descriptor = os.memfd_create("fastload-arena", os.MFD_CLOEXEC)
+        self._inode = os.fstat(self.descriptor).st_ino
         self._address = 0
         try:
             os.ftruncate(self.descriptor, _HEADER_BYTES + self.nbytes)
@@ -157,7 +168,7 @@ class Arena:
             raise
 
     def token(self, index: int, home: int) -> Token:  # noqa: D102
-        return Token(self.number, self.descriptor, index, self.mapping.slot_bytes, home)
+        return Token(self.number, self.descriptor, self._inode, index, self.mapping.slot_bytes, home)
 
     def close(self) -> None:
         """Unregister, then unmap: an address that stays registered cannot be registered again. Idempotent."""
@@ -257,12 +268,12 @@ class SlotPool:
 
     @property
     def handle(self) -> Handle:  # noqa: D102
-        return Handle(os.getpid(), self._homes)
+        return Handle(self._pid, tuple((*ends, os.fstat(ends[0]).st_ino) for ends in self._homes))
 
     def counts(self) -> SlotCounts:  # noqa: D102
         with self._lock:
             current = self._current
-            pinned = sum(arena.nbytes for arena in self._arenas.values())
+            pinned = sum(arena.nbytes for arena in list(self._arenas.values()))
             if current is None:
                 return SlotCounts(0, 0, pinned)
             return SlotCounts(current.count, current.mapping.slot_bytes, pinned)
@@ -277,7 +288,7 @@ class SlotPool:
                 return
             slot_bytes = nbytes if self._wanted == 0 else max(nbytes + nbytes // 4, 2 * self._wanted)
             slot_bytes = -(-slot_bytes // PAGE) * PAGE
-            held = sum(arena.nbytes for arena in self._arenas.values())  # until they are drained
+            held = sum(arena.nbytes for arena in list(self._arenas.values()))  # until they are drained
             count = min(self._count, (self._max_bytes - held) // slot_bytes)
             if count < 2:  # too large for now; what fits goes on using the arena that there is
                 if not self._arenas:
@@ -289,7 +300,12 @@ class SlotPool:
                 target=self._build, args=(count, slot_bytes), name="fastload-arena", daemon=True
             )
             builder = self._builder
-            builder.start()
+            try:
+                builder.start()
+            except RuntimeError as error:  # no more threads; or this process is about to end
+                self._builder = None
+                self.refusal = f"no thread to make slots: {error}"
+                return
         if wait:
             builder.join()
 
@@ -337,6 +353,15 @@ class SlotPool:
             for token in self._drain():
                 self._count_back(token.arena)
 
+    def _sweep(self) -> None:
+        """Count back what a worker has returned to a pipe since its arena was retired."""
+        for token in self._drain():
+            arena = self._arenas.get(token.arena)
+            if arena is not None and arena is self._current:
+                self._publish(arena, token.index)
+            else:
+                self._count_back(token.arena)
+
     def _count_back(self, number: int) -> None:
         if number not in self._outside:
             return
@@ -372,6 +397,8 @@ class SlotPool:
                 self._publish(arena, index)
             else:
                 self._count_back(arena.number)
+            if self._outside and not self._closed:
+                self._sweep()
 
     def reclaim(self) -> None:
         """Take back the slots of workers that died while filling them. Called before new workers start."""
@@ -385,8 +412,10 @@ class SlotPool:
 
     def close(self) -> None:
         """Free everything: registration, memory and descriptors. Copies must have completed. Idempotent."""
+        if os.getpid() != self._pid:  # before the lock, which another thread may have held when this process was forked
+            return
         with self._lock:
-            if self._closed or os.getpid() != self._pid:
+            if self._closed:
                 return
             self._closed = True
             builder = self._builder
@@ -394,7 +423,7 @@ class SlotPool:
             builder.join()
         with self._lock:
             self._current = None
-            for arena in self._arenas.values():
+            for arena in list(self._arenas.values()):  # a lease may be collected meanwhile
                 arena.close()
             self._arenas.clear()
             _close_all(*(end for pipe in self._homes for end in pipe))
@@ -420,7 +449,6 @@ class SlotWriter:
         self._ends: dict[int, int] = {}  # by the parent's descriptor: ours
         self._mappings: dict[int, _Mapping] = {}
         self._touched: set[tuple[int, int]] = set()
-        self._last: Token | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"handle": self.handle}
@@ -444,7 +472,11 @@ class SlotWriter:
         if token.slot_bytes < nbytes:
             self._put_back(token)
             return None
-        mapping = self._mapping(token)
+        try:
+            mapping = self._mapping(token)
+        except BaseException:  # out of memory or descriptors here: others may do better
+            self._put_back(token)
+            raise
         stamp = Stamp(token, os.getpid())
         mapping.move(token.index, State.FILLING, owner=stamp.pid)
         if (token.arena, token.index) not in self._touched:
@@ -455,15 +487,16 @@ class SlotWriter:
     def _take(self, home: int) -> Token | None:
         homes = self.handle.homes
         for step in range(len(homes)):
-            reader = self._end(homes[(home + step) % len(homes)][0], os.O_RDONLY)
+            descriptor, _, inode = homes[(home + step) % len(homes)]
+            reader = self._end(descriptor, inode, os.O_RDONLY)
             with contextlib.suppress(BlockingIOError):
                 if data := os.read(reader, _TOKEN.size):  # nothing: the parent has closed the pool
                     return Token(*_TOKEN.unpack(data))
         return None
 
-    def _end(self, descriptor: int, flags: int) -> int:
+    def _end(self, descriptor: int, inode: int, flags: int) -> int:
         if descriptor not in self._ends:
-            own = self.handle.open(descriptor, flags | os.O_NONBLOCK)
+            own = self.handle.open(descriptor, inode, flags | os.O_NONBLOCK)
             self._ends[descriptor] = own
             weakref.finalize(self, _close_all, own)
         return self._ends[descriptor]
@@ -472,7 +505,7 @@ class SlotWriter:
         if token.arena not in self._mappings:
             self._mappings.clear()  # arenas only ever grow: the former one is being drained
             self._touched.clear()
-            descriptor = self.handle.open(token.descriptor, os.O_RDWR)
+            descriptor = self.handle.open(token.descriptor, token.inode, os.O_RDWR)
             try:
                 self._mappings[token.arena] = _Mapping(descriptor, token.slot_bytes)
             finally:
@@ -486,8 +519,9 @@ class SlotWriter:
         self._put_back(token)
 
     def _put_back(self, token: Token) -> None:
+        _, descriptor, inode = self.handle.homes[token.home]
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._end(self.handle.homes[token.home][1], os.O_WRONLY), token.pack())
+            os.write(self._end(descriptor, inode, os.O_WRONLY), token.pack())
 
 
 def _close_all(*descriptors: int) -> None:

@@ -96,7 +96,30 @@ def slots(record: dict[str, Any]) -> str:
     return f"{_table(header, rows)}\n\n{_where(record, 'slots.json')}."
 
 
-SECTIONS = {"ladder": ladder, "step": step, "slots": slots}
+def decode(record: dict[str, Any]) -> str:
+    """The core beside other decoders."""
+    core = record["one core"]
+    times = core["microseconds_per_image"]
+    names = {
+        "torchvision": "torchvision on Pillow",
+        "DALI": "DALI, CPU",
+        "libjpeg-turbo alone": "libjpeg-turbo's region decode alone, no resize (from memory)",
+        "fastload": "fastload",
+        "fastload, from memory": "fastload, from memory",
+    }
+    rows = []
+    for name, shown in names.items():
+        if name not in times:
+            continue
+        quotient = core.get(name, {}).get("median")
+        ratio = ""
+        if quotient is not None:
+            ratio = f"{quotient:.2f}× its time" if name == "libjpeg-turbo alone" else f"{quotient:.1f}× as fast"
+        rows.append([shown, f"{_median(times[name]):,.0f} µs", ratio])
+    return f"{_table(['one core', 'per image', 'fastload is'], rows)}\n\n{_where(record, 'decode.json')}."
+
+
+SECTIONS = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
 
 
 def render(readme: str) -> str:

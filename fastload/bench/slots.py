@@ -113,7 +113,7 @@ def cases(workers: int, batch_size: int, batches: int) -> dict[str, Case]:
         "fp32 images": Case(lambda: ReadyTensors(torch.float32, count), images, 7.0),
         "uint8 images": Case(lambda: ReadyTensors(torch.uint8, count), images, 6.0),
         "custom collate": Case(lambda: ReadyTensors(torch.float32, count), {**images, "collate_fn": as_dict}, 2.0),
-        "30 small tensors": Case(lambda: ManySmall(20 * batches), {"batch_size": None, "num_workers": few}, 1.0),
+        "30 small tensors": Case(lambda: ManySmall(4 * batches), {"batch_size": None, "num_workers": few}, 1.0),
         "padded tokens": Case(
             lambda: Tokens(32 * 10 * batches),
             {"batch_size": 32, "num_workers": few, "collate_fn": pad_to_longest},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import collections.abc
 import copy
@@ -48,6 +49,8 @@ def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type | Non
         return function(data)
     if data is None or isinstance(data, str | bytes | int | float | collections.UserString):
         return data
+    if tuple_type is None and isinstance(data, bytearray | memoryview | array.array | range):
+        return data  # numbers only, millions perhaps: 32 JPEG files of 100 kB took 4.5 s to walk
     if is_movable(data):
         return function(data)
     if isinstance(data, collections.abc.Mapping):

@@ -6,6 +6,7 @@ thread polls: the feeder sleeps on a condition, or on an event while the GPU cat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -111,8 +112,10 @@ class Arrivals:
             self._waiting[arrival.worker].append(weakref.ref(arrival))
             self._ended[arrival.worker] = False  # passed over for an error: torch raised it in that batch's place
             if self._feeder is None and self._ahead and not self._closed:
-                self._feeder = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
-                self._feeder.start()
+                feeder = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no more threads: the consumer copies when it asks
+                    feeder.start()
+                    self._feeder = feeder
             self._changed.notify_all()
         return arrival
 
@@ -126,10 +129,10 @@ class Arrivals:
             small = lease.buffer[begin:end] if end > begin else None
             self.in_slots += 1
             return Arrival(unpack(packed, lease.buffer, others, self._tuple_type), worker, lease, small)
-        if self._slots is not None and batch.missed is not None:
+        if self._slots is not None and batch.missed is not None and (nbytes := packed_bytes(batch.data)):
             warming_up = not self.in_slots and batch.missed == NONE_FREE
             self.missed[self._slots.refusal or ("slots not ready yet" if warming_up else batch.missed)] += 1
-            self._slots.want(packed_bytes(batch.data))
+            self._slots.want(nbytes)
             if self._slots.refusal is None:  # slots will serve: pinning this one batch would cost more than it saves,
                 others = _pinned_by_itself if self._pin else _unchanged  # and torch would keep that memory
         return Arrival(map_leaves(others, batch.data, self._tuple_type), worker)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import copy
+import time
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -243,3 +245,10 @@ def test_an_error_of_a_leaf_is_not_mistaken_for_an_odd_container():
     for batch in ({"a": torch.zeros(1)}, [torch.zeros(1)]):
         with pytest.raises(TypeError, match="of the leaf"):
             map_leaves(fail, batch)
+
+
+@pytest.mark.parametrize("flat", [bytearray(10**7), memoryview(bytes(10**7)), array.array("f", [0.0]) * 10**7])
+def test_what_can_only_hold_numbers_is_not_walked(flat):
+    begin = time.perf_counter()
+    assert map_leaves(lambda leaf: leaf, [flat])[0] is flat
+    assert time.perf_counter() - begin < 0.1  # it would take a second

@@ -436,3 +436,15 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads(make):
     code = child.exitcode
     child.kill()
     assert code == 0
+
+
+def test_without_a_thread_to_be_had_the_consumer_copies(make, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    arrivals = make()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert arrivals.take(arrive(arrivals, "0.0")) == "0.0"
+    assert arrivals._feeder is None
+    arrivals.close()

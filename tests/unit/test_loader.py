@@ -189,3 +189,10 @@ def test_a_sampler_that_fails_between_epochs_of_persistent_workers(cuda):
         assert len(collect(loader)) == 4
     assert type(raised_by(lambda: collect(loader))) is ConnectionError
     assert len(collect(loader)) == 4
+
+
+@pytest.mark.parametrize("collate_fn", [None, list], ids=["default", "custom"])
+def test_batches_with_nothing_to_copy_miss_no_slots(cuda, collate_fn):
+    loader = FastLoader(["a"] * 6, batch_size=2, num_workers=1, collate_fn=collate_fn)
+    assert collect(loader) == [["a", "a"]] * 3
+    assert not loader.stats().missed

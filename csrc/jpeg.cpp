@@ -70,7 +70,9 @@ struct Decoder::State {
     State& state = of(info);
     info->err->format_message(info, state.text);
     switch (info->err->msg_code) {
+#if JPEG_LIB_VERSION < 70  // later interfaces (Ubuntu's is 80) have no such code
       case JERR_ARITH_NOTIMPL: state.jump_status = Status::arithmetic; break;
+#endif
       case JERR_NO_BACKING_STORE:
       case JERR_OUT_OF_MEMORY:
       case JERR_NOT_COMPILED:

@@ -10,6 +10,8 @@ several threads in seconds on the wall.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -118,7 +120,31 @@ def measure_threads(crops: Crops, threads: list[int], repeats: int) -> dict[str,
     }
 
 
-def measure_resize(repeats: int, *, quick: bool) -> dict[str, Any]:
+# Runs in another interpreter, so that it stands by itself: times Image.resize there.
+_OTHER_PILLOW = """
+import json, sys, time
+from PIL import Image
+size, target, filter, times, repeats = json.loads(sys.argv[1])
+image = Image.effect_noise(size, 80).convert("RGB")
+resample = Image.Resampling[filter.upper()]
+seconds = []
+for _ in range(repeats + 1):
+    begin = time.process_time()
+    for _ in range(times):
+        image.resize(target, resample)
+    seconds.append(time.process_time() - begin)
+print(json.dumps(seconds[1:]))
+"""
+
+
+def other_pillow(python: Path, arguments: list[Any]) -> Spread:
+    """Processor seconds of resizes with the Pillow, or Pillow-SIMD, of another interpreter."""
+    command = [str(python), "-c", _OTHER_PILLOW, json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Spread.of(json.loads(done.stdout))
+
+
+def measure_resize(repeats: int, *, quick: bool, simd_python: Path | None) -> dict[str, Any]:
     """Resize alone, without any decoding."""
     results = {}
     rule = calibrate().pass_rule or "horizontal_first"
@@ -139,10 +165,14 @@ def measure_resize(repeats: int, *, quick: bool) -> dict[str, Any]:
                 repeats,
                 processor_s,
             )
+            if simd_python is not None:
+                seconds["Pillow-SIMD"] = other_pillow(simd_python, [source_size, size, name, times, repeats])
         label = f"{source_size[0]}x{source_size[1]} to {size[0]}x{size[1]}, {name}"
         results[label] = {
             "microseconds_per_image": per_image(seconds, times),
-            "speedup": ratio(seconds["Pillow"], seconds["fastload"]).record(),
+            "speedup": {
+                other: ratio(seconds[other], seconds["fastload"]).record() for other in seconds if other != "fastload"
+            },
         }
     return results
 
@@ -183,6 +213,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--large", type=int, default=12, help="large photos per run (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="most threads (default: the usable cores)")
     parser.add_argument("--repeats", type=int, default=7, help="runs of each contender (default: %(default)s)")
+    parser.add_argument(
+        "--simd-python", metavar="FILE", type=Path, help="interpreter with Pillow-SIMD, to measure its resize too"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
 
@@ -212,7 +245,7 @@ def main(arguments: argparse.Namespace) -> int:
     results = {
         "one core": measure_one_core(crops, arguments.repeats),
         "threads": measure_threads(crops, threads, arguments.repeats),
-        "resize alone": measure_resize(arguments.repeats, quick=arguments.quick),
+        "resize alone": measure_resize(arguments.repeats, quick=arguments.quick, simd_python=arguments.simd_python),
         "large photos": measure_large_photos(large_crops, arguments.repeats),
     }
     _show(results, len(crops.paths))
@@ -273,8 +306,8 @@ def _show(results: dict[str, Any], images: int) -> None:
         note = f" (asked: {asked}×)" if asked else ""
         console().print(f"  {number} threads: {rate:,.0f} images/s, {speedup['median']:.2f}× one{note}")
     for label, record in results["resize alone"].items():
-        times = record["microseconds_per_image"]
-        console().print(
-            f"  resize {label}: {times['fastload']['median']:,.0f} µs, Pillow {times['Pillow']['median']:,.0f} µs, "
-            f"{record['speedup']['median']:.1f}×"
+        others = ", ".join(
+            f"{name} {record['microseconds_per_image'][name]['median']:,.0f} µs ({speedup['median']:.1f}×)"
+            for name, speedup in record["speedup"].items()
         )
+        console().print(f"  resize {label}: {record['microseconds_per_image']['fastload']['median']:,.0f} µs; {others}")

@@ -7,6 +7,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from fastload._machine import usable_cpus
+
 if TYPE_CHECKING:
     from fastload import _core
 
@@ -16,7 +18,7 @@ _pools: dict[int, _core.Pool] = {}
 
 def pool_of(num_threads: int | None = None) -> _core.Pool:
     """The pool of ``num_threads`` threads; by default, as many as this process may use CPUs. Thread-safe."""
-    threads = len(os.sched_getaffinity(0)) if num_threads is None else num_threads
+    threads = usable_cpus() if num_threads is None else num_threads
     if threads < 1:
         raise ValueError(f"num_threads must be >= 1, got {threads}")
     with _lock:

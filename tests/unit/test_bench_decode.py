@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("skimage")
+pytest.importorskip("rich")
+
+from fastload.bench import _decoders, decode
+from fastload.bench._decoders import Crops, one_core
+from fastload.bench._measure import Spread
+from fastload.bench.photos import PhotoSet, write_photos
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = write_photos(tmp_path_factory.mktemp("data") / "photos", PhotoSet(count=6, classes=2, edge_px=100)).path
+    return [str(path) for path in sorted(folder.glob("*/*.jpg"))]
+
+
+def arguments(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    decode.add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_quick_run_writes_every_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(decode, "dali_is_installed", lambda: False)
+    monkeypatch.setattr(decode, "_jpegs", lambda folder, count: [str(path) for path in sorted(folder.glob("*/*"))[:6]])
+    chosen = arguments("--quick", "--threads", "2", "--json", "decode.json", "--simd-python", sys.executable)
+    assert decode.main(chosen) == 0
+    record = json.loads((tmp_path / "decode.json").read_text())
+    assert record["bench"] == "decode"
+    assert set(record["environment"]) >= {"commit", "cpu", "torch", "pillow"}
+    one_core_times = record["one core"]["microseconds_per_image"]
+    assert set(one_core_times) == {"torchvision", "fastload", "fastload, from memory", "libjpeg-turbo alone"}
+    assert record["one core"]["skipped"] == ["DALI: nvidia.dali is not importable here"]
+    assert record["one core"]["libjpeg-turbo alone"]["median"] > 0.5
+    assert set(record["threads"]["speedup"]) == {"1", "2"}
+    assert all(set(resize["speedup"]) == {"Pillow", "Pillow-SIMD"} for resize in record["resize alone"].values())
+    assert record["large photos"]["fast_difference"]["largest"] < 100
+    shown = capsys.readouterr().out
+    assert "DALI: nvidia.dali is not importable here" in shown
+    assert "2 threads" in shown
+
+
+def test_differing_pixels_end_the_benchmark(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    crops = Crops(paths)
+    crops.check()
+    real = Crops.core_from_memory
+
+    def with_one_bit_wrong(self: Crops, *how: object) -> None:
+        real(self, *how)  # type: ignore[arg-type]
+        self.out[3, 100, 50, 1] ^= 1
+
+    monkeypatch.setattr(Crops, "core_from_memory", with_one_bit_wrong)
+    with pytest.raises(RuntimeError, match=r"pixels of .* are not torchvision's"):
+        crops.check()
+
+
+def test_floor_decodes_the_same_regions(paths: list[str]) -> None:
+    crops = Crops(paths)
+    crops.floor()
+    crops.geometry[0, 0] = 10_000
+    with pytest.raises(ValueError, match="bad_geometry"):
+        crops.floor()
+
+
+def test_file_that_the_core_leaves_to_pillow_is_refused(paths: list[str], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(Path(paths[0]).read_bytes()[:-100])
+    with pytest.raises(RuntimeError, match="every file must be one that the core decodes"):
+        Crops([paths[1], str(broken)])
+    broken.write_bytes(b"nothing")
+    with pytest.raises(RuntimeError, match=r"broken\.jpg"):
+        Crops([paths[1], str(broken)])
+
+
+def test_one_core_is_one_core_and_then_all_again() -> None:
+    before = os.sched_getaffinity(0)
+    with one_core():
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == before
+
+
+def test_contenders_take_turns() -> None:
+    calls: list[str] = []
+    seconds = decode.compare(
+        {name: lambda name=name: calls.append(name) for name in "ab"},  # type: ignore[misc]
+        2,
+        decode.wall_s,
+    )
+    assert calls == ["a", "b", "a", "b", "b", "a"]
+    assert all(len(spread.values) == 2 for spread in seconds.values())
+
+
+def test_times_are_per_image() -> None:
+    record = decode.per_image({"x": Spread.of([1.0, 2.0])}, 1000)
+    np.testing.assert_allclose(record["x"]["values"], [1000, 2000])
+
+
+def test_missing_data_is_refused(tmp_path: Path) -> None:
+    assert decode.main(arguments("--data", str(tmp_path / "nowhere"))) == 2
+
+
+def test_dali_is_looked_for() -> None:
+    assert isinstance(_decoders.dali_is_installed(), bool)

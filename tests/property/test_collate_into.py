@@ -19,6 +19,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
+from fastload.engines.arrivals import NONE_FREE
 from fastload.engines.workers import Collate
 from fastload.host import map_leaves
 from fastload.memory import packing
@@ -278,3 +279,25 @@ def test_tensors_large_and_small_are_stacked_as_said():
     packed = packer.pack([large, small])
     assert [ref.offset for ref in packed.tree] == [0, 3200]
     assert packed.small == (3200, 3264)
+
+
+@pytest.mark.parametrize("collate_fn", [default_collate, lambda samples: torch.stack(samples)], ids=["default", "own"])
+@pytest.mark.parametrize("rows", [200, 600_000])
+def test_a_slot_that_was_not_used_is_given_back(collate_fn, rows):
+    """After an error, and when the batch is larger than the slot."""
+    samples = [torch.ones(rows), torch.ones(rows)]
+    pool = SlotPool(2, 2**22, register=False)
+    try:
+        pool.want(2**19, wait=True)
+        into_slot = Collate(collate_fn, 0, SlotWriter(pool.handle))
+        for _ in range(3):
+            with pytest.raises(RuntimeError):
+                into_slot([*samples, torch.ones(rows + 1)])
+        batch = into_slot(samples)
+        assert (batch.stamp is None) is (rows > 200)
+        if batch.stamp is None:
+            assert batch.missed in ("larger than a slot", NONE_FREE)
+            assert_same(batch.data, torch.stack(samples))
+        assert len(pool._drain()) == (2 if batch.stamp is None else 1)
+    finally:
+        pool.close()

@@ -20,7 +20,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from fastload.memory import slots
 from fastload.memory.slots import PAGE, SlotPool, SlotWriter, Stamp, State, Token
 
 WORKERS = 3
@@ -176,7 +175,7 @@ class Rounds(RuleBasedStateMachine):
         return stamp
 
     def acquired(self, worker: int, nbytes: int, pid: int) -> Any:
-        with mock.patch.object(slots.os, "getpid", return_value=pid):
+        with mock.patch("os.getpid", return_value=pid):
             return self.writers[worker].acquire(worker, nbytes)
 
     @rule(worker=st.integers(0, WORKERS - 1), target=tokens)

@@ -88,7 +88,7 @@ def test_a_writer_that_comes_too_late_opens_no_other_file(make_pool, tmp_path):
 def test_a_slot_that_cannot_be_mapped_is_put_back(make_pool):
     pool = make_pool(count=2)
     writer = SlotWriter(pool.handle)
-    no_room = mock.patch.object(slots.mmap, "mmap", side_effect=OSError(12, "Cannot allocate memory"))
+    no_room = mock.patch("mmap.mmap", side_effect=OSError(12, "Cannot allocate memory"))
     with no_room, pytest.raises(OSError, match="Cannot allocate"):
         writer.acquire(0)
     assert free(pool) == 2

@@ -24,8 +24,8 @@ from fastload import FastLoader
 from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
 from fastload.bench._show import console, refuse
 from fastload.host import map_leaves
+from fastload.memory.arena import Arena
 from fastload.memory.packing import Packer
-from fastload.memory.slots import Arena
 
 if TYPE_CHECKING:
     import argparse

@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fastload import FastLoader
-from fastload.memory.slots import Arena, SlotPool
+from fastload.memory.arena import Arena
+from fastload.memory.slots import SlotPool
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,153 @@
+"""The arena: one piece of shared memory, cut into slots, with the state of each in its first page.
+
+It is an anonymous ``memfd``: memory that has no name anywhere, so that nothing is left behind however a process ends,
+and that does not count against ``/dev/shm``.
+
+States: FREE (token in the pipe) → FILLING (a worker owns it) → READY (arrived) → COPYING → FREE. They lie beside the
+owner's process id; :meth:`Mapping.move` alone changes them, along that round.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+PAGE: Final = mmap.PAGESIZE
+SLOTS_MAX: Final = 1024  # so that all tokens fit into one pipe
+_TOKEN: Final = struct.Struct("=QqQqQq")  # arena number, its descriptor and inode, slot index, bytes per slot, home
+TOKEN_BYTES: Final = _TOKEN.size
+_OWNERS: Final = SLOTS_MAX  # the owners' process ids (int32) follow the states (uint8) in the header
+_HEADER_BYTES: Final = -(-(SLOTS_MAX * 5) // PAGE) * PAGE
+_MADV_POPULATE_WRITE: Final = 23
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class State(enum.IntEnum):
+    """Where a slot is on its round."""
+
+    FREE = 0
+    FILLING = 1
+    READY = 2
+    COPYING = 3
+
+
+_BEFORE: Final = {
+    State.FILLING: (State.FREE,),
+    State.READY: (State.FILLING, State.COPYING),  # back from COPYING when the copy could not be issued
+    State.COPYING: (State.READY,),
+    State.FREE: (State.FILLING, State.READY, State.COPYING),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The right to one slot."""
+
+    arena: int
+    descriptor: int
+    inode: int
+    index: int
+    slot_bytes: int
+    home: int
+
+    def pack(self) -> bytes:  # noqa: D102
+        return _TOKEN.pack(self.arena, self.descriptor, self.inode, self.index, self.slot_bytes, self.home)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Token:  # noqa: D102
+        return cls(*_TOKEN.unpack(data))
+
+
+class Mapping:
+    """An arena as this process sees it: header, then the slots."""
+
+    def __init__(self, descriptor: int, slot_bytes: int) -> None:
+        self._memory = mmap.mmap(descriptor, 0)
+        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._states = whole[:SLOTS_MAX].numpy()
+        self._owners = whole[_OWNERS : _OWNERS + 4 * SLOTS_MAX].view(torch.int32).numpy()
+        self.bytes = whole[_HEADER_BYTES:]
+        self.slot_bytes = slot_bytes
+
+    def slot(self, index: int) -> torch.Tensor:  # noqa: D102
+        begin = index * self.slot_bytes
+        return self.bytes[begin : begin + self.slot_bytes]
+
+    def state(self, index: int) -> State:  # noqa: D102
+        return State(int(self._states[index]))
+
+    def owner(self, index: int) -> int:  # noqa: D102
+        return int(self._owners[index])
+
+    def move(self, index: int, state: State, owner: int | None = None) -> None:
+        """Change a slot's state, along the round only."""
+        if self.state(index) not in _BEFORE[state]:
+            raise RuntimeError(f"slot {index} cannot go from {self.state(index).name} to {state.name}")
+        if owner is not None:
+            self._owners[index] = owner
+        self._states[index] = state
+
+    def populate(self, begin: int, nbytes: int) -> None:
+        """Fault pages in with one call, not one trap each; older kernels (before 5.14) leave that to the traps."""
+        address = self.bytes.data_ptr() + begin
+        start = address // PAGE * PAGE
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), _MADV_POPULATE_WRITE)
+
+
+class Arena:
+    """The parent's side of one arena: allocated, registered with CUDA, and torn down in the opposite order.
+
+    Args:
+        number: Unique in its pool.
+        count: Slots.
+        slot_bytes: Bytes of each.
+        register: Whether to pin the memory for the current CUDA device.
+
+    Raises:
+        OSError, RuntimeError: There is not enough memory, or CUDA refuses to register it.
+    """
+
+    def __init__(self, number: int, count: int, slot_bytes: int, *, register: bool = True) -> None:
+        self.number = number
+        self.count = count
+        self.nbytes = count * slot_bytes
+        self.descriptor = os.memfd_create("fastload-arena", os.MFD_CLOEXEC)
+        self._inode = os.fstat(self.descriptor).st_ino
+        self._address = 0
+        try:
+            os.ftruncate(self.descriptor, _HEADER_BYTES + self.nbytes)
+            self.mapping = Mapping(self.descriptor, slot_bytes)
+            if register:
+                self.mapping.populate(0, self.nbytes)
+                _register(self.mapping.bytes.data_ptr(), self.nbytes)
+                self._address = self.mapping.bytes.data_ptr()
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def token(self, index: int, home: int) -> Token:  # noqa: D102
+        return Token(self.number, self.descriptor, self._inode, index, self.mapping.slot_bytes, home)
+
+    def close(self) -> None:
+        """Unregister, then unmap: an address that stays registered cannot be registered again. Idempotent."""
+        if self._address:
+            torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
+            self._address = 0
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            del self.mapping  # the last view of the memory unmaps it
+
+
+def _register(address: int, nbytes: int) -> None:
+    portable = 1  # cudaHostRegisterPortable: pinned for every context, so that any device may copy from it
+    status = torch.cuda.cudart().cudaHostRegister(address, nbytes, portable)  # type: ignore[no-untyped-call]
+    if int(status) != 0:
+        raise RuntimeError(f"cudaHostRegister of {nbytes} bytes failed with CUDA error {int(status)}")

@@ -1,6 +1,7 @@
 #include "bindings.h"
 
 #include <array>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -155,6 +156,15 @@ Input input_from(nb::handle object, std::vector<BytesView>& views) {
     input.size = views.back().size();
     return input;
   }
+  if (PyUnicode_Check(object.ptr())) {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);  // kept by the str: nothing is copied twice
+    if (text != nullptr && std::strlen(text) == static_cast<std::size_t>(size)) {
+      input.path.assign(text, static_cast<std::size_t>(size));
+      return input;
+    }
+    PyErr_Clear();  // undecodable file names and null bytes are for os.fsencode
+  }
   PyObject* encoded = nullptr;
   if (PyUnicode_FSConverter(object.ptr(), &encoded) == 0) throw nb::python_error();
   const nb::bytes path = nb::steal<nb::bytes>(encoded);
@@ -266,9 +276,9 @@ void bind_batch(nb::module_& m) {
   nb::class_<Pool>(m, "Pool")
       .def(nb::init<int>(), "threads"_a)
       .def_prop_ro("threads", &Pool::threads)
-      .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(), "plan"_a = nb::none(),
-           "stream"_a = nb::none(), "seeds"_a = nb::none(), "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first",
-           "max_pixels"_a = 0, "fast"_a = false)
+      .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
+           "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "filter"_a = "bilinear",
+           "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false)
       .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -23,8 +23,9 @@ namespace fastload {
 
 class Job;
 
-// A random stream that jobs draw from one after the other, like the generator of one torch worker.
-class RandomStream {
+// A random stream that jobs draw from one after the other, like the generator of one torch worker. (Shared from this,
+// so that a binding's own references to it need no lock of Python's to be dropped.)
+class RandomStream : public std::enable_shared_from_this<RandomStream> {
  public:
   explicit RandomStream(const Generator& generator) : generator_(generator) {}
 

@@ -1,6 +1,7 @@
 #include "bindings.h"
 
 #include <array>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -154,6 +155,15 @@ Input input_from(nb::handle object, std::vector<BytesView>& views) {
     input.data = views.back().data() != nullptr ? views.back().data() : &nothing;
     input.size = views.back().size();
     return input;
+  }
+  if (PyUnicode_Check(object.ptr())) {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);  // kept by the str: nothing is copied twice
+    if (text != nullptr && std::strlen(text) == static_cast<std::size_t>(size)) {
+      input.path.assign(text, static_cast<std::size_t>(size));
+      return input;
+    }
+    PyErr_Clear();  // undecodable file names and null bytes are for os.fsencode
   }
   PyObject* encoded = nullptr;
   if (PyUnicode_FSConverter(object.ptr(), &encoded) == 0) throw nb::python_error();

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import io
 import os
 import pickle
+import re
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 from jpeg_writer import FACTORS, segment, write_jpeg
 from PIL import Image
 
+import fastload
 from fastload import _core
 from fastload.vision import DecodeError, JpegInfo, decode, decode_batch, jpeg_info
 from fastload.vision._pools import close_pools
@@ -396,16 +399,47 @@ def test_one_thread_decodes_like_many(photo: bytes) -> None:
         decode_batch(images, size=(3, 3), num_threads=0)
 
 
-def test_stub_lists_what_the_core_has() -> None:
-    stub = Path(_core.__file__).parent / "_core.pyi"
-    if not stub.exists():  # an editable install keeps the library elsewhere
-        import fastload
+def stub() -> ast.Module:
+    return ast.parse((Path(fastload.__file__).parent / "_core.pyi").read_text())
 
-        stub = Path(fastload.__file__).parent / "_core.pyi"
-    names = {name for name in vars(_core) if not name.startswith("_")}
-    declared = {
-        line.split("(")[0].split(":")[0].split()[1]
-        for line in stub.read_text().splitlines()
-        if line.startswith(("def ", "class "))
+
+def signatures_of(scope: object, names: Iterable[str]) -> dict[str, list[str]]:
+    """Parameter names as nanobind knows them."""
+    found = {}
+    for name in names:
+        signature = getattr(getattr(scope, name), "__nb_signature__", None)
+        if signature is None:
+            continue
+        (overload, *others) = signature
+        assert not others
+        text = re.sub(r"\[[^\[\]]*\]", "", re.sub(r"\[[^\[\]]*\]", "", re.sub(r"\[[^\[\]]*\]", "", overload[0])))
+        inside = text[text.index("(") + 1 : text.rindex(")")]
+        parameters = [part.split(":")[0].split("=")[0].strip() for part in inside.split(",")]
+        found[name] = [parameter for parameter in parameters if parameter.isidentifier()]
+    return found
+
+
+def declared_in(body: list[ast.stmt]) -> dict[str, list[str]]:
+    return {
+        node.name: [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+        for node in body
+        if isinstance(node, ast.FunctionDef)
     }
-    assert names == declared
+
+
+def test_stub_is_what_the_core_has() -> None:
+    names = {name for name in vars(_core) if not name.startswith("_")}
+    functions = declared_in(stub().body)
+    classes = {node.name: declared_in(node.body) for node in stub().body if isinstance(node, ast.ClassDef)}
+    assert names == {*functions, *classes}
+    assert signatures_of(_core, functions) == functions
+    for name, methods in classes.items():
+        kind = getattr(_core, name)
+        public = {method for method in vars(kind) if not method.startswith("_")}
+        assert public <= set(methods), name
+        assert set(methods) <= {*public, "__init__", "__len__"}, name
+        for method, parameters in signatures_of(kind, [*public, "__init__"]).items():
+            if "args" not in parameters:  # of a constructor that is made in C++
+                assert [parameter for parameter in parameters if parameter != "self"] == [
+                    parameter for parameter in methods[method] if parameter != "self"
+                ], f"{name}.{method}"

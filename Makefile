@@ -46,10 +46,7 @@ figures: setup ## write the README's tables and chart from benchmarks/results
 simd: setup ## swap Pillow for Pillow-SIMD in the virtual environment
 	$(BIN)/python scripts/simd.py install
 
-unfigures: setup ## write the README's tables and chart from benchmarks/results
-	$(BIN)/python scripts/figures.py
-
-simd: setup ## swap Pillow back
+unsimd: setup ## swap Pillow back
 	$(BIN)/python scripts/simd.py remove
 
 clean: ## delete build products, caches and the demo's data; keep the virtual environment

@@ -144,7 +144,7 @@ class FastLoader(DataLoader[T_co]):
         Args:
             loader: Left as it is, unless Accelerate prepared it, and not used any more: its sampler and generator are
                 shared.
-            **own: FastLoader's own arguments.
+            **own: FastLoader's own arguments. What is not given has its default, also if ``loader`` is a FastLoader.
 
         Raises:
             TypeError: ``loader`` is no DataLoader, or an argument is not FastLoader's.

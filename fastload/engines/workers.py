@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from fastload.memory.slots import SlotWriter
 
 
+TOO_SMALL = "larger than a slot"
+
+
 class Collate:
     """Runs the user's collate function in the worker and sends the result on its way. Picklable if that function is.
 
@@ -69,6 +72,8 @@ class Collate:
             acquired = slots.acquire(worker, needed)
         except OSError as error:  # not the user's: their code has run, or has yet to
             self.slots, acquired, missed = None, None, f"workers cannot reach the slots ({error})"
+        if acquired is None and slots.too_small:
+            missed = TOO_SMALL
         if acquired is not None:
             stamp, buffer = acquired
             packer = Packer(buffer)
@@ -119,7 +124,10 @@ def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """What to change on a view so that a profiler sees the workers' stages; nothing when no profiler listens."""
     if not _nvtx.active():
         return {}
-    return {"worker_init_fn": NamedStages(loader.worker_init_fn)} if loader.num_workers else {}
+    if loader.num_workers:
+        return {"worker_init_fn": NamedStages(loader.worker_init_fn)}
+    _nvtx.instrument_fetch()  # the main process is the worker
+    return {}
 
 
 def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
@@ -149,7 +157,8 @@ def next_of(host: Any) -> Any:
     Torch opens that range every time, and it is the dearest part of a ``next()`` whose batch is ready. An iterator that
     is not as torch 2.11 to 2.15 have it, or that counts what an iterable dataset promised, takes torch's own road.
     """
-    if type(host) not in _KNOWN or host._IterableDataset_len_called is not None or _profiler_enabled():
+    shortcut = type(host) in _KNOWN and type(host).__next__ is _NEXT  # else another kind, or a tracer's patch
+    if not shortcut or host._IterableDataset_len_called is not None or _profiler_enabled():
         return next(host)
     data = host._next_data()
     host._num_yielded += 1
@@ -161,3 +170,4 @@ _KNOWN = tuple(
     for name in ("_MultiProcessingDataLoaderIter", "_SingleProcessDataLoaderIter")
     if hasattr(kind := getattr(torch.utils.data.dataloader, name, None), "_next_data")
 )
+_NEXT = getattr(getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None), "__next__", None)

@@ -319,6 +319,7 @@ class SlotWriter:
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
+        self.too_small = False  # why the last acquire() gave none, when a slot was free
         self._ends: dict[int, int] = {}  # by the parent's descriptor: ours
         self._mappings: dict[int, Mapping] = {}
         self._touched: set[tuple[int, int]] = set()
@@ -342,7 +343,8 @@ class SlotWriter:
         token = self._take(home)
         if token is None:
             return None
-        if token.slot_bytes < nbytes:
+        self.too_small = token.slot_bytes < nbytes
+        if self.too_small:
             self._put_back(token)
             return None
         try:

@@ -13,9 +13,9 @@
 namespace fastload {
 namespace {
 
-// A file's buffer is kept for the next file if it is no larger than this, and there are not too many already.
+// A file's buffer is kept for the next file if it is no larger than this, and those kept are not too much already.
 constexpr std::size_t kKeptBufferBytes = std::size_t{1} << 20;
-constexpr std::size_t kKeptBuffers = 64;
+constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
 
 // Nobody shall mistake half an image for a whole one.
 void blacken(const Target& target, const SampleOptions& options) {
@@ -294,12 +294,15 @@ Buffer PoolState::take_buffer() {
   if (spare_buffers_.empty()) return {};
   Buffer buffer = std::move(spare_buffers_.back());
   spare_buffers_.pop_back();
+  spare_bytes_ -= buffer.capacity();
   return buffer;
 }
 
 void PoolState::give_buffer(Buffer&& buffer) {
   Buffer dying = std::move(buffer);
-  if (dying.capacity() == 0 || dying.capacity() > kKeptBufferBytes || spare_buffers_.size() >= kKeptBuffers) return;
+  const std::size_t bytes = dying.capacity();
+  if (bytes == 0 || bytes > kKeptBufferBytes || spare_bytes_ + bytes > kKeptBytes) return;
+  spare_bytes_ += bytes;
   spare_buffers_.push_back(std::move(dying));
 }
 

@@ -126,13 +126,15 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   float unresolved = 0;
   bool resolved = true;
   lock.unlock();
-  if (load(input, job.spec_.options.max_pixels, file, sample.header, sample.outcome) && !ordered) {
+  bool failed = !load(input, job.spec_.options.max_pixels, file, sample.header, sample.outcome);
+  if (!failed && !ordered) {
     resolved = draw_alone(job, task.sample, known, unresolved);
     if (sample.outcome.drawn) {
       decode(input, file, sample.header, job.spec_.options, target_of(job, task.sample), &job.stop_, sample.outcome);
     }
+    failed = resolved && sample.outcome.status != Status::ok;
   }
-  if (sample.outcome.status != Status::ok) blacken(target_of(job, task.sample), job.spec_.options);
+  if (failed) blacken(target_of(job, task.sample), job.spec_.options);
   lock.lock();
   if (ordered) {
     sample.file = std::move(file);
@@ -226,6 +228,7 @@ bool PoolState::draw_in_order(Job& job) {
         return false;
       }
       outcome.status = Status::bad_geometry;
+      blacken(target_of(job, job.frontier_), job.spec_.options);
     }
     request(job, Request::Kind::sample, job.frontier_, 0);
     return false;

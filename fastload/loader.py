@@ -248,7 +248,7 @@ class _Runtime:
         if no_slots_because(loader, device) is not None:
             return None
         if self.slots is None:
-            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers)
+            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=device)
             weakref.finalize(self, self.slots.close)
         self.slots.reclaim()
         return self.slots

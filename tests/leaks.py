@@ -91,7 +91,7 @@ def _shared_memory() -> frozenset[str]:
 
 
 def _ours(names: frozenset[str]) -> list[str]:
-    """Leave out what another program on this machine has open or mapped meanwhile."""
+    """Leave out what another program on this machine has open or mapped, or has made and removed meanwhile."""
     if not names:
         return []
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
@@ -104,7 +104,7 @@ def _ours(names: frozenset[str]) -> list[str]:
         with contextlib.suppress(OSError):
             links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
             others.update(link.removeprefix("/dev/shm/") for link in links)
-    return sorted(names - others)
+    return sorted(name for name in names - others if (SHARED_MEMORY / name).exists())  # some are gone by now
 
 
 def _descriptors() -> frozenset[tuple[int, str]]:

@@ -23,8 +23,8 @@ class HostTransfer(Transfer):
         return super().start(map_leaves(clone, data), batch, on_copied=on_copied)
 
 
-def unregistered(count, max_bytes, homes):
-    pool = SlotPool(count, max_bytes, homes, register=False)
+def unregistered(count, max_bytes, homes, *, device):
+    pool = SlotPool(count, max_bytes, homes, register=False, device=device)
     build = pool.want
     pool.want = lambda nbytes, wait=True: build(nbytes, wait=wait)  # deterministic: the arena is there at once
     return pool

@@ -15,6 +15,7 @@ The rules, and why each is there:
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections import deque
@@ -50,6 +51,15 @@ class DeviceBatch:
         """Block until the copy has completed, asleep rather than spinning."""
         if self._ready is not None:
             self._ready.synchronize()
+
+
+class _Copied(Leaf):
+    """Stands where a leaf was between its copy and its epilogue, whatever it became."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
 
 
 class _Late(Leaf):
@@ -166,6 +176,7 @@ class Transfer:
 
     def _issue(self, data: Any, small: torch.Tensor | None, stream: Any) -> DeviceBatch:
         leaves: list[Any] = []
+        unchanged: list[Any] = []
         late = False
         nbytes = 0
         moved_small = None if small is None else small.to(self.device, non_blocking=True)
@@ -186,13 +197,16 @@ class Transfer:
                 # Copy first, cast after: a cast on the host would cost CPU time and may widen what crosses the link.
                 nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor) else 0
                 leaves.append(leaf.to(self.device, non_blocking=True))
-            return leaves[-1]
+            unchanged.append(leaf)
+            return _Copied(len(leaves) - 1)
 
         moved = map_leaves(copy, data)
         with stage("epilogue"):
             leaves = [self._finish(leaf) for leaf in leaves]
-            remaining = iter(leaves)
-            moved = map_leaves(lambda _: next(remaining), moved)
+            if all(map(operator.is_, leaves, unchanged)):  # on the CPU, with nothing to cast
+                moved = data
+            else:
+                moved = map_leaves(lambda leaf: leaves[leaf.index], moved)
         ready = None
         if has_streams(self.device):
             ready = self._event()

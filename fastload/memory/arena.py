@@ -9,6 +9,7 @@ owner's process id; :meth:`Mapping.move` alone changes them, along that round.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import mmap
@@ -94,6 +95,16 @@ class Mapping:
             self._owners[index] = owner
         self._states[index] = state
 
+    def discard(self) -> None:
+        """Give the slots' memory back, whoever has them mapped: processes that were forked meanwhile have.
+
+        Not while there is a lease, whose bytes may still be read.
+        """
+        if (self._states >= State.READY).any():
+            return
+        with contextlib.suppress(OSError):
+            self._memory.madvise(mmap.MADV_REMOVE, _HEADER_BYTES)
+
     def populate(self, begin: int, nbytes: int) -> None:
         """Fault pages in with one call, not one trap each; older kernels (before 5.14) leave that to the traps."""
         address = self.bytes.data_ptr() + begin
@@ -108,14 +119,19 @@ class Arena:
         number: Unique in its pool.
         count: Slots.
         slot_bytes: Bytes of each.
-        register: Whether to pin the memory for the current CUDA device.
+        register: Whether to pin the memory.
+        device: CUDA device in whose context to do so; ``None`` is the calling thread's. A new thread's is device 0, and
+            each process would spend some of that one's memory on a context there.
 
     Raises:
         OSError, RuntimeError: There is not enough memory, or CUDA refuses to register it.
     """
 
-    def __init__(self, number: int, count: int, slot_bytes: int, *, register: bool = True) -> None:
+    def __init__(
+        self, number: int, count: int, slot_bytes: int, *, register: bool = True, device: torch.device | None = None
+    ) -> None:
         self.number = number
+        self._device = device
         self.count = count
         self.nbytes = count * slot_bytes
         self.descriptor = os.memfd_create("fastload-arena", os.MFD_CLOEXEC)
@@ -126,7 +142,8 @@ class Arena:
             self.mapping = Mapping(self.descriptor, slot_bytes)
             if register:
                 self.mapping.populate(0, self.nbytes)
-                _register(self.mapping.bytes.data_ptr(), self.nbytes)
+                with torch.cuda.device(device):
+                    _register(self.mapping.bytes.data_ptr(), self.nbytes)
                 self._address = self.mapping.bytes.data_ptr()
         except BaseException:
             os.close(self.descriptor)
@@ -138,9 +155,11 @@ class Arena:
     def close(self) -> None:
         """Unregister, then unmap: an address that stays registered cannot be registered again. Idempotent."""
         if self._address:
-            torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
+            with torch.cuda.device(self._device):
+                torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
             self._address = 0
         if self.descriptor >= 0:
+            self.mapping.discard()
             os.close(self.descriptor)
             self.descriptor = -1
             del self.mapping  # the last view of the memory unmaps it

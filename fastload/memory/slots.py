@@ -116,9 +116,13 @@ class SlotPool:
         max_bytes: Pinned bytes at most.
         homes: Workers.
         register: Whether to pin (tests without CUDA do not).
+        device: See :class:`Arena`.
     """
 
-    def __init__(self, count: int, max_bytes: int, homes: int = 1, *, register: bool = True) -> None:
+    def __init__(
+        self, count: int, max_bytes: int, homes: int = 1, *, register: bool = True, device: torch.device | None = None
+    ) -> None:
+        self._device = device
         self._count = min(count, SLOTS_MAX)
         self._max_bytes = max_bytes
         self._register = register
@@ -183,7 +187,7 @@ class SlotPool:
         refusal = None
         self._number += 1
         try:
-            arena = Arena(self._number, count, slot_bytes, register=self._register)
+            arena = Arena(self._number, count, slot_bytes, register=self._register, device=self._device)
         except (OSError, RuntimeError) as error:
             refusal = f"{count} slots of {slot_bytes} bytes could not be pinned: {error}"
         with self._lock:
@@ -288,7 +292,7 @@ class SlotPool:
                 return
             self._closed = True
             builder = self._builder
-        if builder is not None:
+        if builder is not None and builder is not threading.current_thread():  # the collector may call this anywhere
             builder.join()
         with self._lock:
             self._current = None

@@ -145,7 +145,7 @@ def test_an_error_of_a_custom_type_reaches_the_consumer(road, num_workers, batch
 @pytest.mark.gpu
 @workers
 def test_every_tensor_is_on_the_device(num_workers):
-    kinds = ["tuple", "namedtuple", "dict", "defaultdict", "UserDict", "deque", "movable", "sparse", "packed sequence"]
+    kinds = ["tuple", "namedtuple", "dict", "defaultdict", "UserDict", "deque", "movable", "sparse"]
     for kind in [*kinds, "requires grad", "strided", "uint8 image", "empty"]:
         loader = ROADS["gpu"].loader(Numbers(4), batch_size=2, num_workers=num_workers, collate_fn=COLLATES[kind])
         for batch in loader:

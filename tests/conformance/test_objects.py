@@ -165,6 +165,20 @@ def test_lightning_rebuilds_it_with_another_sampler(road, lightning):
     assert rebuilt.collate_fn is loader.collate_fn
 
 
+def test_lightning_rebuilds_it_to_predict(lightning):
+    """With a batch sampler that notes which samples each batch holds: one ``next`` per batch, in this process."""
+    from lightning.pytorch.trainer.states import RunningStage
+    from lightning.pytorch.utilities.data import _update_dataloader
+
+    loader = FastLoader(Numbers(7), batch_size=3, shuffle=True, num_workers=2, **OWN)
+    rebuilt = _update_dataloader(loader, SequentialSampler(Numbers(7)), mode=RunningStage.PREDICTING)
+    assert type(rebuilt) is FastLoader
+    assert {name: vars(rebuilt)[name] for name in OWN} == OWN
+    seen = [batch[1].tolist() for batch in rebuilt]
+    assert seen == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(rebuilt.batch_sampler.seen_batch_indices) == seen
+
+
 class OwnBatches(BatchSampler):
     pass
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from roads import assert_same, normal
 from roads.batches import Bag, Opaque, Pair, Row, Stack
-from roads.tensors import Subclass, made, seen, slot
+from roads.tensors import Subclass, dense, made, seen, slot
 from torch.utils.data import default_collate
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
@@ -115,7 +115,7 @@ def worker(inside: bool):
 
 def outcome(function: Any, samples: list[Any]) -> Any:
     try:
-        return seen(function(samples))
+        return seen(dense(function(samples)))  # what is not stacked may have gaps
     except Exception as error:
         return type(error), normal(str(error))
 

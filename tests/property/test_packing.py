@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from roads import assert_same
 from roads.batches import Bag, Frozen, Opaque, Pair, Record, Row, Stack
-from roads.tensors import Subclass, made, seen, slot
+from roads.tensors import Subclass, dense, made, seen, slot
 
 from fastload.host import map_leaves
 from fastload.memory import packing
@@ -97,11 +97,6 @@ def leaves(batch: Any, kind: type) -> list[Any]:
 def in_slot(batch: Any) -> list[torch.Tensor]:
     """What has bytes to be put into a slot."""
     return [tensor for tensor in leaves(batch, torch.Tensor) if packing.is_packable(tensor) and tensor.numel()]
-
-
-def dense(batch: Any) -> Any:
-    """What packing is to give back: the same layout where it is dense, what a copy makes of it elsewhere."""
-    return map_leaves(lambda leaf: leaf.clone() if packing.is_packable(leaf) and leaf.numel() else leaf, batch)
 
 
 @given(batches)

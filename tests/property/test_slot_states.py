@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from fastload.memory.slots import PAGE, SlotPool, SlotWriter, Stamp, State, Token
 
 WORKERS = 3
-DEAD = 2**23  # no process has such an id: twice the largest
+DEAD = 2**23  # no process has an id from here on: twice the largest
 MAX_BYTES = 64 * PAGE
 
 
@@ -47,6 +47,7 @@ class Rounds(RuleBasedStateMachine):
         self.leased: dict[tuple[int, int], bool] = {}  # whether it is being copied
         self.arenas: list[Any] = []
         self.held: list[list[Any]] = []  # all that were ever in the bundle, which keeps them
+        self.deaths = 0
         self.closed = False
         self.want(pages)
 
@@ -95,7 +96,7 @@ class Rounds(RuleBasedStateMachine):
     @rule(stamp=stamps)
     def adopt_in_anothers_name(self, stamp: Stamp) -> None:
         with pytest.raises(RuntimeError, match="was taken back before it arrived"):
-            self.pool.adopt(Stamp(stamp.token, stamp.pid + 1))
+            self.pool.adopt(Stamp(stamp.token, 1))
 
     @rule(held=leases)
     def copying(self, held: list[Any]) -> None:
@@ -159,7 +160,8 @@ class Rounds(RuleBasedStateMachine):
         if self.closed:
             return multiple()
         free = self.lying()
-        pid = DEAD + worker if dies else os.getpid()
+        self.deaths += dies
+        pid = DEAD + self.deaths if dies else os.getpid()
         acquired = self.acquired(worker, nbytes, pid)
         if acquired is None:
             assert not free or any(self.pool._arenas[number].mapping.slot_bytes < nbytes for number, _ in free)

@@ -64,7 +64,7 @@ class Road:
         if expected.error is None and got.error is not None:
             raise AssertionError("only FastLoader raised") from got.exception
         assert got.error == expected.error
-        assert_same(got.value, expected.value)
+        assert_same(got.value, expected.value, strides=self.own["device"] == "cpu")
         assert got.warnings == expected.warnings
         assert_same(got.random_states, expected.random_states, "random state")
         return expected
@@ -130,12 +130,13 @@ def normal(text: str) -> str:
     return text.replace("FastLoader", "DataLoader")
 
 
-def assert_same(got: Any, expected: Any, where: str = "value") -> None:
-    """Require equal types, containers, attributes, dtypes, layouts on the CPU, and bits, all the way down."""
+def assert_same(got: Any, expected: Any, where: str = "value", *, strides: bool = False) -> None:
+    """Require equal types, containers, attributes, dtypes and bits, all the way down; and strides if asked to."""
     assert type(got) is type(expected), f"{where}: {type(got)} is not {type(expected)}"
     if isinstance(expected, torch.Tensor):
         assert (got.dtype, got.shape, got.layout) == (expected.dtype, expected.shape, expected.layout), where
         assert got.requires_grad == expected.requires_grad, where
+        assert not strides or got.is_sparse or got.stride() == expected.stride(), where
         if got.is_sparse:
             got, expected = got.to_dense(), expected.to_dense()
         assert torch.equal(got.detach().cpu(), expected.detach()), where
@@ -145,15 +146,17 @@ def assert_same(got: Any, expected: Any, where: str = "value") -> None:
     elif isinstance(expected, collections.abc.Mapping):
         assert list(got) == list(expected), where
         for key in expected:
-            assert_same(got[key], expected[key], f"{where}[{key!r}]")
+            assert_same(got[key], expected[key], f"{where}[{key!r}]", strides=strides)
     elif isinstance(expected, collections.abc.Sequence) and not isinstance(expected, str | bytes | range):
         assert len(got) == len(expected), where
         for index in range(len(expected)):
-            assert_same(got[index], expected[index], f"{where}[{index}]")
+            assert_same(got[index], expected[index], f"{where}[{index}]", strides=strides)
     elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
         for field in dataclasses.fields(expected):
-            assert_same(getattr(got, field.name), getattr(expected, field.name), f"{where}.{field.name}")
+            assert_same(
+                getattr(got, field.name), getattr(expected, field.name), f"{where}.{field.name}", strides=strides
+            )
     elif not hasattr(expected, "__dict__"):
         assert got == expected, where
     if hasattr(expected, "__dict__") and not isinstance(expected, torch.Tensor | type) and not callable(expected):
-        assert_same(vars(got), vars(expected), f"{where}.__dict__")
+        assert_same(vars(got), vars(expected), f"{where}.__dict__", strides=strides)

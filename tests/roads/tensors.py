@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastload.host import map_leaves
-from fastload.memory.packing import ALIGNMENT
+from fastload.memory.packing import ALIGNMENT, is_packable
 
 
 @dataclasses.dataclass
@@ -76,3 +76,8 @@ def slot(nbytes: int) -> torch.Tensor:
     buffer = torch.full((nbytes,), 0xEE, dtype=torch.uint8)
     assert buffer.data_ptr() % ALIGNMENT == 0 or not nbytes
     return buffer
+
+
+def dense(batch: Any) -> Any:
+    """What packing is to give back: the same layout where it is dense, what a copy makes of it elsewhere."""
+    return map_leaves(lambda leaf: leaf.clone() if is_packable(leaf) and leaf.numel() else leaf, batch)

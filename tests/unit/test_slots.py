@@ -267,3 +267,43 @@ def test_batches_take_the_ordinary_path_when_slots_are_refused(monkeypatch):
         reasons = [why for why in stats.missed if "could not be pinned: [Errno 12]" in why]
         assert reasons
         assert f"batches took torch's ordinary path: {reasons[0]}" in str(loader.plan)
+
+
+def test_memory_is_registered_in_the_context_of_the_loaders_device(monkeypatch):
+    """Not in that of device 0, which is every new thread's."""
+    calls, current = [], []
+
+    class Device:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            current.append(self.device)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    class Runtime:
+        def cudaHostRegister(self, *_):
+            calls.append(("register", *current))
+            return 0
+
+        def cudaHostUnregister(self, _):
+            calls.append(("unregister", *current))
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    device = torch.device("cuda", 5)
+    pool = slots.SlotPool(3, 2**24, device=device)
+    pool.want(1000, wait=True)
+    assert pool.counts().slots == 3
+    pool.close()
+    assert calls == [("register", device), ("unregister", device)]
+
+
+def test_a_closed_pools_memory_is_free_though_a_process_that_was_forked_has_it_mapped(make_pool):
+    pool = make_pool(slot_bytes=2**20)
+    _, buffer = SlotWriter(pool.handle).acquire(0)  # stands for that process: a mapping of its own
+    buffer.fill_(1)
+    pool.close()
+    assert not buffer.any()

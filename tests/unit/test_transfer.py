@@ -117,3 +117,24 @@ def test_it_can_be_closed_from_within():
     threading.Thread(target=close, daemon=True).start()
     assert closed.wait(20)
     transfer.close()
+
+
+class _MovesToAPair:
+    """A custom type whose ``to`` returns a container."""
+
+    def pin_memory(self):
+        return self
+
+    def to(self, device, non_blocking=False):
+        return [torch.ones(1), torch.zeros(1)]
+
+    def record_stream(self, stream):
+        pass
+
+
+def test_a_leaf_that_becomes_a_container_does_not_shift_the_others() -> None:
+    transfer = Transfer(torch.device("cpu"), None, None, None)
+    first, second, last = transfer.take(transfer.start([torch.full((1,), 5.0), _MovesToAPair(), torch.full((1,), 7.0)]))
+    assert first.item() == 5.0
+    assert [part.item() for part in second] == [1.0, 0.0]
+    assert last.item() == 7.0

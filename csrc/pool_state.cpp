@@ -13,9 +13,9 @@
 namespace fastload {
 namespace {
 
-// A file's buffer is kept for the next file if it is no larger than this, and there are not too many already.
+// A file's buffer is kept for the next file if it is no larger than this, and those kept are not too much already.
 constexpr std::size_t kKeptBufferBytes = std::size_t{1} << 20;
-constexpr std::size_t kKeptBuffers = 64;
+constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
 
 // Nobody shall mistake half an image for a whole one.
 void blacken(const Target& target, const SampleOptions& options) {
@@ -126,13 +126,15 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   float unresolved = 0;
   bool resolved = true;
   lock.unlock();
-  if (load(input, job.spec_.options.max_pixels, file, sample.header, sample.outcome) && !ordered) {
+  bool failed = !load(input, job.spec_.options.max_pixels, file, sample.header, sample.outcome);
+  if (!failed && !ordered) {
     resolved = draw_alone(job, task.sample, known, unresolved);
     if (sample.outcome.drawn) {
       decode(input, file, sample.header, job.spec_.options, target_of(job, task.sample), &job.stop_, sample.outcome);
     }
+    failed = resolved && sample.outcome.status != Status::ok;
   }
-  if (sample.outcome.status != Status::ok) blacken(target_of(job, task.sample), job.spec_.options);
+  if (failed) blacken(target_of(job, task.sample), job.spec_.options);
   lock.lock();
   if (ordered) {
     sample.file = std::move(file);
@@ -226,6 +228,7 @@ bool PoolState::draw_in_order(Job& job) {
         return false;
       }
       outcome.status = Status::bad_geometry;
+      blacken(target_of(job, job.frontier_), job.spec_.options);
     }
     request(job, Request::Kind::sample, job.frontier_, 0);
     return false;
@@ -294,12 +297,15 @@ Buffer PoolState::take_buffer() {
   if (spare_buffers_.empty()) return {};
   Buffer buffer = std::move(spare_buffers_.back());
   spare_buffers_.pop_back();
+  spare_bytes_ -= buffer.capacity();
   return buffer;
 }
 
 void PoolState::give_buffer(Buffer&& buffer) {
   Buffer dying = std::move(buffer);
-  if (dying.capacity() == 0 || dying.capacity() > kKeptBufferBytes || spare_buffers_.size() >= kKeptBuffers) return;
+  const std::size_t bytes = dying.capacity();
+  if (bytes == 0 || bytes > kKeptBufferBytes || spare_bytes_ + bytes > kKeptBytes) return;
+  spare_bytes_ += bytes;
   spare_buffers_.push_back(std::move(dying));
 }
 

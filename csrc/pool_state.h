@@ -67,6 +67,7 @@ class PoolState {
   std::deque<std::shared_ptr<Job>> jobs_;  // unfinished, in the order of submission
   KnownExps known_exps_ = std::make_shared<std::vector<KnownExp>>();
   std::vector<Buffer> spare_buffers_;
+  std::size_t spare_bytes_ = 0;
 };
 
 }  // namespace fastload

@@ -22,6 +22,8 @@ class Generator:
     def get_state(self) -> bytes: ...
     def set_state(self, state: bytes) -> None: ...
 
+# The random parameters of a chain of transforms, in torchvision's order; add() raises ValueError on a chain that is no
+# single crop, resize, window and flip.
 class DrawPlan:
     def __init__(self) -> None: ...
     def add(
@@ -41,11 +43,20 @@ class DrawPlan:
         self, generator: Generator, width: int, height: int, known: Sequence[tuple[float, float]] = ...
     ) -> tuple[Literal["ok", "ambiguous_exp", "crop_too_large"], _Geometry | None, float]: ...
 
+# A generator that batches draw from one after the other, in the order of submission. `state` is torch's get_state().
 class RandomStream:
     def __init__(self, state: bytes) -> None: ...
     @staticmethod
     def from_seed(seed: int) -> RandomStream: ...
 
+# A submitted batch. It keeps the images' bytes and the output alive, and cancels itself when it is dropped.
+#
+# wait() says "requested" when the batch cannot go on by itself; request() then is one of
+#   ("sample", index, 0.0): the draws of this sample cannot be made here, outcome(index) says why. Process it from
+#       generator_before(index), write its pixels yourself, then skip(the generator's state afterwards);
+#   ("exp", index, x): provide_exp(x, torch.exp(x)), in float32.
+# outcome(), geometry() and statuses() (one byte per sample, an index into status_names()) are final once wait() says
+# "done". Samples that are not "ok" are black; generator_before() of each can still be had.
 class Job:
     def __len__(self) -> int: ...
     def wait(self, timeout: float = -1.0) -> Literal["done", "requested", "timeout"]: ...
@@ -58,6 +69,9 @@ class Job:
     def outcome(self, sample: int) -> _Outcome: ...
     def geometry(self, sample: int) -> _Geometry | None: ...
 
+# Decode threads. submit() returns at once. Each image is decoded, cropped, resized and flipped as its row of `geometry`
+# says (int32, as _Geometry; a zero height of crop, output or window stands for all of it), or as `plan` draws it: from
+# `stream`, from a generator of its own for each of `seeds`, or without draws. `out` is NHWC with contiguous rows.
 class Pool:
     def __init__(self, threads: int) -> None: ...
     @property

@@ -108,7 +108,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   geometry.flip_vertical = choice.below(2) != 0;
   SampleOptions options;
   options.filter = static_cast<Filter>(choice.below(6));
-  options.pass_rule = static_cast<PassRule>(choice.below(2));
+  options.pass_rule = static_cast<PassRule>(choice.below(3));
   geometry.window = choose_box(choice, geometry.out_height, geometry.out_width);
   Output resized(geometry.window.height, geometry.window.width);
   const Status resized_status = run(input, geometry, options, resized);

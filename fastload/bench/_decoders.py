@@ -44,6 +44,7 @@ class Crops:
         self.paths = list(paths)
         self.files = [Path(path).read_bytes() for path in self.paths]
         self.out = np.zeros((len(self.paths), SIDE, SIDE, 3), np.uint8)
+        self._outs: list[NDArray[np.uint8]] = []
         self._transform = transforms.Compose(
             [transforms.RandomResizedCrop(SIDE, SCALE, RATIO), transforms.RandomHorizontalFlip()]
         )
@@ -73,13 +74,7 @@ class Crops:
             stream = _core.RandomStream(torch.Generator().manual_seed(SEED).get_state().numpy().tobytes())
             how = {"plan": self._plan(), "stream": stream}
         job = pool.submit(inputs, self.out, pass_rule=self._pass_rule, **how)
-        while job.wait() == "requested":
-            kind, sample, value = job.request()
-            if kind != "exp":
-                raise RuntimeError(f"every file must be one that the core decodes, got {self.paths[sample]}")
-            job.provide_exp(value, torch.exp(torch.tensor([value])).item())
-        if any(job.statuses()):
-            raise RuntimeError("every file must be one that the core decodes")
+        _finish(job, self.paths)
         return job
 
     def torchvision(self, keep: list[torch.Tensor] | None = None) -> None:
@@ -95,6 +90,22 @@ class Crops:
     def core(self, pool: _core.Pool) -> None:
         """The core, from files, drawing as torch does."""
         self._submit(pool, self.paths)
+
+    def core_in_flight(self, pool: _core.Pool, images: int, batch_size: int = 256, ahead: int = 3) -> None:
+        """The core on at least ``images`` images, as the native engine runs it: several batches under way at a time."""
+        paths = (self.paths * -(-batch_size // len(self.paths)))[:batch_size]
+        while len(self._outs) <= ahead:
+            self._outs.append(np.zeros((batch_size, SIDE, SIDE, 3), np.uint8))
+        plan = self._plan()
+        stream = _core.RandomStream(torch.Generator().manual_seed(SEED).get_state().numpy().tobytes())
+        jobs: list[_core.Job] = []
+        for number in range(-(-images // batch_size)):
+            if len(jobs) > ahead:
+                _finish(jobs.pop(0), paths)
+            out = self._outs[number % (ahead + 1)]
+            jobs.append(pool.submit(paths, out, pass_rule=self._pass_rule, plan=plan, stream=stream))
+        for job in jobs:
+            _finish(job, paths)
 
     def core_from_memory(self, pool: _core.Pool, *, fast: bool = False) -> None:
         """The core, from bytes in memory to given crops."""
@@ -128,6 +139,16 @@ class Crops:
             self.core_from_memory(pool, fast=True)
         difference = np.abs(self.out - exact)
         return {"mean": float(difference.mean()), "largest": int(difference.max())}
+
+
+def _finish(job: _core.Job, paths: Sequence[str]) -> None:
+    while job.wait() == "requested":
+        kind, sample, value = job.request()
+        if kind != "exp":
+            raise RuntimeError(f"every file must be one that the core decodes, got {paths[sample]}")
+        job.provide_exp(value, torch.exp(torch.tensor([value])).item())
+    if any(job.statuses()):
+        raise RuntimeError("every file must be one that the core decodes")
 
 
 @contextlib.contextmanager

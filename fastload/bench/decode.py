@@ -104,19 +104,23 @@ def measure_one_core(crops: Crops, repeats: int) -> dict[str, Any]:
     return {**record, "microseconds_per_image": per_image(seconds, count)}
 
 
-def measure_threads(crops: Crops, threads: list[int], repeats: int) -> dict[str, Any]:
-    """The core alone, on more and more threads."""
+def measure_threads(crops: Crops, threads: list[int], repeats: int, images: int) -> dict[str, Any]:
+    """The core alone, on more and more threads, ``images`` images for each of them, with batches in flight."""
     pools = {number: _core.Pool(number) for number in threads}
-    seconds = compare({str(number): partial(crops.core, pool) for number, pool in pools.items()}, repeats, wall_s)
+    seconds = compare(
+        {str(number): partial(crops.core_in_flight, pool, number * images) for number, pool in pools.items()},
+        repeats,
+        wall_s,
+    )
     for pool in pools.values():
         pool.close()
+    rates = {
+        name: Spread.of([int(name) * images / value for value in spread.values]) for name, spread in seconds.items()
+    }
     return {
         "clock": "seconds on the wall",
-        "images_per_s": {
-            name: Spread.of([len(crops.paths) / value for value in spread.values]).record()
-            for name, spread in seconds.items()
-        },
-        "speedup": {name: ratio(seconds["1"], spread).record() for name, spread in seconds.items()},
+        "images_per_s": {name: spread.record() for name, spread in rates.items()},
+        "speedup": {name: ratio(spread, rates["1"]).record() for name, spread in rates.items()},
     }
 
 
@@ -244,7 +248,7 @@ def main(arguments: argparse.Namespace) -> int:
     threads = sorted({1, most, *(2**power for power in range(most.bit_length()) if 2**power < most)})
     results = {
         "one core": measure_one_core(crops, arguments.repeats),
-        "threads": measure_threads(crops, threads, arguments.repeats),
+        "threads": measure_threads(crops, threads, arguments.repeats, 256 if arguments.quick else 512),
         "resize alone": measure_resize(arguments.repeats, quick=arguments.quick, simd_python=arguments.simd_python),
         "large photos": measure_large_photos(large_crops, arguments.repeats),
     }

@@ -66,6 +66,14 @@ def test_bytes_and_paths_are_the_same_image(photo: bytes, tmp_path: Path) -> Non
     assert jpeg_info(path) == jpeg_info(photo)
 
 
+def test_file_names_may_be_any_bytes(photo: bytes, tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe.jpg")
+    Path(path).write_bytes(photo)
+    np.testing.assert_array_equal(decode(path), decode(photo))
+    with pytest.raises(DecodeError, match="No such file"):
+        decode(path + "x")
+
+
 def test_batch_gives_each_image_its_crop_and_flips(photo: bytes) -> None:
     crops = [(0, 0, 120, 150), (7, 11, 40, 60), (119, 149, 1, 1)]
     got = decode_batch([photo] * 3, crops, (32, 48), hflip=[True, False, True], vflip=[False, True, True])

@@ -418,3 +418,20 @@ def test_cancel_stops_in_the_middle_of_a_large_image() -> None:
     assert time.perf_counter() - begun < whole / 3
     assert finish(job) == ["cancelled"]
     pool.close()
+
+
+def test_image_smaller_than_the_crop_is_asked_for(pool: _core.Pool) -> None:
+    plan = _core.DrawPlan()
+    plan.add("random_crop_v1", height=SIDE, width=SIDE)
+    images = [write_jpeg(40, 40), write_jpeg(SIDE - 1, 40), write_jpeg(40, 40)]
+    out = room(3)
+    job = pool.submit(images, out, plan=plan, stream=_core.RandomStream(state_of(1)))
+    assert job.wait(30.0) == "requested"
+    assert job.request()[:2] == ("sample", 1)
+    assert job.outcome(1)[0] == "bad_geometry"
+    assert not out[1].any()
+    job.skip(job.generator_before(1) or b"")
+    assert finish(job) == ["ok", "bad_geometry", "ok"]
+    alone = room(3)
+    assert finish(pool.submit(images, alone, plan=plan, seeds=[1, 2, 3])) == ["ok", "bad_geometry", "ok"]
+    assert not alone[1].any()

@@ -203,6 +203,7 @@ def program(body, folder, *before):
     path = os.pathsep.join(map(str, [folder, TESTS, Path(__file__).parent, os.environ.get("PYTHONPATH", "")]))
     return subprocess.Popen(
         [*before, sys.executable, script],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -217,8 +218,11 @@ loader = FastLoader(Rows(100_000), batch_size=2, num_workers=2, device="cuda")
 iterator = iter(loader)
 while not loader.stats().slot_batches:
     next(iterator)
+for _ in range(8):  # until each worker has come to a slot
+    next(iterator)
 arena = loader._runtime.slots._current
 print(os.fstat(arena.descriptor).st_ino, *(worker.pid for worker in iterator._workers), flush=True)
+sys.stdin.readline()
 """
 
 
@@ -233,6 +237,8 @@ class Watched:
         self.inode, *pids = map(int, line.split())
         self.workers = [psutil.Process(pid) for pid in pids]
         assert len(self.holders()) == 3
+        process.stdin.write("\n")
+        process.stdin.flush()
 
     def holders(self):
         """The processes that have the arena open or mapped."""

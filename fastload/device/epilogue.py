@@ -13,6 +13,9 @@ from typing import Final
 
 import torch
 
+from fastload.device import kernels
+from fastload.options import has_streams
+
 TABLE_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS: Final = (torch.channels_last, torch.contiguous_format)
 LEVELS: Final = 256  # of a uint8
@@ -60,7 +63,10 @@ class NormalizeTable:
         return self.values.dtype
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """``values`` on ``device``: uploaded by the first call, which blocks until it is there; kept for the next."""
+        """``values`` on ``device``, for work on its current stream.
+
+        Uploaded by the first call, which blocks until they are there; kept for the next.
+        """
         if device.type == "cpu":
             return self.values
         held = self._on_device.get(device)
@@ -69,6 +75,8 @@ class NormalizeTable:
                 held = self._on_device.get(device)
                 if held is None:
                     held = self._on_device[device] = self.values.to(device)
+        if has_streams(device):  # else their memory could be reused, once the table is gone, under work that reads it
+            held.record_stream(torch.get_device_module(device).current_stream(device))
         return held
 
 
@@ -97,6 +105,10 @@ def apply_table(images: torch.Tensor, table: NormalizeTable, memory_format: torc
         raise ValueError(f"images must have the {table.channels} channels of the table, got {images.size(3)}")
     if memory_format not in LAYOUTS:
         raise ValueError(f"memory_format must be torch.channels_last or torch.contiguous_format, got {memory_format}")
+    if images.is_cuda:
+        looked_up = kernels.look_up(images, table.on(images.device), memory_format)
+        if looked_up is not None:
+            return looked_up
     return look_up(images, table, memory_format)
 
 

@@ -78,7 +78,7 @@ def read_transform(transform: Any) -> Pipeline:
         Refused: It contains something that is not lowered; says what, and what to change.
     """
     if transform is None:
-        raise Refused("the dataset has no transform, so its samples are PIL images: give it one that ends in ToTensor()")
+        raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
     geometry: list[Any] = []
     tensor: list[Any] = []
     for step in _flat(transform, 0):
@@ -92,7 +92,7 @@ def read_transform(transform: Any) -> Pipeline:
             geometry.append(step)
         elif kind in _TO_TENSOR:
             if tensor:
-                raise Refused(f"{_name(step)} comes after {_name(tensor[0])}, which made a tensor already; leave it out")
+                raise Refused(f"{_name(step)} comes after {_name(tensor[0])}, which made a tensor; leave it out")
             tensor.append(step)
         elif kind in _ELEMENTWISE:
             if not tensor:
@@ -146,7 +146,7 @@ def _lower(geometry: list[Any]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
         if kind in _RESIZE or kind in _RANDOM_RESIZED_CROP:
             interpolation = _filter(step)
             if getattr(step, "antialias", True) not in (True, None):
-                raise Refused(f"{_name(step)} has antialias={step.antialias}, which PIL images ignore; use antialias=True")
+                raise Refused(f"{_name(step)} has antialias={step.antialias}, which PIL images ignore; use True")
     return ops, interpolation
 
 
@@ -235,7 +235,7 @@ def _table(tensor: list[Any], pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> to
     if not isinstance(result, torch.Tensor) or result.shape != (3, *pixels.shape[:2]):
         raise Refused("the transforms do not keep three channels; the means and deviations must be three each")
     plain = result.as_subclass(torch.Tensor).reshape(3, 256)
-    table = torch.empty_like(plain)
+    table = torch.empty(3, 256, dtype=plain.dtype)
     for channel in range(3):
         table[channel, torch.from_numpy(pixels[..., channel].reshape(256).astype(np.int64))] = plain[channel]
     return table

@@ -89,8 +89,8 @@ def read_recipe(
 ) -> Recipe | Refusal:
     """Read what a loader's workers would do.
 
-    A dataset of one's own takes part with two things: a method ``encoded(index)`` that returns the encoded image (bytes,
-    or a path) and the target, and an attribute ``transform``. Its ``__getitem__`` must return
+    A dataset of one's own takes part with two things: a method ``encoded(index)`` that returns the encoded image
+    (bytes, or a path) and the target, and an attribute ``transform``. Its ``__getitem__`` must return
     ``(transform(image), target)``, where ``image`` is the encoded image opened by Pillow and converted to RGB;
     ``encoded`` is called in the main process.
 

@@ -25,6 +25,7 @@ LAYERS = [
     {"fastload"},  # the public names
     {"loader"},
     {"plan"},
+    {"lowered"},
     {"engines", "device"},
     {"memory"},
     {"host", "insight", "vision"},

@@ -15,7 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from fastload.device.epilogue import NormalizeTable, finish
 from fastload.device.images import TableImages, to_images
 from fastload.device.transfer import Transfer
-from fastload.options import can_pin, has_streams
+from fastload.options import has_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ class FallbackWarning(UserWarning):
 def read_loader(loader: FastLoader[Any], device: torch.device) -> Recipe | tuple[str, ...]:
     """A loader's recipe; or the reasons why it has none, in words that say what to change."""
     if loader.accelerate == "off":
-        return ("accelerate='off': the dataset and its transforms run as they are",)
+        return ("accelerate='off'",)
     reasons = []
     if loader.num_workers == 0:
         reasons.append("num_workers=0 runs in the main process as torch does it; num_workers >= 1 can run natively")
@@ -111,13 +111,8 @@ def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
     from fastload.engines.native import NativeIterator
 
     plain = _host_images(recipe, torch.contiguous_format)
-    dtype, pins = loader.dtype, loader.pin_memory and can_pin()
-
-    def images_of(pixels: torch.Tensor) -> Any:
-        images = finish(plain(pixels), None, dtype)
-        return pin_memory(images) if pins else images  # type: ignore[no-untyped-call]
-
-    return NativeIterator(loader, recipe, images_of)
+    dtype = loader.dtype
+    return NativeIterator(loader, recipe, lambda pixels: finish(plain(pixels), None, dtype))
 
 
 def is_native(iterator: Any) -> bool:

@@ -72,9 +72,10 @@ def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
     batch_bytes = stats.device_bytes // stats.batches if stats.batches else None
     device = resolve_device(loader.device)
     recipe = read_loader(loader, device)
-    refused = list(recipe) if isinstance(recipe, tuple) else [f"not run natively: {checks.known(loader, recipe)}"]
-    if not isinstance(recipe, tuple) and checks.known(loader, recipe) is None:
+    failed = None if isinstance(recipe, tuple) else checks.known(loader, recipe)
+    if not isinstance(recipe, tuple) and failed is None:
         return _native_plan(loader, recipe, device, batch_bytes)
+    refused = recipe if isinstance(recipe, tuple) else (failed,)
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
@@ -82,7 +83,7 @@ def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
         Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged"),
         Step("collate", place, _name_of(loader.collate_fn)),
     ]
-    notes = refused
+    notes = [f"the dataset and its transforms run as they are: {reason}" for reason in refused]
     if device.type == "cpu":
         if loader.device == "auto":
             notes.append("no accelerator here: this is torch's DataLoader, batches stay in host memory")

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload import _core
@@ -79,13 +80,12 @@ class NativeIterator(_BaseDataLoaderIter):
         *,
         pin: bool = False,
     ) -> None:
-        super().__init__(loader)  # type: ignore[no-untyped-call]  # draws the base seed
+        super().__init__(loader)  # draws the base seed
         self._recipe = recipe
         self._images_of = images_of
         self._pin = pin
         self._window = (loader.prefetch_factor or 2) * self._num_workers
-        self._states = [_core.Generator(self._base_seed + w).get_state() for w in range(self._num_workers)]
-        self._streams = [_core.RandomStream(state) for state in self._states]
+        self._streams = [_core.RandomStream.from_seed(int(self._base_seed) + w) for w in range(self._num_workers)]
         self._batches: deque[_Batch] = deque()
         self._sent = 0
         self._closed = False
@@ -94,7 +94,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)  # type: ignore[no-untyped-call]
+        super()._reset(loader, first_iter)
         while self._batches:  # torch's persistent workers work off what they were sent, and their generators go on
             self._finish(self._batches.popleft())
         self._sent = 0
@@ -124,7 +124,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self._send()
         self._submit()
         if isinstance(data, ExceptionWrapper):
-            data.reraise()
+            data.reraise()  # type: ignore[no-untyped-call]
         return data
 
     def peek(self) -> Any:
@@ -194,7 +194,9 @@ class NativeIterator(_BaseDataLoaderIter):
             with stage("collate", self._num_yielded):
                 if not batch.targets:
                     return default_collate([])
-                return [self._images_of(batch.pixels), default_collate(batch.targets)]
+                data = [self._images_of(batch.pixels), default_collate(batch.targets)]
+                pins = self._pin_memory and isinstance(data[0], torch.Tensor)
+                return pin_memory(data) if pins else data  # type: ignore[no-untyped-call]
         except Exception:  # noqa: BLE001 - default_collate's, of targets of any type
             return _wrapped(batch.worker, None)
 

@@ -53,18 +53,15 @@ class Originals:
         known = self._behaviour[cls]
         if self._foreign[cls] is not None:
             return self._foreign[cls]
-        for (base, name), original in known.items():
-            if vars(base).get(name) is not original:
+        now = _behaviour(cls)
+        for base, name in [*known, *now]:  # replaced, taken away, or put before an inherited one
+            if now.get((base, name)) is not known.get((base, name)):
                 return f"{base.__name__}.{name}"
         own = vars(thing)
-        names = {name for _, name in known} | {"__class__", "__getattr__", "__getattribute__"}
+        names = {name for _, name in known}
         for name in own:
             if name in names:
                 return f"{cls.__name__}.{name}"
-        for name in ("__getattr__", "__getattribute__"):
-            for base in cls.__mro__:
-                if base.__module__.startswith("torchvision") and name in vars(base) and (base, name) not in known:
-                    return f"{base.__name__}.{name}"
         if any(own.get(name) for name in _HOOKS):
             return f"{cls.__name__}'s forward hooks"
         module = sys.modules["torch.nn.modules.module"]

@@ -117,6 +117,13 @@ def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_f
     return kernels
 
 
+@functools.lru_cache(maxsize=64)  # cuda.core makes a class for each; torch has 32 side streams of a priority
+def _stream(handle: int) -> Any:
+    """``cuda.core``'s view of a stream of torch; a null handle is the legacy default stream."""
+    core: Any = importlib.import_module("cuda.core")
+    return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
+
+
 def unavailable(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
     """Why batches on ``device`` go through torch and not through the kernel: for people to read.
 
@@ -183,8 +190,7 @@ def look_up(images: torch.Tensor, values: torch.Tensor, memory_format: torch.mem
         core: Any = importlib.import_module("cuda.core")
         # torch's guard leaves a thread without a context as it is when the device is the thread's default one already.
         core.Device(device.index).set_current()
-        handle = torch.cuda.current_stream(device).cuda_stream
-        stream = core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
+        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
         wide = is_wide(images.data_ptr(), out.data_ptr(), plane_px, value_bytes, memory_format)
         blocks = min(loaded.blocks_max, -(-out.nbytes // (THREADS * STORE_BYTES)))
         config = core.LaunchConfig(grid=blocks, block=THREADS)

@@ -173,7 +173,7 @@ def _options(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "filter": pipeline.interpolation,
         "pass_rule": calibration.pass_rule or "horizontal_first",
-        "max_pixels": 0 if limit is None else int(2 * limit),
+        "max_pixels": 0 if limit is None else int(limit),  # of a larger image Pillow warns, or raises: let it
     }
 
 

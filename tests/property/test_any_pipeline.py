@@ -1,4 +1,4 @@
-"""Pipelines drawn from the supported set are refused, or give the pixels and leave the random state of the real thing."""
+"""Pipelines drawn from the supported set are refused, or give the bits and the random state of the real thing."""
 
 from __future__ import annotations
 

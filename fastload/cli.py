@@ -50,6 +50,7 @@ BENCH: Final[Table] = {
 
 COMMANDS: Final[Table] = {
     "run": Command("fastload.run", "run a script with FastLoader in the place of DataLoader, no line changed"),
+    "verify": Command("fastload.verify", "compare FastLoader with DataLoader on your data, bit by bit"),
     "bench": Group(BENCH, "measure on this machine"),
     "doctor": Command("fastload.doctor", "what this machine has and lacks"),
 }

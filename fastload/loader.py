@@ -16,12 +16,12 @@ from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.arrivals import Arrivals
 from fastload.engines.workers import Collate, next_of, refresh, stages_of, start_epoch, view_of
 from fastload.insight.stats import Stats
+from fastload.lowered import Checks, NativeDeviceIterator, is_native, native_on_host, read_loader
 from fastload.memory.slots import SlotCounts, SlotPool, SlotWriter
 from fastload.options import Accelerate, Device, Options, can_pin, has_streams, resolve_device
 from fastload.plan import (
     Plan,
     has_own_iterator,
-    lowering_notes,
     make_plan,
     no_slots_because,
     pinned_limit,
@@ -132,7 +132,9 @@ class FastLoader(DataLoader[T_co]):
         self.max_pinned_bytes = options.max_pinned_bytes
         self._runtime = _Runtime()
         if self.accelerate == "require":
-            raise ValueError(f"accelerate='require', but {'; '.join(lowering_notes(self))}")
+            recipe = read_loader(self, resolve_device(self.device))
+            if isinstance(recipe, tuple):
+                raise ValueError(f"accelerate='require', but {'; '.join(recipe)}")
 
     @classmethod
     def wrap(cls, loader: DataLoader[T_co], **own: Any) -> FastLoader[T_co]:
@@ -174,7 +176,7 @@ class FastLoader(DataLoader[T_co]):
     @property
     def plan(self) -> Plan:
         """What this loader does when iterated now, step by step, and why; ``print`` it."""
-        return make_plan(self, self.stats())
+        return make_plan(self, self.stats(), self._runtime.checks)
 
     def stats(self) -> Stats:
         """Counters over all epochs so far. Cheap; may be called while iterating."""
@@ -185,6 +187,8 @@ class FastLoader(DataLoader[T_co]):
         if has_own_iterator(self):
             return self._plain_iterator()
         device = resolve_device(self.device)
+        if (native := self._native_iterator(device)) is not None:
+            return native
         if device.type == "cpu" and self.dtype is None and not stages_of(self):
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
@@ -195,8 +199,33 @@ class FastLoader(DataLoader[T_co]):
             self._iterator = DeviceIterator(self, device)  # type: ignore[assignment]
         return self._iterator  # type: ignore[return-value]
 
+    def _native_iterator(self, device: torch.device) -> Iterator[T_co] | None:
+        persists = self.persistent_workers and self.num_workers > 0
+        former: Any = self._iterator
+        if persists and isinstance(former, NativeDeviceIterator) and former.device == device:
+            former._reset(self)
+            return former
+        if persists and is_native(former) and device.type == "cpu":
+            former._reset(self)
+            return former  # type: ignore[no-any-return]
+        recipe = read_loader(self, device)
+        if isinstance(recipe, tuple) or not self._runtime.checks.passes(self, recipe):
+            return None
+        native: Any
+        if device.type == "cpu":
+            native = native_on_host(self, recipe)
+        else:
+            stream = self._runtime.copy_stream(device) if self.device_prefetch else None
+            native = NativeDeviceIterator(self, recipe, device, stream, self._runtime.retire)
+        self._runtime.live.add(native)
+        if persists:
+            self._iterator = native
+        return native  # type: ignore[no-any-return]
+
     def _plain_iterator(self) -> Iterator[T_co]:
-        if isinstance(self._iterator, DeviceIterator):  # from an epoch with other arguments
+        if isinstance(self._iterator, DeviceIterator | NativeDeviceIterator) or is_native(
+            self._iterator
+        ):  # from an epoch with other arguments
             self._iterator = None
         iterator = super().__iter__()
         self._runtime.live.add(iterator)
@@ -232,6 +261,7 @@ class _Runtime:
     def __init__(self) -> None:
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
         self.slots: SlotPool | None = None
+        self.checks = Checks()
         self._streams: dict[torch.device, Any] = {}
         self._before = Counter[str]()  # totals of the iterators that are gone
         self._missed = Counter[str]()
@@ -253,10 +283,12 @@ class _Runtime:
         self.slots.reclaim()
         return self.slots
 
-    def retire(self, transfer: Transfer, arrivals: Arrivals) -> None:
+    def retire(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
         """Keep the totals of an iterator that ends."""
-        self._before.update(batches=transfer.batches, nbytes=transfer.nbytes, in_slots=arrivals.in_slots)
-        self._missed.update(arrivals.missed)
+        self._before.update(batches=transfer.batches, nbytes=transfer.nbytes)
+        if arrivals is not None:
+            self._before.update(in_slots=arrivals.in_slots)
+            self._missed.update(arrivals.missed)
 
     def stats(self) -> Stats:
         totals, missed = self._before.copy(), self._missed.copy()
@@ -265,6 +297,8 @@ class _Runtime:
                 transfer, arrivals = iterator.transfer, iterator.arrivals
                 totals.update(batches=transfer.batches, nbytes=transfer.nbytes, in_slots=arrivals.in_slots)
                 missed.update(arrivals.missed)
+            elif isinstance(iterator, NativeDeviceIterator) and not iterator.is_closed:
+                totals.update(batches=iterator.transfer.batches, nbytes=iterator.transfer.nbytes)
         counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
         return Stats(
             batches=totals["batches"],

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from fastload._machine import usable_memory_bytes
+from fastload.lowered import read_loader
 from fastload.options import can_pin, has_streams, resolve_device
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from fastload.insight.stats import Stats
     from fastload.loader import FastLoader
+    from fastload.lowered import Checks
+    from fastload.vision.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Plan:
     """A loader's plan; ``str()`` lays it out like a database's EXPLAIN.
 
     Attributes:
-        engine: ``"torch"`` (the plain DataLoader), or ``"workers"`` (torch's workers, FastLoader's device side).
+        engine: ``"torch"`` (the plain DataLoader), ``"workers"`` (torch's workers, FastLoader's device side), or
+            ``"native"`` (decode threads).
         device: Where the batches end up.
         steps: The road of a batch, in order.
         batch_bytes: Mean bytes per batch that crossed the link so far; ``None`` before the first.
@@ -63,10 +67,15 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(loader: FastLoader[Any], stats: Stats) -> Plan:
+def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
     """Work out what ``loader`` does when it is iterated now."""
     batch_bytes = stats.device_bytes // stats.batches if stats.batches else None
     device = torch.device("cpu") if has_own_iterator(loader) else resolve_device(loader.device)
+    recipe = read_loader(loader, device)
+    failed = None if isinstance(recipe, tuple) else checks.known(loader, recipe)
+    if not isinstance(recipe, tuple) and failed is None:
+        return _native_plan(loader, recipe, device, batch_bytes)
+    refused = recipe if isinstance(recipe, tuple) else (failed,)
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
@@ -74,7 +83,7 @@ def make_plan(loader: FastLoader[Any], stats: Stats) -> Plan:
         Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged"),
         Step("collate", place, _name_of(loader.collate_fn)),
     ]
-    notes = lowering_notes(loader)
+    notes = [f"the dataset and its transforms run as they are: {reason}" for reason in refused]
     if device.type == "cpu":
         if has_own_iterator(loader):
             notes.append(
@@ -162,11 +171,24 @@ def pinned_limit(loader: FastLoader[Any]) -> int:
     return usable_memory_bytes() // 4
 
 
-def lowering_notes(loader: FastLoader[Any]) -> list[str]:
-    """Why the pipeline runs in Python, in words that say what to change."""
-    if loader.accelerate == "off":
-        return ["accelerate='off': the dataset and its transforms run as they are"]
-    return ["nothing is lowered to native code in this version: the dataset and its transforms run as they are"]
+def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, batch_bytes: int | None) -> Plan:
+    threads = f"{loader.num_workers} decode thread{'s' if loader.num_workers != 1 else ''}"
+    height, width = recipe.pipeline.size
+    names = ", ".join(type(step).__name__ for step in recipe.pipeline.geometry)
+    steps = [Step("decode", threads, f"JPEG files to {height}x{width} pixels, uint8: {names}")]
+    table = recipe.pipeline.table
+    becomes = "" if table is None else ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
+    becomes = f"{becomes}, by a table of {str(table.dtype).removeprefix('torch.')}" if table is not None else "as uint8"
+    notes = ["samples that are no such JPEG files are made in the main process by the transforms themselves"]
+    if device.type == "cpu":
+        cast = f", {_epilogue(loader, device)}" if loader.dtype is not None else ""
+        steps.append(Step("epilogue", "main process", becomes + cast))
+        return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
+    where = "copy stream" if loader.device_prefetch else "consumer's stream"
+    memory = "pinned memory" if pins(loader, device) else "pageable memory"
+    steps.append(Step("h2d", where, f"uint8, from {memory}"))
+    steps.append(Step("epilogue", where, ", ".join(part for part in (becomes, _epilogue(loader, device)) if part)))
+    return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
 
 
 def _epilogue(loader: FastLoader[Any], device: torch.device) -> str:

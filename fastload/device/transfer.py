@@ -25,6 +25,7 @@ import torch
 
 from fastload._nvtx import stage
 from fastload.device.epilogue import finish
+from fastload.device.images import TableImages
 from fastload.host import Leaf, map_leaves
 from fastload.options import has_streams
 
@@ -195,7 +196,7 @@ class Transfer:
                 leaves.append(own.as_strided(leaf.size(), leaf.stride()))
             else:
                 # Copy first, cast after: a cast on the host would cost CPU time and may widen what crosses the link.
-                nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor) else 0
+                nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor | TableImages) else 0
                 leaves.append(leaf.to(self.device, non_blocking=True))
             unchanged.append(leaf)
             return _Copied(len(leaves) - 1)

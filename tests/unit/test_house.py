@@ -20,11 +20,12 @@ LINES_MAX = 450
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"run", "doctor", "bench", "_bootstrap"},
+    {"run", "doctor", "bench", "verify", "_bootstrap"},
     {"standin"},
     {"fastload"},  # the public names
     {"loader"},
     {"plan"},
+    {"lowered"},
     {"engines", "device"},
     {"memory"},
     {"host", "insight", "vision"},

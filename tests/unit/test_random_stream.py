@@ -61,3 +61,10 @@ def test_a_uniform_under_no_known_rule_is_refused(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.Tensor, "uniform_", other)
     assert calibrate_stream() is None
+
+
+@pytest.fixture(autouse=True)
+def forget_what_was_found():
+    """What a patched comparison found must not be remembered for the tests that follow."""
+    yield
+    random_stream._calibrate.cache_clear()

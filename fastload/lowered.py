@@ -1,0 +1,205 @@
+"""Loaders that run natively: whether one can, and its iterators on the host and on a device."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from fastload.device.epilogue import NormalizeTable, finish
+from fastload.device.images import TableImages, to_images
+from fastload.device.transfer import Transfer
+from fastload.options import has_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload.device.transfer import DeviceBatch
+    from fastload.engines.native import NativeIterator
+    from fastload.loader import FastLoader
+    from fastload.vision.recipe import Recipe
+
+
+class FallbackWarning(UserWarning):
+    """A pipeline that could have run natively does not, because a check on its own data found a difference."""
+
+
+def read_loader(loader: FastLoader[Any], device: torch.device) -> Recipe | tuple[str, ...]:
+    """A loader's recipe; or the reasons why it has none, in words that say what to change."""
+    if loader.accelerate == "off":
+        return ("accelerate='off'",)
+    reasons = []
+    if loader.num_workers == 0:
+        reasons.append("num_workers=0 runs in the main process as torch does it; num_workers >= 1 can run natively")
+    if not loader._auto_collation:
+        reasons.append("batch_size=None: only batches are made natively")
+    if not loader.in_order:
+        reasons.append("in_order=False: only batches in order are made natively")
+    if device.type not in ("cpu", "cuda"):
+        reasons.append(f"batches go to {device.type}; natively they go to cuda and cpu")
+    if getattr(type(loader), "_get_iterator", None) is not DataLoader._get_iterator:
+        reasons.append(f"{type(loader).__name__} has a _get_iterator of its own; leave torch's")
+    if "torchvision" not in sys.modules:  # neither its datasets nor its transforms can be there
+        return (
+            *reasons,
+            f"dataset {type(loader.dataset).__name__} has no torchvision transforms, which alone are lowered",
+        )
+    if importlib.util.find_spec("fastload._core") is None:
+        return (*reasons, "fastload._core is not built; reinstall fastload with a C++ compiler")
+    from fastload.vision.recipe import Refusal, read_recipe
+
+    recipe = read_recipe(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+    if isinstance(recipe, Refusal):
+        return (*reasons, *recipe.reasons)
+    return tuple(reasons) or recipe
+
+
+class Checks:
+    """What the checks of a loader's recipes on its own data came to; each is made once."""
+
+    def __init__(self) -> None:
+        self._results: dict[tuple[Any, ...], str | None] = {}
+        self._held: list[Any] = []
+
+    def known(self, loader: FastLoader[Any], recipe: Recipe) -> str | None:
+        """Why the recipe must not be used, as far as it has been checked."""
+        return self._results.get(_key(loader, recipe))
+
+    def passes(self, loader: FastLoader[Any], recipe: Recipe) -> bool:
+        """Whether the recipe may be used. Checks it when it is new; warns when it fails.
+
+        Raises:
+            RuntimeError: It fails, and ``accelerate="require"``.
+        """
+        key = _key(loader, recipe)
+        if key not in self._results:
+            from fastload.engines.selfcheck import check_recipe
+
+            images_of = _host_images(recipe, torch.contiguous_format)
+            why = check_recipe(recipe, images_of, any_share=loader.accelerate == "require")
+            self._results[key] = why
+            self._held.append(loader.dataset)  # its id stands in the key
+            if why is not None and loader.accelerate != "require":
+                warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=4)
+        why = self._results[key]
+        if why is not None and loader.accelerate == "require":
+            raise RuntimeError(f"accelerate='require', but {why}")
+        return why is None
+
+
+def _key(loader: FastLoader[Any], recipe: Recipe) -> tuple[Any, ...]:
+    pipeline = recipe.pipeline
+    values = pipeline.table
+    table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
+    require = loader.accelerate == "require"
+    return id(loader.dataset), repr(pipeline.ops), table, repr(sorted(recipe.options.items())), require
+
+
+def _host_images(recipe: Recipe, memory_format: torch.memory_format) -> Callable[[torch.Tensor], torch.Tensor]:
+    table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
+    return lambda pixels: to_images(pixels, table, memory_format)
+
+
+def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
+    """Batches as torch's workers make them, in host memory."""
+    from fastload.engines.native import NativeIterator
+
+    plain = _host_images(recipe, torch.contiguous_format)
+    dtype = loader.dtype
+    return NativeIterator(loader, recipe, lambda pixels: finish(plain(pixels), None, dtype))
+
+
+def is_native(iterator: Any) -> bool:
+    """Whether ``iterator`` makes batches natively, on the host."""
+    native = sys.modules.get("fastload.engines.native")
+    return native is not None and isinstance(iterator, native.NativeIterator)
+
+
+class NativeDeviceIterator:
+    """Native batches on their way to a device. The next one's copy starts while the last is in use.
+
+    Args:
+        loader: See :class:`~fastload.engines.native.NativeIterator`.
+        recipe: Likewise.
+        device: Where to; with an index.
+        stream: The side stream to copy on, or ``None``.
+        retire: Called with the transfer when the iterator is gone.
+    """
+
+    def __init__(
+        self,
+        loader: FastLoader[Any],
+        recipe: Recipe,
+        device: torch.device,
+        stream: Any,
+        retire: Callable[[Transfer], None],
+    ) -> None:
+        from fastload.engines.native import NativeIterator
+
+        self.device = device
+        self.transfer = Transfer(device, stream, None, loader.dtype)
+        self._copies_ahead = stream is not None
+        pins = has_streams(device) and loader.max_pinned_bytes != 0
+        wanted = loader.memory_format
+        layout = torch.channels_last if wanted == torch.channels_last else torch.contiguous_format
+        table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
+        self._pins = pins
+        self._next: DeviceBatch | None = None
+        self._number = 0
+        self._host: Any = NativeIterator(loader, recipe, lambda p: TableImages(p, table, layout), pin=pins)
+        self._finalizer = weakref.finalize(self, _end, self._host, self.transfer, retire)
+
+    def _reset(self, loader: FastLoader[Any]) -> None:
+        self._next = None
+        self._number = 0
+        self._host._reset(loader)
+
+    def __iter__(self) -> NativeDeviceIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __next__(self) -> Any:
+        if self._host is None:
+            raise RuntimeError("the FastLoader of this iterator was closed")
+        self.transfer.mark_step()
+        copied, self._next = self._next, None
+        if copied is None:
+            copied = self._start(next(self._host))
+        else:
+            next(self._host)  # the batch that has been copied: now, when torch would, its successor's indices are drawn
+        data = self.transfer.take(copied)
+        if self._copies_ahead and (ahead := self._host.peek()) is not None:
+            self._next = self._start(ahead)
+        return data
+
+    def _start(self, batch: Any) -> DeviceBatch:
+        images, targets = batch
+        if self._pins:
+            targets = pin_memory(targets)  # type: ignore[no-untyped-call]
+        self._number += 1
+        return self.transfer.start([images, targets], self._number - 1)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its totals have been retired."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Stop the decode threads and wait for the copies. Idempotent."""
+        self._host = None
+        self._next = None
+        self._finalizer()
+
+
+def _end(host: NativeIterator, transfer: Transfer, retire: Callable[[Transfer], None]) -> None:
+    host.close()
+    transfer.close()
+    retire(transfer)

@@ -1,0 +1,197 @@
+"""``fastload verify module:factory``: is it the same, bit for bit, on your data?"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from fastload.engines.workers import view_of
+from fastload.loader import FastLoader
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a comparison came to; true if everything was equal.
+
+    Attributes:
+        batches: Batches compared.
+        engine: FastLoader's, in the comparison.
+        difference: The first difference: where, and what; ``None`` if there is none.
+    """
+
+    batches: int
+    engine: str
+    difference: str | None
+
+    def __bool__(self) -> bool:
+        return self.difference is None
+
+    def __str__(self) -> str:
+        if self.difference is None:
+            return f"equal to the bit: {self.batches} batches, engine {self.engine}"
+        return f"different, engine {self.engine}: {self.difference}"
+
+
+def verify(
+    loader: DataLoader[Any] | Callable[[], DataLoader[Any]], batches: int | None = None, *, seed: int = 0
+) -> Verification:
+    """Run torch's DataLoader and FastLoader from the same seed on the same data and compare every batch.
+
+    Blocks for as long as both take. Other random states than torch's are not seeded. A FastLoader with a ``dtype``
+    differs from torch by that. Torch's default generator, and the loader's, are left as they were.
+
+    Args:
+        loader: A loader (a FastLoader keeps its own arguments), or a function that makes one. A sampler with a state of
+            its own, other than torch's generators, needs the function.
+        batches: How many to compare at most; ``None`` for a whole epoch.
+        seed: Of torch's default generator, for both.
+
+    Raises:
+        TypeError: ``loader`` is neither, or makes no DataLoader.
+        ValueError: ``batches`` is less than 1.
+    """
+    if batches is not None and batches < 1:
+        raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
+    kept = torch.get_rng_state()
+    try:
+        theirs = _batches(view_of(_made(loader)), seed, batches)
+        made = _made(loader)
+        if isinstance(made, FastLoader):
+            return _compare(made, theirs, _batches(made, seed, batches))
+        with FastLoader.wrap(made) as fast:
+            return _compare(fast, theirs, _batches(fast, seed, batches))
+    finally:
+        torch.set_rng_state(kept)
+
+
+def _made(loader: Any) -> DataLoader[Any]:
+    made = loader if isinstance(loader, DataLoader) or not callable(loader) else loader()
+    if not isinstance(made, DataLoader):
+        raise TypeError(f"verify takes a DataLoader or a function that returns one, got {type(made).__name__}")
+    return made
+
+
+def _batches(loader: DataLoader[Any], seed: int, count: int | None) -> Iterator[Any]:
+    """Batches, then the error if there is one. Each loader has its random states to itself."""
+    generators = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
+    own = [g.get_state() for g in generators]
+    state, iterator, number = torch.Generator().manual_seed(seed).get_state(), None, 0
+    drawn = own
+    while count is None or number < count:
+        torch.set_rng_state(state)
+        for generator, its in zip(generators, drawn, strict=True):
+            generator.set_state(its)
+        try:
+            iterator = iter(loader) if iterator is None else iterator
+            batch = next(iterator)
+        except StopIteration:
+            break
+        except Exception as error:  # noqa: BLE001 - an error is a result, to be compared
+            batch = error
+        state, drawn = torch.get_rng_state(), [g.get_state() for g in generators]
+        for generator, its in zip(generators, own, strict=True):
+            generator.set_state(its)
+        number += 1
+        yield batch
+        if iterator is None:
+            return
+
+
+def _compare(loader: FastLoader[Any], theirs: Iterator[Any], ours: Iterator[Any]) -> Verification:
+    number = 0
+    missing = object()
+    while True:
+        a, b = next(theirs, missing), next(ours, missing)
+        engine = loader.plan.engine
+        if a is missing and b is missing:
+            return Verification(number, engine, None)
+        if a is missing or b is missing:
+            more = "FastLoader" if a is missing else "torch"
+            return Verification(number, engine, f"{more} has more than {number} batches")
+        found = difference(a, b)
+        if found is not None:
+            return Verification(number, engine, f"batch {number}, {found}{_file(loader, number, found)}")
+        number += 1
+
+
+def difference(theirs: Any, ours: Any, place: str = "batch") -> str | None:
+    """The first place where two batches differ in type, dtype, shape or a bit; ``None`` if nowhere. Not: in layout."""
+    if type(theirs) is not type(ours):
+        return f"{place}: {type(theirs).__name__} and {type(ours).__name__}"
+    if isinstance(theirs, torch.Tensor):
+        return _tensor_difference(theirs, ours.to(theirs.device), place)
+    if isinstance(theirs, dict):
+        if theirs.keys() != ours.keys():
+            return f"{place}: keys {list(theirs)} and {list(ours)}"
+        pairs = [(theirs[key], ours[key], f"{place}[{key!r}]") for key in theirs]
+    elif isinstance(theirs, list | tuple):
+        if len(theirs) != len(ours):
+            return f"{place}: {len(theirs)} and {len(ours)} items"
+        pairs = [(a, b, f"{place}[{i}]") for i, (a, b) in enumerate(zip(theirs, ours, strict=True))]
+    elif isinstance(theirs, BaseException):
+        return None
+    else:
+        return None if theirs == ours else f"{place}: {theirs!r} and {ours!r}"
+    return next((found for a, b, where in pairs if (found := difference(a, b, where)) is not None), None)
+
+
+def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str) -> str | None:
+    if (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
+        return f"{place}: {theirs.dtype} {tuple(theirs.shape)} and {ours.dtype} {tuple(ours.shape)}"
+    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (theirs, ours))
+    wrong = (a != b).nonzero()
+    if not len(wrong):
+        return None
+    at = torch.unravel_index(wrong[0, 0] // theirs.element_size(), theirs.shape) if theirs.dim() else ()
+    where = tuple(int(i) for i in at)
+    return f"{place}{list(where)}: {theirs[where].item()!r} and {ours[where].item()!r}"
+
+
+def _file(loader: FastLoader[Any], number: int, found: str) -> str:
+    """Which sample a difference is in, and its file, where the order is known."""
+    from torch.utils.data import SequentialSampler
+
+    place = found.partition("[")[2].partition("][")[2].partition(",")[0].partition("]")[0]
+    if type(loader.sampler) is not SequentialSampler or loader.batch_size is None or not place.isdigit():
+        return ""
+    index = number * loader.batch_size + int(place)
+    dataset: Any = loader.dataset
+    inner = index
+    while type(dataset) is Subset:
+        inner, dataset = dataset.indices[inner], dataset.dataset
+    samples = getattr(dataset, "samples", None)
+    return f" (index {index}{f', {samples[inner][0]}' if isinstance(samples, list) else ''})"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """For the command line."""
+    parser.add_argument("factory", metavar="module:factory", help="a function without arguments that makes the loader")
+    parser.add_argument("--batches", type=int, default=None, help="compare at most so many (default: a whole epoch)")
+    parser.add_argument("--seed", type=int, default=0, help="of torch's default generator, for both loaders")
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 if all is equal, 1 if not, 2 if there is no such function."""
+    module_name, colon, name = args.factory.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        factory = getattr(importlib.import_module(module_name), name) if colon else None
+    except (ImportError, AttributeError) as error:
+        sys.stderr.write(f"fastload verify: {error}\n")
+        return 2
+    if factory is None:
+        sys.stderr.write(f"fastload verify: the factory must be given as module:function, got {args.factory!r}\n")
+        return 2
+    result = verify(factory, args.batches, seed=args.seed)
+    sys.stdout.write(f"{result}\n")
+    return 0 if result else 1

@@ -1,0 +1,250 @@
+"""A torchvision pipeline taken apart: what happens to the PIL image, and what to the tensor that is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torchvision.transforms as v1
+from PIL import Image
+from torchvision.transforms import v2
+from torchvision.transforms.functional import pil_modes_mapping
+
+from fastload.vision._pristine import Originals
+from fastload.vision.calibrate import FILTERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_COMPOSE: tuple[type, ...] = (v1.Compose, v2.Compose)
+_IDENTITY: tuple[type, ...] = (torch.nn.Identity, v2.Identity)
+_RANDOM_RESIZED_CROP: tuple[type, ...] = (v1.RandomResizedCrop, v2.RandomResizedCrop)
+_RESIZE: tuple[type, ...] = (v1.Resize, v2.Resize)
+_CENTER_CROP: tuple[type, ...] = (v1.CenterCrop, v2.CenterCrop)
+_RANDOM_CROP: tuple[type, ...] = (v1.RandomCrop, v2.RandomCrop)
+_FLIPS: dict[type, str] = {
+    v1.RandomHorizontalFlip: "horizontal_flip",
+    v2.RandomHorizontalFlip: "horizontal_flip",
+    v1.RandomVerticalFlip: "vertical_flip",
+    v2.RandomVerticalFlip: "vertical_flip",
+}
+_GEOMETRY: tuple[type, ...] = (*_RANDOM_RESIZED_CROP, *_RESIZE, *_CENTER_CROP, *_RANDOM_CROP, *_FLIPS)
+_TO_TENSOR: tuple[type, ...] = (v1.ToTensor, v2.ToTensor, v1.PILToTensor, v2.PILToTensor, v2.ToImage)
+_ELEMENTWISE: tuple[type, ...] = (
+    *(v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype, v1.Normalize, v2.Normalize),
+    v2.ToPureTensor,
+)
+_ERASING: tuple[type, ...] = (v1.RandomErasing, v2.RandomErasing)
+_RANDOM: tuple[type, ...] = (*_RANDOM_RESIZED_CROP, *_RANDOM_CROP, *_FLIPS)
+
+_ORIGINALS = Originals((*_COMPOSE, *_IDENTITY, *_GEOMETRY, *_TO_TENSOR, *_ELEMENTWISE))
+
+_TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault
+    """Why a pipeline cannot be lowered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A transform in parts.
+
+    Attributes:
+        geometry: The user's transforms of the PIL image, in order.
+        tensor: The user's transform that makes a tensor of it, and those of the tensor, in order.
+        ops: ``geometry`` for ``_core.DrawPlan.add``.
+        interpolation: Of the resize; ``"bilinear"`` if there is none.
+        size: ``(height, width)`` of every image at the end, pixels.
+        draws: Whether anything is drawn at random.
+        table: ``(3, 256)``: what ``tensor`` makes of each level of each channel; ``None`` if images stay uint8.
+    """
+
+    geometry: tuple[Callable[[Any], Any], ...]
+    tensor: tuple[Callable[[Any], Any], ...]
+    ops: tuple[tuple[str, dict[str, Any]], ...]
+    interpolation: str
+    size: tuple[int, int]
+    draws: bool
+    table: torch.Tensor | None
+
+
+def read_transform(transform: Any) -> Pipeline:
+    """Take a transform apart.
+
+    Raises:
+        Refused: It contains something that is not lowered; says what, and what to change.
+    """
+    if transform is None:
+        raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
+    geometry: list[Any] = []
+    tensor: list[Any] = []
+    for step in _flat(transform, 0):
+        kind = type(step)
+        if kind in _GEOMETRY:
+            if tensor:
+                raise Refused(
+                    f"{_name(step)} comes after the image became a tensor, where torch's uint8 kernel rounds otherwise "
+                    f"than Pillow; put it before {_name(tensor[0])}"
+                )
+            geometry.append(step)
+        elif kind in _TO_TENSOR:
+            if tensor:
+                raise Refused(f"{_name(step)} comes after {_name(tensor[0])}, which made a tensor; leave it out")
+            tensor.append(step)
+        elif kind in _ELEMENTWISE:
+            if not tensor:
+                raise Refused(f"{_name(step)} comes before the image becomes a tensor; put it after ToImage()")
+            if kind is v2.ToDtype and not isinstance(step.dtype, torch.dtype):
+                raise Refused(f"{_name(step)} has a dtype for each type of input; give it one torch.dtype")
+            tensor.append(step)
+    if not tensor:
+        raise Refused("the transform ends with a PIL image; end it with ToTensor()")
+    ops, interpolation = _lower(geometry)
+    return Pipeline(
+        tuple(geometry),
+        tuple(tensor),
+        tuple(ops),
+        interpolation,
+        _final_size(ops),
+        any(type(step) in _RANDOM for step in geometry),
+        table_of(tensor),
+    )
+
+
+def _flat(transform: Any, depth: int) -> Iterator[Any]:
+    kind = type(transform)
+    if kind in _ERASING:
+        raise Refused("RandomErasing draws from the workers' random stream after the image is a tensor; not lowered")
+    if kind not in _ORIGINALS:
+        known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)
+        what = f"a subclass of {known.__name__}" if known is not None else "not among the transforms that are lowered"
+        raise Refused(f"transform {_name(transform)} is {what}; leave it out or replace it by torchvision's own")
+    patched = _ORIGINALS.patched(transform)
+    if patched is not None:
+        raise Refused(f"{patched} was patched; leave torchvision's method as it is")
+    if kind in _COMPOSE:
+        if depth > 50:
+            raise Refused("Compose is nested more than 50 deep")
+        for part in transform.transforms:
+            yield from _flat(part, depth + 1)
+    elif kind not in _IDENTITY:
+        yield transform
+
+
+def _lower(geometry: list[Any]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
+    ops: list[tuple[str, dict[str, Any]]] = []
+    interpolation = "bilinear"
+    for step in geometry:
+        kind = type(step)
+        try:
+            ops.append(_op(step, kind))
+        except (TypeError, ValueError) as error:
+            raise Refused(f"{_name(step)} has arguments that are not lowered ({error})") from error
+        if kind in _RESIZE or kind in _RANDOM_RESIZED_CROP:
+            interpolation = _filter(step)
+            if getattr(step, "antialias", True) not in (True, None):
+                raise Refused(f"{_name(step)} has antialias={step.antialias}, which PIL images ignore; use True")
+    return ops, interpolation
+
+
+def _op(step: Any, kind: type) -> tuple[str, dict[str, Any]]:
+    if kind in _FLIPS:
+        return _FLIPS[kind], {"p": float(step.p)}
+    if kind in _RESIZE:
+        return _resize(step)
+    height, width = (int(side) for side in step.size)
+    fields: dict[str, Any] = {"height": height, "width": width}
+    if kind in _CENTER_CROP:
+        return "center_crop", fields
+    if kind in _RANDOM_CROP:
+        if step.padding is not None or step.pad_if_needed:
+            raise Refused(f"{_name(step)} pads; leave out padding and pad_if_needed")
+        return ("random_crop_v1" if kind is v1.RandomCrop else "random_crop_v2"), fields
+    scale = tuple(float(value) for value in step.scale)
+    ratio = tuple(float(value) for value in step.ratio)
+    if len(scale) != 2 or len(ratio) != 2:
+        raise ValueError("scale and ratio must be pairs")
+    log_ratio = torch.log(torch.tensor(step.ratio)) if kind is v1.RandomResizedCrop else step._log_ratio
+    if log_ratio.dtype != torch.float32:
+        raise ValueError("ratio must be of float32")
+    return "random_resized_crop", {**fields, "scale": scale, "ratio": ratio, "log_ratio": tuple(log_ratio.tolist())}
+
+
+def _resize(step: Any) -> tuple[str, dict[str, Any]]:
+    size = [step.size] if isinstance(step.size, int) else step.size
+    if size is None:
+        raise Refused(f"{_name(step)} has size=None, so images differ in size; give it a size")
+    sides = [int(side) for side in size]
+    if len(sides) == 2:
+        if step.max_size is not None:
+            raise Refused(f"{_name(step)} has a size of two and max_size; leave out max_size")
+        return "resize", {"height": sides[0], "width": sides[1]}
+    return "resize_shorter", {"height": sides[0], "max_size": 0 if step.max_size is None else int(step.max_size)}
+
+
+def _filter(step: Any) -> str:
+    for mode, number in pil_modes_mapping.items():
+        if step.interpolation == mode or step.interpolation in (mode.value, number):
+            for name, resampling in FILTERS.items():
+                if int(resampling) == number:
+                    return name
+    raise Refused(f"{_name(step)} has interpolation {step.interpolation!r}, which is not lowered; use BILINEAR")
+
+
+def _final_size(ops: list[tuple[str, dict[str, Any]]]) -> tuple[int, int]:
+    for kind, fields in reversed(ops):
+        if kind == "resize_shorter":
+            raise Refused("Resize of the shorter side leaves images of different sizes; add a CenterCrop")
+        if "height" in fields:
+            return fields["height"], fields["width"]
+    raise Refused("nothing gives the images one size; add RandomResizedCrop, or Resize and CenterCrop")
+
+
+def table_of(tensor: list[Any]) -> torch.Tensor | None:
+    """What the user's own tensor transforms make of each level of each channel, computed by them; ``None``: nothing.
+
+    Raises:
+        Refused: The result is no table: other dtype, other channels, or not the same for equal levels.
+    """
+    ramp = np.arange(256, dtype=np.uint8)
+    levels = np.stack([ramp, np.roll(ramp, 85), ramp[::-1]], axis=1)  # (256, channel), each level once a channel
+    images = [levels.reshape(16, 16, 3), np.ascontiguousarray(levels[::-1].reshape(8, 32, 3))]
+    tables = [_table(tensor, image) for image in images]
+    if not _same(tables[0], tables[1]):
+        raise Refused("what the transforms make of a pixel depends on more than its level and channel")
+    table = tables[0]
+    if table.dtype == torch.uint8:
+        if not torch.equal(table, torch.arange(256, dtype=torch.uint8).expand(3, 256)):
+            raise Refused("the transforms change pixels but leave them uint8; convert to float")
+        return None
+    if table.dtype not in _TABLE_DTYPES:
+        raise Refused(f"the images become {table.dtype}; only float32, float16, bfloat16 and uint8 are lowered")
+    return table
+
+
+def _table(tensor: list[Any], pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:
+    result: Any = Image.fromarray(pixels)
+    try:
+        for step in tensor:
+            result = step(result)
+    except Exception as error:  # whatever the user's arguments make torchvision raise, it raises in the workers too
+        raise Refused(f"the transforms of the tensor raise {type(error).__name__}: {error}") from error
+    if not isinstance(result, torch.Tensor) or result.shape != (3, *pixels.shape[:2]):
+        raise Refused("the transforms do not keep three channels; the means and deviations must be three each")
+    plain = result.as_subclass(torch.Tensor).reshape(3, 256)
+    table = torch.empty(3, 256, dtype=plain.dtype)
+    for channel in range(3):
+        table[channel, torch.from_numpy(pixels[..., channel].reshape(256).astype(np.int64))] = plain[channel]
+    return table
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """To the bit: NaN equals itself, 0.0 differs from -0.0."""
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def _name(thing: Any) -> str:
+    return getattr(thing, "__qualname__", None) or type(thing).__name__

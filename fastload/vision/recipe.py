@@ -1,0 +1,181 @@
+"""Reads a dataset and its torchvision transforms into a recipe that the native core can follow to the same bits.
+
+Nothing is guessed: what is not known to the letter is refused, with the reason and what to change.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import IterableDataset, Subset, default_collate
+from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet, folder
+
+from fastload.vision._pristine import Originals
+from fastload.vision._transforms import Refused, read_transform
+from fastload.vision.calibrate import calibrate
+from fastload.vision.random_stream import calibrate_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload import _core
+    from fastload.vision._transforms import Pipeline
+
+_FOLDERS: tuple[type, ...] = (ImageFolder, DatasetFolder, ImageNet)
+_ORIGINALS = Originals((*_FOLDERS, Subset))
+_PIL_LOADER = folder.pil_loader
+_LOADERS = (folder.default_loader, _PIL_LOADER)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why nothing is lowered.
+
+    Attributes:
+        reasons: In words that say what to change.
+    """
+
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make the samples of a dataset natively.
+
+    Attributes:
+        dataset: The user's, with the subsets around it.
+        pipeline: Its transform, in parts.
+        plan: The core's draws for one sample.
+        options: For ``_core.Pool.submit``.
+    """
+
+    dataset: Any
+    pipeline: Pipeline
+    plan: _core.DrawPlan
+    options: dict[str, Any]
+
+    def locate(self, index: Any) -> tuple[Any, Any]:
+        """The encoded image (bytes or path) of a sample and its target. Raises what the dataset would."""
+        dataset = self.dataset
+        while type(dataset) is Subset:
+            index = dataset.indices[index]
+            dataset = dataset.dataset
+        source, target = dataset.samples[index] if type(dataset) in _FOLDERS else dataset.encoded(index)
+        return source, target
+
+    def pixels(self, source: Any) -> Any:
+        """A sample's pixels as the user's own transforms make them: PIL image. Draws from torch's default generator."""
+        image: Any
+        if isinstance(source, str | os.PathLike):
+            image = _PIL_LOADER(os.fspath(source))
+        else:
+            with Image.open(io.BytesIO(source)) as opened:
+                image = opened.convert("RGB")
+        for step in self.pipeline.geometry:
+            image = step(image)
+        return image
+
+
+def read_recipe(
+    dataset: Any,
+    collate_fn: Callable[[Any], Any] | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+) -> Recipe | Refusal:
+    """Read what a loader's workers would do.
+
+    A dataset of one's own takes part with two things: a method ``encoded(index)`` that returns the encoded image
+    (bytes, or a path) and the target, and an attribute ``transform``. Its ``__getitem__`` must return
+    ``(transform(image), target)``, where ``image`` is the encoded image opened by Pillow and converted to RGB;
+    ``encoded`` is called in the main process.
+
+    Args:
+        dataset: The loader's.
+        collate_fn: The loader's; only ``default_collate`` is lowered.
+        worker_init_fn: The loader's; with one, nothing is lowered.
+    """
+    reasons = []
+    if collate_fn is not None and collate_fn is not default_collate:
+        reasons.append(f"collate_fn is {_name(collate_fn)}; only default_collate is lowered: leave it out")
+    if worker_init_fn is not None:
+        reasons.append("worker_init_fn may change anything in the workers; leave it out")
+    try:
+        root = _root(dataset)
+        pipeline = read_transform(root.transform)
+        plan = _plan(pipeline)
+        options = _options(pipeline)
+    except Refused as refused:
+        return Refusal((*reasons, str(refused)))
+    return Refusal(tuple(reasons)) if reasons else Recipe(dataset, pipeline, plan, options)
+
+
+def _root(dataset: Any) -> Any:
+    while type(dataset) is Subset:
+        _check_unpatched(dataset)
+        dataset = dataset.dataset
+    kind = type(dataset)
+    if kind in _FOLDERS:
+        _check_unpatched(dataset)
+        if not any(dataset.loader is loader for loader in _LOADERS):
+            raise Refused(f"the dataset's loader is {_name(dataset.loader)}; leave it torchvision's default_loader")
+        if folder.pil_loader is not _PIL_LOADER or folder.default_loader is not _LOADERS[0]:
+            raise Refused("torchvision.datasets.folder's loaders were patched; leave them as they are")
+        if torchvision.get_image_backend() != "PIL":
+            raise Refused(f"torchvision's image backend is {torchvision.get_image_backend()}; set it to PIL")
+    elif callable(getattr(kind, "encoded", None)) and hasattr(dataset, "transform"):
+        if isinstance(dataset, IterableDataset) or hasattr(kind, "__getitems__"):
+            raise Refused(f"{kind.__name__} is iterable or fetches whole batches; only datasets by index are lowered")
+    else:
+        known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)
+        what = f"a subclass of {known.__name__}, whose methods may be its own" if known is not None else "not known"
+        raise Refused(f"dataset {kind.__name__} is {what}; use ImageFolder, or give it encoded(index) and transform")
+    if getattr(dataset, "target_transform", None) is not None:
+        raise Refused("the dataset has a target_transform; apply it to the targets beforehand")
+    return dataset
+
+
+def _check_unpatched(dataset: Any) -> None:
+    patched = _ORIGINALS.patched(dataset)
+    if patched is not None:
+        raise Refused(f"{patched} was patched; leave torchvision's method as it is")
+
+
+def _plan(pipeline: Pipeline) -> _core.DrawPlan:
+    from fastload import _core
+
+    plan = _core.DrawPlan()
+    for kind, fields in pipeline.ops:
+        try:
+            plan.add(kind, **fields)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Refused(f"the transforms cannot be one crop, resize and flip: {error}") from error
+    if pipeline.draws:
+        stream = calibrate_stream()
+        if stream is None:
+            raise Refused(f"torch {torch.__version__} draws random numbers otherwise than the native core")
+        plan.set_uniform_rule(stream.fused, stream.excludes_upper)
+    return plan
+
+
+def _options(pipeline: Pipeline) -> dict[str, Any]:
+    calibration = calibrate()
+    resizes = any(kind in ("resize", "resize_shorter", "random_resized_crop") for kind, _ in pipeline.ops)
+    if not calibration.subsamplings:
+        raise Refused(f"Pillow {calibration.pillow} decodes JPEG otherwise than libjpeg {calibration.libjpeg}")
+    if resizes and (calibration.pass_rule is None or pipeline.interpolation not in calibration.filters):
+        raise Refused(f"Pillow {calibration.pillow} resizes ({pipeline.interpolation}) otherwise than the native core")
+    limit = Image.MAX_IMAGE_PIXELS
+    return {
+        "filter": pipeline.interpolation,
+        "pass_rule": calibration.pass_rule or "horizontal_first",
+        "max_pixels": 0 if limit is None else int(limit),  # of a larger image Pillow warns, or raises: let it
+    }
+
+
+def _name(thing: Any) -> str:
+    return getattr(thing, "__qualname__", None) or type(thing).__name__

@@ -1,0 +1,63 @@
+"""Native batches on a device: simulated where there is none, and on CUDA (marked ``gpu``) in every dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from photos import assert_same, epochs_of, make_folder, mix_in, train_v1
+from roads import simulated
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from fastload import FastLoader, lowered
+
+ARGUMENTS = {"batch_size": 4, "num_workers": 2, "shuffle": True}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return mix_in(make_folder(tmp_path_factory.mktemp("photos"), 14))
+
+
+def on_host(seen):
+    return [[leaf.cpu().contiguous() for leaf in item] if isinstance(item, list) else item for item in seen]
+
+
+def in_dtype(dtype):
+    return v2.Compose(
+        [v2.RandomResizedCrop(40), v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(dtype, scale=True)]
+    )
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("breaks_at", [None, 2])
+def test_epochs_and_generators_on_a_simulated_device(root, monkeypatch, persistent, prefetch, breaks_at):
+    arguments = {**ARGUMENTS, "persistent_workers": persistent}
+    dataset = ImageFolder(root, train_v1())
+    run = {"count": 3, "breaks_at": breaks_at}
+    theirs = epochs_of(lambda: DataLoader(dataset, **arguments), **run)
+    simulated.install(monkeypatch)
+    monkeypatch.setattr(lowered, "Transfer", simulated.SimulatedTransfer)
+    real_empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real_empty(*a, **k))
+    own = {"device": "cuda", "device_prefetch": prefetch, "accelerate": "require"}
+    seen = epochs_of(lambda: FastLoader(dataset, **arguments, **own), **run)
+    layouts = [item[0].is_contiguous(memory_format=torch.channels_last) for item in seen if isinstance(item, list)]
+    assert layouts
+    assert all(layouts)
+    assert_same(on_host(seen), theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format, None])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_epochs_on_the_gpu(root, dtype, memory_format, prefetch):
+    dataset = ImageFolder(root, in_dtype(dtype))
+    theirs = epochs_of(lambda: DataLoader(dataset, **ARGUMENTS))
+    own = {"device": "cuda", "accelerate": "require", "memory_format": memory_format, "device_prefetch": prefetch}
+    seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, **own))
+    assert all(leaf.is_cuda for item in seen if isinstance(item, list) for leaf in item)
+    assert_same(on_host(seen), theirs)

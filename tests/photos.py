@@ -1,0 +1,128 @@
+"""A small folder of images that an ImageFolder reads, and pipelines over it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision.transforms as v1
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+SIZE = 40
+
+
+def pixels(seed: int, height: int, width: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 7, 3), dtype=np.uint8))
+    return np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def jpeg(seed: int, height: int = 90, width: int = 120, mode: str = "RGB", **options: object) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels(seed, height, width)).convert(mode).save(out, "JPEG", **options)
+    return out.getvalue()
+
+
+def make_folder(root: Path, count: int = 23) -> Path:
+    """JPEG files of several sizes and subsamplings, in three classes."""
+    for i in range(count):
+        folder = root / f"class{i % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        options = {"subsampling": i % 3, "progressive": i % 4 == 0}
+        (folder / f"{i:03}.jpg").write_bytes(jpeg(i, 60 + 7 * i, 150 - 4 * i, **options))
+    return root
+
+
+def mix_in(root: Path) -> Path:
+    """PNG, grayscale, CMYK, and a JPEG named as something else, among the rest."""
+    folder = root / "class1"
+    Image.fromarray(pixels(100, 70, 80)).save(folder / "000.png")
+    Image.fromarray(pixels(101, 70, 80)).convert("L").save(folder / "012.jpg", quality=90)
+    (folder / "013.jpg").write_bytes(jpeg(102, mode="CMYK"))
+    Image.fromarray(pixels(103, 70, 80)).convert("RGBA").save(folder / "014.jpg", "PNG")
+    (folder / "015.png").write_bytes(jpeg(104))
+    return root
+
+
+def train_v1():
+    return v1.Compose([v1.RandomResizedCrop(SIZE), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)])
+
+
+def train_v2():
+    steps = [v2.RandomResizedCrop(SIZE, interpolation=v2.InterpolationMode.BICUBIC), v2.RandomHorizontalFlip()]
+    steps += [v2.RandomVerticalFlip(0.3), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    return v2.Compose([v2.Compose(steps[:2]), v2.Identity(), *steps[2:]])
+
+
+def eval_v1():
+    return v1.Compose([v1.Resize(48), v1.CenterCrop(SIZE), v1.ToTensor(), v1.Normalize(MEAN, STD)])
+
+
+def eval_v2():
+    return v2.Compose(
+        [v2.Resize((48, 50)), v2.CenterCrop(SIZE), v2.PILToTensor(), v2.ToDtype(torch.float16, scale=True)]
+    )
+
+
+def random_crop():
+    return v1.Compose([v1.Resize(48), v1.RandomCrop(SIZE), v1.RandomVerticalFlip(), v1.PILToTensor()])
+
+
+PIPELINES = {f.__name__: f for f in (train_v1, train_v2, eval_v1, eval_v2, random_crop)}
+
+
+def epochs_of(make, count: int = 2, breaks_at: int | None = None, seed: int = 3) -> list:
+    """The batches of a few epochs, errors included, and the states of the generators after each."""
+    torch.manual_seed(seed)
+    loader = make()
+    seen = []
+    for epoch in range(count):
+        set_epoch = getattr(loader.sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        iterator = iter(loader)
+        number = 0
+        while breaks_at is None or number < breaks_at or epoch == count - 1:
+            try:
+                seen.append(next(iterator))
+            except StopIteration:
+                break
+            except Exception as error:  # compared by the caller
+                seen.append(error)
+            number += 1
+        del iterator
+        seen.append(torch.get_rng_state())
+        if loader.generator is not None:
+            seen.append(loader.generator.get_state())
+    close = getattr(loader, "close", None)
+    if close is not None:
+        close()
+    del loader
+    return seen
+
+
+def assert_same(ours: list, theirs: list) -> None:
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert type(a) is type(b), (a, b)
+        if isinstance(b, torch.Tensor):
+            assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+            assert torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+        elif isinstance(b, list):
+            assert_same(a, b)
+        else:
+            assert isinstance(b, Exception), b
+
+
+def both(dataset_of, fast, own=None, **arguments) -> tuple[list, list]:
+    """Epochs of ``fast`` and of torch's DataLoader over equal datasets."""
+    run = arguments.pop("run", {})
+    build = arguments.pop("build", dict)
+    theirs = epochs_of(lambda: DataLoader(dataset_of(), **arguments, **build()), **run)
+    ours = epochs_of(lambda: fast(dataset_of(), **arguments, **build(), **(own or {})), **run)
+    return ours, theirs

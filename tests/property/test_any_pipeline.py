@@ -1,0 +1,57 @@
+"""Pipelines drawn from the supported set are refused, or give the bits and the random state of the real thing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision.transforms as v1
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from photos import MEAN, STD, make_folder
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from fastload.engines.selfcheck import check_recipe
+from fastload.lowered import _host_images
+from fastload.vision.recipe import Refusal, read_recipe
+
+SIDES = st.integers(1, 70)
+MODES = st.sampled_from(list(v1.InterpolationMode))
+
+
+@st.composite
+def pipelines(draw):
+    module = draw(st.sampled_from([v1, v2]))
+    size = draw(st.tuples(SIDES, SIDES))
+    low, high = sorted(draw(st.tuples(st.floats(0.02, 1.5), st.floats(0.02, 1.5))))
+    resized = module.RandomResizedCrop(size, scale=(low, high), ratio=(0.6, 1.7), interpolation=draw(MODES))
+    resize = module.Resize(draw(st.one_of(SIDES, st.tuples(SIDES, SIDES))), interpolation=draw(MODES))
+    crop = draw(st.sampled_from([module.CenterCrop, module.RandomCrop]))
+    flips = [module.RandomHorizontalFlip(draw(st.floats(0, 1))), module.RandomVerticalFlip(draw(st.floats(0, 1)))]
+    steps = draw(
+        st.sampled_from([[resized], [resize, crop(size)], [crop(size)], [crop((75, 80)), resize, crop(size)], [resize]])
+    )
+    steps = draw(st.permutations([*steps, *flips[: draw(st.integers(0, 2))]]))
+    if module is v1:
+        tensor = draw(st.sampled_from([[v1.ToTensor()], [v1.PILToTensor()], [v1.ToTensor(), v1.Normalize(MEAN, STD)]]))
+    else:
+        dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+        tensor = [draw(st.sampled_from([v2.ToImage(), v2.PILToTensor()])), v2.ToDtype(dtype, scale=draw(st.booleans()))]
+        tensor += draw(st.sampled_from([[], [v2.Normalize(MEAN, STD)]]))
+    return module.Compose([*steps, *tensor])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("photos"), 7)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pipelines())
+def test_any_pipeline(root, pipeline):
+    recipe = read_recipe(ImageFolder(root, pipeline))
+    if isinstance(recipe, Refusal):
+        assert recipe.reasons
+        return
+    images_of = _host_images(recipe, torch.contiguous_format)
+    assert check_recipe(recipe, images_of, any_share=True) is None

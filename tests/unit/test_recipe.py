@@ -1,0 +1,224 @@
+"""What is lowered, and above all what is not."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torchvision.transforms as v1
+from photos import PIPELINES, make_folder, train_v1
+from torch.utils.data import Subset, default_collate
+from torchvision.datasets import DatasetFolder, FakeData, ImageFolder, folder
+from torchvision.transforms import v2
+
+from fastload import FastLoader
+from fastload.engines import selfcheck
+from fastload.lowered import FallbackWarning
+from fastload.vision.recipe import Recipe, Refusal, read_recipe
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("photos"), 9)
+
+
+def refusal(dataset, *args) -> str:
+    result = read_recipe(dataset, *args)
+    assert isinstance(result, Refusal)
+    return "; ".join(result.reasons)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_common_pipelines_have_a_recipe(root, name):
+    assert isinstance(read_recipe(ImageFolder(root, PIPELINES[name]()), default_collate), Recipe)
+
+
+def test_a_folder_with_the_default_loader_has_a_recipe(root):
+    dataset = DatasetFolder(root, folder.default_loader, (".jpg",), transform=train_v1())
+    assert isinstance(read_recipe(Subset(dataset, [1, 2])), Recipe)
+
+
+class OwnCrop(v1.RandomResizedCrop):
+    pass
+
+
+class Seeding:
+    def __call__(self, image):
+        torch.manual_seed(0)
+        return image
+
+
+def with_patched_instance():
+    crop = v1.RandomResizedCrop(8)
+    crop.get_params = lambda *_: (0, 0, 8, 8)
+    return crop
+
+
+def with_hook():
+    crop = v1.RandomResizedCrop(8)
+    crop.register_forward_hook(lambda *_: None)
+    return crop
+
+
+TO_TENSOR = v1.ToTensor()
+REFUSED = {
+    "lambda": ([v1.Lambda(lambda x: x), v1.RandomResizedCrop(8), TO_TENSOR], "transform Lambda"),
+    "function": ([lambda x: x, v1.RandomResizedCrop(8), TO_TENSOR], "<lambda>"),
+    "manual_seed": ([Seeding(), v1.RandomResizedCrop(8), TO_TENSOR], "transform Seeding"),
+    "seeding lambda": ([v1.RandomResizedCrop(8), v1.Lambda(lambda x: torch.manual_seed(0) and x)], "transform Lambda"),
+    "subclass": ([OwnCrop(8), TO_TENSOR], "subclass of RandomResizedCrop"),
+    "instance": ([with_patched_instance(), TO_TENSOR], "get_params was patched"),
+    "hook": ([with_hook(), TO_TENSOR], "forward hooks"),
+    "padding": ([v1.RandomCrop(8, padding=2), TO_TENSOR], "pads"),
+    "v2 padding": ([v2.RandomCrop(8, pad_if_needed=True), TO_TENSOR], "pads"),
+    "after the tensor": ([v2.ToImage(), v2.RandomResizedCrop(8)], "torch's uint8 kernel"),
+    "flip after the tensor": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomHorizontalFlip()], "torch's uint8 kernel"),
+    "antialias": ([v2.Resize((8, 8), antialias=False), TO_TENSOR], "antialias=False"),
+    "erasing": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing()], "RandomErasing"),
+    "sizes differ": ([v1.Resize(8), TO_TENSOR], "different sizes"),
+    "no size": ([TO_TENSOR], "one size"),
+    "two resizes": ([v1.Resize(32), v1.RandomResizedCrop(8), TO_TENSOR], "only one transform may resize"),
+    "resize after flip": ([v1.RandomHorizontalFlip(), v1.RandomResizedCrop(8), TO_TENSOR], "cannot follow a flip"),
+    "no tensor": ([v1.RandomResizedCrop(8)], "ends with a PIL image"),
+    "normalize on uint8": ([v1.RandomResizedCrop(8), v1.PILToTensor(), v1.Normalize([0.5], [0.5])], "raise TypeError"),
+    "float64": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.ConvertImageDtype(torch.float64)], "torch.float64"),
+    "dtypes": ([v1.RandomResizedCrop(8), v2.ToImage(), v2.ToDtype({torch.Tensor: torch.float32})], "dtype for each"),
+    "jitter": ([v1.RandomResizedCrop(8), v1.ColorJitter(0.1), TO_TENSOR], "transform ColorJitter"),
+    "random choice": ([v1.RandomApply([v1.RandomResizedCrop(8)]), TO_TENSOR], "transform RandomApply"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_transforms_are_refused_with_the_reason(root, name):
+    steps, reason = REFUSED[name]
+    assert reason in refusal(ImageFolder(root, v1.Compose(steps)))
+    assert reason in refusal(ImageFolder(root, v1.Compose([v1.Compose(steps)])))
+
+
+def test_unsupported_interpolations_are_refused(root):
+    crop = v1.RandomResizedCrop(8)
+    crop.interpolation = "cubic spline"
+    assert "interpolation" in refusal(ImageFolder(root, v1.Compose([crop, TO_TENSOR])))
+
+
+class OwnFolder(ImageFolder):
+    pass
+
+
+def test_other_datasets_are_refused(root):
+    assert "dataset FakeData" in refusal(FakeData(transform=train_v1()))
+    assert "subclass of ImageFolder" in refusal(OwnFolder(root, train_v1()))
+    assert "subclass of ImageFolder" in refusal(Subset(OwnFolder(root, train_v1()), [0]))
+    assert "loader" in refusal(ImageFolder(root, train_v1(), loader=lambda path: folder.pil_loader(path)))
+    assert "target_transform" in refusal(ImageFolder(root, train_v1(), target_transform=float))
+    assert "no transform" in refusal(ImageFolder(root))
+
+
+def test_arguments_of_the_loader_are_refused(root):
+    dataset = ImageFolder(root, train_v1())
+    assert "collate_fn" in refusal(dataset, lambda samples: samples)
+    assert "worker_init_fn" in refusal(dataset, default_collate, print)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (ImageFolder, "__getitem__"),
+        (folder.DatasetFolder, "__getitem__"),
+        (v1.RandomResizedCrop, "get_params"),
+        (v1.Compose, "__call__"),
+        (v1.Normalize, "forward"),
+        (torch.nn.Module, "__call__"),
+        (folder, "pil_loader"),
+    ],
+)
+def test_patched_classes_are_refused(root, monkeypatch, owner, name):
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: original(*args, **kwargs))
+    assert "patched" in refusal(ImageFolder(root, train_v1()))
+
+
+def test_a_patched_method_of_the_object_is_refused(root):
+    dataset = ImageFolder(root, train_v1())
+    dataset.__getitem__ = lambda index: None
+    assert "patched" in refusal(dataset)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"num_workers": 1, "batch_size": None}, "batch_size=None"),
+        ({"num_workers": 1, "in_order": False}, "in_order=False"),
+        ({"num_workers": 1, "worker_init_fn": print}, "worker_init_fn"),
+    ],
+)
+def test_require_raises_with_the_reasons(root, arguments, reason):
+    with pytest.raises(ValueError, match=reason):
+        FastLoader(ImageFolder(root, train_v1()), device="cpu", accelerate="require", **arguments)
+
+
+def test_the_plan_tells_of_the_engine(root):
+    loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=2)
+    assert loader.plan.engine == "native"
+    assert "RandomResizedCrop" in str(loader.plan)
+    loader.accelerate = "off"
+    assert loader.plan.engine == "torch"
+
+
+def plant(monkeypatch):
+    real = selfcheck._real
+
+    def differs(recipe, index, state):
+        (images, targets), after = real(recipe, index, state)
+        images[0, 0, 0, 0] += 1e-6
+        return [images, targets], after
+
+    monkeypatch.setattr(selfcheck, "_real", differs)
+
+
+def test_a_bit_that_differs_falls_back_loudly(root, monkeypatch):
+    plant(monkeypatch)
+    loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=1, batch_size=4)
+    with pytest.warns(FallbackWarning, match="not the same to the bit"):
+        assert len(list(loader)) == 3
+    assert loader.plan.engine == "torch"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        assert len(list(loader)) == 3
+
+
+def test_require_raises_when_a_bit_differs(root, monkeypatch):
+    plant(monkeypatch)
+    loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=1, accelerate="require")
+    with pytest.raises(RuntimeError, match="not the same to the bit"):
+        iter(loader)
+
+
+def test_a_folder_of_png_stays_with_the_workers(tmp_path, root):
+    from PIL import Image
+
+    for path in sorted(root.rglob("*.jpg")):
+        target = tmp_path / path.parent.name
+        target.mkdir(exist_ok=True)
+        Image.open(path).save(target / f"{path.stem}.png")
+    loader = FastLoader(ImageFolder(tmp_path, train_v1()), device="cpu", num_workers=1, batch_size=4)
+    with pytest.warns(FallbackWarning, match="no JPEG images"):
+        assert len(list(loader)) == 3
+
+
+def test_the_check_leaves_the_random_states_alone(root):
+    import random
+
+    import numpy as np
+
+    dataset = ImageFolder(root, train_v1())
+    recipe = read_recipe(dataset)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    from fastload.lowered import _host_images
+
+    images_of = _host_images(recipe, torch.contiguous_format)
+    assert selfcheck.check_recipe(recipe, images_of, any_share=False) is None
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())

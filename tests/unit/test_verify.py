@@ -1,0 +1,83 @@
+"""Comparing two loaders bit by bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from photos import eval_v1, make_folder, train_v1
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+from fastload import FastLoader, cli
+from fastload.engines import native
+from fastload.verify import difference, verify
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("photos"), 11)
+
+
+def test_a_native_loader_is_verified(root):
+    make = lambda: DataLoader(ImageFolder(root, train_v1()), 3, shuffle=True, num_workers=2)  # noqa: E731
+    before = torch.get_rng_state()
+    result = verify(make)
+    assert (bool(result), result.batches) == (True, 4), result
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_loader_with_a_generator_is_verified_as_it_is(root):
+    generator = torch.Generator().manual_seed(1)
+    before = generator.get_state()
+    dataset = ImageFolder(root, train_v1())
+    loader = FastLoader(dataset, 3, True, num_workers=1, generator=generator, device="cpu")
+    result = verify(loader, batches=2)
+    loader.close()
+    assert (bool(result), result.batches, result.engine) == (True, 2, "native"), result
+    assert torch.equal(before, generator.get_state())
+
+
+def test_a_difference_is_found_and_named(root, monkeypatch):
+    real = native.NativeIterator._make
+
+    def spoiled(self, batch):
+        data = real(self, batch)
+        if 7 in batch.indices:
+            data[0][1, 2, 3, 4] += 1
+        return data
+
+    monkeypatch.setattr(native.NativeIterator, "_make", spoiled)
+    dataset = ImageFolder(root, eval_v1())
+    result = verify(lambda: FastLoader(dataset, 3, num_workers=1, device="cpu"))
+    assert not result
+    assert "batch 2, batch[0][1, 2, 3, 4]" in str(result)
+    assert f"index 7, {dataset.samples[7][0]}" in str(result)
+
+
+def test_differences():
+    assert difference([torch.zeros(2)], [torch.zeros(2)]) is None
+    assert "[1]: 0.0 and -0.0" in difference(torch.zeros(2), torch.tensor([0.0, -0.0]))
+    assert "float32" in difference(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    assert "keys" in difference({"a": 1}, {"b": 1})
+    assert "items" in difference([1], [1, 2])
+    assert "ValueError" in difference(ValueError(), KeyError())
+
+
+def test_the_command(root, tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_loader_module.py").write_text(
+        "import torch\nfrom torch.utils.data import DataLoader\n"
+        "def make():\n    return DataLoader(torch.arange(10), 4, shuffle=True)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    assert cli.main(["verify", "my_loader_module:make"]) == 0
+    assert "equal to the bit: 3 batches" in capsys.readouterr().out
+    assert cli.main(["verify", "my_loader_module:nothing"]) == 2
+    assert cli.main(["verify", "my_loader_module"]) == 2
+
+
+def test_what_is_no_loader_is_refused():
+    with pytest.raises(TypeError, match="DataLoader"):
+        verify([1, 2])
+    with pytest.raises(ValueError, match="batches"):
+        verify(DataLoader([1]), batches=0)

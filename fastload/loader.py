@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._nvtx import stage
+from fastload.device.replay import Replay
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.arrivals import Arrivals
 from fastload.engines.workers import Collate, next_of, refresh, stages_of, start_epoch, view_of
@@ -181,6 +182,23 @@ class FastLoader(DataLoader[T_co]):
     def stats(self) -> Stats:
         """Counters over all epochs so far. Cheap; may be called while iterating."""
         return self._runtime.stats()
+
+    def replay(self, n: int, steps: int | None = None) -> Replay[T_co]:
+        """The first ``n`` batches of an epoch again and again, from the device: how fast is a perfect loader?
+
+        Values repeat, so this measures and does not train; see :class:`~fastload.device.replay.Replay`.
+
+        >>> import torch
+        >>> from fastload import FastLoader
+        >>> loader = FastLoader(range(10), batch_size=2)
+        >>> [batch.tolist() for batch in loader.replay(2)]
+        [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1]]
+
+        Args:
+            n: How many batches to hold, at least 1.
+            steps: Length of an epoch; ``None`` is ``len(loader)``.
+        """
+        return Replay(self, n, steps)
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         self._runtime.check_open()

@@ -1,0 +1,149 @@
+"""``loader.replay(n)``: the same few batches again and again, from memory: what a perfect loader would do."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from fastload.host import map_leaves
+from fastload.options import check_device_prefetch, has_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fastload.loader import FastLoader
+
+T = TypeVar("T")
+
+
+class Replay(Generic[T]):
+    """Batches that are already where they belong: each ``next()`` costs next to nothing.
+
+    The first ``n`` batches of an epoch are taken when this is first iterated, and held, on the device, for as long as
+    this object lives. An epoch is as long as the loader's, so **values repeat**: batch ``k`` is batch ``k mod n``. It
+    is for measuring, not for training. The same tensors are handed out each time: what a loop changes in place stays
+    changed.
+
+    Taking the batches runs workers of their own for the beginning of an epoch. Torch's default generator, the loader's
+    and its sampler's are left as they were, and so are iterators and persistent workers of the loader: its next epoch
+    is the one that it would have been. Left as the beginning of an epoch leaves them: a sampler that counts for itself,
+    and, where the main process loads (``num_workers=0``), the random states of other libraries.
+
+    Args:
+        loader: Where the batches come from; as it is now, whatever is set on it later.
+        n: How many to hold, at least 1. Fewer when the epoch has fewer.
+        steps: Length of an epoch; ``None`` is the loader's length.
+
+    Raises:
+        TypeError: ``n`` or ``steps`` is no int, or the loader has no length and no ``steps`` are given.
+        ValueError: ``n`` or ``steps`` is less than 1.
+    """
+
+    def __init__(self, loader: FastLoader[T], n: int, steps: int | None = None) -> None:
+        check_device_prefetch(n, "n", minimum=1)
+        if steps is not None:
+            check_device_prefetch(steps, "steps", minimum=1)
+        self._steps = _length_of(loader) if steps is None else steps
+        self._n = min(n, self._steps)
+        self._loader: FastLoader[T] | None = twin_of(loader, persistent_workers=False)
+        self._batches: list[T] = []
+        self._stream: Any = None  # which the held memory is protected for
+        self._taking = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __repr__(self) -> str:
+        held = f"{len(self._batches)} batches held" if self._batches else f"first {self._n} batches, not taken yet"
+        return f"Replay({held}, {self._steps} per epoch)"
+
+    def load(self) -> Replay[T]:
+        """Take the batches now, rather than at the first iteration. Blocks until they are on the device."""
+        with self._taking:
+            if self._loader is not None:
+                self._batches, self._stream = _take(twin_of(self._loader), self._n)
+                self._loader = None
+        return self
+
+    def __iter__(self) -> Iterator[T]:
+        self.load()
+        return self._epoch(self._batches)
+
+    def _epoch(self, batches: list[T]) -> Iterator[T]:
+        for step in range(self._steps if batches else 0):
+            batch = batches[step % len(batches)]
+            if self._stream is not None and (current := _current_stream(self._stream.device)) != self._stream:
+                map_leaves(_recorder(current), batch)
+            yield batch
+
+
+def twin_of(loader: FastLoader[T], **changes: Any) -> FastLoader[T]:
+    """A loader like ``loader`` but for ``changes``, with the same dataset and sampler, and workers of its own."""
+    twin = copy.copy(loader)
+    vars(twin).update(changes, _iterator=None)
+    return twin
+
+
+def _length_of(loader: FastLoader[Any]) -> int:
+    try:
+        return len(loader)
+    except TypeError as error:
+        raise TypeError(
+            f"replay() repeats batches for as long as the loader's epoch, but the loader has no length ({error}); say "
+            "how long: replay(n, steps=1000)"
+        ) from error
+
+
+def _take(loader: FastLoader[T], n: int) -> tuple[list[T], Any]:
+    """The first ``n`` batches of an epoch, and the stream that they were handed to if their device has streams."""
+    generators = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
+    kept = [(generator, generator.get_state()) for generator in generators]
+    default = torch.get_rng_state()
+    batches: list[T] = []
+    try:
+        with loader:
+            batches.extend(itertools.islice(loader, n))
+    finally:
+        torch.set_rng_state(default)
+        for generator, state in kept:
+            generator.set_state(state)
+    device = _device_of(batches)
+    if device is None:
+        return batches, None
+    stream = _current_stream(device)
+    torch.accelerator.synchronize(device)  # from here on any stream may read them
+    return batches, stream
+
+
+def _device_of(batches: Any) -> torch.device | None:
+    """The device with streams that a batch's tensors are on."""
+    devices: list[torch.device] = []
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and has_streams(leaf.device):
+            devices.append(leaf.device)
+        return leaf
+
+    map_leaves(look, batches)
+    return devices[0] if devices else None
+
+
+def _current_stream(device: torch.device) -> Any:
+    return torch.get_device_module(device).current_stream(device)
+
+
+def _recorder(stream: Any) -> Callable[[Any], Any]:
+    def record(leaf: Any) -> Any:
+        if callable(note := getattr(leaf, "record_stream", None)) and not _is_on_host(leaf):
+            note(stream)
+        return leaf
+
+    return record
+
+
+def _is_on_host(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and not has_streams(leaf.device)

@@ -1,56 +1,80 @@
-"""The words for what limits a training loop, shared by every report that names a bottleneck."""
+"""The words for what limits a training run, and what helps: shared by a loader's report and by a profile's."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["BOUNDS", "REMEDIES", "Bound", "Verdict"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-Bound: TypeAlias = Literal["storage", "decode", "Python", "collate/IPC", "pin", "link", "GPU"]
 
-BOUNDS: Final[tuple[Bound, ...]] = get_args(Bound)
-"""In the order in which a batch meets them."""
+class Bottleneck(enum.Enum):
+    """What the run waits for. The value is the word that stands before "-bound"."""
 
-REMEDIES: Final[dict[Bound, str]] = {
-    "storage": "bring the files nearer (a local disk, or memory), read fewer and larger ones, or add workers: they wait "
-    "side by side",
-    "decode": "have the native engine decode (print(loader.plan) says what keeps it from that), add workers up to the "
-    "cores that there are, or store the images smaller",
-    "Python": "replace the slow step of the dataset or its transforms, move it to the GPU, or add workers up to the "
-    "cores that there are",
-    "collate/IPC": "yield uint8 instead of float32, let the default collate function stack straight into slots "
-    "(max_pinned_bytes=None), or use smaller batches",
-    "pin": "let batches be written into pinned slots (device='auto', max_pinned_bytes=None) instead of being pinned in "
-    "a thread",
-    "link": "copy fewer bytes: yield uint8 and cast on the device, and copy from pinned memory beside the kernels "
-    "(device_prefetch=1)",
-    "GPU": "the loader keeps up; make the model faster: channels_last, bfloat16, torch.compile, or a larger batch",
-}
-"""What to change, for each bound, where nothing more specific is known."""
+    STORAGE = "storage"
+    """Samples are being read: workers are blocked, on a disk, a network or a lock, and do not compute."""
+    DECODE = "decode"
+    """Compressed images are being decoded and resized, in a codec's native code."""
+    PYTHON = "Python"
+    """The dataset's own code and its transforms compute."""
+    COLLATE = "collate/IPC"
+    """Samples are being put together, or a finished batch is on its way between processes."""
+    PIN = "pin"
+    """Host memory: batches are being copied into pinned memory, or from memory that is not pinned."""
+    LINK = "link"
+    """Bytes are crossing from host to device."""
+    GPU = "GPU"
+    """The model: batches are there before they are asked for."""
+
+
+REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
+    {
+        Bottleneck.STORAGE: "keep the data on a faster disk or in memory, read fewer and larger files, or raise "
+        "num_workers so that more reads wait at the same time",
+        Bottleneck.DECODE: "let the native engine decode (print(loader.plan) says what keeps it from that), raise "
+        "num_workers up to the cores that there are, or store smaller images",
+        Bottleneck.PYTHON: "move work out of __getitem__ (do it once, beforehand, or on the device), raise num_workers "
+        "up to the cores that there are, or vectorize the code that is named",
+        Bottleneck.COLLATE: "put less into a batch's bytes (uint8 instead of float32, tensors instead of Python "
+        "objects), leave collate_fn at its default so that samples are stacked straight into pinned slots, or raise "
+        "num_workers",
+        Bottleneck.PIN: "use pinned memory: leave max_pinned_bytes at its default, accelerate at 'auto', and have the "
+        "dataset return tensors, which travel in pinned slots",
+        Bottleneck.LINK: "send fewer bytes: uint8 images, cast and normalized on the device (dtype=, a table), or a "
+        "narrower float",
+        Bottleneck.GPU: "nothing to gain in the loader: speed the model up (channels_last, bfloat16, torch.compile), "
+        "or use fewer workers",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits the training loop, how that is known, and what to do about it.
+    """What limits a run.
 
     Attributes:
-        bound: What the loop is bound by.
-        evidence: Numbers, as a clause.
-        remedy: What to change.
+        bottleneck: The limit; ``None`` when too little was seen to tell.
+        evidence: What shows it, as parts of a sentence, the weightiest first.
+        remedy: What to change, as part of a sentence.
     """
 
-    bound: Bound
-    evidence: str
+    bottleneck: Bottleneck | None
+    evidence: tuple[str, ...]
     remedy: str
 
-    def __post_init__(self) -> None:
-        if self.bound not in BOUNDS:
-            raise ValueError(f"bound must be one of {', '.join(BOUNDS)}, got {self.bound!r}")
+    @classmethod
+    def of(cls, bottleneck: Bottleneck, *evidence: str, remedy: str | None = None) -> Verdict:
+        """The usual remedy unless another is given."""
+        return cls(bottleneck, evidence, REMEDIES[bottleneck] if remedy is None else remedy)
+
+    @property
+    def name(self) -> str:
+        """Such as ``"storage-bound"``."""
+        return "undecided" if self.bottleneck is None else f"{self.bottleneck.value}-bound"
 
     def __str__(self) -> str:
-        return f"{self.bound}-bound: {self.evidence}. {self.remedy[:1].upper()}{self.remedy[1:]}."
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON writes it."""
-        return {"bound": self.bound, "evidence": self.evidence, "remedy": self.remedy}
+        name = self.name[0].upper() + self.name[1:]
+        return f"{name}: {', '.join(self.evidence)}; {self.remedy}."

@@ -5,6 +5,7 @@ from fastload.device.prefetch import prefetch_to_device
 from fastload.loader import FastLoader
 from fastload.loader import FastLoader as DataLoader
 from fastload.plan import Plan, Step
+from fastload.verify import Verification, verify
 from fastload.vision.codec import JpegInfo, jpeg_info
 
 __all__ = [
@@ -13,7 +14,9 @@ __all__ = [
     "JpegInfo",
     "Plan",
     "Step",
+    "Verification",
     "__version__",
     "jpeg_info",
     "prefetch_to_device",
+    "verify",
 ]

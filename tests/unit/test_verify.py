@@ -63,6 +63,19 @@ def test_differences():
     assert "ValueError" in difference(ValueError(), KeyError())
 
 
+def test_the_name_is_the_function_and_the_module_stays_in_reach():
+    import importlib
+
+    import fastload
+
+    module = importlib.import_module("fastload.verify")
+    assert fastload.verify is verify is module.verify
+    import fastload.verify as again
+
+    assert again is verify
+    assert fastload.verify is verify
+
+
 def test_the_command(root, tmp_path, monkeypatch, capsys):
     (tmp_path / "my_loader_module.py").write_text(
         "import torch\nfrom torch.utils.data import DataLoader\n"

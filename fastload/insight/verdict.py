@@ -1,0 +1,80 @@
+"""The words for what limits a training run, and what helps: shared by a loader's report and by a profile's."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Bottleneck(enum.Enum):
+    """What the run waits for. The value is the word that stands before "-bound"."""
+
+    STORAGE = "storage"
+    """Samples are being read: workers are blocked, on a disk, a network or a lock, and do not compute."""
+    DECODE = "decode"
+    """Compressed images are being decoded and resized, in a codec's native code."""
+    PYTHON = "Python"
+    """The dataset's own code and its transforms compute."""
+    COLLATE = "collate/IPC"
+    """Samples are being put together, or a finished batch is on its way between processes."""
+    PIN = "pin"
+    """Host memory: batches are being copied into pinned memory, or from memory that is not pinned."""
+    LINK = "link"
+    """Bytes are crossing from host to device."""
+    GPU = "GPU"
+    """The model: batches are there before they are asked for."""
+
+
+REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
+    {
+        Bottleneck.STORAGE: "keep the data on a faster disk or in memory, read fewer and larger files, or raise "
+        "num_workers so that more reads wait at the same time",
+        Bottleneck.DECODE: "let the native engine decode (print(loader.plan) says what keeps it from that), raise "
+        "num_workers up to the cores that there are, or store smaller images",
+        Bottleneck.PYTHON: "move work out of __getitem__ (do it once, beforehand, or on the device), raise num_workers "
+        "up to the cores that there are, or vectorize the code that is named",
+        Bottleneck.COLLATE: "put less into a batch's bytes (uint8 instead of float32, tensors instead of Python "
+        "objects), leave collate_fn at its default so that samples are stacked straight into pinned slots, or raise "
+        "num_workers",
+        Bottleneck.PIN: "use pinned memory: leave max_pinned_bytes at its default, accelerate at 'auto', and have the "
+        "dataset return tensors, which travel in pinned slots",
+        Bottleneck.LINK: "send fewer bytes: uint8 images, cast and normalized on the device (dtype=, a table), or a "
+        "narrower float",
+        Bottleneck.GPU: "nothing to gain in the loader: speed the model up (channels_last, bfloat16, torch.compile), "
+        "or use fewer workers",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What limits a run.
+
+    Attributes:
+        bottleneck: The limit; ``None`` when too little was seen to tell.
+        evidence: What shows it, as parts of a sentence, the weightiest first.
+        remedy: What to change, as part of a sentence.
+    """
+
+    bottleneck: Bottleneck | None
+    evidence: tuple[str, ...]
+    remedy: str
+
+    @classmethod
+    def of(cls, bottleneck: Bottleneck, *evidence: str, remedy: str | None = None) -> Verdict:
+        """The usual remedy unless another is given."""
+        return cls(bottleneck, evidence, REMEDIES[bottleneck] if remedy is None else remedy)
+
+    @property
+    def name(self) -> str:
+        """Such as ``"storage-bound"``."""
+        return "undecided" if self.bottleneck is None else f"{self.bottleneck.value}-bound"
+
+    def __str__(self) -> str:
+        name = self.name[0].upper() + self.name[1:]
+        return f"{name}: {', '.join(self.evidence)}; {self.remedy}."

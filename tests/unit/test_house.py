@@ -56,6 +56,7 @@ OWN = {
     "device_prefetch": 1,
     "accelerate": "auto",
     "max_pinned_bytes": None,
+    "rng": "torch",
 }
 
 

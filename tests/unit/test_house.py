@@ -21,7 +21,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"run", "doctor", "bench", "_bootstrap"},
-    {"standin"},
+    {"standin", "rates"},
     {"fastload"},  # the public names
     {"verify"},
     {"loader"},
@@ -30,7 +30,7 @@ LAYERS = [
     {"engines", "device"},
     {"memory"},
     {"host", "insight", "vision"},
-    {"options", "_checks", "_checks_gpu", "_checks_pil"},
+    {"options", "_factory", "_checks", "_checks_gpu", "_checks_pil"},
     {"_nvtx", "_machine", "_version", "_core"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,33 +1,75 @@
-"""A training step, and a loop over it that is marked on the GPU's own time where there is one."""
+"""A training step, and a clock that runs on the GPU's own time where there is one."""
 
 from __future__ import annotations
 
 import difflib
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-
-from fastload.insight.clock import Clock, CudaClock, HostClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
 
-__all__ = [
-    "Batch",
-    "Clock",
-    "CudaClock",
-    "HostClock",
-    "SmallStep",
-    "StepMarks",
-    "TrainingStep",
-    "check_model",
-    "run_steps",
-]
-
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Clock(Protocol):
+    """Marks points of a training loop, and tells the time between them once they have passed."""
+
+    def mark(self) -> Any:
+        """Mark this point; never blocks."""
+        ...
+
+    def finish(self) -> None:
+        """Block until every mark has passed."""
+        ...
+
+    def between_s(self, start: Any, end: Any) -> float:
+        """Seconds from ``start`` to ``end``; only after :meth:`finish`."""
+        ...
+
+
+class HostClock:
+    """The host's clock: for loops that do all their work on the CPU."""
+
+    def mark(self) -> float:
+        """Mark this point."""
+        return time.perf_counter()
+
+    def finish(self) -> None:
+        """Nothing is pending."""
+
+    def between_s(self, start: float, end: float) -> float:
+        """Seconds from ``start`` to ``end``."""
+        return end - start
+
+
+class CudaClock:
+    """CUDA events on the current stream.
+
+    A mark takes effect when the GPU has done all that was queued before it. So the time between the mark at the end of
+    a step and one set when the next batch arrives is how long the GPU had nothing to do: zero when the batch came in
+    time, however long the host was inside ``next()``. The host's own clock could not tell: a host that waits while the
+    GPU is busy costs nothing.
+    """
+
+    def mark(self) -> torch.cuda.Event:
+        """Queue an event on the current stream."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def finish(self) -> None:
+        """Synchronize with the device."""
+        torch.cuda.synchronize()
+
+    def between_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Seconds between two events, on the GPU's clock."""
+        return float(start.elapsed_time(end)) / 1e3
 
 
 class TrainingStep:
@@ -58,34 +100,6 @@ class TrainingStep:
             loss: Tensor = self._loss(self._model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        return loss
-
-
-class SmallStep:
-    """Training of a net of two convolutions in fp32: a step that a CPU does in milliseconds.
-
-    Args:
-        device: Where to train.
-        side_px: Height and width that images are brought to first, so that the step costs the same for any.
-        passes: How often each batch is trained on: makes the step dearer.
-    """
-
-    def __init__(self, device: torch.device, *, side_px: int = 32, passes: int = 1) -> None:
-        from torch import nn
-
-        torch.manual_seed(0)
-        layers = [nn.AdaptiveAvgPool2d(side_px), nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU()]
-        self._model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 1000)).to(device)
-        self._passes = passes
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
-
-    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Train on one batch that is on the device; returns the loss, there."""
-        for _ in range(self._passes):
-            self._optimizer.zero_grad(set_to_none=True)
-            loss = torch.nn.functional.cross_entropy(self._model(images), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
         return loss
 
 

@@ -69,7 +69,8 @@ def _built_in(arguments: argparse.Namespace) -> tuple[DataLoader[Any], Callable[
 
     from fastload import FastLoader
     from fastload.bench._data import open_images
-    from fastload.bench._steps import SmallStep, TrainingStep, check_model
+    from fastload.bench._small import SmallStep
+    from fastload.bench._steps import TrainingStep, check_model
 
     check_model(arguments.model or "resnet50")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

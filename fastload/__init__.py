@@ -2,6 +2,7 @@
 
 from fastload._version import __version__
 from fastload.device.prefetch import prefetch_to_device
+from fastload.insight.capture import capture
 from fastload.loader import FastLoader
 from fastload.loader import FastLoader as DataLoader
 from fastload.plan import Plan, Step
@@ -16,6 +17,7 @@ __all__ = [
     "Step",
     "Verification",
     "__version__",
+    "capture",
     "jpeg_info",
     "prefetch_to_device",
     "verify",

@@ -41,8 +41,13 @@ def _attach() -> Any:
 
     NVTX loads its tool from the library that this variable names (Nsight Systems and Nsight Compute set it for the
     programs they start), so without it there is nobody to tell, and the ``nvtx`` package need not even be imported.
+    Where no such tool can be had, ``fastload profile`` has ranges written to files.
     """
     if not os.environ.get("NVTX_INJECTION64_PATH"):
+        if folder := os.environ.get("FASTLOAD_RANGES"):
+            from fastload import _ranges
+
+            return _ranges.Domain(DOMAIN, folder)
         return None
     try:
         import nvtx
@@ -169,6 +174,8 @@ def name_thread(name: str) -> None:
     """
     if _domain is None:
         return
+    if hasattr(_domain, "name_thread"):
+        _domain.name_thread(name)
     encoded = name.encode()
     if (name_os_thread := _name_os_thread()) is not None:
         name_os_thread(threading.get_native_id(), encoded)

@@ -38,6 +38,7 @@ class Group:
 Table: TypeAlias = dict[str, "Command | Group"]
 
 BENCH: Final[Table] = {
+    "ceiling": Command("fastload.bench.ceiling", "how fast training would be with a perfect loader", "bench"),
     "decode": Command(
         "fastload.bench.decode", "JPEG files to training crops on the CPU, beside torchvision and DALI", "bench"
     ),

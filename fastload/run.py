@@ -2,7 +2,8 @@
 
 The script gets a Python of its own, which replaces this process: its arguments, module search path, traceback, exit
 code and Ctrl-C are like plain Python's because they are plain Python's. What makes the difference travels in the
-environment, from which the script's child processes inherit it (see ``_bootstrap/sitecustomize.py``).
+environment, from which the script's child processes inherit it (see ``_bootstrap/sitecustomize.py``). So does
+``FASTLOAD_CAPTURE``, which opens a profiler's window around some of the script's steps (see ``insight/capture.py``).
 """
 
 from __future__ import annotations

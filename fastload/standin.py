@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fastload.insight.capture import capture_from_environment
 from fastload.insight.explain import LoaderLog
 from fastload.loader import FastLoader
 from fastload.options import Options
@@ -50,6 +51,8 @@ def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False)
     if _stand_in is None:
         _set_defaults(dict(defaults or {}))
         _stand_in = _make_stand_in()
+        if (window := capture_from_environment()) is not None:
+            FastLoader.__iter__ = window.listening(FastLoader.__iter__)  # type: ignore[method-assign]
         if explain:
             log = LoaderLog(users_of=functools.partial(_modules_with, _stand_in))
             FastLoader.__iter__ = log.listening(FastLoader.__iter__)  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -43,6 +43,14 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     return [(max(start, low), min(end, high)) for start, end in intervals if end > low and start < high]
 
 
+def part(disjoint: Sequence[Interval], window: Interval) -> list[Interval]:
+    """What :func:`clip` gives, of a union (see :func:`union`), without looking at all of it."""
+    low, high = window
+    first = bisect_right(disjoint, low, key=lambda interval: interval[1])
+    last = bisect_left(disjoint, high, key=lambda interval: interval[0])
+    return clip(disjoint[first:last], window)
+
+
 def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
     """The time that two unions (see :func:`union`) have in common."""
     found: list[Interval] = []
@@ -62,7 +70,7 @@ def gaps(disjoint: Sequence[Interval], window: Interval) -> list[Interval]:
     """What of ``window`` a union (see :func:`union`) leaves uncovered, in order."""
     found: list[Interval] = []
     reached = window[0]
-    for start, end in clip(disjoint, window):
+    for start, end in part(disjoint, window):
         if start > reached:
             found.append((reached, start))
         reached = max(reached, end)

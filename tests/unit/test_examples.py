@@ -1,41 +1,71 @@
+"""Every example runs, at a small size on the CPU, and says in one line what is wrong with its data."""
+
 from __future__ import annotations
 
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("skimage")
 
 from fastload.bench.photos import PhotoSet, write_photos
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+NEEDS = {"train_lightning.py": "lightning", "train_accelerate.py": "accelerate", "train_timm.py": "timm"}
+NEEDS |= {"train_webdataset.py": "webdataset"}
+SMALL = ["--model", "resnet18", "--batch-size", "8", "--image-size", "48", "--workers", "1"]
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="tests of a checkout")
 
 
-def train(data: Path, epochs: int) -> list[tuple[float, float]]:
-    """Run the script; return loss and top-1 per epoch."""
-    arguments = [str(data), "--model", "resnet18", "--epochs", str(epochs), "--batch-size", "8", "--image-size", "48"]
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "train_imagenet.py"), *arguments, "--workers", "1", "--lr", "0.1"],
+def run(script: str, *arguments: str, launcher: tuple[str, ...] = (), cwd: Path | None = None):
+    if script in NEEDS:
+        pytest.importorskip(NEEDS[script])
+    return subprocess.run(
+        [sys.executable, *launcher, str(EXAMPLES / script), *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # tiny tensors: threads would only get in each other's way
+        cwd=cwd,
+        # Tiny tensors: threads would only get in each other's way.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+        timeout=150,
     )
+
+
+def trained(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines that a script printed; it must have succeeded, and shown the plan."""
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("engine ")  # the plan
-    found = re.findall(r"epoch (\d): loss ([\d.]+), top-1 ([\d.]+)%, [\d,]+ images/s", done.stdout)
+    assert re.search(r"^engine \w+, batches on cpu$", done.stdout, flags=re.MULTILINE), done.stdout
+    return done.stdout.splitlines()
+
+
+def imagenet(data: Path, epochs: int, *more: str, launcher: tuple[str, ...] = ()) -> list[tuple[float, float]]:
+    """Run the script; return loss and top-1 per epoch."""
+    arguments = [str(data), "--epochs", str(epochs), *SMALL, "--lr", "0.1", *more]
+    lines = trained(run("train_imagenet.py", *arguments, launcher=launcher))
+    found = re.findall(r"epoch (\d): loss ([\d.]+), top-1 ([\d.]+)%, [\d,]+ images/s", "\n".join(lines))
     assert [int(epoch) for epoch, *_ in found] == list(range(1, epochs + 1))
     return [(float(loss), float(accuracy)) for _, loss, accuracy in found]
 
 
-def test_training_script_learns_at_a_small_size(tmp_path: Path) -> None:
-    write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64))
-    epochs = train(tmp_path / "photos", epochs=3)
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples") / "photos"
+    write_photos(folder, PhotoSet(count=32, classes=2, edge_px=64))
+    return folder
+
+
+def test_training_script_learns_at_a_small_size(photos: Path) -> None:
+    epochs = imagenet(photos, 3, "--no-amp")
     assert epochs[-1][0] < epochs[0][0]
     assert epochs[-1][1] > 60
 
@@ -43,5 +73,90 @@ def test_training_script_learns_at_a_small_size(tmp_path: Path) -> None:
 def test_training_script_takes_a_folder_with_train_and_val(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos" / "train", PhotoSet(count=8, classes=2, edge_px=64))
     write_photos(tmp_path / "photos" / "val", PhotoSet(count=2, classes=2, edge_px=64, seed=1))
-    ((_, accuracy),) = train(tmp_path / "photos", epochs=1)
+    ((_, accuracy),) = imagenet(tmp_path / "photos", 1)
     assert accuracy in (0, 50, 100)  # two images to validate on
+
+
+def test_training_script_runs_in_two_processes_under_torchrun(photos: Path) -> None:
+    epochs = imagenet(photos, 2, launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
+    # Every image is counted once: 32 of them, so accuracies are multiples of 1/32, printed to 0.1%.
+    assert all(abs(accuracy * 0.32 - round(accuracy * 0.32)) < 0.02 for _, accuracy in epochs)
+
+
+def test_lightning_example_runs(photos: Path, tmp_path: Path) -> None:
+    lines = trained(run("train_lightning.py", str(photos), "--epochs", "1", *SMALL, "--out", str(tmp_path)))
+    assert any(line.startswith("engine native") for line in lines)
+    assert re.fullmatch(r"top-1 [\d.]+%", lines[-1])
+
+
+def test_accelerate_example_runs(photos: Path) -> None:
+    lines = trained(run("train_accelerate.py", str(photos), "--epochs", "1", *SMALL))
+    assert any(line.startswith("engine native") for line in lines)
+    assert re.fullmatch(r"epoch 1: loss [\d.]+", lines[-1])
+
+
+def test_timm_example_runs(photos: Path) -> None:
+    lines = trained(run("train_timm.py", str(photos), "--epochs", "1", *SMALL, "--auto-augment", "rand-m9-mstd0.5"))
+    assert re.fullmatch(r"epoch 1: loss [\d.]+", lines[-1])
+
+
+def test_webdataset_example_runs(photos: Path, tmp_path: Path) -> None:
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"train-{shard}.tar", "w") as tar:
+            for number, image in enumerate(sorted(photos.glob("*/*.jpg"))[shard::2]):
+                for suffix, content in (("jpg", image.read_bytes()), ("cls", str(number % 2).encode())):
+                    member = tarfile.TarInfo(f"{shard}{number:05}.{suffix}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    shards = [str(path) for path in sorted(tmp_path.glob("*.tar"))]
+    done = run("train_webdataset.py", *shards, "--classes", "2", "--epochs", "1", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"epoch 1: loss [\d.]+, 4 batches\n", done.stdout)
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs a script that ends before it trains, in this process: most of a run is the import of torch."""
+    state, benchmark = torch.get_rng_state(), torch.backends.cudnn.benchmark
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # the script sets these; so they are unset afterwards
+    monkeypatch.setenv("PL_SEED_WORKERS", "0")
+
+    def run(script: str, *arguments: str) -> tuple[object, str, str]:
+        if script in NEEDS:
+            pytest.importorskip(NEEDS[script])
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        output = capsys.readouterr()
+        return ended.value.code, output.out, output.err
+
+    yield run
+    torch.set_rng_state(state)
+    torch.backends.cudnn.benchmark = benchmark
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_example_explains_itself(script: str, run_here) -> None:
+    code, shown, _ = run_here(script, "--help")
+    assert code == 0
+    assert f"examples/{script}" in shown  # how it is called
+    assert "--workers" in shown
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["an empty folder", "no such folder"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_example_says_in_one_line_that_there_are_no_images(
+    script: str, missing: bool, tmp_path: Path, run_here
+) -> None:
+    folder = tmp_path / "images"
+    if not missing:
+        folder.mkdir()
+    message, *_ = run_here(script, str(folder), "--workers", "1")  # sys.exit(message) writes it and exits with 1
+    assert isinstance(message, str)
+    assert str(folder) in message
+    assert "\n" not in message
+
+
+def test_training_script_says_that_there_is_less_than_a_batch(photos: Path, run_here) -> None:
+    message, *_ = run_here("train_imagenet.py", str(photos), "--batch-size", "64", "--workers", "1")
+    assert message == f"{photos}: 32 images to train on are less than one batch of 64"

@@ -21,7 +21,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"run", "doctor", "bench", "_bootstrap"},
-    {"standin"},
+    {"standin", "rates"},
     {"fastload"},  # the public names
     {"verify"},
     {"loader"},
@@ -30,8 +30,9 @@ LAYERS = [
     {"engines", "device"},
     {"memory"},
     {"host", "insight", "vision"},
-    {"options", "_checks", "_checks_gpu", "_checks_pil"},
+    {"options", "_factory", "_checks", "_checks_gpu", "_checks_pil"},
     {"_nvtx", "_machine", "_version", "_core"},
+    {"_ranges"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIBLINGS = {"_checks": "checks", "_checks_gpu": "checks", "_checks_pil": "checks"}  # one folder in all but name
@@ -44,6 +45,7 @@ PUBLIC = [
     "Step",
     "Verification",
     "__version__",
+    "capture",
     "jpeg_info",
     "prefetch_to_device",
     "verify",

@@ -1,0 +1,67 @@
+"""``module:factory`` on a command line: the user's own function that makes a loader, or a loader and a step."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+
+class FactoryError(ValueError):
+    """There is no such factory, or it does not make what it must make."""
+
+
+def add_factory_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Declare ``module:factory`` and its arguments."""
+    parser.add_argument(
+        "factory",
+        metavar="module:factory",
+        nargs="?" if optional else None,
+        help="a function that makes the loader, or a pair (loader, step): step(batch) trains on one batch",
+    )
+    parser.add_argument(
+        "--arg", metavar="VALUE", action="append", default=[], help="an argument of it, as a string; may be given again"
+    )
+
+
+def call_factory(name: str, arguments: Sequence[str] = ()) -> tuple[DataLoader[Any], Callable[[Any], object] | None]:
+    """Import a factory, from the current folder too, call it, and return its loader and its step if it has one.
+
+    Raises:
+        FactoryError: ``name`` is no ``module:function``, there is none of that name, or it returned something else.
+    """
+    module_name, colon, function = name.partition(":")
+    if not colon or not module_name or not function:
+        raise FactoryError(f"the factory must be given as module:function, got {name!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        factory = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise FactoryError(f"there must be a module {module_name} to import, but {error}") from error
+    found: Any = factory
+    for part in function.split("."):
+        if not hasattr(found, part):
+            raise FactoryError(f"module {module_name} must have a function {function}, but it has none")
+        found = getattr(found, part)
+    if not callable(found):
+        raise FactoryError(f"{name} must be a function, got {type(found).__name__}")
+    return _loader_and_step(name, found(*arguments))
+
+
+def _loader_and_step(name: str, made: Any) -> tuple[DataLoader[Any], Callable[[Any], object] | None]:
+    loader, step = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(loader, DataLoader):
+        raise FactoryError(f"{name} must return a DataLoader, or (DataLoader, step), got {type(made).__name__}")
+    if step is not None and not callable(step):
+        raise FactoryError(f"{name} must return a step that can be called with a batch, got {type(step).__name__}")
+    return loader, step

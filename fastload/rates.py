@@ -1,0 +1,152 @@
+"""How fast a training loop runs, fed by a loader or by a perfect one: what ``bench ceiling`` and ``tune`` measure."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastload.device.replay import twin_of
+from fastload.host import map_leaves
+from fastload.insight.clock import clock_for
+from fastload.loader import FastLoader
+from fastload.options import resolve_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch.utils.data import DataLoader
+
+    Step = Callable[[Any], object]
+
+FEW_STEPS = 3  # a rate is measured over at least so many, however short the time
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a loop ran.
+
+    Attributes:
+        images_per_s: Samples per second.
+        wait_share: Share of the time in which nothing was computed because the next batch was not there.
+        steps: Over how many steps this was measured.
+        seconds: And over how long.
+    """
+
+    images_per_s: float
+    wait_share: float
+    steps: int
+    seconds: float
+
+
+def loop_rate(batches: Iterator[Any], step: Step, device: torch.device, *, seconds: float, warm_steps: int) -> Rate:
+    """Run ``warm_steps``, then measure for about ``seconds``. Waits for nothing but the batches until the end.
+
+    Args:
+        batches: Where ``next()`` is called, once a step; must not end meanwhile.
+        step: Trains on one batch.
+        device: Where it does; its own clock is used.
+        seconds: How long to measure; a few steps at least.
+        warm_steps: Steps before.
+    """
+    for _ in range(warm_steps):
+        step(next(batches))
+    clock = clock_for(device)
+    waits: list[tuple[Any, Any]] = []
+    images = 0
+    begin = clock.mark()
+    host_end = time.perf_counter() + seconds
+    while len(waits) < FEW_STEPS or time.perf_counter() < host_end:
+        asked = clock.mark()
+        batch = next(batches)
+        waits.append((asked, clock.mark()))
+        step(batch)
+        images += samples_in(batch)
+    end = clock.mark()
+    clock.finish()
+    took = clock.between_s(begin, end)
+    waited = sum(clock.between_s(*wait) for wait in waits)
+    return Rate(images / took, waited / took, len(waits), took)
+
+
+def samples_in(batch: Any) -> int:
+    """The length of the first tensor in a batch: how many samples it holds. 1 where there is no such tensor."""
+    lengths: list[int] = []
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dim():
+            lengths.append(len(leaf))
+        return leaf
+
+    map_leaves(look, batch)
+    return lengths[0] if lengths else 1
+
+
+def endless(epochs: Iterable[Any]) -> Iterator[Any]:
+    """One epoch after the other.
+
+    Raises:
+        ValueError: An epoch has no batch.
+    """
+    while True:
+        some = False
+        for batch in epochs:
+            some = True
+            yield batch
+        if not some:
+            raise ValueError("the loader must yield at least 1 batch per epoch, got 0")
+
+
+def in_flight(loader: DataLoader[Any]) -> int:
+    """Batches that a loader may have ready before it is asked: so many are no measure of its rate."""
+    return loader.num_workers * (loader.prefetch_factor or 0) + 2
+
+
+def fed_rate(loader: DataLoader[Any], step: Step, *, seconds: float) -> Rate:
+    """The rate of a loop that ``loader`` feeds, once its first rush is over. The loader's workers end with this call.
+
+    A FastLoader is measured by a twin of it: its own workers and iterators are left alone.
+    """
+    warm = in_flight(loader)
+    if isinstance(loader, FastLoader):
+        with twin_of(loader) as twin:
+            device = resolve_device(loader.device)
+            return loop_rate(endless(twin), step, device, seconds=seconds, warm_steps=warm)
+    device = resolve_device("auto")
+    feed = endless(loader)
+    try:
+        return loop_rate(feed, step, device, seconds=seconds, warm_steps=warm)
+    finally:
+        feed.close()  # type: ignore[attr-defined]
+        iterator: Any = loader._iterator
+        if iterator is not None:
+            iterator._shutdown_workers()
+            loader._iterator = None
+
+
+def ceiling_rate(
+    loader: DataLoader[Any], step: Step, *, seconds: float, hold: int = 8, warm_steps: int = 3
+) -> Callable[[], Rate]:
+    """A function that measures the same loop fed by :meth:`FastLoader.replay`: by a perfect loader.
+
+    Args:
+        loader: Its first ``hold`` batches are taken now.
+        step: Trains on one batch.
+        seconds: How long each call measures.
+        hold: Batches to keep on the device.
+        warm_steps: Steps before each measurement.
+    """
+    if isinstance(loader, FastLoader):
+        replay = loader.replay(hold, steps=_NO_END).load()
+        device = resolve_device(loader.device)
+    else:
+        with FastLoader.wrap(loader, accelerate="off") as wrapped:
+            replay = wrapped.replay(hold, steps=_NO_END).load()
+            device = resolve_device("auto")
+    feed = endless(replay)
+    return lambda: loop_rate(feed, step, device, seconds=seconds, warm_steps=warm_steps)
+
+
+_NO_END = 1 << 30

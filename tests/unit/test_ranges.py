@@ -1,0 +1,86 @@
+"""Ranges that are written to files, as ``fastload profile`` has it where there is no NVTX tool."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fastload import _ranges
+
+
+def records(folder):
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def domain(tmp_path):
+    domain = _ranges.Domain("fastload", tmp_path)
+    yield domain
+    if domain._process:
+        os.close(domain._descriptor)
+
+
+def test_nested_ranges_are_written_when_they_end(domain, tmp_path):
+    domain.push_range(domain.get_event_attributes(message="outer", payload=7))
+    domain.push_range(domain.get_event_attributes(message="inner"))
+    domain.pop_range()
+    domain.pop_range()
+    domain.pop_range()  # one too many
+    inner, outer = records(tmp_path)
+    assert outer[2:] == [threading.get_native_id(), "fastload", "outer", 7, None]
+    assert inner[4] == "inner"
+    assert outer[0] <= inner[0] <= inner[1] <= outer[1]
+
+
+def test_a_fetch_tells_sleeping_from_computing(domain, tmp_path):
+    fetch = domain.get_event_attributes(message="fetch")
+    domain.push_range(fetch)
+    time.sleep(0.05)
+    domain.pop_range()
+    domain.push_range(fetch)
+    until = time.thread_time() + 0.05
+    while time.thread_time() < until:
+        pass
+    domain.pop_range()
+    slept, computed = records(tmp_path)
+    assert slept[6] >= 0.045e9
+    assert computed[6] < 0.04e9
+
+
+PROGRAM = """
+import os
+from fastload import _nvtx
+assert _nvtx.active()
+_nvtx.name_thread("trainer")
+with _nvtx.stage("wait", 3):
+    if os.fork() == 0:
+        with _nvtx.stage("fetch", 4):
+            pass
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_stages_of_a_process_and_of_its_forks_go_to_files_of_their_own(tmp_path):
+    environment = {**os.environ, "FASTLOAD_RANGES": str(tmp_path)}
+    environment.pop("NVTX_INJECTION64_PATH", None)
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, env=environment)
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+    found = records(tmp_path)
+    assert {tuple(record[3:6]) for record in found if len(record) == 7} == {
+        ("fastload", "wait", 3),
+        ("fastload", "fetch", 4),
+    }
+    assert [record[1] for record in found if len(record) == 2] == ["trainer"]
+
+
+def test_without_the_variable_stages_cost_nothing(monkeypatch):
+    code = "from fastload import _nvtx; assert not _nvtx.active()"
+    environment = {key: value for key, value in os.environ.items() if key != "FASTLOAD_RANGES"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

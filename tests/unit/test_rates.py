@@ -1,0 +1,215 @@
+"""How fast a loop runs: the arithmetic, the rush at the beginning, the ceiling, and ``fastload bench ceiling``."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fastload import FastLoader, cli
+from fastload._factory import FactoryError, call_factory
+from fastload.rates import FEW_STEPS, ceiling_rate, endless, fed_rate, loop_rate, samples_in
+
+CPU = torch.device("cpu")
+
+
+class Slow(Dataset):
+    """Each sample takes ``seconds``."""
+
+    def __init__(self, count, seconds):
+        self.count, self.seconds = count, seconds
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.zeros(2), index
+
+
+def sleeping(seconds):
+    return lambda batch: time.sleep(seconds)
+
+
+def batches_every(seconds, size=4):
+    while True:
+        time.sleep(seconds)
+        yield torch.zeros(size, 3), torch.zeros(size)
+
+
+def test_rate_and_wait_share_of_a_loop():
+    rate = loop_rate(batches_every(0.02), sleeping(0.03), CPU, seconds=0.5, warm_steps=1)
+    assert rate.images_per_s == pytest.approx(4 / 0.05, rel=0.15)
+    assert rate.wait_share == pytest.approx(0.4, abs=0.08)
+    assert rate.steps == pytest.approx(10, abs=2)
+    assert rate.seconds >= 0.5
+
+
+def test_a_few_steps_are_measured_however_short_the_time():
+    seen = []
+    rate = loop_rate(batches_every(0.001), seen.append, CPU, seconds=1e-9, warm_steps=2)
+    assert rate.steps == FEW_STEPS
+    assert len(seen) == FEW_STEPS + 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (torch.zeros(5, 2), 5),
+        ([torch.zeros(7, 2), torch.zeros(3)], 7),
+        ({"name": "x", "scale": torch.tensor(1.0), "image": torch.zeros(6)}, 6),
+        ("none", 1),
+    ],
+)
+def test_samples_of_a_batch(batch, count):
+    assert samples_in(batch) == count
+
+
+def test_epochs_follow_each_other_and_an_empty_one_is_an_error():
+    numbers = endless(range(2))
+    assert [next(numbers) for _ in range(5)] == [0, 1, 0, 1, 0]
+    with pytest.raises(ValueError, match="must yield at least 1 batch per epoch, got 0"):
+        next(endless([]))
+
+
+def test_the_rush_of_batches_made_ahead_is_not_measured():
+    """Workers that had 8 batches ready while the step was slow must not look faster than they are."""
+    dataset = Slow(4000, 0.01)
+    with FastLoader(dataset, batch_size=2, num_workers=2, prefetch_factor=4, device="cpu") as loader:
+        rate = fed_rate(loader, lambda batch: None, seconds=0.5)
+    assert rate.images_per_s == pytest.approx(2 / 0.01, rel=0.2)
+    assert rate.wait_share > 0.9
+
+
+@pytest.mark.parametrize("kind", [FastLoader, DataLoader])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_loop_fed_by_the_loader_ends_its_workers(kind, persistent):
+    loader = kind(Slow(8, 0.001), batch_size=2, num_workers=1, persistent_workers=persistent)
+    rate = fed_rate(loader, sleeping(0.005), seconds=0.6)
+    assert rate.steps > 4  # more than an epoch
+    assert [len(batch[1]) for batch in loader] == [2] * 4
+    if persistent:
+        loader._iterator._shutdown_workers()
+        loader._iterator = None
+
+
+@pytest.mark.parametrize("kind", [FastLoader, DataLoader])
+def test_the_ceiling_is_the_rate_of_the_step(kind):
+    loader = kind(Slow(64, 0.01), batch_size=4, num_workers=1)
+    measure = ceiling_rate(loader, sleeping(0.01), seconds=0.3, hold=2)
+    for _ in range(2):
+        rate = measure()
+        assert rate.images_per_s == pytest.approx(400, rel=0.15)
+        assert rate.wait_share < 0.05
+    assert fed_rate(loader, sleeping(0.01), seconds=0.3).images_per_s == pytest.approx(100, rel=0.2)
+
+
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    (tmp_path / "my_factories.py").write_text(
+        "import time\n"
+        "import torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "from fastload import FastLoader\n"
+        "class Made:\n"
+        "    @staticmethod\n"
+        "    def inner():\n"
+        "        return FastLoader(torch.arange(400.0), batch_size=4), lambda batch: time.sleep(0.004)\n"
+        "def loader():\n"
+        "    return DataLoader(torch.arange(6.0), batch_size=2)\n"
+        "def sized(size, word='x'):\n"
+        "    return DataLoader([word] * 10, batch_size=int(size))\n"
+        "def number():\n"
+        "    return 5\n"
+        "def bad_step():\n"
+        "    return loader(), 5\n"
+        "value = 3\n"
+    )
+    (tmp_path / "my_broken.py").write_text("import fastload_no_such_module\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_a_factory_makes_a_loader_or_a_loader_and_a_step(factories):
+    loader, step = call_factory("my_factories:loader")
+    assert isinstance(loader, DataLoader)
+    assert step is None
+    loader, step = call_factory("my_factories:Made.inner")
+    assert isinstance(loader, FastLoader)
+    assert callable(step)
+    loader, _ = call_factory("my_factories:sized", ["5", "word"])
+    assert next(iter(loader)) == ["word"] * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "the factory must be given as module:function, got 'nothing'"),
+        (":x", "the factory must be given as module:function, got ':x'"),
+        ("absent_module:f", "there must be a module absent_module to import, but No module named 'absent_module'"),
+        ("my_factories:absent", "module my_factories must have a function absent, but it has none"),
+        ("my_factories:value", "my_factories:value must be a function, got int"),
+        ("my_factories:number", "my_factories:number must return a DataLoader, or (DataLoader, step), got int"),
+        ("my_factories:bad_step", "my_factories:bad_step must return a step that can be called with a batch, got int"),
+    ],
+)
+def test_a_wrong_factory_says_what_is_wrong(factories, name, message):
+    with pytest.raises(FactoryError) as caught:
+        call_factory(name)
+    assert str(caught.value) == message
+
+
+def test_an_error_inside_the_factorys_module_is_its_own(factories):
+    with pytest.raises(ModuleNotFoundError, match="fastload_no_such_module"):
+        call_factory("my_broken:f")
+
+
+def test_bench_ceiling_compares_the_two_loops(factories, capsys, tmp_path):
+    file = tmp_path / "ceiling.json"
+    command = ["bench", "ceiling", "my_factories:Made.inner", "--seconds", "0.2", "--repeats", "2", "--json", str(file)]
+    assert cli.main(command) == 0
+    record = json.loads(file.read_text())
+    for name in ("loader", "ceiling"):
+        assert len(record["images_per_s"][name]["values"]) == 2
+        assert record["images_per_s"][name]["median"] == pytest.approx(4 / 0.004, rel=0.25)
+    assert record["share"]["median"] == pytest.approx(1, abs=0.1)
+    assert "of the ceiling" in capsys.readouterr().out
+
+
+def test_bench_ceiling_names_a_loader_that_is_too_slow():
+    from fastload.bench.ceiling import measure, verdict
+
+    loader = FastLoader(Slow(64, 0.005), batch_size=4)
+    record = measure(loader, sleeping(0.01), seconds=0.2, repeats=1, hold=2)
+    assert record["share"]["median"] == pytest.approx(1 / 3, abs=0.06)
+    assert record["wait_share"]["median"] == pytest.approx(2 / 3, abs=0.06)
+    assert "the loader holds training at 3" in verdict(record)
+    assert "keeps the step fed" in verdict({"share": {"median": 0.99}})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["my_factories:loader"], "my_factories:loader must return (loader, step)"),
+        (["my_factories:absent"], "must have a function absent"),
+        (["my_factories:loader", "--workers", "2"], "--workers goes without a factory"),
+        (["--seconds", "0"], "--seconds must be > 0, got 0.0"),
+        (["--repeats", "0"], "--repeats must be >= 1, got 0"),
+        (["--hold", "0"], "--hold must be >= 1, got 0"),
+        (["--batch-size", "-1"], "--batch-size must be >= 1, got -1"),
+        (["--model", "resnet5"], "must be one of torchvision's classifiers, got 'resnet5'"),
+        (["--data", "/no/such/folder"], "--data must be a folder"),
+    ],
+)
+def test_bench_ceiling_refuses_wrong_arguments(factories, capsys, arguments, message):
+    assert cli.main(["bench", "ceiling", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bench_ceiling_runs_with_nothing_given(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "ceiling", "--quick"]) == 0
+    assert "a perfect loader (replay)" in capsys.readouterr().out

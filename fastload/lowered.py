@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload.device.epilogue import NormalizeTable, finish
-from fastload.device.images import TableImages, to_images
+from fastload.device.images import Erased, TableImages, to_images
 from fastload.device.transfer import Transfer
 from fastload.options import has_streams
 
@@ -98,12 +98,15 @@ def _key(loader: FastLoader[Any], recipe: Recipe) -> tuple[Any, ...]:
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
     require = loader.accelerate == "require"
-    return id(loader.dataset), repr(pipeline.ops), table, repr(sorted(recipe.options.items())), require
+    color = None if pipeline.erasing is None else pipeline.erasing.color.tolist()
+    return id(loader.dataset), repr((pipeline.ops, color)), table, repr(sorted(recipe.options.items())), require
 
 
-def _host_images(recipe: Recipe, memory_format: torch.memory_format) -> Callable[[torch.Tensor], torch.Tensor]:
+def _host_images(
+    recipe: Recipe, memory_format: torch.memory_format
+) -> Callable[[torch.Tensor, Erased | None], torch.Tensor]:
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
-    return lambda pixels: to_images(pixels, table, memory_format)
+    return lambda pixels, erased: to_images(pixels, table, memory_format, erased)
 
 
 def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
@@ -112,7 +115,7 @@ def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
 
     plain = _host_images(recipe, torch.contiguous_format)
     dtype = loader.dtype
-    return NativeIterator(loader, recipe, lambda pixels: finish(plain(pixels), None, dtype))
+    return NativeIterator(loader, recipe, lambda pixels, erased: finish(plain(pixels, erased), None, dtype))
 
 
 def is_native(iterator: Any) -> bool:
@@ -152,7 +155,7 @@ class NativeDeviceIterator:
         self._pins = pins
         self._next: DeviceBatch | None = None
         self._number = 0
-        self._host: Any = NativeIterator(loader, recipe, lambda p: TableImages(p, table, layout), pin=pins)
+        self._host: Any = NativeIterator(loader, recipe, lambda p, e: TableImages(p, table, layout, e), pin=pins)
         self._finalizer = weakref.finalize(self, _end, self._host, self.transfer, retire)
 
     def _reset(self, loader: FastLoader[Any]) -> None:

@@ -16,9 +16,8 @@ import os
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
@@ -27,6 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload import _core
 from fastload._nvtx import stage
+from fastload.device.images import Erased
 from fastload.engines.by_index import number_of
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from fastload.vision.recipe import Recipe
+
+_Made: TypeAlias = "tuple[torch.Tensor, tuple[int, int, int, int]]"  # a sample's pixels, and its box to erase
 
 _BATCHES_DECODING = 3  # submitted and not yet taken: one being finished, one under way, one that threads can turn to
 
@@ -51,6 +53,7 @@ class _Batch:
     error: ExceptionWrapper | None = None  # of the sample after the last of `sources`
     pixels: Any = None  # the tensor and the job that fills it, once it is started
     job: Any = None
+    boxes: torch.Tensor | None = None  # what is erased, once made
     data: Any = None  # once made
 
 
@@ -70,7 +73,7 @@ class NativeIterator(_BaseDataLoaderIter):
     Args:
         loader: Its sampler, batch sizes, generator and workers are those of the batches.
         recipe: How to make its samples.
-        images_of: Makes the batch's images of the pixels, ``(N, H, W, 3)`` uint8 on the host.
+        images_of: Makes the batch's images of the pixels, ``(N, H, W, 3)`` uint8 on the host, and of what is erased.
         pin: Whether the pixels lie in pinned memory.
     """
 
@@ -78,7 +81,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self,
         loader: DataLoader[Any],
         recipe: Recipe,
-        images_of: Callable[[torch.Tensor], Any],
+        images_of: Callable[[torch.Tensor, Erased | None], Any],
         *,
         pin: bool = False,
     ) -> None:
@@ -206,7 +209,8 @@ class NativeIterator(_BaseDataLoaderIter):
             with stage("collate", self._num_yielded):
                 if not batch.targets:
                     return default_collate([])
-                data = [self._images_of(batch.pixels), default_collate(batch.targets)]
+                images = self._images_of(batch.pixels, Erased.of(self._recipe.pipeline.erasing, batch.boxes))
+                data = [images, default_collate(batch.targets)]
                 pins = self._pin_memory and isinstance(data[0], torch.Tensor)
                 return pin_memory(data) if pins else data  # type: ignore[no-untyped-call]
         except Exception:  # noqa: BLE001 - default_collate's, of targets of any type
@@ -215,7 +219,7 @@ class NativeIterator(_BaseDataLoaderIter):
     def _complete(self, batch: _Batch) -> None:
         """Wait for the pixels, and make in Python what the core does not."""
         job = batch.job
-        made: dict[int, torch.Tensor] = {}
+        made: dict[int, _Made] = {}
         timeout = self._timeout if self._timeout > 0 else -1.0
         while (answer := job.wait(timeout)) == "requested":
             kind, sample, value = job.request()
@@ -236,8 +240,12 @@ class NativeIterator(_BaseDataLoaderIter):
                     if before is not None and not self._by_index and after != self._drawn(job, sample, before):
                         self._go_on_in_python(batch, sample + 1, after, made)
                         break
-        for sample, pixels in made.items():
+        if self._recipe.pipeline.erasing is not None:
+            batch.boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
+        for sample, (pixels, box) in made.items():
             batch.pixels[sample] = pixels
+            if batch.boxes is not None:
+                batch.boxes[sample] = torch.tensor(box, dtype=torch.int32)
 
     def _before(self, batch: _Batch, sample: int) -> bytes | None:
         """The state to draw a sample from; ``None`` if nothing is drawn."""
@@ -255,22 +263,23 @@ class NativeIterator(_BaseDataLoaderIter):
         status, *_ = self._recipe.plan.draw(generator, width, height)
         return generator.get_state() if status == "ok" else None
 
-    def _go_on_in_python(self, batch: _Batch, begin: int, state: bytes, made: dict[int, torch.Tensor]) -> None:
+    def _go_on_in_python(self, batch: _Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
         """Pillow saw other things in a file than the core did: what was drawn after it is void."""
         for sample in range(begin, len(batch.sources)):
             made[sample], state = self._in_python(batch, sample, state)
         self._break_off(batch, state)
 
-    def _in_python(self, batch: _Batch, sample: int, before: bytes | None) -> tuple[torch.Tensor, bytes]:
-        """A sample's pixels by the user's own transforms, and where the worker's generator stands then."""
+    def _in_python(self, batch: _Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
+        """A sample by the user's own transforms, and where the worker's generator stands then."""
         kept = torch.get_rng_state()
         if before is not None:
             torch.set_rng_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
         source = batch.sources[sample]
         failure = None
         try:
-            pixels = np.array(self._recipe.pixels(source))
+            pixels = self._recipe.pixels(source)
             _check_size(pixels, tuple(batch.pixels.shape[1:3]))
+            box = self._recipe.pipeline.erased()
         except Exception:  # noqa: BLE001 - whatever Pillow or the transforms raise, the worker would send
             where = f"sample {batch.indices[sample]!r}"
             where += f" ({os.fspath(source)})" if isinstance(source, str | os.PathLike) else ""
@@ -279,7 +288,7 @@ class NativeIterator(_BaseDataLoaderIter):
         torch.set_rng_state(kept)
         if failure is not None:
             raise _PythonError(sample, failure, None if before is None or self._by_index else after)
-        return torch.from_numpy(pixels), after
+        return (torch.from_numpy(pixels), box), after
 
     def _break_off(self, batch: _Batch, state: bytes | None) -> None:
         """The worker's generator stands at ``state`` after ``batch``: what was drawn since is drawn anew."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastload.insight.nsight import NsightError
 from fastload.insight.recording import (
     DOMAIN,
+    OPERATOR,
     STEP,
     Call,
     Copy,
@@ -40,7 +41,7 @@ _DIRECTIONS: Final[dict[str, Direction]] = {
 _MEMORIES: Final[dict[str, Memory]] = {"Pageable": "pageable", "Pinned": "pinned", "Managed": "managed"}
 _COPY: Final = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")
-_OPERATOR: Final = re.compile(r"::|Backward\d*$")  # other names are of ranges that code has put around itself
+_OPERATOR: Final = re.compile(r"::|Backward\d*$|^detach$")  # other names are of ranges that code has put around itself
 _SYSTEM_NAME: Final = re.compile(r"thread \d+ \((.*)\)")
 
 
@@ -216,7 +217,7 @@ class _Reader:
             for start, end, name in sorted(operators, key=lambda operator: (operator[0], -operator[1])):
                 if start >= reached:
                     reached = end
-                    yield Range(start, end, name, thread, "torch")
+                    yield Range(start, end, name, thread, OPERATOR)
 
 
 def _extent(events: Sequence[Any]) -> tuple[int, int]:

@@ -15,11 +15,12 @@ from fastload._nvtx import stage
 from fastload.device.replay import Replay
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.arrivals import Arrivals
+from fastload.engines.by_index import check_seedable, seeded
 from fastload.engines.workers import Collate, next_of, refresh, stages_of, start_epoch, view_of
 from fastload.insight.stats import Stats
 from fastload.lowered import Checks, NativeDeviceIterator, is_native, native_on_host, read_loader
 from fastload.memory.slots import SlotCounts, SlotPool, SlotWriter
-from fastload.options import Accelerate, Device, Options, can_pin, has_streams, resolve_device
+from fastload.options import Accelerate, Device, Options, Rng, can_pin, has_streams, resolve_device
 from fastload.plan import (
     Plan,
     has_own_iterator,
@@ -66,6 +67,8 @@ class FastLoader(DataLoader[T_co]):
             be run natively.
         max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
             process may use. 0 turns pinned memory off altogether.
+        rng: ``"torch"``: random draws as in torch, from each worker's stream. ``"index"``: from one that depends on the
+            seed, the epoch and the sample's index alone (:mod:`fastload.engines.by_index`), not on ``num_workers``.
 
     ``next()`` returns at once when a batch is ready. It waits while the GPU is more than two batches behind the caller:
     otherwise dropped batches that it has yet to read would pile up in its memory.
@@ -101,6 +104,7 @@ class FastLoader(DataLoader[T_co]):
         device_prefetch: int = 1,
         accelerate: Accelerate = "auto",
         max_pinned_bytes: int | None = None,
+        rng: Rng = "torch",
     ) -> None:
         super().__init__(
             dataset,
@@ -121,7 +125,7 @@ class FastLoader(DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self._take_options(Options(device, memory_format, dtype, device_prefetch, accelerate, max_pinned_bytes))
+        self._take_options(Options(device, memory_format, dtype, device_prefetch, accelerate, max_pinned_bytes, rng))
 
     def _take_options(self, options: Options) -> None:
         # Each under its own public name: frameworks rebuild a loader from vars(loader).
@@ -131,7 +135,9 @@ class FastLoader(DataLoader[T_co]):
         self.device_prefetch = options.device_prefetch
         self.accelerate = options.accelerate
         self.max_pinned_bytes = options.max_pinned_bytes
+        self.rng = options.rng
         self._runtime = _Runtime()
+        check_seedable(self, self.rng)
         if self.accelerate == "require":
             recipe = read_loader(self, resolve_device(self.device))
             if isinstance(recipe, tuple):
@@ -207,7 +213,7 @@ class FastLoader(DataLoader[T_co]):
         device = resolve_device(self.device)
         if (native := self._native_iterator(device)) is not None:
             return native
-        if device.type == "cpu" and self.dtype is None and not stages_of(self):
+        if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not stages_of(self):
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
             return DeviceIterator(self, device)
@@ -241,9 +247,8 @@ class FastLoader(DataLoader[T_co]):
         return native  # type: ignore[no-any-return]
 
     def _plain_iterator(self) -> Iterator[T_co]:
-        if isinstance(self._iterator, DeviceIterator | NativeDeviceIterator) or is_native(
-            self._iterator
-        ):  # from an epoch with other arguments
+        former = self._iterator
+        if isinstance(former, DeviceIterator | NativeDeviceIterator) or is_native(former):  # of other arguments
             self._iterator = None
         iterator = super().__iter__()
         self._runtime.live.add(iterator)
@@ -393,7 +398,7 @@ class DeviceIterator:
                 changes |= {"pin_memory_device": ""}  # torch warns of it, but only where the user asked to pin
         elif self.device.type != "cpu":
             changes |= {"pin_memory": False}
-        return changes
+        return changes if loader.rng == "torch" else seeded(loader, changes, vars(self).get("_view"))
 
     def _reset(self, loader: FastLoader[Any]) -> None:
         """Begin another epoch with the same, persistent, workers."""

@@ -10,6 +10,7 @@ from torch.utils.data import get_worker_info
 
 Device: TypeAlias = str | int | torch.device
 Accelerate: TypeAlias = Literal["auto", "off", "require"]
+Rng: TypeAlias = Literal["torch", "index"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Options:
     device_prefetch: int = 1
     accelerate: Accelerate = "auto"
     max_pinned_bytes: int | None = None
+    rng: Rng = "torch"
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -30,6 +32,8 @@ class Options:
         check_device_prefetch(self.device_prefetch, "device_prefetch", minimum=0)
         if self.accelerate not in ("auto", "off", "require"):
             raise ValueError(f"accelerate must be 'auto', 'off' or 'require', got {self.accelerate!r}")
+        if self.rng not in ("torch", "index"):
+            raise ValueError(f"rng must be 'torch' or 'index', got {self.rng!r}")
         limit = self.max_pinned_bytes
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
             raise TypeError(f"max_pinned_bytes must be an int or None, got {type(limit).__name__}")

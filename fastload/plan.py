@@ -80,7 +80,7 @@ def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
     steps = [
-        Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged"),
+        Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{_seeded(loader)}"),
         Step("collate", place, _name_of(loader.collate_fn)),
     ]
     notes = [f"the dataset and its transforms run as they are: {reason}" for reason in refused]
@@ -98,7 +98,7 @@ def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
         casts = loader.dtype is not None and not has_own_iterator(loader)
         if casts:
             steps.append(Step("epilogue", "main process", _epilogue(loader, device)))
-        engine = "workers" if casts else "torch"
+        engine = "workers" if casts or loader.rng == "index" else "torch"
         return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
     streams = has_streams(device)
     why_not = no_slots_because(loader, device)
@@ -175,7 +175,7 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
     threads = f"{loader.num_workers} decode thread{'s' if loader.num_workers != 1 else ''}"
     height, width = recipe.pipeline.size
     names = ", ".join(type(step).__name__ for step in recipe.pipeline.geometry)
-    steps = [Step("decode", threads, f"JPEG files to {height}x{width} pixels, uint8: {names}")]
+    steps = [Step("decode", threads, f"JPEG files to {height}x{width} pixels, uint8: {names}{_seeded(loader)}")]
     table = recipe.pipeline.table
     becomes = "" if table is None else ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
     becomes = f"{becomes}, by a table of {str(table.dtype).removeprefix('torch.')}" if table is not None else "as uint8"
@@ -189,6 +189,10 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
     steps.append(Step("h2d", where, f"uint8, from {memory}"))
     steps.append(Step("epilogue", where, ", ".join(part for part in (becomes, _epilogue(loader, device)) if part)))
     return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
+
+
+def _seeded(loader: FastLoader[Any]) -> str:
+    return "" if loader.rng == "torch" else "; random draws by (seed, epoch, index)"
 
 
 def _epilogue(loader: FastLoader[Any], device: torch.device) -> str:

@@ -20,7 +20,7 @@ from typing import Final
 VARIABLE: Final = "FASTLOAD_RUN"
 BOOTSTRAP: Final = Path(__file__).resolve().parent / "_bootstrap"
 
-_DEFAULTS: Final = ("device", "memory_format", "dtype", "device_prefetch", "accelerate", "max_pinned_bytes")
+_DEFAULTS: Final = ("device", "memory_format", "dtype", "device_prefetch", "accelerate", "max_pinned_bytes", "rng")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--accelerate", choices=("auto", "off", "require"), help="run the pipeline natively where it can be"
     )
     parser.add_argument("--max-pinned-bytes", type=_count, metavar="N", help="most bytes of pinned memory; 0 for none")
+    parser.add_argument("--rng", choices=("torch", "index"), help="what random draws depend on: worker, or sample")
     parser.add_argument(
         "--explain", action="store_true", help="say at exit, on stderr, who uses FastLoader and every loader's plan"
     )

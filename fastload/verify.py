@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from fastload.engines.workers import view_of
+from fastload.engines.by_index import seeded
+from fastload.engines.workers import start_epoch, view_of
 from fastload.loader import FastLoader
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def verify(
         raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
     kept = torch.get_rng_state()
     try:
-        theirs = _batches(view_of(_made(loader)), seed, batches)
+        theirs = _batches(_as_torch(_made(loader)), seed, batches)
         made = _made(loader)
         if isinstance(made, FastLoader):
             return _compare(made, theirs, _batches(made, seed, batches))
@@ -72,6 +73,11 @@ def verify(
             return _compare(fast, theirs, _batches(fast, seed, batches))
     finally:
         torch.set_rng_state(kept)
+
+
+def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Torch's loader of the same batches; with ``rng="index"``, of samples that are seeded by their index."""
+    return view_of(loader, **(seeded(loader, {}) if getattr(loader, "rng", "torch") == "index" else {}))
 
 
 def _made(loader: Any) -> DataLoader[Any]:
@@ -92,7 +98,8 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None) -> Iterator[
         for generator, its in zip(generators, drawn, strict=True):
             generator.set_state(its)
         try:
-            iterator = iter(loader) if iterator is None else iterator
+            if iterator is None:
+                iterator = start_epoch(loader)
             batch = next(iterator)
         except StopIteration:
             break

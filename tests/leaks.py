@@ -58,6 +58,9 @@ def survivors(before: Holdings, grace_s: float = 5.0) -> list[str]:
 
 def _beyond(before: Holdings, *, ignore_stuck_queues: bool = False) -> list[str]:
     now = Holdings.now()
+    if now.descriptors - before.descriptors:
+        kept = _descriptors_of_ended_workers()
+        now = replace(now, descriptors=frozenset(d for d in now.descriptors if d[0] not in kept))
     if ignore_stuck_queues:
         # Torch tells its pin-memory thread to end through the queue that workers write to. A worker that leaves while
         # it writes takes the queue's lock with it, and the thread that feeds this process's message waits for ever.
@@ -69,6 +72,14 @@ def _beyond(before: Holdings, *, ignore_stuck_queues: bool = False) -> list[str]
     left += [f"shared memory {name}" for name in _ours(now.shared_memory - before.shared_memory)]
     left += [f"descriptor {number} -> {target}" for number, target in now.descriptors - before.descriptors]
     return left
+
+
+def _descriptors_of_ended_workers() -> set[int]:
+    """Torch 2.11 registers persistent workers that pin memory with atexit, which keeps these objects for ever."""
+    workers = [thing for thing in gc.get_objects() if isinstance(thing, multiprocessing.process.BaseProcess)]
+    popens = [getattr(worker, "_popen", None) for worker in workers]
+    finalizers = [popen.finalizer for popen in popens if popen is not None and popen.poll() is not None]
+    return {number for finalizer in finalizers if finalizer.still_active() for number in finalizer._args}
 
 
 def _threads() -> frozenset[threading.Thread]:

@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload import _core
 from fastload._nvtx import stage
+from fastload.engines.by_index import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,7 @@ class _Batch:
     indices: Any
     sources: list[Any] = field(default_factory=list)
     targets: list[Any] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)  # of each sample, where randomness is by index
     error: ExceptionWrapper | None = None  # of the sample after the last of `sources`
     pixels: Any = None  # the tensor and the job that fills it, once it is started
     job: Any = None
@@ -85,6 +87,8 @@ class NativeIterator(_BaseDataLoaderIter):
         self._images_of = images_of
         self._pin = pin
         self._window = (loader.prefetch_factor or 2) * self._num_workers
+        self._by_index = getattr(loader, "rng", "torch") == "index"
+        self._epoch = -1
         self._streams = [_core.RandomStream.from_seed(int(self._base_seed) + w) for w in range(self._num_workers)]
         self._batches: deque[_Batch] = deque()
         self._sent = 0
@@ -98,6 +102,7 @@ class NativeIterator(_BaseDataLoaderIter):
         while self._batches:  # torch's persistent workers work off what they were sent, and their generators go on
             self._finish(self._batches.popleft())
         self._sent = 0
+        self._epoch += 1
         for _ in range(self._window):
             self._send()
         self._submit()
@@ -157,22 +162,29 @@ class NativeIterator(_BaseDataLoaderIter):
             self._locate(batch)
         size = (len(batch.sources), *self._recipe.pipeline.size, 3)
         batch.pixels = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
-        stream = self._streams[batch.worker] if self._recipe.pipeline.draws else None
+        draws: dict[str, Any] = {}
+        if self._recipe.pipeline.draws:
+            draws = {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
         batch.job = self._pool.submit(
-            batch.sources, batch.pixels, plan=self._recipe.plan, stream=stream, **self._recipe.options
+            batch.sources, batch.pixels, plan=self._recipe.plan, **draws, **self._recipe.options
         )
 
     def _locate(self, batch: _Batch) -> None:
         index = None
         try:
             for index in batch.indices:
+                seed = self._seed(index) if self._by_index else 0
                 source, target = self._recipe.locate(index)
                 if not isinstance(source, str | os.PathLike):
                     source = memoryview(source)
                 batch.sources.append(source)
                 batch.targets.append(target)
+                batch.seeds.append(seed)
         except Exception:  # noqa: BLE001 - the user's dataset or sampler, whatever it raises: in the batch's turn
             batch.error = _wrapped(batch.worker, f"sample {index!r}")
+
+    def _seed(self, index: Any) -> int:
+        return _core.seed_for_index(int(self._base_seed), self._epoch, number_of(index))
 
     def _finish(self, batch: _Batch) -> Any:
         """The batch, or the error that torch's worker would have sent. Blocks."""
@@ -219,13 +231,21 @@ class NativeIterator(_BaseDataLoaderIter):
         if any(statuses):
             for sample, status in enumerate(statuses):
                 if status and sample not in made:
-                    before = job.generator_before(sample) if self._recipe.pipeline.draws else None
+                    before = self._before(batch, sample)
                     made[sample], after = self._in_python(batch, sample, before)
-                    if before is not None and after != self._drawn(job, sample, before):
+                    if before is not None and not self._by_index and after != self._drawn(job, sample, before):
                         self._go_on_in_python(batch, sample + 1, after, made)
                         break
         for sample, pixels in made.items():
             batch.pixels[sample] = pixels
+
+    def _before(self, batch: _Batch, sample: int) -> bytes | None:
+        """The state to draw a sample from; ``None`` if nothing is drawn."""
+        if not self._recipe.pipeline.draws:
+            return None
+        if self._by_index:
+            return _core.Generator(batch.seeds[sample]).get_state()
+        return batch.job.generator_before(sample)  # type: ignore[no-any-return]
 
     def _drawn(self, job: _core.Job, sample: int, before: bytes) -> bytes | None:
         """Where the core's generator stood after a sample that it drew for and then could not decode."""
@@ -258,12 +278,14 @@ class NativeIterator(_BaseDataLoaderIter):
         after = torch.get_rng_state().numpy().tobytes()
         torch.set_rng_state(kept)
         if failure is not None:
-            raise _PythonError(sample, failure, None if before is None else after)
+            raise _PythonError(sample, failure, None if before is None or self._by_index else after)
         return torch.from_numpy(pixels), after
 
     def _break_off(self, batch: _Batch, state: bytes | None) -> None:
         """The worker's generator stands at ``state`` after ``batch``: what was drawn since is drawn anew."""
         later = [b for b in self._batches if b is not batch and b.worker == batch.worker and b.job is not None]
+        if state is None:  # no later batch draws on from this one
+            later = []
         for void in [*reversed(later), batch]:  # the last first: else the next in line would go on drawing
             void.job.cancel()
         if state is not None:

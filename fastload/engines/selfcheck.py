@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import default_collate
 
 from fastload import _core
+from fastload.engines.by_index import random_states_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from fastload.vision.recipe import Recipe
 
@@ -95,24 +93,13 @@ def _compare(
 
 
 def _real(recipe: Recipe, index: int, state: bytes) -> tuple[Any, bytes]:
-    with _random_states_kept():
+    with random_states_kept():
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         try:
             batch = default_collate([recipe.dataset[index]])
         except Exception:  # noqa: BLE001 - a sample that raises is met again in its turn
             batch = None
         return batch, torch.get_rng_state().numpy().tobytes()
-
-
-@contextmanager
-def _random_states_kept() -> Iterator[None]:
-    python, numpy, kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(kept)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from fastload import _nvtx
 from fastload._nvtx import stage
 from fastload.engines.arrivals import NONE_FREE
+from fastload.engines.by_index import SeededByIndex
 from fastload.host import HostBatch
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 
@@ -136,11 +137,17 @@ def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
     Forked workers inherit garbage that this process has yet to collect. Were it collected there, device tensors in it
     would call CUDA, which aborts a forked process (seen); frozen, it is never collected there.
     """
+    seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
+    if seeded is not None:
+        seeded.begin_epoch()
     _forking.workers = True
     try:
-        return iter(view)
+        iterator: Any = iter(view)
     finally:
         _forking.workers = False
+    if seeded is not None and not view.num_workers:
+        seeded.run_here(iterator._base_seed)
+    return iterator  # type: ignore[no-any-return]
 
 
 class _Forking(threading.local):

@@ -23,6 +23,9 @@ STAGES: Final = ("fetch", "decode", "collate", "h2d", "epilogue", "wait")
 """The loader's own ranges, in the domain ``fastload``."""
 
 DOMAIN: Final = "fastload"
+OPERATOR: Final = "operator"
+"""The domain of torch's operators, which are no ranges of anybody's, but tell what the host did."""
+
 STEP: Final = "step"
 """The range that the capture window puts around each training step, in the domain ``fastload``."""
 
@@ -73,7 +76,8 @@ class Range:
         end_ns: When it ended.
         name: Constant over batches.
         thread: Where.
-        domain: ``"fastload"`` for the loader's own, ``"torch"`` for torch.profiler's, else the user's.
+        domain: :data:`DOMAIN` for the loader's own and those of ``annotate``, ``"torch"`` for torch.profiler's,
+            :data:`OPERATOR`, else the user's.
         payload: The batch number, if it carries one.
         blocked_ns: How much of it the thread neither ran nor could have run: it waited for storage or slept. None where
             that was not recorded.

@@ -24,6 +24,7 @@ OWN = {
     "device_prefetch": 2,
     "accelerate": "off",
     "max_pinned_bytes": 1000,
+    "rng": "index",
 }
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}
 

@@ -58,6 +58,7 @@ OWN = {
     "device_prefetch": 1,
     "accelerate": "auto",
     "max_pinned_bytes": None,
+    "rng": "torch",
 }
 
 

@@ -36,6 +36,7 @@ WRONG = {
     "accelerate unknown": ({"accelerate": "yes"}, ValueError, "must be 'auto', 'off' or 'require', got 'yes'"),
     "accelerate of another type": ({"accelerate": [1]}, ValueError, "must be 'auto', 'off' or 'require', got [1]"),
     "accelerate a bool": ({"accelerate": True}, ValueError, "got True"),
+    "rng unknown": ({"rng": "numpy"}, ValueError, "must be 'torch' or 'index', got 'numpy'"),
     "max_pinned_bytes below 0": (
         {"max_pinned_bytes": -5},
         ValueError,

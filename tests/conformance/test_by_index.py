@@ -1,0 +1,201 @@
+"""``rng="index"``: the same samples for every number of workers, natively and in Python; a reference in torch."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from photos import assert_same, epochs_of, make_folder, mix_in, train_v1, train_v2
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate, get_worker_info
+from torchvision.datasets import ImageFolder
+
+from fastload import FastLoader, _core, verify
+from fastload.engines.by_index import seed_for_index
+
+OWN = {"device": "cpu", "rng": "index"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return mix_in(make_folder(tmp_path_factory.mktemp("photos"), 17))
+
+
+class Draws(Dataset):
+    """Samples that draw from all three global streams."""
+
+    def __len__(self):
+        return 11
+
+    def __getitem__(self, index):
+        if index == 99:
+            raise KeyError(index)
+        return index, torch.rand(3), np.random.rand(), random.random()
+
+
+def native(dataset, **arguments):
+    return FastLoader(dataset, **{"batch_size": 4, **OWN, "accelerate": "require", **arguments})
+
+
+def workers(dataset, **arguments):
+    return FastLoader(dataset, **{"batch_size": 4, **OWN, "accelerate": "off", **arguments})
+
+
+def by_hand(dataset, order, epoch=0, batch_size=4, seed=3):
+    """What the definition says, one sample after the other."""
+    torch.manual_seed(seed)
+    base_seed = torch.empty((), dtype=torch.int64).random_().item()
+    samples = []
+    for index in order:
+        own = _core.seed_for_index(base_seed, epoch, index)
+        torch.manual_seed(own)
+        np.random.seed(own % 2**32)
+        random.seed(own)
+        samples.append(dataset[index])
+    return [default_collate(samples[i : i + batch_size]) for i in range(0, len(samples), batch_size)]
+
+
+def batches(seen):
+    return [item for item in seen if not isinstance(item, torch.Tensor)]
+
+
+@pytest.mark.parametrize("make", [native, workers])
+def test_the_reference(folder, make):
+    dataset = ImageFolder(folder, train_v1())
+    order = [5, 2, 16, 0, 0, 11, 7, 3, 12]
+    seen = batches(epochs_of(lambda: make(dataset, sampler=order, num_workers=3), count=1))
+    assert_same(seen, by_hand(dataset, order))
+    assert torch.equal(seen[0][0][3], seen[1][0][0])  # the same index twice
+
+
+def test_every_number_of_workers(folder):
+    dataset = ImageFolder(folder, train_v2())
+    arguments = {"shuffle": True, "batch_size": 3}
+    wanted = epochs_of(lambda: workers(dataset, num_workers=0, **arguments))
+    for count in (1, 2, 3, 4, 5):
+        assert_same(epochs_of(lambda n=count: native(dataset, num_workers=n, **arguments)), wanted)
+    assert_same(epochs_of(lambda: workers(dataset, num_workers=2, **arguments)), wanted)
+
+
+@pytest.mark.parametrize("make", [native, workers])
+@pytest.mark.parametrize("breaks_at", [None, 1])
+def test_epochs_of_persistent_workers_differ_and_are_counted(folder, make, breaks_at):
+    dataset = ImageFolder(folder, train_v1())
+    make_loader = lambda: make(dataset, num_workers=2, persistent_workers=True, batch_size=9)  # noqa: E731
+    seen = batches(epochs_of(make_loader, count=2, breaks_at=breaks_at))
+    last = by_hand(dataset, range(len(dataset)), epoch=1, batch_size=9)
+    assert_same(seen[-len(last) :], last)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_all_three_global_streams_are_set(count):
+    seen = epochs_of(lambda: workers(Draws(), num_workers=count, shuffle=False), count=1)
+    assert_same(batches(seen), by_hand(Draws(), range(11)))
+
+
+def test_without_workers_this_process_keeps_its_streams():
+    loader = workers(Draws())
+    torch.manual_seed(0)
+    iterator = iter(loader)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    next(iterator)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_the_generator_advances_as_torchs(folder):
+    dataset = ImageFolder(folder, train_v1())
+    arguments = {"batch_size": 4, "shuffle": True, "num_workers": 2}
+    generator = lambda: torch.Generator().manual_seed(7)  # noqa: E731
+    ours = epochs_of(lambda: FastLoader(dataset, **arguments, **OWN, generator=generator()))
+    theirs = epochs_of(lambda: DataLoader(dataset, **arguments, generator=generator()))
+    states = lambda seen: [item for item in seen if isinstance(item, torch.Tensor)]  # noqa: E731
+    assert_same(states(ours), states(theirs))
+    labels = lambda seen: [item[1] for item in batches(seen)]  # noqa: E731
+    assert_same(labels(ours), labels(theirs))
+
+
+def test_ranks_together_see_what_one_process_sees(folder):
+    dataset = ImageFolder(folder, train_v1())
+
+    def samples(seen):
+        return [image for images, _ in batches(seen) for image in images]
+
+    alone = samples(epochs_of(lambda: native(dataset, num_workers=1), count=1))
+    for rank in (0, 1):
+        sampler = DistributedSampler(dataset, 2, rank, shuffle=False)
+        part = samples(epochs_of(lambda s=sampler: native(dataset, num_workers=2, sampler=s), count=1))
+        for index, image in zip(sampler, part, strict=True):
+            assert torch.equal(image, alone[index])
+
+
+@pytest.mark.parametrize("make", [native, workers])
+def test_a_damaged_file_changes_nothing_for_the_others(tmp_path, make):
+    root = make_folder(tmp_path, 12)
+    whole = batches(epochs_of(lambda: make(ImageFolder(root, train_v1()), num_workers=1), count=1))
+    victim = root / "class1" / "004.jpg"
+    victim.write_bytes(victim.read_bytes()[:700])
+    seen = batches(epochs_of(lambda: make(ImageFolder(root, train_v1()), num_workers=1), count=1))
+    assert [type(item) for item in seen] == [list, OSError, list]
+    assert_same([seen[0], seen[2]], [whole[0], whole[2]])
+
+
+@pytest.mark.parametrize("make", [native, workers])
+def test_indices_that_are_no_integers_raise(folder, make):
+    loader = make(ImageFolder(folder, train_v1()), num_workers=1, sampler=["a", "b"])
+    with loader, pytest.raises(TypeError, match="sampler of integers, got str"):
+        next(iter(loader))
+
+
+def test_integers_of_all_kinds_are_the_same_index():
+    assert seed_for_index(5, 6, 7) == _core.seed_for_index(5, 6, 7)
+    assert seed_for_index(5, 6, np.int32(7)) == seed_for_index(5, 6, torch.tensor(7)) == seed_for_index(5, 6, 7)
+    assert seed_for_index(2**63, 1, -1) == _core.seed_for_index(2**63, 1, 2**64 - 1)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class OwnIterator(FastLoader):
+    def _get_iterator(self):
+        return iter(())
+
+
+def test_what_has_no_index_is_refused():
+    with pytest.raises(ValueError, match="needs a dataset with indices, got the iterable Stream"):
+        FastLoader(Stream(), rng="index")
+    with pytest.raises(ValueError, match="has a _get_iterator"):
+        OwnIterator(Draws(), rng="index")
+    with pytest.raises(ValueError, match="rng must be 'torch' or 'index', got 'numpy'"):
+        FastLoader(Draws(), rng="numpy")
+
+
+def shows_its_dataset(worker_id):
+    assert type(get_worker_info().dataset) is Draws
+
+
+def test_the_users_first_call_sees_the_users_dataset():
+    seen = epochs_of(lambda: workers(Draws(), num_workers=1, worker_init_fn=shows_its_dataset), count=1)
+    assert_same(batches(seen), by_hand(Draws(), range(11)))
+
+
+def test_spawned_workers_know_the_epoch():
+    arguments = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"}
+    seen = batches(epochs_of(lambda: workers(Draws(), **arguments)))
+    assert_same(seen[3:], by_hand(Draws(), range(11), epoch=1))
+
+
+def test_verify_compares_like_with_like(folder):
+    result = verify(lambda: native(ImageFolder(folder, train_v1()), num_workers=2, shuffle=True))
+    assert (bool(result), result.batches, result.engine) == (True, 6, "native"), result
+    result = verify(lambda: workers(Draws(), num_workers=2, shuffle=True))
+    assert (bool(result), result.batches, result.engine) == (True, 3, "workers"), result
+
+
+def test_the_plan_says_so(folder):
+    assert "by (seed, epoch, index)" in str(native(ImageFolder(folder, train_v1()), num_workers=1).plan)
+    plan = workers(Draws()).plan
+    assert (plan.engine, "by (seed, epoch, index)" in str(plan)) == ("workers", True)

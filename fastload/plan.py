@@ -69,7 +69,7 @@ class Plan:
 
 def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
     """Work out what ``loader`` does when it is iterated now."""
-    batch_bytes = stats.device_bytes // stats.batches if stats.batches else None
+    batch_bytes = stats.device_bytes // stats.copied if stats.copied else None
     device = torch.device("cpu") if has_own_iterator(loader) else resolve_device(loader.device)
     recipe = read_loader(loader, device)
     failed = None if isinstance(recipe, tuple) else checks.known(loader, recipe)

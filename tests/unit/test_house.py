@@ -25,6 +25,7 @@ LAYERS = [
     {"fastload"},  # the public names
     {"verify"},
     {"loader"},
+    {"runtime"},
     {"plan"},
     {"lowered"},
     {"engines", "device"},

@@ -43,12 +43,15 @@ PUBLIC = [
     "FastLoader",
     "JpegInfo",
     "Plan",
+    "Report",
+    "Stats",
     "Step",
     "Verification",
     "__version__",
     "capture",
     "jpeg_info",
     "prefetch_to_device",
+    "progress",
     "verify",
 ]
 

@@ -2,6 +2,7 @@
 
 from fastload._version import __version__
 from fastload.device.prefetch import prefetch_to_device
+from fastload.insight.annotate import annotate
 from fastload.insight.capture import capture
 from fastload.insight.loader_report import Report
 from fastload.insight.progress import progress
@@ -22,6 +23,7 @@ __all__ = [
     "Step",
     "Verification",
     "__version__",
+    "annotate",
     "capture",
     "jpeg_info",
     "prefetch_to_device",

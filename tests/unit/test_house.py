@@ -48,6 +48,7 @@ PUBLIC = [
     "Step",
     "Verification",
     "__version__",
+    "annotate",
     "capture",
     "jpeg_info",
     "prefetch_to_device",

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format figures wheel sanitize simd unsimd clean
+.PHONY: help setup demo test lint format figures docs wheel sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; 
 
 figures: setup ## write the README's tables and chart from benchmarks/results
 	$(BIN)/python scripts/figures.py
+
+docs: setup ## the documentation, in build/docs; a warning is an error
+	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs build/docs
 
 simd: setup ## swap Pillow for Pillow-SIMD in the virtual environment
 	$(BIN)/python scripts/simd.py install

@@ -111,6 +111,13 @@ Pool::~Pool() { close(); }
 
 int Pool::threads() const { return state_->threads(); }
 
+int Pool::resize(int threads) {
+  if (state_->foreign()) throw std::runtime_error("a decode pool must be used in the process that made it");
+  return state_->resize(std::max(1, threads));
+}
+
+WorkDone Pool::work_done() const { return state_->foreign() ? WorkDone{} : state_->work_done(); }
+
 std::shared_ptr<Job> Pool::submit(BatchSpec spec) {
   if (state_->foreign()) throw std::runtime_error("a decode pool must be used in the process that made it");
   check(spec);

@@ -73,6 +73,12 @@ enum class WaitResult {
   foreign,  // the pool's threads live in another process (this one was forked off): nothing will ever come
 };
 
+// What the threads of a pool have done so far, all together.
+struct WorkDone {
+  double seconds = 0;  // from taking up a task to having done it
+  std::uint64_t samples = 0;
+};
+
 class PoolState;
 
 // One submitted batch. Thread-safe. Dropping the last reference outside of the pool does not cancel it.
@@ -141,6 +147,12 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int threads() const;
+  // From now on `threads` threads serve, at least 1. Those that are too many end after the image that they are at,
+  // which is not waited for; nothing that was submitted is lost. Thread-safe. Returns how many there are, which are
+  // fewer if no more could be started. Throws std::runtime_error on a closed or foreign pool.
+  int resize(int threads);
+  // Thread-safe. Nothing in a forked child.
+  WorkDone work_done() const;
   // Throws std::invalid_argument on a spec that contradicts itself, std::runtime_error on a closed or foreign pool.
   std::shared_ptr<Job> submit(BatchSpec spec);
   // Cancels all jobs, stops and joins the threads. Idempotent.

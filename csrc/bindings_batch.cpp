@@ -289,6 +289,16 @@ void bind_batch(nb::module_& m) {
   nb::class_<Pool>(m, "Pool")
       .def(nb::init<int>(), "threads"_a)
       .def_prop_ro("threads", &Pool::threads)
+      .def("resize", &Pool::resize, "threads"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("work_done",
+           [](const Pool& pool) {
+             WorkDone done;
+             {
+               nb::gil_scoped_release release;
+               done = pool.work_done();
+             }
+             return nb::make_tuple(done.seconds, done.samples);
+           })
       .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "filter"_a = "bilinear",
            "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false)

@@ -1,6 +1,7 @@
 #include "pool_state.h"
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -37,26 +38,63 @@ std::shared_ptr<PoolState> PoolState::create(int threads) {
     if (!self->foreign()) delete self;
   });
   state->process_ = ::getpid();
+  const std::lock_guard<std::mutex> lock(state->mutex_);  // the threads wait until all are there
+  const int error = state->start_threads(threads);
+  if (state->wanted_ == 0) throw std::system_error(error, std::generic_category(), "cannot start a decode thread");
+  return state;
+}
+
+// Sees to it that there are threads 0 to wanted - 1, or as many of them as can be. Returns the last error.
+int PoolState::start_threads(int wanted) {
   // Signals are for the process's other threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  const auto count = static_cast<std::size_t>(wanted);
+  if (threads_.size() < count) threads_.resize(count);
   int error = 0;
-  std::unique_lock<std::mutex> lock(state->mutex_);  // the threads wait until all are there
-  for (int i = 0; i < threads && error == 0; ++i) {
-    auto* start = new ThreadStart{state, i};
-    pthread_t thread;
-    error = pthread_create(&thread, nullptr, &PoolState::run_thread, start);
-    if (error == 0) {
-      state->threads_.push_back(thread);
-    } else {
+  std::size_t started = 0;
+  for (; started < count; ++started) {
+    Place& place = threads_[started];
+    if (place.taken) continue;
+    auto* start = new ThreadStart{shared_from_this(), static_cast<int>(started)};
+    error = pthread_create(&place.thread, nullptr, &PoolState::run_thread, start);
+    place.taken = error == 0;
+    if (error != 0) {
       delete start;
+      break;
     }
   }
-  lock.unlock();
+  wanted_ = static_cast<int>(started);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (state->threads_.empty()) throw std::system_error(error, std::generic_category(), "cannot start a decode thread");
-  return state;
+  return error;
+}
+
+int PoolState::resize(int threads) {
+  std::vector<pthread_t> ended;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (closing_) throw std::runtime_error("the decode pool must be open to be resized, but it is closed");
+    start_threads(threads);  // thread 0 is always there
+    ended.swap(retired_);
+    work_.notify_all();  // those that are too many may sleep
+  }
+  for (const pthread_t thread : ended) pthread_join(thread, nullptr);
+  return wanted_;
+}
+
+// Whether thread `number` is one too many; its place is free then.
+bool PoolState::retire(int number) {
+  if (number < wanted_ || closing_) return false;
+  Place& place = threads_[static_cast<std::size_t>(number)];
+  retired_.push_back(place.thread);
+  place.taken = false;
+  return true;
+}
+
+WorkDone PoolState::work_done() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return work_done_;
 }
 
 bool PoolState::foreign() const { return ::getpid() != process_; }
@@ -68,21 +106,24 @@ void* PoolState::run_thread(void* argument) {
 #if defined(__linux__)
   pthread_setname_np(pthread_self(), name);
 #endif
-  start->state->work();
+  start->state->work(start->number);
   return nullptr;
 }
 
-void PoolState::work() {
+void PoolState::work(int number) {
+  using Clock = std::chrono::steady_clock;
   std::unique_lock<std::mutex> lock(mutex_);
   Task task;
-  while (true) {
+  while (!retire(number)) {
     if (pick(task)) {
       ++task.job->running_;
+      const Clock::time_point taken = Clock::now();
       if (task.drawn) {
         complete(task, lock);
       } else {
         begin(task, lock);
       }
+      work_done_.seconds += std::chrono::duration<double>(Clock::now() - taken).count();
       if (--task.job->running_ == 0 && task.job->stop_) settle(*task.job);
       task.job.reset();
     } else if (closing_) {
@@ -98,7 +139,7 @@ void PoolState::work() {
 bool PoolState::pick(Task& task) {
   for (const auto& job : jobs_) {
     const bool fresh = !job->again_.empty() || job->next_fresh_ < job->samples_.size();
-    if (!job->ready_.empty() && (!fresh || job->ready_.size() >= threads_.size())) {
+    if (!job->ready_.empty() && (!fresh || job->ready_.size() >= static_cast<std::size_t>(wanted_))) {
       task = {job, job->ready_.front(), true};
       job->ready_.pop_front();
       return true;
@@ -193,6 +234,7 @@ bool PoolState::draw_alone(Job& job, std::size_t index, const KnownExps& known, 
 void PoolState::finish(Job& job, std::size_t sample) {
   if (job.samples_[sample].final) return;
   job.samples_[sample].final = true;
+  ++work_done_.samples;
   if (--job.unfinished_ == 0) {
     delist(job);
     changed_.notify_all();
@@ -287,10 +329,14 @@ void PoolState::close() {
     cancel_rest(*job);
   }
   work_.notify_all();
-  if (joined_) return;
-  joined_ = true;
+  std::vector<pthread_t> ending;
+  ending.swap(retired_);
+  for (Place& place : threads_) {
+    if (place.taken) ending.push_back(place.thread);
+    place.taken = false;
+  }
   lock.unlock();
-  for (const pthread_t thread : threads_) pthread_join(thread, nullptr);
+  for (const pthread_t thread : ending) pthread_join(thread, nullptr);
 }
 
 Buffer PoolState::take_buffer() {

@@ -1,6 +1,7 @@
 // The pool's inside: what its threads, its jobs and its facade share.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -13,15 +14,17 @@
 
 namespace fastload {
 
-class PoolState {
+class PoolState : public std::enable_shared_from_this<PoolState> {
  public:
   static std::shared_ptr<PoolState> create(int threads);
 
   // Forked off from the process that has the threads: nothing here may be locked, waited for or destroyed.
   bool foreign() const;
-  int threads() const { return static_cast<int>(threads_.size()); }
+  int threads() const { return wanted_; }
 
   void add(const std::shared_ptr<Job>& job);
+  int resize(int threads);
+  WorkDone work_done();
   void close();
 
  private:
@@ -32,12 +35,17 @@ class PoolState {
     std::size_t sample = 0;
     bool drawn = false;  // header read and geometry drawn: decode it
   };
+  // A thread's place; empty when it was never started or has ended since.
+  struct Place {
+    bool taken = false;
+    pthread_t thread{};
+  };
   using KnownExps = std::shared_ptr<const std::vector<KnownExp>>;
 
   PoolState() = default;
   ~PoolState() = default;
   static void* run_thread(void* self);
-  void work();
+  void work(int number);
 
   // Without mutex_: what a thread does with a sample that is its own.
   bool draw_alone(Job& job, std::size_t sample, const KnownExps& known, float& unresolved);
@@ -46,6 +54,8 @@ class PoolState {
   void complete(const Task& task, std::unique_lock<std::mutex>& lock);
 
   // With mutex_ held.
+  int start_threads(int wanted);
+  bool retire(int number);
   bool pick(Task& task);
   void finish(Job& job, std::size_t sample);
   void advance_draws(RandomStream& stream);
@@ -61,9 +71,11 @@ class PoolState {
   std::condition_variable work_;     // there may be a task, or the end
   std::condition_variable changed_;  // a job is done, has a request, or lost a task
   pid_t process_ = 0;
-  std::vector<pthread_t> threads_;
+  std::vector<Place> threads_;      // by number; those from wanted_ on end after the task that they are at
+  std::vector<pthread_t> retired_;  // have ended so, and are to be joined
+  std::atomic<int> wanted_{0};      // written with mutex_ held
   bool closing_ = false;
-  bool joined_ = false;
+  WorkDone work_done_;
   std::deque<std::shared_ptr<Job>> jobs_;  // unfinished, in the order of submission
   KnownExps known_exps_ = std::make_shared<std::vector<KnownExp>>();
   std::vector<Buffer> spare_buffers_;

@@ -2,7 +2,11 @@
 
 from fastload._version import __version__
 from fastload.device.prefetch import prefetch_to_device
+from fastload.insight.annotate import annotate
 from fastload.insight.capture import capture
+from fastload.insight.loader_report import Report
+from fastload.insight.progress import progress
+from fastload.insight.stats import Stats
 from fastload.loader import FastLoader
 from fastload.loader import FastLoader as DataLoader
 from fastload.plan import Plan, Step
@@ -14,11 +18,15 @@ __all__ = [
     "FastLoader",
     "JpegInfo",
     "Plan",
+    "Report",
+    "Stats",
     "Step",
     "Verification",
     "__version__",
+    "annotate",
     "capture",
     "jpeg_info",
     "prefetch_to_device",
+    "progress",
     "verify",
 ]

@@ -43,10 +43,14 @@ BENCH: Final[Table] = {
         "fastload.bench.decode", "JPEG files to training crops on the CPU, beside torchvision and DALI", "bench"
     ),
     "demo": Command("fastload.bench.demo", "FastLoader beside DataLoader on photographs", "bench"),
+    "firstbatch": Command("fastload.bench.firstbatch", "time to the first batch, beside peers", "bench"),
     "ladder": Command("fastload.bench.ladder", "the classic ladder of optimizations of a training run", "bench"),
+    "loaders": Command("fastload.bench.loaders", "loaders alone against threads, beside peers", "bench"),
+    "memory": Command("fastload.bench.memory", "host and GPU memory of loaders, beside peers", "bench"),
     "photos": Command("fastload.bench.photos", "write a data set of real photographs", "bench"),
     "slots": Command("fastload.bench.slots", "pinned shared slots beside pin_memory=True", "bench"),
     "step": Command("fastload.bench.step", "what the device side costs a training step", "bench"),
+    "train": Command("fastload.bench.train", "training fed by each loader, as a share of the ceiling", "bench"),
 }
 
 COMMANDS: Final[Table] = {

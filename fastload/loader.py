@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -13,23 +11,20 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._nvtx import stage
 from fastload.device.replay import Replay
-from fastload.device.transfer import Transfer, new_stream
+from fastload.device.transfer import Transfer
 from fastload.engines.arrivals import Arrivals
 from fastload.engines.by_index import check_seedable, seeded
 from fastload.engines.workers import Collate, next_of, refresh, stages_of, start_epoch, view_of
+from fastload.insight.fetching import MeasuredWorker
+from fastload.insight.loader_report import Report
+from fastload.insight.loader_report import report as report_of
+from fastload.insight.meter import Meter, NextData, board_for, measure_here
 from fastload.insight.stats import Stats
-from fastload.lowered import Checks, NativeDeviceIterator, is_native, native_on_host, read_loader
-from fastload.memory.slots import SlotCounts, SlotPool, SlotWriter
+from fastload.lowered import NativeDeviceIterator, is_native, native_on_host, read_loader
+from fastload.memory.slots import SlotWriter
 from fastload.options import Accelerate, Device, Options, Rng, can_pin, has_streams, resolve_device
-from fastload.plan import (
-    Plan,
-    has_own_iterator,
-    make_plan,
-    no_slots_because,
-    pinned_limit,
-    pins,
-    slots_wanted,
-)
+from fastload.plan import Plan, has_own_iterator, make_plan, pins
+from fastload.runtime import Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -136,7 +131,7 @@ class FastLoader(DataLoader[T_co]):
         self.accelerate = options.accelerate
         self.max_pinned_bytes = options.max_pinned_bytes
         self.rng = options.rng
-        self._runtime = _Runtime()
+        self._runtime = Runtime()
         check_seedable(self, self.rng)
         if self.accelerate == "require":
             recipe = read_loader(self, resolve_device(self.device))
@@ -186,8 +181,12 @@ class FastLoader(DataLoader[T_co]):
         return make_plan(self, self.stats(), self._runtime.checks)
 
     def stats(self) -> Stats:
-        """Counters over all epochs so far. Cheap; may be called while iterating."""
-        return self._runtime.stats()
+        """Counters and stage times over all epochs so far. Cheap; may be called while iterating, from any thread."""
+        return self._runtime.stats(self.num_workers)
+
+    def report(self) -> Report:
+        """What the loop that consumes this loader waits for, how that shows, and what to change; ``print`` it."""
+        return report_of(self.stats())
 
     def replay(self, n: int, steps: int | None = None) -> Replay[T_co]:
         """The first ``n`` batches of an epoch again and again, from the device: how fast is a perfect loader?
@@ -241,6 +240,7 @@ class FastLoader(DataLoader[T_co]):
         else:
             stream = self._runtime.copy_stream(device) if self.device_prefetch else None
             native = NativeDeviceIterator(self, recipe, device, stream, self._runtime.retire)
+            self._runtime.take_in(native.transfer)
         self._runtime.live.add(native)
         if persists:
             self._iterator = native
@@ -250,9 +250,34 @@ class FastLoader(DataLoader[T_co]):
         former = self._iterator
         if isinstance(former, DeviceIterator | NativeDeviceIterator) or is_native(former):  # of other arguments
             self._iterator = None
-        iterator = super().__iter__()
+        iterator = super().__iter__() if has_own_iterator(self) else self._torchs_iterator()
         self._runtime.live.add(iterator)
         return iterator
+
+    def _torchs_iterator(self) -> Iterator[T_co]:
+        """Torch's own iterator, as torch makes it; its waits and its workers' fetches are measured."""
+        persists = self.persistent_workers and self.num_workers > 0
+        former: Any = self._iterator
+        if persists and former is not None:
+            former._reset(self)
+            if isinstance(next_data := vars(former).get("_next_data"), NextData):
+                next_data.meter.begin_epoch()
+            return former  # type: ignore[no-any-return]
+        board = board_for(self)
+        view: Any = object.__new__(type(self))  # what a subclass computes, it goes on computing
+        vars(view).update(vars(self))
+        if self.num_workers:
+            vars(view)["worker_init_fn"] = first_call = MeasuredWorker(self.worker_init_fn, board)
+        iterator: Any = DataLoader.__iter__(view)
+        if self.num_workers and iterator._worker_init_fn is first_call:
+            iterator._worker_init_fn = self.worker_init_fn
+        meter = Meter(board, self.batch_size)
+        measure_here(iterator, meter)
+        iterator._next_data = NextData(iterator, meter)
+        self._runtime.measure(iterator, meter)
+        if persists:
+            self._iterator = iterator
+        return iterator  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Stop workers and threads and let go of device and pinned memory, also of iterators still in use. Idempotent.
@@ -275,88 +300,18 @@ class FastLoader(DataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._runtime = _Runtime()
-
-
-class _Runtime:
-    """What a loader holds beyond its arguments: never pickled, never copied. Iterators hold it too."""
-
-    def __init__(self) -> None:
-        self.live: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.slots: SlotPool | None = None
-        self.checks = Checks()
-        self._streams: dict[torch.device, Any] = {}
-        self._before = Counter[str]()  # totals of the iterators that are gone
-        self._missed = Counter[str]()
-        self._closed = False
-
-    def copy_stream(self, device: torch.device) -> Any:
-        """One per device, kept across epochs: the caching allocator keeps device memory by stream."""
-        if device not in self._streams:
-            self._streams[device] = new_stream(device)
-        return self._streams[device]
-
-    def slot_pool(self, loader: FastLoader[Any], device: torch.device) -> SlotPool | None:
-        """The loader's slots, made when they are first of use; kept across epochs."""
-        if no_slots_because(loader, device) is not None:
-            return None
-        if self.slots is None:
-            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=device)
-            weakref.finalize(self, self.slots.close)
-        self.slots.reclaim()
-        return self.slots
-
-    def retire(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
-        """Keep the totals of an iterator that ends."""
-        self._before.update(batches=transfer.batches, nbytes=transfer.nbytes)
-        if arrivals is not None:
-            self._before.update(in_slots=arrivals.in_slots)
-            self._missed.update(arrivals.missed)
-
-    def stats(self) -> Stats:
-        totals, missed = self._before.copy(), self._missed.copy()
-        for iterator in list(self.live):
-            if isinstance(iterator, DeviceIterator) and not iterator.is_closed:
-                transfer, arrivals = iterator.transfer, iterator.arrivals
-                totals.update(batches=transfer.batches, nbytes=transfer.nbytes, in_slots=arrivals.in_slots)
-                missed.update(arrivals.missed)
-            elif isinstance(iterator, NativeDeviceIterator) and not iterator.is_closed:
-                totals.update(batches=iterator.transfer.batches, nbytes=iterator.transfer.nbytes)
-        counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
-        return Stats(
-            batches=totals["batches"],
-            device_bytes=totals["nbytes"],
-            slot_batches=totals["in_slots"],
-            missed=MappingProxyType(dict(missed)),
-            slots=counts.slots,
-            slot_bytes=counts.slot_bytes,
-            pinned_bytes=counts.pinned_bytes,
-        )
-
-    def check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("this FastLoader is closed; make a new one to iterate again")
-
-    def close(self) -> None:
-        self._closed = True
-        for iterator in list(self.live):
-            shutdown = getattr(iterator, "close", None) or getattr(iterator, "_shutdown_workers", None)
-            if shutdown is not None:
-                shutdown()
-        self._streams.clear()
-        if self.slots is not None:
-            self.slots.close()
-
-
-def _end(transfer: Transfer, arrivals: Arrivals, runtime: _Runtime) -> None:
-    """What remains to be done when an iterator is gone."""
-    arrivals.close()
-    runtime.retire(transfer, arrivals)
+        self._runtime = Runtime()
 
 
 def _pinned_tuple_type() -> type:
     """What the installed torch makes of a tuple when it pins it: a list in some versions."""
     return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
+
+
+def _end(transfer: Transfer, arrivals: Arrivals, runtime: Runtime) -> None:
+    """What remains to be done when an iterator is gone."""
+    arrivals.close()
+    runtime.retire(transfer, arrivals)
 
 
 class DeviceIterator:
@@ -384,14 +339,23 @@ class DeviceIterator:
         self._collate = Collate(loader.collate_fn, self.arrivals.key, writer)
         self._runtime = loader._runtime
         self._number = 0
+        self._board = board_for(loader)
+        self._meter = Meter(self._board, loader.batch_size)
         self._view = view_of(loader, **self._changes(loader))
         self._host: Any = start_epoch(self._view)
+        self._counts_up = loader.in_order and loader.num_workers > 0  # then torch's count says which batch it was
+        measure_here(self._host, self._meter)
+        self._runtime.take_in(self.transfer, self.arrivals)
         self._finalizer = weakref.finalize(self, _end, self.transfer, self.arrivals, self._runtime)
+        self._runtime.measure(self, self._meter)
         self._runtime.live.add(self)
 
     def _changes(self, loader: FastLoader[Any]) -> dict[str, Any]:
         """How the view differs from the loader: among others, torch's pin-memory thread delivers the batches."""
         changes = {"collate_fn": self._collate, **stages_of(loader)}
+        if loader.num_workers:
+            first_call = changes.get("worker_init_fn", loader.worker_init_fn)
+            changes["worker_init_fn"] = MeasuredWorker(first_call, self._board)
         if self._pins:
             changes |= {"pin_memory": True}
             if not loader.pin_memory:
@@ -406,6 +370,8 @@ class DeviceIterator:
         refresh(self._view, loader, **self._changes(loader))
         self._host = start_epoch(self._view)
         self.arrivals.resume()
+        self.transfer.begin_epoch()
+        self._meter.begin_epoch()
         self._number = 0
 
     def __iter__(self) -> DeviceIterator:
@@ -417,10 +383,24 @@ class DeviceIterator:
     def __next__(self) -> Any:
         if self._host is None:
             raise RuntimeError("the FastLoader of this iterator was closed")
-        with stage("wait", self._number):
-            arrived = next_of(self._host)
-        self._number += 1
-        return self.arrivals.take(arrived)
+        meter = self._meter
+        asked = meter.ask()
+        try:
+            with stage("wait", self._number):
+                arrived = next_of(self._host)
+            self._number += 1
+            data = self.arrivals.take(arrived)
+        except BaseException:
+            meter.stop()
+            raise
+        meter.got(asked, self._batch(), self.arrivals.road)
+        return data
+
+    def _batch(self) -> int | None:
+        """The number under which the board knows the batch that torch's iterator has just given out."""
+        if self._counts_up:
+            return int(self._host._rcvd_idx) - 1
+        return None if self._host._num_workers else self._number - 1
 
     def __getattr__(self, name: str) -> Any:
         # What is known of torch's iterators (`_workers`, `_num_yielded`, ...) is asked of torch's iterator.

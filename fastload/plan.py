@@ -69,7 +69,7 @@ class Plan:
 
 def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
     """Work out what ``loader`` does when it is iterated now."""
-    batch_bytes = stats.device_bytes // stats.batches if stats.batches else None
+    batch_bytes = stats.device_bytes // stats.copied if stats.copied else None
     device = torch.device("cpu") if has_own_iterator(loader) else resolve_device(loader.device)
     recipe = read_loader(loader, device)
     failed = None if isinstance(recipe, tuple) else checks.known(loader, recipe)
@@ -175,10 +175,12 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
     threads = f"{loader.num_workers} decode thread{'s' if loader.num_workers != 1 else ''}"
     height, width = recipe.pipeline.size
     names = ", ".join(type(step).__name__ for step in recipe.pipeline.geometry)
+    names += " (with torch's arithmetic for tensors)" if recipe.pipeline.interpolation.startswith("torch_") else ""
     steps = [Step("decode", threads, f"JPEG files to {height}x{width} pixels, uint8: {names}{_seeded(loader)}")]
     table = recipe.pipeline.table
     becomes = "" if table is None else ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
     becomes = f"{becomes}, by a table of {str(table.dtype).removeprefix('torch.')}" if table is not None else "as uint8"
+    becomes += "" if recipe.pipeline.erasing is None else f", then {type(recipe.pipeline.erasing.step).__name__}"
     notes = ["samples that are no such JPEG files are made in the main process by the transforms themselves"]
     if device.type == "cpu":
         cast = f", {_epilogue(loader, device)}" if loader.dtype is not None else ""

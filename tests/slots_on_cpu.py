@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 
 import fastload.loader as loader_module
+import fastload.runtime as runtime_module
 from fastload.device.transfer import Transfer
 from fastload.host import map_leaves
 from fastload.memory.slots import SlotPool, SlotWriter
@@ -34,9 +35,9 @@ def unregistered(count, max_bytes, homes, *, device):
 def slots_on_cpu():
     """Within it, ``FastLoader(device="cpu", dtype=torch.float32)`` runs through slots."""
     with (
-        mock.patch.object(loader_module, "SlotPool", unregistered),
+        mock.patch.object(runtime_module, "SlotPool", unregistered),
         mock.patch.object(loader_module, "Transfer", HostTransfer),
-        mock.patch.object(loader_module, "no_slots_because", return_value=None),
+        mock.patch.object(runtime_module, "no_slots_because", return_value=None),
     ):
         yield
 

@@ -94,6 +94,23 @@ void use(Pool& pool, const std::vector<std::string>& paths, unsigned seed, Clock
   }
 }
 
+// Grows and shrinks the pool, as chance will have it.
+void change_size(Pool& pool, unsigned seed, Clock::time_point end) {
+  std::mt19937 random(seed);
+  std::uint64_t samples = 0;
+  while (Clock::now() < end) {
+    const int wanted = 1 + static_cast<int>(random() % 6);
+    if (pool.resize(wanted) != wanted) {
+      std::fprintf(stderr, "threads could not be started\n");
+      std::abort();
+    }
+    const WorkDone done = pool.work_done();
+    if (done.samples < samples) std::abort();
+    samples = done.samples;
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -114,6 +131,7 @@ int main(int argc, char** argv) {
     for (int i = 0; i < 3; ++i) {
       users.emplace_back([&, number = seed++] { use(pool, paths, number, round_end, batches); });
     }
+    users.emplace_back([&, number = seed++] { change_size(pool, number, round_end); });
     for (std::thread& user : users) user.join();
     // One more batch is under way when the pool goes.
     Batch last;

@@ -91,10 +91,15 @@ def loader_size(quick: bool) -> tuple[int, int]:
     return workers, batch_size
 
 
+def pool_indices(dataset: ImageFolder) -> list[int]:
+    """Indices of up to :data:`POOL_IMAGES` images, the same ones each time."""
+    pool: list[int] = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist()
+    return pool[:POOL_IMAGES]
+
+
 def image_pool(dataset: ImageFolder) -> list[int]:
-    """Indices of up to :data:`POOL_IMAGES` images, the same ones each time, their files read into the page cache."""
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist()
-    pool: list[int] = order[:POOL_IMAGES]
+    """As :func:`pool_indices`, and their files are read into the page cache."""
+    pool = pool_indices(dataset)
     for index in pool:
         Path(dataset.samples[index][0]).read_bytes()
     return pool

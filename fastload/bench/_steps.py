@@ -12,9 +12,12 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+VIT_S = "vit_s_16"
+"""ViT-S/16: 12 layers, 6 heads, 384 wide, 22 million weights."""
 
 
 class Clock(Protocol):
@@ -76,20 +79,18 @@ class TrainingStep:
     """Forward, backward and SGD of an image classifier, bf16 autocast: everything is queued, nothing is waited for.
 
     Args:
-        model: A name that ``torchvision.models.get_model`` knows.
+        model: A name that ``torchvision.models.get_model`` knows, or :data:`VIT_S`.
         device: Where to train.
         channels_last: Memory format of the weights.
         classes: Labels are smaller than this.
     """
 
     def __init__(self, model: str, device: torch.device, *, channels_last: bool, classes: int = 1000) -> None:
-        from torchvision.models import get_model
-
         torch.manual_seed(0)
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = model
         self._device = device
-        self._model: nn.Module = get_model(model, weights=None, num_classes=classes)
-        self._model = self._model.to(device=device, memory_format=memory_format).train()
+        self._model = make_model(model, classes).to(device=device, memory_format=memory_format).train()
         self._loss = torch.nn.CrossEntropyLoss()
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 
@@ -102,12 +103,27 @@ class TrainingStep:
         self._optimizer.step()
         return loss
 
+    def forget(self) -> None:
+        """Drop the gradients: between two stretches of training nothing but weights and momentum is held."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def make_model(model: str, classes: int) -> Any:
+    """An image classifier with random weights."""
+    from torchvision import models
+
+    if model == VIT_S:  # torchvision has no name for it, but has all its parts
+        return models.VisionTransformer(
+            image_size=224, patch_size=16, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536, num_classes=classes
+        )
+    return models.get_model(model, weights=None, num_classes=classes)
+
 
 def check_model(model: str) -> None:
     """Raise ``ValueError`` unless ``model`` names one of torchvision's image classifiers."""
     from torchvision import models
 
-    names = models.list_models(module=models)
+    names = [*models.list_models(module=models), VIT_S]
     if model not in names:
         close = difflib.get_close_matches(model, names, 3) or ["resnet50"]
         raise ValueError(f"--model must be one of torchvision's classifiers, got {model!r}; try {', '.join(close)}")

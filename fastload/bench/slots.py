@@ -228,7 +228,7 @@ def measure_case(case: Case, repeats: int) -> dict[str, Any]:
         raise TypeError("the second contender is FastLoader")
     stats = fast.stats()
     batches = len(fast)
-    batch_bytes = stats.device_bytes / stats.batches
+    batch_bytes = stats.device_bytes / stats.copied
     record = {
         "batches": batches,
         "batch_bytes": batch_bytes,

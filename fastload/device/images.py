@@ -56,7 +56,7 @@ def to_images(
 ) -> torch.Tensor:
     """``(N, H, W, 3)`` uint8 to ``(N, 3, H, W)``: looked up in ``table``, or still uint8 without one; then erased."""
     if table is not None:
-        images = apply_table(pixels, table, memory_format)
+        images = apply_table(pixels, table, memory_format, wait=False)
     else:
         images = pixels.permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
     if erased is not None:

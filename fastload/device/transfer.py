@@ -18,19 +18,24 @@ from __future__ import annotations
 import operator
 import os
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastload._nvtx import stage
+from fastload.device.clock import DeviceClock
 from fastload.device.epilogue import finish
 from fastload.device.images import TableImages
 from fastload.host import Leaf, map_leaves
+from fastload.insight.stats import Totals
 from fastload.options import has_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from fastload.device.clock import Timing
 
 UNFINISHED_MAX = 2  # handed-over batches that the GPU may still be reading when another copy starts
 
@@ -38,7 +43,7 @@ UNFINISHED_MAX = 2  # handed-over batches that the GPU may still be reading when
 class DeviceBatch:
     """A batch whose copy has been issued, and the event that says when it is done."""
 
-    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "nbytes")
+    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "issued", "nbytes", "roomed", "timing")
 
     def __init__(self, data: Any, tensors: list[Any], ready: Any, recorded: Any, late: bool, nbytes: int) -> None:
         self._data = data
@@ -47,6 +52,9 @@ class DeviceBatch:
         self._recorded = recorded  # the stream that they are protected for
         self._late = late
         self.nbytes = nbytes
+        self.timing: Timing | None = None
+        self.roomed = 0.0  # when there was room on the device, and when the copy had been issued
+        self.issued = 0.0
 
     def wait_copied(self) -> None:
         """Block until the copy has completed, asleep rather than spinning."""
@@ -80,6 +88,13 @@ def _copies_asynchronously(leaf: Any) -> bool:
         return on_host and leaf.layout == torch.strided and not leaf.is_nested and not leaf.requires_grad
     # A custom type that cannot record a stream hides which memory it holds.
     return callable(getattr(leaf, "record_stream", None))
+
+
+def _pageable_bytes(leaf: Any) -> int:
+    """Bytes that are not pinned, of a leaf that has been copied; 0 for a type that does not say."""
+    tensor = leaf.pixels if isinstance(leaf, TableImages) else leaf
+    on_host = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
+    return 0 if not on_host or tensor.is_pinned() else int(tensor.nbytes)
 
 
 def new_stream(device: torch.device) -> Any:
@@ -121,6 +136,7 @@ class Transfer:
         self._pid = os.getpid()
         self.batches = 0
         self.nbytes = 0
+        self.clock = DeviceClock(self._module) if device.type == "cuda" and stream is not None else None
 
     def _event(self) -> Any:
         """An event to wait for asleep: ``torch.Event(blocking=True)`` spins on CUDA (seen in torch 2.11)."""
@@ -157,6 +173,7 @@ class Transfer:
         self.reap()
         with self._turn, stage("h2d", batch):
             self._wait_for_room()
+            roomed = time.monotonic()
             if self._stream is None:
                 copied = self._issue(data, small, None)
             else:
@@ -166,6 +183,7 @@ class Transfer:
                     except BaseException:
                         self._stream.synchronize()  # a part may be under way, from memory that the caller now frees
                         raise
+        copied.roomed, copied.issued = roomed, time.monotonic()
         with self._lock:
             self.batches += 1
             self.nbytes += copied.nbytes
@@ -180,6 +198,7 @@ class Transfer:
         unchanged: list[Any] = []
         late = False
         nbytes = 0
+        timing = self.clock.begin(stream) if self.clock is not None else None
         moved_small = None if small is None else small.to(self.device, non_blocking=True)
         begin = 0 if small is None else small.data_ptr()
         end = begin if small is None else begin + small.numel()
@@ -202,6 +221,10 @@ class Transfer:
             return _Copied(len(leaves) - 1)
 
         moved = map_leaves(copy, data)
+        if timing is not None:
+            timing.nbytes, timing.pageable_bytes = nbytes, sum(map(_pageable_bytes, unchanged))
+            timing.copied = self.clock.event()  # type: ignore[union-attr]
+            timing.copied.record(stream)
         with stage("epilogue"):
             leaves = [self._finish(leaf) for leaf in leaves]
             if all(map(operator.is_, leaves, unchanged)):  # on the CPU, with nothing to cast
@@ -210,14 +233,17 @@ class Transfer:
                 moved = map_leaves(lambda leaf: leaves[leaf.index], moved)
         ready = None
         if has_streams(self.device):
-            ready = self._event()
+            ready = self._event() if timing is None else self.clock.event()  # type: ignore[union-attr]
             ready.record(stream or self._module.current_stream(self.device))
         tensors = [leaf for leaf in leaves if not isinstance(leaf, _Late)]
         usual = self._usual if stream is not None else None
         if usual is not None:  # here, and not at hand-over, unless the consumer changes its stream: it costs the GIL
             for tensor in tensors:
                 tensor.record_stream(usual)
-        return DeviceBatch(moved, tensors, ready, usual, late, nbytes)
+        copied = DeviceBatch(moved, tensors, ready, usual, late, nbytes)
+        if timing is not None:
+            timing.ready, copied.timing = ready, timing
+        return copied
 
     def _finish(self, leaf: Any) -> Any:
         return finish(leaf, self._memory_format, self._dtype) if isinstance(leaf, torch.Tensor) else leaf
@@ -234,6 +260,8 @@ class Transfer:
                 tensor.record_stream(current)
         with self._lock:
             self._consumer = self._usual = current
+            if self.clock is not None:
+                self.clock.handed(copied.timing)
         return self._settle(copied)
 
     def _settle(self, copied: DeviceBatch) -> Any:
@@ -251,10 +279,25 @@ class Transfer:
         """Say that the consumer has queued all its work on the batch that it was handed last (it asks for the next)."""
         with self._lock:
             if self._consumer is not None:
-                end = self._event()
+                end = self._event() if self.clock is None else self.clock.event()
                 end.record(self._consumer)
                 self._unfinished.append(end)
                 self._consumer = None
+                if self.clock is not None:
+                    self.clock.step_ended(end)
+
+    def begin_epoch(self) -> None:
+        """What the consumer has queued since its last batch is no step on a batch."""
+        with self._lock:
+            if self.clock is not None:
+                self.clock.begin_epoch()
+
+    def totals(self) -> Totals:
+        """What has been copied so far, and what the device's clock says of it."""
+        with self._lock:
+            totals = Totals() if self.clock is None else self.clock.totals()
+            totals.add({"copied": self.batches, "device_bytes": self.nbytes})
+        return totals
 
     def reap(self) -> None:
         """Let go of the sources whose copies have completed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import torch
 
 from fastload import _nvtx
 from fastload.host import HostBatch, map_leaves, register
+from fastload.insight.stats import Totals
 from fastload.memory.packing import Packed, packed_bytes, unpack
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ JOIN_S = 5.0  # as long as torch waits for a worker
 class Arrival:
     """One batch between its arrival on the host and its hand-over."""
 
-    __slots__ = ("__weakref__", "copied", "data", "failed", "lease", "small", "starting", "worker")
+    __slots__ = ("__weakref__", "arrived", "copied", "data", "failed", "lease", "opened", "small", "starting", "worker")
 
     def __init__(self, data: Any, worker: int, lease: Lease | None = None, small: torch.Tensor | None = None) -> None:
         self.data = data
@@ -40,6 +42,7 @@ class Arrival:
         self.copied: DeviceBatch | None = None
         self.failed = False  # the feeder could not copy it
         self.starting = False  # the feeder is about to copy it
+        self.arrived = self.opened = 0.0  # when it had come, and when it had been pinned
 
     def start(self, transfer: Transfer, number: int) -> DeviceBatch:
         """Issue the copy. From here on the transfer holds the source until it is done."""
@@ -90,6 +93,9 @@ class Arrivals:
         self._tuple_type = tuple_type
         self._slots = slots
         self.in_slots = 0
+        self.pinned = 0
+        self.pin_s = 0.0
+        self.road: tuple[tuple[str, float], ...] = ()  # of the batch that was handed over last: stages and their ends
         self.missed: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._feeder: threading.Thread | None = None
@@ -107,7 +113,7 @@ class Arrivals:
 
     def arrive(self, batch: HostBatch) -> Arrival:
         """Pin a batch and let the feeder know. Called by torch's pin-memory thread, or by the main process."""
-        arrival = self._open(batch)
+        arrival = self._opened(batch)
         with self._changed:
             self._waiting[arrival.worker].append(weakref.ref(arrival))
             self._ended[arrival.worker] = False  # passed over for an error: torch raised it in that batch's place
@@ -117,6 +123,15 @@ class Arrivals:
                     feeder.start()
                     self._feeder = feeder
             self._changed.notify_all()
+        return arrival
+
+    def _opened(self, batch: HostBatch) -> Arrival:
+        arrived = time.monotonic()
+        arrival = self._open(batch)
+        arrival.arrived, arrival.opened = arrived, time.monotonic()
+        if self._pin and arrival.lease is None:
+            self.pinned += 1
+            self.pin_s += arrival.opened - arrived
         return arrival
 
     def _open(self, batch: HostBatch) -> Arrival:
@@ -140,7 +155,7 @@ class Arrivals:
     def take(self, arrived: Any) -> Any:
         """Hand over the batch that torch's iterator has just given out. Called by the consumer."""
         self.transfer.mark_step()
-        arrival = arrived if isinstance(arrived, Arrival) else self._open(arrived)
+        arrival = arrived if isinstance(arrived, Arrival) else self._opened(arrived)
         with self._changed:
             self._advance(arrival)
             while arrival.starting:
@@ -151,6 +166,12 @@ class Arrivals:
         if copied is None:
             copied = arrival.start(self.transfer, number)
         data = self.transfer.take(copied)
+        self.road = (
+            ("ipc", arrival.arrived),
+            ("pin", arrival.opened),
+            ("gpu", copied.roomed),
+            ("h2d", copied.issued),
+        )
         with self._changed:  # last, so that the feeder's work does not delay this call
             self._changed.notify_all()
         return data
@@ -206,6 +227,16 @@ class Arrivals:
                 arrival.starting = False
                 self._changed.notify_all()
             del arrival, found
+
+    def totals(self) -> Totals:
+        """What has arrived so far, and what pinning took."""
+        return Totals({"slot_batches": self.in_slots, "stage:pin:count": self.pinned, "stage:pin:s": self.pin_s})
+
+    def copied_ahead(self) -> int:
+        """Batches that are on the device, or on their way, and have not been handed over."""
+        with self._changed:
+            known = [arrival() for queue in self._waiting for arrival in queue]
+            return sum(1 for arrival in known if arrival is not None and arrival.copied is not None)
 
     def pause(self) -> None:
         """Copy nothing while torch drains what is left of an epoch that was broken off."""

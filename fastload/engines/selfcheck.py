@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import default_collate
 
 from fastload import _core
-from fastload.device.images import Erased
 from fastload.engines.by_index import random_states_kept
 
 if TYPE_CHECKING:
@@ -24,13 +23,13 @@ not take is made by one thread."""
 
 
 def check_recipe(
-    recipe: Recipe, images_of: Callable[[torch.Tensor, Erased | None], Any], *, any_share: bool
+    recipe: Recipe, images_of: Callable[[torch.Tensor, torch.Tensor], Any], *, any_share: bool
 ) -> str | None:
     """Make a few samples both ways. Leaves the global random states as they were.
 
     Args:
         recipe: To check.
-        images_of: Makes images of pixels and of what is erased, on the CPU, as the native engine will.
+        images_of: Makes images of pixels and of boxes to erase, on the CPU, as the native engine will.
         any_share: Whether to accept a dataset of which the core takes little.
 
     Returns:
@@ -57,7 +56,7 @@ def check_recipe(
 
 
 def _compare(
-    recipe: Recipe, images_of: Callable[[torch.Tensor, Erased | None], Any], pool: _core.Pool, index: int
+    recipe: Recipe, images_of: Callable[[torch.Tensor, torch.Tensor], Any], pool: _core.Pool, index: int
 ) -> tuple[bool, str | None]:
     state = _core.Generator(index + 1).get_state()
     expected, after = _real(recipe, index, state)
@@ -88,8 +87,7 @@ def _compare(
     if expected is None:
         return True, f"sample {index} raises in Python and not natively"
     boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(2, 4)
-    erased = Erased.of(recipe.pipeline.erasing, boxes[:1])
-    native = [images_of(pixels[:1].contiguous(), erased), default_collate([target])]
+    native = [images_of(pixels[:1].contiguous(), boxes[:1]), default_collate([target])]
     if drawn != after:
         return True, f"sample {index} draws other random numbers natively"
     if not same(native, expected):

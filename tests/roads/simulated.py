@@ -14,6 +14,7 @@ import torch
 
 from fastload import loader as loader_module
 from fastload import options
+from fastload import runtime as runtime_module
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.host import map_leaves
 from fastload.memory.slots import SlotPool
@@ -43,7 +44,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self.clone())
     monkeypatch.setattr(loader_module, "Transfer", SimulatedTransfer)
-    monkeypatch.setattr(loader_module._Runtime, "copy_stream", lambda self, device: object())
-    monkeypatch.setattr(loader_module, "SlotPool", functools.partial(SlotPool, register=False))
+    monkeypatch.setattr(runtime_module.Runtime, "copy_stream", lambda self, device: object())
+    monkeypatch.setattr(runtime_module, "SlotPool", functools.partial(SlotPool, register=False))
     monkeypatch.setenv("FASTLOAD_DEBUG", "1")  # a slot that is free again is overwritten
     assert options.resolve_device("cuda") == torch.device("cuda", 0)

@@ -19,6 +19,12 @@ from fastload.host import HostBatch
 WAIT_S = 30  # only ever waited for by a test that is about to fail
 
 
+class Copied(str):
+    """As a batch on the device: says when there was room for it, and when its copy had been issued."""
+
+    roomed, issued = 3.0, 4.0
+
+
 class FakeTransfer:
     """Notes which batches are copied, by whom; can be made to fail or to take long."""
 
@@ -44,7 +50,7 @@ class FakeTransfer:
         self.threads.append(threading.current_thread().name)
         if on_copied is not None:
             on_copied()
-        return f"copy of {data}"
+        return Copied(f"copy of {data}")
 
     def take(self, copied):
         return copied.removeprefix("copy of ")

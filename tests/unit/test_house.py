@@ -25,6 +25,7 @@ LAYERS = [
     {"fastload"},  # the public names
     {"verify"},
     {"loader"},
+    {"runtime"},
     {"plan"},
     {"lowered"},
     {"engines", "device"},
@@ -42,12 +43,16 @@ PUBLIC = [
     "FastLoader",
     "JpegInfo",
     "Plan",
+    "Report",
+    "Stats",
     "Step",
     "Verification",
     "__version__",
+    "annotate",
     "capture",
     "jpeg_info",
     "prefetch_to_device",
+    "progress",
     "verify",
 ]
 

@@ -60,7 +60,7 @@ def test_dtype_casts_floating_point_only(dtype, num_workers):
 
 def test_batches_are_counted_over_epochs_and_iterators(cuda):
     loader = FastLoader(Numbers(6), batch_size=2, num_workers=1, device="cuda")
-    assert loader.stats() == Stats()
+    assert loader.stats() == Stats(workers=1)
     collect(loader)
     assert loader.stats().batches == 3
     assert loader.stats().device_bytes == 3 * 2 * (8 + 8)

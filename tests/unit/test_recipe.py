@@ -189,6 +189,14 @@ def test_the_plan_tells_of_the_engine(root):
     assert loader.plan.engine == "torch"
 
 
+def test_the_plan_tells_of_tensors_and_of_erasing(root):
+    plan = str(FastLoader(ImageFolder(root, PIPELINES["train_on_tensors"]()), device="cpu", num_workers=1).plan)
+    assert "RandomHorizontalFlip (with torch's arithmetic for tensors)" in plan
+    plan = str(FastLoader(ImageFolder(root, PIPELINES["erasing_v1"]()), device="cpu", num_workers=1).plan)
+    assert "by a table of float32, then RandomErasing" in plan
+    assert "arithmetic" not in plan
+
+
 def plant(monkeypatch):
     real = selfcheck._real
 

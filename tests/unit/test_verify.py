@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, cli
-from fastload.engines import native
+from fastload.engines import decoding
 from fastload.verify import difference, verify
 
 
@@ -38,15 +38,15 @@ def test_a_loader_with_a_generator_is_verified_as_it_is(root):
 
 
 def test_a_difference_is_found_and_named(root, monkeypatch):
-    real = native.NativeIterator._make
+    real = decoding.Line._make
 
-    def spoiled(self, batch):
-        data = real(self, batch)
+    def spoiled(self, batch, *args, **kwargs):
+        data = real(self, batch, *args, **kwargs)
         if 7 in batch.indices:
             data[0][1, 2, 3, 4] += 1
         return data
 
-    monkeypatch.setattr(native.NativeIterator, "_make", spoiled)
+    monkeypatch.setattr(decoding.Line, "_make", spoiled)
     dataset = ImageFolder(root, eval_v1())
     result = verify(lambda: FastLoader(dataset, 3, num_workers=1, device="cpu"))
     assert not result

@@ -1,0 +1,1 @@
+"""Who takes part in the benchmarks against peers: one module per library, each contender in a process of its own."""

@@ -1,0 +1,110 @@
+"""What a contender is asked to load, and what it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from fastload.bench._data import MEAN, STD, EndlessDraws, pool_indices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.data import Sampler
+
+Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+SIDE = 224
+ENDLESS = 1 << 40  # images: no epoch ends while a clock runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to load. The same for every contender, so that they do the same work.
+
+    Attributes:
+        data: An ImageFolder.
+        threads: Threads, or worker processes, that load.
+        batch_size: Images per batch.
+        train: Random crops and flips of shuffled images without end; otherwise one pass of the first ``images`` images
+            of the pool in order, whole, resized.
+        images: How many images there are without ``train``.
+        device: Where batches go: float32, normalized, in channels_last order on a GPU.
+        seed: For draws, where the contender can be told.
+    """
+
+    data: str
+    threads: int
+    batch_size: int
+    train: bool = True
+    images: int = 0
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("threads", 1), ("batch_size", 1), ("images", 0 if self.train else 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be >= {low}, got {getattr(self, name)}")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether batches go to a CUDA device."""
+        return torch.device(self.device).type == "cuda"
+
+    def transform(self) -> Callable[[Any], Any]:
+        """Those of torchvision, as its reference scripts compose them."""
+        crop = (
+            [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()]
+            if self.train
+            else [transforms.Resize((SIDE, SIDE))]
+        )
+        steps = [*crop, transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+        composed: Callable[[Any], Any] = transforms.Compose(steps)
+        return composed
+
+    def dataset(self, transform: Callable[[Any], Any] | None = None) -> ImageFolder:
+        """The images, with ``transform`` or the usual one."""
+        return ImageFolder(self.data, transform or self.transform())
+
+    def indices(self, dataset: ImageFolder) -> list[int]:
+        """What is drawn from; without ``train``, what is loaded."""
+        pool = pool_indices(dataset)
+        return pool if self.train else pool[: self.images]
+
+    def sampler(self, dataset: ImageFolder) -> Sampler[int] | list[int]:
+        """For loaders that take torch's samplers."""
+        indices = self.indices(dataset)
+        return EndlessDraws(indices, ENDLESS, self.seed) if self.train else indices
+
+    def files(self) -> tuple[list[str], list[int]]:
+        """Paths and labels, for loaders that read files by themselves."""
+        dataset = self.dataset()
+        chosen = [dataset.samples[index] for index in self.indices(dataset)]
+        return [path for path, _ in chosen], [label for _, label in chosen]
+
+    def record(self) -> dict[str, Any]:
+        """As it crosses to the contender's process."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Feed:
+    """A loader that runs.
+
+    Attributes:
+        batches: Images and labels where the job wants them.
+        close: Ends workers and threads; blocks until they have gone.
+    """
+
+    batches: Batches
+    close: Callable[[], object]
+
+
+def in_model_layout(images: torch.Tensor) -> torch.Tensor:
+    """A batch on the GPU as a channels_last model wants it; on the CPU the layout is left alone."""
+    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images

@@ -1,0 +1,83 @@
+"""What a group of processes uses, read from /proc: processor time, and memory that is shared counted once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def members(group: int, root: Path = Path("/proc")) -> list[int]:
+    """Processes of a process group."""
+    return sorted(
+        int(entry.name)
+        for entry in root.iterdir()
+        if entry.name.isdigit() and (fields := _stat(entry)) is not None and int(fields[2]) == group
+    )
+
+
+def processor_s(group: int, root: Path = Path("/proc")) -> float:
+    """Processor seconds that the processes of a group have used, those that have ended and been waited for included."""
+    ticks = 0
+    for process in members(group, root):
+        fields = _stat(root / str(process))
+        if fields is not None:
+            ticks += sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
+    return ticks / TICKS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Host memory of a process group.
+
+    Attributes:
+        pss_bytes: Proportional: pages shared by n processes count 1/n in each.
+        uss_bytes: Private to one process.
+        unshared_pss_bytes: ``pss_bytes`` without shared memory (pinned memory of CUDA, arenas, ``/dev/shm``).
+        shared_memory_bytes: All shared memory of this machine, mapped or not: a tensor on its way from a worker may be
+            mapped by nobody.
+    """
+
+    pss_bytes: int
+    uss_bytes: int
+    unshared_pss_bytes: int
+    shared_memory_bytes: int
+
+    @property
+    def host_bytes(self) -> int:
+        """What the group holds, each page once, if nobody else's shared memory changes."""
+        return self.unshared_pss_bytes + self.shared_memory_bytes
+
+
+def memory(group: int, root: Path = Path("/proc")) -> Memory:
+    """Memory that a process group holds now."""
+    pss = uss = shared = 0
+    for process in members(group, root):
+        with contextlib.suppress(OSError):
+            fields = _kilobytes((root / str(process) / "smaps_rollup").read_text())
+            pss += fields.get("Pss", 0)
+            uss += fields.get("Private_Clean", 0) + fields.get("Private_Dirty", 0)
+            shared += fields.get("Pss_Shmem", 0)
+    machine = _kilobytes((root / "meminfo").read_text())
+    return Memory(1024 * pss, 1024 * uss, 1024 * (pss - shared), 1024 * machine.get("Shmem", 0))
+
+
+def _stat(process: Path) -> list[str] | None:
+    """The fields of ``/proc/<pid>/stat`` after the name, which may hold anything; ``None`` when it is gone."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _kilobytes(text: str) -> dict[str, int]:
+    fields = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        value = rest.split()
+        if len(value) == 2 and value[1] == "kB":
+            fields[name] = int(value[0])
+    return fields

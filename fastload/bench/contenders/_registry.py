@@ -1,0 +1,130 @@
+"""The contenders by name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastload.bench.contenders._job import Feed, Job
+
+COMMON = ("torch", "torchvision", "numpy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far a contender's pixels may be from torchvision's on Pillow, in steps of 1/255 before normalization.
+
+    Attributes:
+        mean: Of all values.
+        why: Where the difference comes from.
+    """
+
+    mean: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One way to load images.
+
+    Attributes:
+        title: What tables call it.
+        module: Below this package; has ``missing(variant, device)`` and ``open_feed(job, variant)``.
+        variant: Passed to both.
+        packages: Distributions whose versions are recorded.
+        tolerance: ``None``: the same bits as torch's DataLoader from the same seed, crops and flips included.
+        needs_gpu: Whether it means nothing without one.
+        loads: Whether it loads at all; the ceiling does not.
+    """
+
+    title: str
+    module: str
+    variant: str = ""
+    packages: tuple[str, ...] = ()
+    tolerance: Tolerance | None = None
+    needs_gpu: bool = False
+    loads: bool = True
+
+    @property
+    def group(self) -> str:
+        """Contenders of one library share a group, and with it interpreter and packages."""
+        return self.module
+
+    def missing(self, device: str) -> str | None:
+        """Why it cannot take part in this process; ``None`` when it can."""
+        if self.needs_gpu and not device.startswith("cuda"):
+            return "needs a GPU"
+        try:
+            module = self._import()
+        except ImportError as error:
+            return f"{type(error).__name__}: {error}"
+        reason: str | None = module.missing(self.variant, device)
+        return reason
+
+    def open_feed(self, job: Job) -> Feed:
+        """Begin to load."""
+        feed: Feed = self._import().open_feed(job, self.variant)
+        return feed
+
+    def versions(self) -> dict[str, str]:
+        """Of the distributions that are installed."""
+        found = {}
+        for name in (*COMMON, *self.packages):
+            try:
+                found[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return found
+
+    def _import(self) -> Any:
+        return importlib.import_module(f"fastload.bench.contenders.{self.module}")
+
+
+CONTENDERS: dict[str, Contender] = {
+    "torch": Contender(title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",)),
+    "torch-pinned": Contender(
+        title="DataLoader, pinned", module="torch_loaders", variant="pinned", packages=("pillow",)
+    ),
+    "torch-simd": Contender(
+        title="DataLoader, pinned, Pillow-SIMD",
+        module="torch_simd",
+        packages=("pillow-simd",),
+        tolerance=Tolerance(mean=1.0, why="Pillow-SIMD rounds its resize otherwise"),
+    ),
+    "torch-decode-jpeg": Contender(
+        title="DataLoader, pinned, decode_jpeg and v2",
+        module="torch_loaders",
+        variant="decode_jpeg",
+        tolerance=Tolerance(mean=0.5, why="torch's uint8 resize instead of Pillow's"),
+    ),
+    "dali-cpu": Contender(
+        title="DALI, CPU decode",
+        module="dali",
+        variant="cpu",
+        packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+        tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
+    ),
+    "dali-gpu": Contender(
+        title="DALI, GPU decode",
+        module="dali",
+        variant="mixed",
+        packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu13"),
+        tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and DALI's resize"),
+        needs_gpu=True,
+    ),
+    "fastload-workers": Contender(
+        title="FastLoader, workers", module="fastload_loaders", variant="workers", packages=("fastload", "pillow")
+    ),
+    "fastload": Contender(
+        title="FastLoader, native", module="fastload_loaders", variant="native", packages=("fastload", "pillow")
+    ),
+    "ceiling": Contender(title="data on the GPU already", module="ceiling", loads=False),
+}
+
+
+def loading() -> list[str]:
+    """Names of the contenders that load."""
+    return [name for name, contender in CONTENDERS.items() if contender.loads]

@@ -1,0 +1,239 @@
+"""The benchmark's end of the contenders' processes: all stand still but the one whose turn it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import fastload
+from fastload.bench.contenders import _processes
+from fastload.bench.contenders._registry import CONTENDERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fastload.bench.contenders._job import Job
+
+_PATIENCE_S = 600.0  # for one answer
+
+
+class ContenderError(RuntimeError):
+    """A contender failed; the message ends with what it said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Where contenders run.
+
+    Attributes:
+        pythons: Interpreter by contender or group.
+        sites: Folder to search for packages first, by contender or group.
+        cores: Cores that a contender may use; ``None``: those of this process.
+    """
+
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    sites: Mapping[str, str] = field(default_factory=dict)
+    cores: int | None = None
+
+
+class Remote:
+    """One contender in a process of its own, which leads a process group, so that its workers are stopped with it.
+
+    Args:
+        name: In the registry.
+        device: Where its batches are to go.
+        surroundings: Interpreter, packages and cores.
+    """
+
+    def __init__(self, name: str, device: str, surroundings: Surroundings) -> None:
+        self.name = name
+        self.contender = CONTENDERS[name]
+        self.missing: str | None = None
+        self.versions: dict[str, str] = {}
+        self.python = ""
+        self._stack = contextlib.ExitStack()
+        self._said: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed by the stack
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_PATIENCE_S)
+        self._stream = ours.makefile("rw", encoding="utf-8")
+        ours.close()
+        python, environment = self._command(surroundings)
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, "-m", "fastload.bench.contenders._serve", name, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+                env=environment,
+                process_group=0,  # of this session: if this process dies, the kernel wakes and ends stopped ones
+            )
+        # A worker that outlives its main process holds the socket open: end it, or an answer would be waited for.
+        threading.Thread(target=self._watch, name=f"fastload-{name}", daemon=True).start()
+        try:
+            answer = self.ask("hello", device=device, cores=surroundings.cores)
+            self.missing = answer["missing"]
+            self.versions = answer["versions"]
+            self.python = answer["python"]
+        except ContenderError as error:
+            self.missing = str(error)
+        if self.missing is not None:
+            self.close()
+
+    @property
+    def group(self) -> int:
+        """The process group."""
+        return self._process.pid
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Have something done; blocks until it is.
+
+        Raises:
+            ContenderError: It failed, or the process ended.
+        """
+        try:
+            self._stream.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._stream.flush()
+            line = self._stream.readline()
+        except (OSError, ValueError) as error:
+            raise ContenderError(f"{self.name}: {do}: {type(error).__name__}: {error}{self._last_words()}") from error
+        if not line:
+            raise ContenderError(f"{self.name}: its process ended{self._last_words()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ContenderError(f"{self.name}: {do}: {answer['error']}")
+        result: dict[str, Any] = answer["answer"]
+        return result
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[Remote]:
+        """Let it run while entered; afterwards it stands still, workers and threads too."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield self
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """End the process and all that it started. Idempotent."""
+        self._signal(signal.SIGCONT)
+        if self._process.poll() is None:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.close()
+        self._stack.close()
+
+    def memory(self) -> _processes.Memory:
+        """Host memory of all its processes."""
+        return _processes.memory(self.group)
+
+    def record(self) -> dict[str, Any]:
+        """What is known of it, for the JSON file."""
+        known: dict[str, Any] = {"title": self.contender.title}
+        if self.missing is not None:
+            return {**known, "missing": self.missing}
+        return {**known, "python": self.python, "versions": self.versions}
+
+    def _watch(self) -> None:
+        self._process.wait()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group, number)
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2)
+        self._said.seek(0)
+        lines = [line for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        return f": {lines[-1].strip()}" if lines else ""
+
+    def _command(self, surroundings: Surroundings) -> tuple[str, dict[str, str]]:
+        def chosen(options: Mapping[str, str]) -> str | None:
+            return options.get(self.name, options.get(self.contender.group))
+
+        python, site = chosen(surroundings.pythons), chosen(surroundings.sites)
+        path = [] if site is None else [str(Path(site).resolve())]
+        if python is not None:
+            # Another interpreter shall find this package, and nothing else that lies beside it.
+            shelf = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
+            (shelf / "fastload").symlink_to(Path(fastload.__file__).resolve().parent)
+            path.append(str(shelf))
+        if inherited := os.environ.get("PYTHONPATH"):
+            path.append(inherited)
+        environment = dict(os.environ)
+        if path:
+            environment["PYTHONPATH"] = os.pathsep.join(path)
+        return python or sys.executable, environment
+
+
+class Team:
+    """The contenders of one benchmark, each in its own process; a context manager.
+
+    Args:
+        names: In the registry.
+        device: Where batches go.
+        surroundings: Interpreters, packages, cores.
+    """
+
+    def __init__(self, names: Sequence[str], device: str, surroundings: Surroundings) -> None:
+        self.all = [Remote(name, device, surroundings) for name in names]
+        self.device = device
+
+    @property
+    def present(self) -> list[Remote]:
+        """Those that can take part."""
+        return [remote for remote in self.all if remote.missing is None]
+
+    def title(self, name: str) -> str:
+        """What tables call a contender."""
+        return CONTENDERS[name].title
+
+    def drop(self, remote: Remote, reason: str) -> None:
+        """A contender cannot go on; its reason stands in the record."""
+        remote.missing = reason
+        remote.close()
+
+    def record(self) -> dict[str, Any]:
+        """Every contender, those that are missing with the reason."""
+        return {remote.name: remote.record() for remote in self.all}
+
+    def open(self, job: Job) -> dict[str, dict[str, Any]]:
+        """Have every contender load; answers by name. One that fails is dropped."""
+        answers = {}
+        for remote in self.present:
+            with remote.turn():
+                try:
+                    answers[remote.name] = remote.ask("open", **job.record())
+                except ContenderError as error:
+                    self.drop(remote, str(error))
+        return answers
+
+    def close_feeds(self) -> None:
+        """End every loader; the processes stay."""
+        for remote in self.present:
+            with remote.turn():
+                remote.ask("close")
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for remote in self.all:
+            remote.close()

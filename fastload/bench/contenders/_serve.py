@@ -1,0 +1,207 @@
+"""The process of one contender: does what the benchmark asks, one request at a time.
+
+A request is a line of JSON on a socket, so is the answer. Run as ``python -m ..._serve NAME FD``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastload.bench._data import STD
+from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
+from fastload.bench.contenders import _processes
+from fastload.bench.contenders._job import Job
+from fastload.bench.contenders._registry import CONTENDERS
+
+if TYPE_CHECKING:
+    from fastload.bench.contenders._job import Feed
+
+
+class Server:
+    """One contender.
+
+    Args:
+        name: In the registry.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._contender = CONTENDERS[name]
+        self._feed: Feed | None = None
+        self._job: Job | None = None
+        self._train: TrainingStep | None = None
+
+    def hello(self, device: str, cores: int | None) -> dict[str, Any]:
+        """Say whether this contender can take part on ``device``, and get the device ready."""
+        if cores is not None:
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+        reason = self._contender.missing(device)
+        if reason is None and device.startswith("cuda"):
+            torch.zeros(1, device=device).cpu()
+            torch.backends.cudnn.benchmark = True  # fixed shapes
+        return {"missing": reason, "versions": self._contender.versions(), "python": sys.version.split()[0]}
+
+    def open(self, **job: Any) -> dict[str, Any]:
+        """Make a loader and wait for its first batch. Answers with the seconds that took."""
+        self.close()
+        self._job = Job(**job)
+        begin = time.perf_counter()
+        self._feed = self._contender.open_feed(self._job)
+        constructed = time.perf_counter()
+        batch = next(self._feed.batches)
+        self._synchronize()
+        return {
+            "constructed_s": constructed - begin,
+            "first_batch_s": time.perf_counter() - begin,
+            "shape": list(batch[0].shape),
+            "dtype": str(batch[0].dtype),
+            "device": str(batch[0].device),
+        }
+
+    def run(self, batches: int = 1, seconds: float = 0.0) -> dict[str, Any]:
+        """Take ``batches`` batches, and more until ``seconds`` have passed; nothing is done with them.
+
+        The main thread's processor time is that of taking batches: what the thread that would train cannot do
+        meanwhile.
+        """
+        feed = self._running()
+        taken = 0
+        group = os.getpgid(0)
+        processor = _processes.processor_s(group)
+        main_thread = time.thread_time()
+        begin = time.perf_counter()
+        while taken < batches or time.perf_counter() - begin < seconds:
+            next(feed.batches)
+            taken += 1
+        main_thread_s = time.thread_time() - main_thread
+        self._synchronize()
+        elapsed_s = time.perf_counter() - begin
+        return {
+            "batches": taken,
+            "images": taken * self._batch_size(),
+            "seconds": elapsed_s,
+            "main_thread_s": main_thread_s,
+            "processor_s": _processes.processor_s(group) - processor,
+        }
+
+    def train(self, model: str, steps: int, warm_steps: int) -> dict[str, Any]:
+        """Train ``steps`` steps after ``warm_steps``; the memory of activations is free again afterwards."""
+        feed = self._running()
+        device = torch.device(self._job.device if self._job else "cpu")
+        if self._train is None or self._train.model != model:
+            self._train = None
+            self._train = TrainingStep(model, device, channels_last=device.type == "cuda")
+        step = self._train
+        clock: Any = CudaClock() if device.type == "cuda" else HostClock()
+
+        def advance(count: int) -> Any:
+            return run_steps(feed.batches, lambda *batch: batch, step, clock, count)
+
+        before = advance(max(1, warm_steps))[-1]
+        marks = advance(steps)
+        clock.finish()
+        seconds = clock.between_s(before.ended, marks[-1].ended)
+        ends = [before.ended, *(mark.ended for mark in marks)]
+        waited = sum(clock.between_s(end, mark.arrived) for end, mark in zip(ends, marks, strict=False))
+        step.forget()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {"images": steps * self._batch_size(), "seconds": seconds, "wait_share": waited / seconds}
+
+    def check(self, expected: str, **job: Any) -> dict[str, Any]:
+        """Compare batches with those in ``expected``: equal bits, or how far they are off in steps of 1/255."""
+        self.close()
+        feed = self._contender.open_feed(Job(**job))
+        differences: list[float] = []
+        largest = 0.0
+        equal = labels_equal = True
+        scale = 255 * torch.tensor(STD).view(1, 3, 1, 1)
+        with np.load(expected) as arrays:
+            count = len(arrays.files) // 2
+            for number in range(count):
+                images, labels = next(feed.batches)
+                wanted = torch.from_numpy(arrays[f"images{number}"])
+                labels_equal &= labels.cpu().tolist() == arrays[f"labels{number}"].tolist()
+                got = images.cpu().contiguous()
+                if got.shape != wanted.shape or got.dtype != wanted.dtype:
+                    raise ValueError(
+                        f"batch {number} must be {wanted.dtype} {tuple(wanted.shape)}, "
+                        f"got {got.dtype} {tuple(got.shape)}"
+                    )
+                equal &= torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+                difference = (got - wanted).abs() * scale
+                differences.append(float(difference.mean()))
+                largest = max(largest, float(difference.max()))
+        feed.close()
+        return {
+            "batches": count,
+            "equal": equal,
+            "labels_equal": labels_equal,
+            "mean_difference": sum(differences) / len(differences),
+            "largest_difference": largest,
+        }
+
+    def device_memory(self) -> dict[str, Any]:
+        """Bytes of the GPU that are in use, whoever uses them."""
+        if not torch.cuda.is_available():
+            return {"used_bytes": None}
+        free, total = torch.cuda.mem_get_info()
+        return {"used_bytes": total - free}
+
+    def close(self) -> dict[str, Any]:
+        """End the loader."""
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+        gc.collect()
+        return {}
+
+    def _running(self) -> Feed:
+        if self._feed is None:
+            raise RuntimeError("open comes first")
+        return self._feed
+
+    def _batch_size(self) -> int:
+        return self._job.batch_size if self._job else 0
+
+    def _synchronize(self) -> None:
+        if self._job is not None and self._job.on_gpu:
+            torch.cuda.synchronize()
+
+
+def serve(name: str, connection: socket.socket) -> None:
+    """Answer requests until the other end closes."""
+    server = Server(name)
+    with connection.makefile("rw", encoding="utf-8") as stream:
+        for line in stream:
+            request = json.loads(line)
+            try:
+                answer = {"answer": getattr(server, request.pop("do"))(**request)}
+            except Exception as error:  # noqa: BLE001 - whatever a contender raises is told to the benchmark
+                traceback.print_exc()
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            stream.write(json.dumps(answer) + "\n")
+            stream.flush()
+    server.close()
+
+
+def main() -> None:
+    """Run as a program."""
+    # Nothing that a library prints may get between the benchmark's own output.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    Path(f"/proc/{os.getpid()}/oom_score_adj").write_text("500")  # rather this process than the benchmark
+    serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""FastLoader, with either engine. Without a GPU the workers engine is torch's DataLoader itself."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from fastload import FastLoader
+from fastload.bench.contenders._job import Feed, Job
+
+
+def missing(variant: str, device: str) -> str | None:
+    """Why this cannot take part."""
+    del device
+    if variant == "native" and importlib.util.find_spec("fastload._core") is None:
+        return "fastload._core is not built"
+    return None
+
+
+def _leave_alone(worker: int) -> None:
+    """A worker_init_fn that does nothing: with one, nothing is lowered, and the workers engine runs with its slots."""
+
+
+def open_feed(job: Job, variant: str) -> Feed:
+    """Begin to load.
+
+    Raises:
+        RuntimeError: The loader's plan names another engine than the one that is to be measured.
+    """
+    torch.manual_seed(job.seed)
+    dataset = job.dataset()
+    own: dict[str, Any] = (
+        {"accelerate": "require"} if variant == "native" else {"worker_init_fn": _leave_alone, "accelerate": "auto"}
+    )
+    loader = FastLoader(
+        dataset,
+        batch_size=job.batch_size,
+        sampler=job.sampler(dataset),
+        num_workers=job.threads,
+        device=job.device,
+        **own,
+    )
+    wanted = "torch" if variant == "workers" and not job.on_gpu else variant
+    if (engine := loader.plan.engine) != wanted:
+        raise RuntimeError(f"the {wanted} engine is to be measured, but the plan says {engine}:\n{loader.plan}")
+    return Feed(iter(loader), loader.close)

@@ -1,0 +1,73 @@
+"""torch's DataLoader: plain, pinned, and pinned with torchvision's own JPEG decoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from fastload.bench._data import MEAN, STD
+from fastload.bench.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
+
+if TYPE_CHECKING:
+    from torchvision.datasets import ImageFolder
+
+
+def missing(variant: str, device: str) -> str | None:
+    """Why this cannot take part."""
+    del device
+    if variant == "decode_jpeg":
+        import torchvision.io  # noqa: F401 - registers the operator, if it was built
+
+        if not hasattr(torch.ops.image, "decode_jpeg"):
+            return "torchvision was built without libjpeg"
+    return None
+
+
+def open_feed(job: Job, variant: str) -> Feed:
+    """Begin to load with ``job.threads`` worker processes."""
+    torch.manual_seed(job.seed)
+    dataset = job.dataset() if variant != "decode_jpeg" else _decoded_by_torchvision(job)
+    pins = job.on_gpu and variant != "plain"
+    loader = DataLoader(
+        dataset,
+        batch_size=job.batch_size,
+        sampler=job.sampler(dataset),
+        num_workers=job.threads,
+        pin_memory=pins,
+        persistent_workers=True,
+    )
+    iterator: Any = iter(loader)
+    return Feed(_delivered(iterator, torch.device(job.device), pins), iterator._shutdown_workers)
+
+
+def _delivered(iterator: Any, device: torch.device, pins: bool) -> Batches:
+    """What a training loop does with each batch."""
+    for images, labels in iterator:
+        if device.type == "cpu":
+            yield images, labels
+        else:
+            yield (
+                in_model_layout(images.to(device, non_blocking=pins)),
+                labels.to(device, non_blocking=pins),
+            )
+
+
+def _decoded_by_torchvision(job: Job) -> ImageFolder:
+    """Tensors from the decoder on, uint8 until the geometry is done, as the documentation of v2 advises."""
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+    from torchvision.transforms import v2
+
+    def load(path: str) -> torch.Tensor:
+        decoded: torch.Tensor = decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
+        return decoded
+
+    geometry = (
+        [v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()]
+        if job.train
+        else [v2.Resize((SIDE, SIDE), antialias=True)]
+    )
+    dataset = job.dataset(v2.Compose([*geometry, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]))
+    dataset.loader = load
+    return dataset

@@ -1,0 +1,28 @@
+"""torch's DataLoader, pinned, where Pillow is Pillow-SIMD: in an environment of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastload.bench.contenders import torch_loaders
+
+if TYPE_CHECKING:
+    from fastload.bench.contenders._job import Feed, Job
+
+
+def missing(variant: str, device: str) -> str | None:
+    """Why this cannot take part: the interpreter has the ordinary Pillow."""
+    del variant, device
+    import PIL
+
+    if "post" not in PIL.__version__:
+        return (
+            f"the Pillow of this interpreter is {PIL.__version__}, not Pillow-SIMD; name one: --python torch_simd=FILE"
+        )
+    return None
+
+
+def open_feed(job: Job, variant: str) -> Feed:
+    """As the pinned DataLoader."""
+    del variant
+    return torch_loaders.open_feed(job, "pinned")

@@ -1,0 +1,123 @@
+"""Memory of the host and of the GPU that a running loader holds, beside its peers: ``fastload bench memory``.
+
+What counts is what is added to a process in which everything is imported and the GPU is ready. Host memory is the
+private and file pages of the loader's processes (each page shared by n of them counts 1/n in each) and all shared
+memory, pinned memory of CUDA included, mapped or not. The peak of samples while batches are taken for some seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from fastload._machine import usable_cpus
+from fastload.bench._measure import Spread, write_json
+from fastload.bench._peers import add_peer_arguments, gathered, numbers, setup_of, take_turns
+from fastload.bench._show import console, refuse
+from fastload.bench.contenders._job import Job
+
+if TYPE_CHECKING:
+    import argparse
+
+    from fastload.bench._peers import Gathering, Setup
+    from fastload.bench.contenders._processes import Memory
+    from fastload.bench.contenders._remote import Remote
+
+THREADS = (16,)
+_INTERVAL_S = 0.2
+
+
+class Sampler:
+    """Samples a contender's host memory while it is entered.
+
+    Args:
+        remote: Whose.
+    """
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="fastload-memory", daemon=True)
+        self._samples: list[Memory] = []
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_INTERVAL_S):
+            self._samples.append(self._remote.memory())
+
+    def peak(self) -> Memory:
+        """The sample with the most host memory."""
+        return max(self._samples, key=lambda sample: sample.host_bytes)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._samples.append(self._remote.memory())
+
+
+def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
+    """Every contender at one number of threads; each turn makes a loader and ends it."""
+    job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+
+    def turn(remote: Remote) -> dict[str, Any]:
+        device_before = remote.ask("device_memory")["used_bytes"]
+        before = remote.memory()
+        remote.ask("open", **job.record())
+        with Sampler(remote) as sampler:
+            remote.ask("run", batches=2 * threads + 2, seconds=setup.seconds)
+        device_after = remote.ask("device_memory")["used_bytes"]
+        peak = sampler.peak()
+        remote.ask("close")
+        return {
+            "host_bytes": peak.host_bytes - before.host_bytes,
+            "device_bytes": None if device_after is None else device_after - device_before,
+            "before": asdict(before),
+            "peak": asdict(peak),
+        }
+
+    answers = take_turns(gathering.team.present, turn, setup.repeats)
+    results = {}
+    for name, turns in answers.items():
+        on_device = [turn["device_bytes"] for turn in turns]
+        results[name] = {
+            "host_bytes": Spread.of([turn["host_bytes"] for turn in turns]).record(),
+            "device_bytes": None if None in on_device else Spread.of(on_device).record(),
+            "turns": turns,
+        }
+    return results
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench memory``."""
+    add_peer_arguments(parser)
+    parser.add_argument("--threads", type=numbers, help="threads or workers (default: 16)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``fastload bench memory``."""
+    try:
+        setup = setup_of(args)
+        counts = args.threads or ((min(2, usable_cpus()),) if setup.quick else THREADS)
+        with gathered("memory", setup, {"threads": counts}) as gathering:
+            points = []
+            for threads in counts:
+                results = measure(gathering, setup, threads)
+                points.append({"threads": threads, "contenders": results})
+                for name, result in results.items():
+                    device = result["device_bytes"]
+                    console().print(
+                        f"{threads:3} threads, {gathering.team.title(name)}: "
+                        f"{result['host_bytes']['median'] / 1e6:,.0f} MB of the host"
+                        + ("" if device is None else f", {device['median'] / 1e6:,.0f} MB of the GPU")
+                    )
+            record = {**gathering.finished(), "points": points}
+            right = gathering.all_right
+    except (ValueError, FileNotFoundError) as error:
+        return refuse(error)
+    if args.json:
+        console().print(f"figures: {write_json(args.json, record)}")
+    return 0 if right else 1

@@ -1,0 +1,107 @@
+"""What the device did in some of the steps, by its own clock: it alone knows when it waited for a batch.
+
+The host runs ahead of the device, so its clock says little about that. Timed events do: one at the end of the
+consumer's work on a batch, and those around the copy of the next. Few batches are timed: it costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from fastload.insight.stats import Totals
+
+ALL_OF_FIRST: Final = 16
+"""Batches that are all timed, so that a short run says something."""
+
+EVERY: Final = 8
+_PENDING_MAX: Final = 64
+
+
+class Timing:
+    """Events around one batch's copy."""
+
+    __slots__ = ("began", "copied", "nbytes", "pageable_bytes", "ready")
+
+    def __init__(self, began: Any) -> None:
+        self.began = began
+        self.copied: Any = None
+        self.ready: Any = None
+        self.nbytes = 0
+        self.pageable_bytes = 0
+
+
+class DeviceClock:
+    """Times some of the batches of one transfer. Its caller holds the transfer's lock.
+
+    Args:
+        module: The device's, such as :mod:`torch.cuda`.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._started = 0
+        self._last_end: Any = None
+        self._handed: tuple[Any, Timing] | None = None
+        self._pending: deque[tuple[Any, Timing, Any]] = deque()
+        self._sums = Totals()
+
+    def event(self) -> Any:
+        """One that knows when it was, and can be waited for asleep."""
+        return self._module.Event(blocking=True, enable_timing=True)
+
+    def begin(self, stream: Any) -> Timing | None:
+        """A copy is about to be issued on ``stream``; ``None`` if this one is not timed."""
+        number, self._started = self._started, self._started + 1
+        if number >= ALL_OF_FIRST and number % EVERY:
+            return None
+        timing = Timing(self.event())
+        timing.began.record(stream)
+        return timing
+
+    def begin_epoch(self) -> None:
+        """What comes before the next batch is no step on a batch."""
+        self._last_end = None
+        self._handed = None
+
+    def handed(self, timing: Timing | None) -> None:
+        """A batch is handed to the consumer, whose work on the last one ended just before."""
+        last, self._handed = self._last_end, None
+        if timing is not None:
+            self._handed = (last, timing)
+
+    def step_ended(self, end: Any) -> None:
+        """The consumer has queued all its work on the batch that it was handed last."""
+        if self._handed is not None:
+            self._pending.append((*self._handed, end))
+            self._handed = None
+        self._last_end = end
+        while len(self._pending) > _PENDING_MAX:
+            self._pending.popleft()
+        while self._pending and self._pending[0][2].query():
+            self._add(*self._pending.popleft())
+
+    def _add(self, before: Any, timing: Timing, end: Any) -> None:
+        if timing.ready is None or timing.copied is None:
+            return
+        copy_s = timing.began.elapsed_time(timing.copied) * 1e-3
+        epilogue_s = timing.copied.elapsed_time(timing.ready) * 1e-3
+        sums = self._sums
+        sums["stage:h2d:count"] += 1
+        sums["stage:h2d:s"] += copy_s
+        sums["stage:epilogue:count"] += 1
+        sums["stage:epilogue:s"] += epilogue_s
+        sums["device:copies"] += 1
+        sums["device:copied_bytes"] += timing.nbytes
+        sums["device:pageable_bytes"] += timing.pageable_bytes
+        if before is None:
+            return
+        idle_s = max(0.0, before.elapsed_time(timing.ready) * 1e-3)
+        sums["device:steps"] += 1
+        sums["device:total_s"] += max(0.0, before.elapsed_time(end) * 1e-3)
+        sums["device:idle_s"] += idle_s
+        sums["device:copying_s"] += min(idle_s, copy_s + epilogue_s)
+
+    def totals(self) -> Totals:
+        """All sums so far."""
+        return self._sums.copy()

@@ -1,0 +1,230 @@
+"""The consumer's side of the statistics: how long it waited for each batch, and where that batch was meanwhile.
+
+A wait is divided by the road of the batch that was waited for: the part of it during which its samples were read
+counts as ``fetch``, and so on. So in the end the figures say what the consumer waited *for*, which is not the same as
+what took long: a stage that takes long in twelve workers at a time may hold nobody up.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload.insight.board import FIGURES, Board
+from fastload.insight.fetching import Fetch, Sheet
+from fastload.insight.stats import Totals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+AT_ONCE_S: Final = 30e-6
+"""A shorter wait is not divided: the batch was there."""
+
+
+class Meter:
+    """Counts for one iterator, which one thread at a time consumes. Nobody else writes.
+
+    Args:
+        board: What the workers say; ``None`` without any.
+        batch_size: Images per batch, where nobody says how many there were.
+    """
+
+    def __init__(self, board: Board | None, batch_size: int | None) -> None:
+        self.board = board
+        self.sheet: Sheet | None = None
+        self.counts = Totals()
+        self._batch_size = batch_size or 1
+        self._got = 0.0  # when the last batch was handed over; 0 at the beginning of an epoch
+        self._taken = 0
+        self._base = 0.0
+
+    def begin_epoch(self) -> None:
+        """The next batch is the first of an epoch."""
+        self._got = 0.0
+        self._taken = 0
+        self._base = self.board.total("batches") if self.board is not None else 0.0
+
+    def ask(self) -> float:
+        """The consumer asks for a batch. Returns the time, for :meth:`got`."""
+        now = time.monotonic()
+        if self._got:
+            self.counts["step_s"] += now - self._got
+            self.counts["asked"] += 1
+            self.counts["ready_sum"] += self.ready()
+        return now
+
+    def ready(self) -> float:
+        """Batches that workers have made and the consumer has not taken."""
+        if self.board is None:
+            return 0.0
+        return max(0.0, self.board.total("batches") - self._base - self._taken)
+
+    def got(self, asked: float, batch: int | None, road: Iterable[tuple[str, float]] = (), images: int = 0) -> None:
+        """The consumer has got it.
+
+        Args:
+            asked: From :meth:`ask`.
+            batch: Its number, as the board knows it.
+            road: What came after it was made: stages, and when each ended. What remains is the way to the consumer.
+            images: How many it has, if the board does not know it.
+        """
+        now = time.monotonic()
+        counts = self.counts
+        noted = self.board.noted(batch) if self.board is not None and batch is not None else None
+        counts["batches"] += 1
+        counts["images"] += noted[0] if noted is not None else images or self._batch_size
+        first, self._got = not self._got, now
+        self._taken += 1
+        if first:
+            counts["startup_s"] += now - asked
+            counts["epochs"] += 1
+            return
+        counts["wait_s"] += now - asked
+        if now - asked > AT_ONCE_S:
+            stages = list(road) if noted is None else [*_made(noted), *road]
+            for stage, until in stages:
+                if until > asked:
+                    end = min(until, now)
+                    counts[f"waited:{stage}"] += end - asked
+                    asked = end
+            counts["waited:hand-over"] += now - asked
+
+    def stop(self) -> None:
+        """An error, or the end of the epoch: what comes next is no step on a batch."""
+        self._got = 0.0
+
+    def totals(self) -> Totals:
+        """All counts so far, those of the workers included."""
+        totals = self.counts.copy()
+        board = self.board
+        if board is not None:
+            for figure in FIGURES:
+                totals[f"made:{figure}"] += board.total(figure)
+        return totals
+
+    def places(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Where the workers mostly waited, and where they mostly computed, as far as somebody looked."""
+        if self.board is None:
+            return (), ()
+        lines = [[self.board.read(worker, line) for worker in range(self.board.workers)] for line in (0, 1)]
+        waits, computes = (tuple(text for text in line if text) for line in lines)
+        return waits, computes
+
+    def close(self) -> None:
+        """Let go of the board. Idempotent."""
+        board, self.board = self.board, None
+        if self.sheet is not None:
+            self.sheet.close()
+        if board is not None:
+            board.close()
+
+
+def _made(noted: tuple[int, float, float, float]) -> list[tuple[str, float]]:
+    _, fetch, collate, made = noted
+    return [("before", fetch), ("fetch", collate), ("collate", made)]
+
+
+class NextData:
+    """Stands for the ``_next_data`` of one of torch's iterators and measures the wait. Knows the iterator weakly.
+
+    ``__next__`` of torch's iterators calls ``self._next_data()``, so that the iterator stays of torch's own type.
+    """
+
+    def __init__(self, iterator: Any, meter: Meter) -> None:
+        self._iterator = weakref.ref(iterator)
+        self.meter = meter
+        self._in_order = getattr(iterator, "_in_order", True)
+        self._workers = hasattr(iterator, "_rcvd_idx")
+
+    def __call__(self) -> Any:  # noqa: D102
+        iterator: Any = self._iterator()
+        meter = self.meter
+        asked = meter.ask()
+        try:
+            data = type(iterator)._next_data(iterator)
+        except BaseException:
+            meter.stop()
+            raise
+        batch = iterator._rcvd_idx - 1 if self._workers else iterator._num_yielded
+        meter.got(asked, batch if self._in_order else None)
+        return data
+
+
+def board_for(loader: Any) -> Board:
+    """Pages for the workers of one iterator of ``loader``."""
+    workers = loader.num_workers
+    if not workers:
+        return Board(1, 2)
+    context = loader.multiprocessing_context
+    method = context.get_start_method() if context is not None else None
+    if method is None:
+        import multiprocessing
+
+        method = multiprocessing.get_start_method()
+    return Board(workers, workers * (loader.prefetch_factor or 2) + 2, inherited=method == "fork")
+
+
+def measure_here(iterator: Any, meter: Meter) -> None:
+    """Measure the fetches of an iterator that reads in the main process."""
+    fetcher = getattr(iterator, "_dataset_fetcher", None)
+    if fetcher is not None and meter.board is not None:
+        meter.sheet = Sheet(meter.board, 0, whole_process=False)
+        fetcher.fetch = Fetch(fetcher, meter.sheet)
+
+
+class Meters:
+    """All meters of one loader: those of live iterators, and what the others came to. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may run in a thread that is inside
+        self._pid = os.getpid()
+        self._live: dict[int, Meter] = {}
+        self._number = 0
+        self._before = Totals()
+        self._places: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+
+    def open(self, meter: Meter) -> Callable[[], None]:
+        """Count ``meter`` in. Returns how to count it out, once its iterator is gone."""
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._live[number] = meter
+        return lambda: self._retire(number)
+
+    def _retire(self, number: int) -> None:
+        if os.getpid() != self._pid:  # a forked child: the lock may have been held, and the figures are its parent's
+            return
+        with self._lock:
+            meter = self._live.pop(number, None)
+            if meter is None:
+                return
+            self._before.add(meter.totals())
+            places = meter.places()
+            if any(places):
+                self._places = places
+        meter.close()
+
+    def totals(self) -> Totals:
+        """Over all epochs."""
+        with self._lock:
+            totals = self._before.copy()
+            for meter in self._live.values():
+                totals.add(meter.totals())
+        return totals
+
+    def places(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See :meth:`Meter.places`; of the last iterator in which somebody looked."""
+        with self._lock:
+            for meter in reversed(list(self._live.values())):
+                places = meter.places()
+                if any(places):
+                    return places
+            return self._places
+
+    def ready(self) -> int:
+        """Batches made and not taken, now."""
+        with self._lock:
+            return int(sum(meter.ready() for meter in self._live.values()))

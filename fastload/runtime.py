@@ -1,0 +1,116 @@
+"""What a loader holds beyond its arguments: iterators in use, slots, copy streams, statistics."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from fastload.device.transfer import Transfer, new_stream
+from fastload.insight.meter import Meter, Meters
+from fastload.insight.stats import Stats, Totals, make_stats
+from fastload.lowered import Checks
+from fastload.memory.slots import SlotCounts, SlotPool
+from fastload.plan import no_slots_because, pinned_limit, slots_wanted
+
+if TYPE_CHECKING:
+    import torch
+
+    from fastload.engines.arrivals import Arrivals
+    from fastload.loader import FastLoader
+
+
+class Runtime:
+    """Never pickled, never copied. Iterators hold it too."""
+
+    def __init__(self) -> None:
+        self.live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.slots: SlotPool | None = None
+        self.checks = Checks()
+        self._streams: dict[torch.device, Any] = {}
+        self._meters = Meters()
+        self._lock = threading.RLock()  # a finalizer may run in a thread that is inside
+        self._pid = os.getpid()
+        self._roads: dict[int, tuple[Transfer, Arrivals | None]] = {}  # of the iterators that are in use
+        self._before = Totals()  # of those that are gone
+        self._missed = Counter[str]()
+        self._closed = False
+
+    def copy_stream(self, device: torch.device) -> Any:
+        """One per device, kept across epochs: the caching allocator keeps device memory by stream."""
+        if device not in self._streams:
+            self._streams[device] = new_stream(device)
+        return self._streams[device]
+
+    def slot_pool(self, loader: FastLoader[Any], device: torch.device) -> SlotPool | None:
+        """The loader's slots, made when they are first of use; kept across epochs."""
+        if no_slots_because(loader, device) is not None:
+            return None
+        if self.slots is None:
+            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=device)
+            weakref.finalize(self, self.slots.close)
+        self.slots.reclaim()
+        return self.slots
+
+    def measure(self, iterator: Any, meter: Meter) -> None:
+        """Count what ``meter`` says for as long as ``iterator`` lives, and keep its totals afterwards."""
+        weakref.finalize(iterator, self._meters.open(meter)).atexit = False
+
+    def take_in(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
+        """Count what an iterator copies, until :meth:`retire`."""
+        with self._lock:
+            self._roads[id(transfer)] = (transfer, arrivals)
+
+    def retire(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
+        """Keep the totals of an iterator that ends."""
+        if os.getpid() != self._pid:  # a forked child: another thread may have held the lock
+            return
+        with self._lock:
+            self._roads.pop(id(transfer), None)
+            self._count(transfer, arrivals, self._before, self._missed)
+
+    @staticmethod
+    def _count(transfer: Transfer, arrivals: Arrivals | None, totals: Totals, missed: Counter[str]) -> None:
+        totals.add(transfer.totals())
+        if arrivals is not None:
+            totals.add(arrivals.totals())
+            missed.update(arrivals.missed)
+
+    def stats(self, workers: int) -> Stats:
+        """Everything that is known, now."""
+        with self._lock:
+            totals, missed = self._before.copy(), self._missed.copy()
+            roads = list(self._roads.values())
+            for transfer, arrivals in roads:
+                self._count(transfer, arrivals, totals, missed)
+        totals.add(self._meters.totals())
+        counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
+        on_device = sum(arrivals.copied_ahead() for _, arrivals in roads if arrivals is not None)
+        ready = self._meters.ready()
+        queues = {"ready": max(0, ready - on_device), "device": on_device} if ready or on_device else {}
+        return make_stats(
+            totals,
+            places=self._meters.places(),
+            missed=missed,
+            workers=workers,
+            slots=(counts.slots, counts.slot_bytes, counts.pinned_bytes),
+            queues=queues,
+        )
+
+    def check_open(self) -> None:
+        """Raise if the loader has been closed."""
+        if self._closed:
+            raise RuntimeError("this FastLoader is closed; make a new one to iterate again")
+
+    def close(self) -> None:
+        """End what is in use. Idempotent."""
+        self._closed = True
+        for iterator in list(self.live):
+            shutdown = getattr(iterator, "close", None) or getattr(iterator, "_shutdown_workers", None)
+            if shutdown is not None:
+                shutdown()
+        self._streams.clear()
+        if self.slots is not None:
+            self.slots.close()

@@ -1,0 +1,131 @@
+"""The examples in the documentation run, on the CPU, and print what the pages say that they print."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import inspect
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("skimage")
+
+import fastload
+from fastload.bench.photos import PhotoSet, write_photos
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+IN_CHECKOUT = pytest.mark.skipif(not DOCS.is_dir(), reason="tests of a checkout")
+
+
+def modules_with_examples() -> list[str]:
+    """By their text: importing all of them takes optional packages."""
+    package = Path(fastload.__file__).parent
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        if ">>> " in path.read_text():
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return found
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_examples_in_docstrings_are_right(name: str) -> None:
+    module = importlib.import_module(name)
+    failed, tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert tried
+    assert not failed
+
+
+def test_the_loader_has_an_example() -> None:
+    assert {"fastload.loader", "fastload.device.prefetch"} <= set(modules_with_examples())
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs") / "photos"
+    write_photos(folder, PhotoSet(count=32, classes=2, edge_px=80))
+    return folder
+
+
+def what_the_pages_speak_of(photos: Path) -> dict[str, Any]:
+    """The names that a reader has in their own program."""
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    to_tensor = [transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+    geometry = [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip()]
+    dataset = ImageFolder(str(photos), transforms.Compose([*geometry, *to_tensor]))
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    return {
+        "__name__": "docs",
+        "root": str(photos),
+        "dataset": dataset,
+        "model": model,
+        "criterion": torch.nn.functional.cross_entropy,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "device": torch.device("cpu"),
+        "batches": [(torch.zeros(2, 3, 4, 4), torch.zeros(2, dtype=torch.int64))],
+        "paths": [path for path, _ in dataset.samples],
+    }
+
+
+@IN_CHECKOUT
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_on_the_page_runs_and_prints_what_it_says(
+    page: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of ``python`` are run, one after the other; a block of ``text`` after one is what it prints."""
+    names = what_the_pages_speak_of(photos)
+    write_photos(tmp_path / "cat", PhotoSet(count=1, classes=1, edge_px=500))
+    next(tmp_path.glob("cat/*/*.jpg")).rename(tmp_path / "cat.jpg")
+    monkeypatch.chdir(tmp_path)
+    if importlib.util.find_spec("tqdm") is not None:
+        monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # its watchdog is a thread for life
+    printed = ""
+    text = re.sub(r"<!-- figures: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+    for found in re.finditer(r"^```(\w+)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        language, block = found.groups()
+        line = text[: found.start()].count("\n") + 1
+        if language == "text":
+            assert printed.strip() == block.strip(), f"{page.name}: the output before line {line} is another"
+        if language != "python":
+            continue
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile("\n" * line + block, str(page), "exec"), names)
+        printed = output.getvalue()
+
+
+@IN_CHECKOUT
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_that_is_not_run_is_python_at_least(page: Path) -> None:
+    for block in re.findall(r"^```py\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+        compile(block, str(page), "exec")
+
+
+@IN_CHECKOUT
+def test_api_reference_has_every_public_name() -> None:
+    page = (DOCS / "api.md").read_text()
+    described = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (?:fastload\.)?([\w.]+)$", page, flags=re.MULTILINE))
+    missing = {name for name in fastload.__all__ if name != "__version__"} - described
+    assert not missing, f"docs/api.md must describe every public name; add {sorted(missing)}"
+
+
+@IN_CHECKOUT
+def test_api_reference_has_every_public_method_of_the_loader() -> None:
+    page = (DOCS / "api.md").read_text()
+    listed = re.search(r"autoclass:: FastLoader\n   :members: ([\w, ]+)", page)
+    assert listed
+    own = [name for name in vars(fastload.FastLoader) if not name.startswith("_")]
+    assert set(own) == set(re.findall(r"\w+", listed[1]))
+    assert all(inspect.getdoc(getattr(fastload.FastLoader, name)) for name in own)

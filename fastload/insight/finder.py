@@ -70,7 +70,7 @@ class _Finder:
 
     def findings(self) -> Findings:
         recording = self._recording
-        steps = [span for span in self._by_thread.get(recording.main or ThreadKey(0, 0), []) if _is_stage(span, STEP)]
+        steps = [span for span in self._by_thread.get(recording.main or ThreadKey(0, 0), []) if span.name == STEP]
         devices, gaps = self._devices(steps)
         kernels = self._kernels()
         return Findings(
@@ -183,13 +183,9 @@ class _Finder:
         kernels: Counter[tuple[str, str, Role]] = Counter()
         works: list[Kernel | Copy] = [*self._recording.kernels, *self._recording.copies]
         for work in works:
-            call = self._launch(work)
-            if call is None or call.thread not in self._enclosing:
+            if (call := self._launch(work)) is None:
                 continue
-            around = {
-                self._key(self._by_thread[call.thread][i]) for i in self._enclosing[call.thread].at(call.start_ns)
-            }
-            for key in around:
+            for key in {self._key(span) for span in self._around(call)}:
                 device_ns[key] += work.end_ns - work.start_ns
                 kernels[key] += isinstance(work, Kernel)
         host: dict[tuple[str, str, Role], list[Range]] = defaultdict(list)
@@ -210,6 +206,18 @@ class _Finder:
             for key, spans in host.items()
         ]
         return tuple(sorted(found, key=lambda use: -use.total_s))
+
+    def _around(self, call: Call) -> list[Range]:
+        """The ranges that a call was made in; autograd's threads work while the one that trains waits for them."""
+        threads = [call.thread]
+        thread = self._recording.threads.get(call.thread)
+        if thread is not None and thread.role == "backward" and self._recording.main is not None:
+            threads.append(self._recording.main)
+        found = []
+        for key in threads:
+            if (enclosing := self._enclosing.get(key)) is not None:
+                found += [self._by_thread[key][index] for index in enclosing.at(call.start_ns)]
+        return found
 
     def _key(self, span: Range) -> tuple[str, str, Role]:
         thread = self._recording.threads.get(span.thread)
@@ -238,12 +246,16 @@ def _containing(bounds: Sequence[Interval], moment: int) -> list[int]:
 
 
 def _pieces(ranges: Iterable[Range], recording: Recording, main: ThreadKey) -> list[tuple[int, int, str]]:
-    """What the training thread did, by the innermost thing that was recorded of it."""
-    spans: list[tuple[int, int, str]] = [
-        (span.start_ns, span.end_ns, span.name) for span in ranges if not _is_stage(span, STEP)
-    ]
+    """What the training thread did, by the innermost thing that was recorded of it: a range, and a call within it."""
+    own = [span for span in ranges if span.name != STEP]
+    spans: list[tuple[int, int, str]] = [(span.start_ns, span.end_ns, span.name) for span in own]
+    enclosing = Enclosing((span.start_ns, span.end_ns, index) for index, span in enumerate(own))
     for calls in (recording.calls, recording.os_calls):
-        spans += [(call.start_ns, call.end_ns, call.name) for call in calls if call.thread == main]
+        for call in calls:
+            if call.thread == main:
+                around = enclosing.at(call.start_ns)
+                name = f"{own[around[0]].name} › {call.name}" if around else call.name
+                spans.append((call.start_ns, call.end_ns, name))
     return intervals.innermost(spans)
 
 

@@ -143,8 +143,8 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
         took = [f"{1e3 * stages[name].mean_s:,.1f} ms to {name}" for name in ("collate", "fetch") if name in stages]
         return f"while batches were put together and sent ({', '.join(took)})"
     if which is Bottleneck.PIN and not _is_pageable(stats):
-        took = f" ({1e3 * stages['pin'].mean_s:,.1f} ms a batch)" if "pin" in stages else ""
-        return f"while batches were copied into pinned memory{took}"
+        pinning = f" ({1e3 * stages['pin'].mean_s:,.1f} ms a batch)" if "pin" in stages else ""
+        return f"while batches were copied into pinned memory{pinning}"
     speed = ""
     if device is not None and device.copies and "h2d" in stages and stages["h2d"].total_s:
         rate = device.copied_bytes / stages["h2d"].total_s / 1e9

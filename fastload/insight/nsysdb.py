@@ -26,6 +26,7 @@ from fastload.insight.recording import (
     Recording,
     ThreadKey,
     assign_roles,
+    kernel_name,
 )
 
 if TYPE_CHECKING:
@@ -90,9 +91,11 @@ class _Reader:
         copies = self._copies()
         main = self._main(calls, ranges)
         start, end = _window(main, ranges, calls, kernels, copies)
-        names = self._thread_names()
-        for thread in {span.thread for span in ranges} | {call.thread for call in calls}:
-            names.setdefault(thread, "")
+        active = {span.thread for span in ranges} | {call.thread for call in (*calls, *os_calls)}
+        processes = {thread.process for thread in active}
+        # Nsight lists every thread of the system.
+        names = {thread: name for thread, name in self._thread_names().items() if thread.process in processes}
+        names |= dict.fromkeys(active - names.keys(), "")
         readers = {span.thread for span in ranges if span.domain == DOMAIN and span.name == "fetch"}
         notes = []
         if not os_calls:
@@ -172,7 +175,7 @@ class _Reader:
             Kernel(
                 row["start"],
                 row["end"],
-                self._string(row["shortName"]) or self._string(row["demangledName"]),
+                kernel_name(self._string(row["demangledName"]), self._string(row["shortName"])),
                 row["deviceId"],
                 row["streamId"],
                 thread_of(row["globalPid"] or 0).process,
@@ -196,9 +199,8 @@ class _Reader:
 
     def _main(self, calls: Sequence[Call], ranges: Sequence[Range]) -> ThreadKey | None:
         """The thread that trains: it has the steps, else it waits for batches, else it launches most kernels."""
-        marks = [span for span in ranges if span.domain == DOMAIN]
         for name in (STEP, "wait"):
-            counts = Counter(span.thread for span in marks if span.name == name)
+            counts = Counter(span.thread for span in ranges if span.name == name)
             if counts:
                 return counts.most_common(1)[0][0]
         launches = Counter(call.thread for call in calls if "Launch" in call.name)
@@ -216,7 +218,7 @@ def _window(
     copies: Sequence[Copy],
 ) -> tuple[int, int]:
     """The steps' extent; without steps, that of all that the main thread and the devices did."""
-    steps = [span for span in ranges if span.thread == main and span.name == STEP and span.domain == DOMAIN]
+    steps = [span for span in ranges if span.thread == main and span.name == STEP]
     spans: list[Any] = list(steps)
     if not spans:
         spans += [span for span in ranges if main is None or span.thread == main]

@@ -33,11 +33,15 @@ STEP: Final = "step"
 _LAYOUT: Final = re.compile(r"nchw\w{0,12}nhwc|nhwc\w{0,12}nchw|convertTensor|nchwAddPadding", re.IGNORECASE)
 
 _ROLES: Final[tuple[tuple[re.Pattern[str], Role], ...]] = (
-    (re.compile(r"^fastload-feeder|^pt_data_pin"), "feeder"),
-    (re.compile(r"^fastload-dec"), "decode"),
-    (re.compile(r"^pt_autograd"), "backward"),
-    (re.compile(r"^pt_data_worker"), "worker"),
+    (re.compile(r"fastload-feeder"), "feeder"),
+    (re.compile(r"fl-decode|fastload-dec"), "decode"),
+    (re.compile(r"pt_autograd"), "backward"),
 )
+_WORKER: Final = "pt_data_worker"  # torch names the threads of a worker process so, all of them
+
+# Names that say nothing by themselves; the template arguments tell more.
+_GENERIC: Final = re.compile(r"(elementwise|reduce|copy|index|cat)\w*kernel\w*$|Cat\w*Copy$", re.IGNORECASE)
+_FUNCTOR: Final = re.compile(r"(\w*(?:[Ff]unctor|_kernel_cuda|_kernel_impl|Ops|_op_|launch_)\w*)")
 
 
 class ThreadKey(NamedTuple):
@@ -233,11 +237,31 @@ def assign_roles(
         role: Role = "other"
         if key == main:
             role = "main"
-        elif main is not None and key.process != main.process and key in reading:
-            role = "worker"
+        elif main is not None and key.process != main.process:
+            leads = key.process == key.thread
+            role = "worker" if key in reading or (leads and name == _WORKER) else "other"
         else:
             role = next((role for pattern, role in _ROLES if pattern.match(name)), "other")
             if role == "other" and key in reading:
                 role = "feeder"
         threads[key] = Thread(key, name, role)
     return threads
+
+
+def kernel_name(demangled: str, short: str = "") -> str:
+    """A name that a person recognizes and that fits into a table.
+
+    >>> kernel_name("void at::native::elementwise_kernel<128, 4, at::native::CUDAFunctor_add<float>>(int, T3)")
+    'elementwise_kernel (CUDAFunctor_add)'
+    >>> kernel_name("void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_128x64>(T1::Params)", "Kernel2")
+    'cutlass_80_tensorop_f16_s16816gemm_128x64'
+    """
+    head, _, arguments = demangled.partition("<")
+    name = short or head.partition("(")[0].rpartition("::")[2].rpartition(" ")[2]
+    if name in ("Kernel", "Kernel2") and (found := re.match(r"\w+", arguments)):
+        return found[0]
+    if _GENERIC.search(name):
+        for found in _FUNCTOR.finditer(arguments):
+            if found[1] not in ("gpu_kernel_impl", "gpu_kernel_impl_nocast", name):
+                return f"{name} ({found[1]})"
+    return name or demangled

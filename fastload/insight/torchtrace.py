@@ -25,6 +25,7 @@ from fastload.insight.recording import (
     Recording,
     ThreadKey,
     assign_roles,
+    kernel_name,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class _Reader:
             self._window = start, end
         elif category == "kernel":
             place = int(details.get("device", 0)), int(details.get("stream", 0)), self._process
-            self._kernels.append(Kernel(start, end, name, *place, details.get("correlation")))
+            self._kernels.append(Kernel(start, end, kernel_name(name), *place, details.get("correlation")))
         elif category == "gpu_memcpy":
             self._add_copy(start, end, name, details)
         elif category in ("user_annotation", "cpu_op", "cuda_runtime", "cuda_driver"):
@@ -197,7 +198,7 @@ class _Reader:
 
     def _main(self) -> ThreadKey | None:
         for name in (STEP, "wait"):
-            marks = [span.thread for span in self._ranges if span.domain == DOMAIN and span.name == name]
+            marks = [span.thread for span in self._ranges if span.name == name]
             counts = Counter(thread for thread in marks if thread.process == self._process)
             if counts:
                 return counts.most_common(1)[0][0]
@@ -205,7 +206,7 @@ class _Reader:
         return counts.most_common(1)[0][0] if counts else None
 
     def _find_window(self, main: ThreadKey | None) -> tuple[int, int]:
-        steps = [span for span in self._ranges if span.thread == main and span.name == STEP and span.domain == DOMAIN]
+        steps = [span for span in self._ranges if span.thread == main and span.name == STEP]
         if steps:
             return min(span.start_ns for span in steps), max(span.end_ns for span in steps)
         return self._window or _extent([*self._kernels, *self._calls, *self._ranges])

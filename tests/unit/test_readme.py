@@ -1,4 +1,4 @@
-"""What the README and CONTRIBUTING tell people to type exists."""
+"""What the README, CONTRIBUTING and docs/ tell people to type exists, and what the README tells them is run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from fastload import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 pytestmark = pytest.mark.skipif(not PAGES[0].exists(), reason="tests of a checkout")
 
 
@@ -35,7 +36,8 @@ def commands(program: str) -> list[str]:
 def test_pages_have_the_commands_that_these_tests_are_about() -> None:
     assert {"make demo", "make test"} <= set(commands("make"))
     assert "fastload doctor" in commands("fastload")
-    assert all(line.split()[0] in ("make", "fastload") for block in blocks("sh") for line in block.splitlines())
+    launchers = ("make", "fastload", "python", "torchrun", "accelerate", "nsys", "ncu")
+    assert all(line.split()[0] in launchers for block in blocks("sh") for line in block.splitlines())
 
 
 @pytest.mark.parametrize("line", commands("make") if PAGES[0].exists() else [])
@@ -62,6 +64,43 @@ def test_fastload_command_exists_and_takes_its_options(line: str) -> None:
     parser.parse_args(words)
 
 
+def readmes_own(program: str) -> list[str]:
+    text = PAGES[0].read_text() if PAGES[0].exists() else ""
+    shell = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE))
+    return sorted({line for line in shell.splitlines() if line.split()[:1] == [program]})
+
+
+@pytest.mark.parametrize("line", readmes_own("make"))
+def test_make_command_of_the_readme_is_run_before_a_merge(line: str) -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert re.search(rf"^{re.escape(line)}( ARGS=--quick)?$", ci, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", [line for line in readmes_own("fastload") if " bench " in line])
+def test_benchmark_of_the_readme_is_run_before_a_merge(line: str) -> None:
+    """.ci/run goes through the table of benchmarks; the options, too, are taken."""
+    assert "from fastload.cli import BENCH" in (ROOT / ".ci" / "run").read_text()
+    assert shlex.split(line)[2] in cli.BENCH
+
+
+@pytest.mark.parametrize("line", [line for line in readmes_own("fastload") if " bench " not in line])
+def test_command_of_the_readme_runs(line: str, tmp_path: Path) -> None:
+    """In a folder with the files that it speaks of."""
+    script = "from torch.utils.data import DataLoader; print([batch.tolist() for batch in DataLoader(range(2))])"
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "training.py").write_text(script)
+    (tmp_path / "my_training.py").write_text(
+        "from fastload import DataLoader\ndef make_loader():\n    return DataLoader(range(8), batch_size=2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(line)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    # The doctor says with 1 that something is missing, which may be so where tests run.
+    assert done.returncode in ((0, 1) if "doctor" in line else (0,)), done.stderr
+    assert done.stdout
+
+
 def test_python_in_the_pages_compiles_and_its_imports_exist() -> None:
     assert blocks("python")
     for block in blocks("python"):
@@ -73,8 +112,8 @@ def test_python_in_the_pages_compiles_and_its_imports_exist() -> None:
 
 def test_links_to_files_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (ROOT / target).exists(), f"{page.name}: {target}"
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_table_of_options_names_each_with_its_default() -> None:

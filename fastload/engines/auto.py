@@ -11,6 +11,7 @@ smallest number that keeps it fed with 10% to spare.
 from __future__ import annotations
 
 import math
+import operator
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -75,10 +76,15 @@ def auto_workers(num_workers: Any, dataset: Any) -> AutoWorkers | None:
     """What stands for ``num_workers`` if it is ``"auto"``, or was; else ``None``.
 
     Raises:
-        ValueError: It is another string, or the dataset's samples depend on the number of workers.
+        TypeError: It is another string: torch's error, with a note.
+        ValueError: The dataset's samples depend on the number of workers.
     """
     if isinstance(num_workers, str) and num_workers != "auto":
-        raise ValueError(f"num_workers must be an int >= 0 or 'auto', got {num_workers!r}")
+        try:
+            operator.lt(num_workers, 0)
+        except TypeError as error:
+            error.add_note(f"num_workers must be an int >= 0 or 'auto', got {num_workers!r}")
+            raise
     if not isinstance(num_workers, str | AutoWorkers):
         return None
     if isinstance(dataset, IterableDataset):
@@ -109,8 +115,8 @@ def workers_needed(images_per_s: float, cost_s: float, cores: int) -> int:
     return max(1, min(cores, math.ceil(SPARE * images_per_s * cost_s - 1e-9)))
 
 
-def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> None:
-    """Set ``loader.num_workers`` for the next epoch of worker processes.
+def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
+    """Set ``loader.num_workers`` for the next epoch of worker processes. Returns whether it was thought over.
 
     Args:
         loader: With :class:`AutoWorkers`.
@@ -118,11 +124,13 @@ def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> None:
     """
     workers: Any = loader.num_workers
     sizing: Sizing = workers.sizing
+    measured = None if epoch is None else consumption(epoch)
     if sizing.processes is None:
         sizing.processes, sizing.why = _first(loader, run_trial(loader))
-    elif epoch is not None and (found := _again(sizing.processes, epoch)) is not None:
+    elif measured is not None and (found := _again(sizing.processes, *measured)) is not None:
         sizing.processes, sizing.why = found
     loader.num_workers = AutoWorkers(sizing.processes, sizing)
+    return epoch is None or measured is not None
 
 
 def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
@@ -139,38 +147,33 @@ def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
     return most, f"{cost}; as many as there are {_cores_or_batches(most, cores)}, until an epoch has shown the consumer"
 
 
-def _again(processes: int, epoch: Stats) -> tuple[int, str] | None:
+def _again(processes: int, rate: float, cost_s: float, starved: bool) -> tuple[int, str] | None:
     """Another number than ``processes``, and why; ``None`` to keep it."""
-    measured = consumption(epoch)
-    if measured is None:
-        return None
-    rate, cost_s, starved = measured
     cores = cores_for_loading()
     wanted = workers_needed(rate, cost_s, cores)
-    if starved and processes < cores:
-        wanted = max(wanted, processes + 1)
+    if starved:
+        wanted = min(cores, max(wanted, processes + 1))
     if wanted == processes or processes > wanted > _TOO_MANY * processes:
         return None
-    if wanted < processes and starved:
-        return None
-    return wanted, f"the consumer takes {rate:,.0f} samples/s and a sample costs {cost_s * 1e3:.3g} ms"
+    return wanted, f"the consumer takes {rate:,.0f} samples/s, and a sample costs {cost_s * 1e3:.3g} ms"
 
 
 def consumption(epoch: Stats) -> tuple[float, float, bool] | None:
-    """The consumer's rate in samples/s, seconds of a worker per sample, and whether the consumer was kept waiting.
+    """The consumer's rate in samples/s, seconds of a worker per sample, and whether the consumer waited for workers.
 
     ``None`` when too little was measured.
     """
     made = epoch.stages.get("fetch")
     if epoch.totals.get("asked", 0) < _STEPS_MIN or made is None or not made.count or not epoch.images:
         return None
-    seconds = made.total_s
-    if (collate := epoch.stages.get("collate")) is not None:
-        seconds += collate.total_s
+    collate = epoch.stages.get("collate")
+    seconds = made.total_s + (collate.total_s if collate is not None else 0.0)
     cost_s = seconds / made.count / (epoch.images / epoch.batches)
+    for_workers = sum(epoch.waited_for.get(place, 0.0) for place in ("before", "fetch", "collate"))
     stall = epoch.stall if epoch.device_stall is None else epoch.device_stall
+    starved = stall > _STARVED and for_workers > 0.5 * epoch.wait_s
     rate = epoch.consumer_images_per_s
-    return (rate, cost_s, stall > _STARVED) if rate > 0 else None
+    return (rate, cost_s, starved) if rate > 0 else None
 
 
 def _batches(loader: DataLoader[Any]) -> int | None:

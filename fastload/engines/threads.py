@@ -65,8 +65,9 @@ class ThreadSizer:
         self._hold = 0
         self._next_hold = _HELD_FIRST
         self._shrank = False
-        self._begun = 0.0
-        self.begin()
+        self._begun = self._last = self._gap = self._waited = 0.0
+        self._batches = self._samples = 0
+        self._work = (0.0, 0)
 
     @property
     def threads_at_first(self) -> int:

@@ -113,7 +113,7 @@ def _make_batches(view: DataLoader[Any], sender: Connection, seconds: float) -> 
         sender.send(None)
         begin = previous = time.perf_counter()
         for number, batch in enumerate(view, start=1):
-            images, nbytes = _hand_on(batch)
+            images, nbytes = _hand_on(batch, view._auto_collation)
             now = time.perf_counter()
             sender.send((images, now - previous, nbytes))
             if number == _BATCHES_MAX or now - begin > seconds:
@@ -136,7 +136,7 @@ def _become_worker(view: DataLoader[Any]) -> None:
         view.worker_init_fn(0)
 
 
-def _hand_on(batch: Any) -> tuple[int, int]:
+def _hand_on(batch: Any, collated: bool) -> tuple[int, int]:
     """Move a batch's tensors into shared memory, as a worker does to send them. Returns their images and bytes."""
     lengths: list[int] = []
     nbytes = 0
@@ -147,10 +147,10 @@ def _hand_on(batch: Any) -> tuple[int, int]:
             nbytes += leaf.nbytes
             if leaf.dim():
                 lengths.append(len(leaf))
-            return leaf.share_memory_()
+            return leaf.share_memory_()  # type: ignore[no-untyped-call]
         return leaf
 
     map_leaves(share, batch)
-    if lengths:
-        return lengths[0], nbytes
-    return (len(batch) if isinstance(batch, list | tuple | dict) else 1), nbytes
+    if not collated:
+        return 1, nbytes
+    return lengths[0] if lengths else len(batch) if isinstance(batch, list) else 1, nbytes

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeV
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from fastload.insight.modules import hook_while_profiling
 from fastload.insight.ranges import Range, pop, push
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ class Window:
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
         if self.profile is not None:
             self.profile.stop()
+            hook_while_profiling(False)
             self.profile.export_chrome_trace(str(self._trace))
 
     def _start_torch(self) -> None:
@@ -238,6 +240,7 @@ class Window:
             warnings.warn(f"capture: no trace is written: torch.profiler: {error}", RuntimeWarning, stacklevel=5)
         else:
             self.profile = profile
+            hook_while_profiling(True)
 
 
 class CaptureIterator(Generic[T]):

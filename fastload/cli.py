@@ -44,6 +44,7 @@ BENCH: Final[Table] = {
     ),
     "demo": Command("fastload.bench.demo", "FastLoader beside DataLoader on photographs", "bench"),
     "firstbatch": Command("fastload.bench.firstbatch", "time to the first batch, beside peers", "bench"),
+    "insight": Command("fastload.bench.insight", "what annotations, stages and windows cost without a tool", "bench"),
     "ladder": Command("fastload.bench.ladder", "the classic ladder of optimizations of a training run", "bench"),
     "loaders": Command("fastload.bench.loaders", "loaders alone against threads, beside peers", "bench"),
     "memory": Command("fastload.bench.memory", "host and GPU memory of loaders, beside peers", "bench"),

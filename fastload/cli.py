@@ -57,6 +57,7 @@ BENCH: Final[Table] = {
 COMMANDS: Final[Table] = {
     "run": Command("fastload.run", "run a script with FastLoader in the place of DataLoader, no line changed"),
     "verify": Command("fastload.verify", "compare FastLoader with DataLoader on your data, bit by bit"),
+    "profile": Command("fastload.profile", "a training script's bottleneck, from a recording of some steps", "insight"),
     "bench": Group(BENCH, "measure on this machine"),
     "doctor": Command("fastload.doctor", "what this machine has and lacks"),
 }

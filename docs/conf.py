@@ -28,24 +28,25 @@ html_copy_source = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
-autodoc_default_options = {"show-inheritance": False}
 python_use_unqualified_type_names = True
 add_module_names = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 toc_object_entries_show_parents = "hide"
 
-# Types of other projects, whose documentation this one does not load: a build needs no network.
+# Types of other projects, whose documentation this one does not load (a build needs no network), and names that stand
+# for types in the signatures here.
+_ELSEWHERE = "torch numpy np tqdm collections multiprocessing argparse os io types typing typing_extensions enum"
+_BARE = (
+    "Any Literal Self Buffer Path PathLike NDArray ArrayLike ModuleType TracebackType Callable Iterable Iterator "
+    "Sequence Mapping DataLoader Dataset Sampler BaseContext optional callable T T_co F _Out Device Accelerate Rng "
+    "Source Window"
+)
 nitpick_ignore_regex = [
     (r"py:mod", r"fastload\..*"),  # modules are not part of the reference
-    (r"py:.*", r"(torch|numpy|np|collections|multiprocessing|argparse|os|io|types|typing|typing_extensions)\..*"),
-    (
-        r"py:.*",
-        r"(DataLoader|Dataset|Sampler|BaseContext|Callable|Iterable|Iterator|Sequence|Mapping)",
-    ),
+    (r"py:.*", rf"({'|'.join(_ELSEWHERE.split())})\..*"),
+    (r"py:.*", rf"(fastload\..*\.)?({'|'.join(_BARE.split())})"),
     (r"py:.*", r".*\[.*"),
-    (r"py:.*", r"(Any|Literal|NDArray|ArrayLike|Buffer|Path|PathLike|Self|TracebackType|optional|callable)"),
-    (r"py:.*", r"(fastload\..*\.)?(T|T_co|_Out|Device|Accelerate|Rng|Source)"),
 ]
 
 
@@ -61,6 +62,13 @@ def resolve_public_name(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
     return env.get_domain("py").resolve_xref(env, node["refdoc"], app.builder, "obj", found[0], node, contnode)
 
 
+def keep_colons(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Keep napoleon from taking what stands before a colon for a type: ours stand in the signature."""
+    if what in ("attribute", "property", "data") and lines:
+        lines[:0] = ["..", ""]
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("missing-reference", resolve_public_name)

@@ -14,13 +14,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload.device.epilogue import NormalizeTable, finish
 from fastload.device.images import TableImages, to_images
-from fastload.device.transfer import Transfer
-from fastload.options import has_streams
+from fastload.device.transfer import DeviceBatch, Transfer
+from fastload.options import can_pin, has_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.device.transfer import DeviceBatch
     from fastload.engines.native import NativeIterator
     from fastload.loader import FastLoader
     from fastload.vision.recipe import Recipe
@@ -110,9 +109,15 @@ def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
     """Batches as torch's workers make them, in host memory."""
     from fastload.engines.native import NativeIterator
 
-    plain = _host_images(recipe, torch.contiguous_format)
+    images_of = _host_images(recipe, torch.contiguous_format)
     dtype = loader.dtype
-    return NativeIterator(loader, recipe, lambda pixels: finish(plain(pixels), None, dtype))
+    pins = loader.pin_memory and can_pin()
+
+    def finish_batch(pixels: torch.Tensor, targets: Any, number: int) -> Any:
+        data = [finish(images_of(pixels), None, dtype), targets]
+        return pin_memory(data) if pins else data  # type: ignore[no-untyped-call]
+
+    return NativeIterator(loader, recipe, finish_batch)
 
 
 def is_native(iterator: Any) -> bool:
@@ -122,7 +127,7 @@ def is_native(iterator: Any) -> bool:
 
 
 class NativeDeviceIterator:
-    """Native batches on their way to a device. The next one's copy starts while the last is in use.
+    """Native batches on their way to a device: copied there the moment that they are made.
 
     Args:
         loader: See :class:`~fastload.engines.native.NativeIterator`.
@@ -143,21 +148,20 @@ class NativeDeviceIterator:
         from fastload.engines.native import NativeIterator
 
         self.device = device
-        self.transfer = Transfer(device, stream, None, loader.dtype)
-        self._copies_ahead = stream is not None
+        self.transfer = transfer = Transfer(device, stream, None, loader.dtype)
         pins = has_streams(device) and loader.max_pinned_bytes != 0
         wanted = loader.memory_format
         layout = torch.channels_last if wanted == torch.channels_last else torch.contiguous_format
         table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
-        self._pins = pins
-        self._next: DeviceBatch | None = None
-        self._number = 0
-        self._host: Any = NativeIterator(loader, recipe, lambda p: TableImages(p, table, layout), pin=pins)
-        self._finalizer = weakref.finalize(self, _end, self._host, self.transfer, retire)
+
+        def finish_batch(pixels: torch.Tensor, targets: Any, number: int) -> Any:
+            data = [TableImages(pixels, table, layout), pin_memory(targets) if pins else targets]  # type: ignore[no-untyped-call]
+            return data if stream is None else transfer.start(data, number)
+
+        self._host: Any = NativeIterator(loader, recipe, finish_batch, pin=pins, ahead=max(1, loader.device_prefetch))
+        self._finalizer = weakref.finalize(self, _end, self._host._line.close, transfer, retire)
 
     def _reset(self, loader: FastLoader[Any]) -> None:
-        self._next = None
-        self._number = 0
         self._host._reset(loader)
 
     def __iter__(self) -> NativeDeviceIterator:
@@ -170,22 +174,10 @@ class NativeDeviceIterator:
         if self._host is None:
             raise RuntimeError("the FastLoader of this iterator was closed")
         self.transfer.mark_step()
-        copied, self._next = self._next, None
-        if copied is None:
-            copied = self._start(next(self._host))
-        else:
-            next(self._host)  # the batch that has been copied: now, when torch would, its successor's indices are drawn
-        data = self.transfer.take(copied)
-        if self._copies_ahead and (ahead := self._host.peek()) is not None:
-            self._next = self._start(ahead)
-        return data
-
-    def _start(self, batch: Any) -> DeviceBatch:
-        images, targets = batch
-        if self._pins:
-            targets = pin_memory(targets)  # type: ignore[no-untyped-call]
-        self._number += 1
-        return self.transfer.start([images, targets], self._number - 1)
+        number = self._host._num_yielded
+        batch = next(self._host)
+        copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
+        return self.transfer.take(copied)
 
     @property
     def is_closed(self) -> bool:
@@ -195,11 +187,10 @@ class NativeDeviceIterator:
     def close(self) -> None:
         """Stop the decode threads and wait for the copies. Idempotent."""
         self._host = None
-        self._next = None
         self._finalizer()
 
 
-def _end(host: NativeIterator, transfer: Transfer, retire: Callable[[Transfer], None]) -> None:
-    host.close()
+def _end(close_line: Callable[[], None], transfer: Transfer, retire: Callable[[Transfer], None]) -> None:
+    close_line()
     transfer.close()
     retire(transfer)

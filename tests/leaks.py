@@ -76,7 +76,7 @@ def _beyond(before: Holdings, *, ignore_stuck_queues: bool = False) -> list[str]
 
 def _descriptors_of_ended_workers() -> set[int]:
     """Torch 2.11 registers persistent workers that pin memory with atexit, which keeps these objects for ever."""
-    workers = [thing for thing in gc.get_objects() if isinstance(thing, multiprocessing.process.BaseProcess)]
+    workers = [thing for thing in gc.get_objects() if issubclass(type(thing), multiprocessing.process.BaseProcess)]
     popens = [getattr(worker, "_popen", None) for worker in workers]
     finalizers = [popen.finalizer for popen in popens if popen is not None and popen.poll() is not None]
     return {number for finalizer in finalizers if finalizer.still_active() for number in finalizer._args}

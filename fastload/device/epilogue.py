@@ -80,7 +80,9 @@ class NormalizeTable:
         return held
 
 
-def apply_table(images: torch.Tensor, table: NormalizeTable, memory_format: torch.memory_format) -> torch.Tensor:
+def apply_table(
+    images: torch.Tensor, table: NormalizeTable, memory_format: torch.memory_format, *, wait: bool = True
+) -> torch.Tensor:
     """Look every pixel of a batch up in ``table``, on the current stream of the device that the batch is on.
 
     Does not block on the device, except to upload the table when that device sees it for the first time.
@@ -89,6 +91,8 @@ def apply_table(images: torch.Tensor, table: NormalizeTable, memory_format: torc
         images: ``(N, H, W, C)`` uint8, contiguous, on any device.
         table: With the same number of channels.
         memory_format: ``torch.channels_last`` or ``torch.contiguous_format``: the strides of the result.
+        wait: Whether to wait for the CUDA kernel, which takes 0.4 s to be had, once per process; else torch looks up,
+            same bits, until it is there.
 
     Returns:
         ``(N, C, H, W)`` of the table's dtype on the device of ``images``, in memory of its own.
@@ -106,7 +110,7 @@ def apply_table(images: torch.Tensor, table: NormalizeTable, memory_format: torc
     if memory_format not in LAYOUTS:
         raise ValueError(f"memory_format must be torch.channels_last or torch.contiguous_format, got {memory_format}")
     if images.is_cuda:
-        looked_up = kernels.look_up(images, table.on(images.device), memory_format)
+        looked_up = kernels.look_up(images, table.on(images.device), memory_format, wait=wait)
         if looked_up is not None:
             return looked_up
     return look_up(images, table, memory_format)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def to_images(pixels: torch.Tensor, table: NormalizeTable | None, memory_format: torch.memory_format) -> torch.Tensor:
     """``(N, H, W, 3)`` uint8 to ``(N, 3, H, W)``: looked up in ``table``, or still uint8 without one."""
     if table is not None:
-        return apply_table(pixels, table, memory_format)
+        return apply_table(pixels, table, memory_format, wait=False)
     return pixels.permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
 
 

@@ -10,10 +10,12 @@ that this kernel can do and torch cannot, only slower.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import threading
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -44,17 +46,36 @@ class _Loaded:
         self._lock = threading.Lock()
         self._kernels: dict[tuple[int, int, int], dict[torch.memory_format, _Kernel]] = {}
         self._failures: dict[tuple[int, int, int], str] = {}
+        self._asked: Counter[tuple[int, int, int]] = Counter()
 
-    def kernel(self, index: int, value_bytes: int, channels: int, memory_format: torch.memory_format) -> _Kernel | None:
-        """The kernel, compiled if need be; None if it cannot be. The device must be the current one."""
+    def kernel(
+        self, index: int, value_bytes: int, channels: int, memory_format: torch.memory_format, *, wait: bool = True
+    ) -> _Kernel | None:
+        """The kernel, compiled if need be; None if it cannot be. The device must be the current one.
+
+        Without ``wait``, None also while it is being compiled, by a thread that the second call starts: the first is
+        for a first batch, whose way to the GPU nothing shall slow down.
+        """
         key = (index, value_bytes, channels)
         kernels = self._kernels.get(key)  # without the lock, because this is the way of every batch but the first
+        if kernels is None and not wait:
+            if key not in self._failures:
+                self._asked[key] += 1
+                if self._asked[key] == 2:
+                    compiler = threading.Thread(target=self._kernel_for, args=key, name="fastload-nvrtc", daemon=True)
+                    with contextlib.suppress(RuntimeError):  # no more threads: torch does it
+                        compiler.start()
+            return None
         if kernels is None:
             with self._lock:
                 kernels = self._kernels.get(key)
                 if kernels is None and key not in self._failures:
                     kernels = self._load(key)
         return None if kernels is None else kernels[memory_format]
+
+    def _kernel_for(self, index: int, value_bytes: int, channels: int) -> None:
+        with torch.cuda.device(index):
+            self.kernel(index, value_bytes, channels, torch.channels_last)
 
     def _load(self, key: tuple[int, int, int]) -> dict[torch.memory_format, _Kernel] | None:
         try:
@@ -162,13 +183,16 @@ def is_wide(levels: int, out: int, plane_px: int, value_bytes: int, memory_forma
     return aligned and (memory_format == torch.channels_last or plane_px % width == 0)
 
 
-def look_up(images: torch.Tensor, values: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor | None:
+def look_up(
+    images: torch.Tensor, values: torch.Tensor, memory_format: torch.memory_format, *, wait: bool = True
+) -> torch.Tensor | None:
     """:func:`fastload.device.epilogue.apply_table` by the kernel, on the current stream; does not block on the device.
 
     Args:
         images: ``(N, H, W, C)`` uint8, contiguous, on a CUDA device.
         values: ``(C, 256)``, contiguous, on the same device.
         memory_format: ``torch.channels_last`` or ``torch.contiguous_format``.
+        wait: Whether to wait for the kernel's compilation.
 
     Returns:
         None when there is no kernel for this batch; torch has to do it.
@@ -180,7 +204,7 @@ def look_up(images: torch.Tensor, values: torch.Tensor, memory_format: torch.mem
     device = images.device
     value_bytes = values.element_size()
     with torch.cuda.device(device):
-        loaded = _loaded.kernel(device.index, value_bytes, channels, memory_format)
+        loaded = _loaded.kernel(device.index, value_bytes, channels, memory_format, wait=wait)
         if loaded is None:
             return None
         shape = (count, channels, height, width)

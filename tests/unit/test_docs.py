@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import inspect
 import io
 import re
@@ -88,6 +89,8 @@ def test_code_on_the_page_runs_and_prints_what_it_says(
     write_photos(tmp_path / "cat", PhotoSet(count=1, classes=1, edge_px=500))
     next(tmp_path.glob("cat/*/*.jpg")).rename(tmp_path / "cat.jpg")
     monkeypatch.chdir(tmp_path)
+    if importlib.util.find_spec("tqdm") is not None:
+        monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # its watchdog is a thread for life
     printed = ""
     text = re.sub(r"<!-- figures: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
     for found in re.finditer(r"^```(\w+)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):

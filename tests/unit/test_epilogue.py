@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -228,6 +230,25 @@ def test_a_failed_compilation_is_told_once(monkeypatch, loaded):
         assert loaded.kernel(0, 4, 3, torch.contiguous_format) is None
     assert attempts == [(0, 4, 3)]
     assert "unsupported architecture" in loaded.failure(0, 4, 3)
+
+
+def test_a_kernel_that_nobody_waits_for_is_compiled_beside_the_second_batch(monkeypatch, loaded):
+    may_end, compiled = threading.Event(), []
+
+    def compile_slowly(*key: int) -> dict[torch.memory_format, str]:
+        compiled.append(threading.current_thread().name)
+        may_end.wait()
+        return {torch.channels_last: "the kernel"}
+
+    monkeypatch.setattr(kernels, "_compile", compile_slowly)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    assert loaded.kernel(0, 4, 3, torch.channels_last, wait=False) is None
+    assert not compiled
+    assert [loaded.kernel(0, 4, 3, torch.channels_last, wait=False) for _ in range(3)] == [None] * 3
+    may_end.set()
+    assert loaded.kernel(0, 4, 3, torch.channels_last) == "the kernel"
+    assert loaded.kernel(0, 4, 3, torch.channels_last, wait=False) == "the kernel"
+    assert compiled == ["fastload-nvrtc"]
 
 
 def test_a_device_without_kernel_is_named():

@@ -20,6 +20,7 @@ LINES_MAX = 450
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"profile", "kernels"},
     {"run", "doctor", "bench", "_bootstrap"},
     {"standin", "rates"},
     {"fastload"},  # the public names
@@ -43,12 +44,17 @@ PUBLIC = [
     "FastLoader",
     "JpegInfo",
     "Plan",
+    "Report",
+    "Stats",
     "Step",
     "Verification",
     "__version__",
+    "annotate",
+    "annotate_modules",
     "capture",
     "jpeg_info",
     "prefetch_to_device",
+    "progress",
     "verify",
 ]
 

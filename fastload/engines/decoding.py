@@ -1,0 +1,385 @@
+"""The batches of a native epoch on their way through the decode threads, and the thread that sees them through.
+
+Batches are added in the consumer's thread, which draws their indices, and taken there. The thread between, the *line*,
+finds their files, hands them to the decode threads, makes targets and images of what comes back, and passes it on (to
+a device, say), so that a batch that is ready waits for nothing that the consumer has yet to do.
+
+A sample that the core does not take goes through the user's own transforms, in the consumer's thread, with torch's
+default generator set to where the worker's would stand: that generator is the consumer's too, so no other thread may
+touch it. The batch is *stuck* until the consumer gets to it. A sample that raises there raises in its batch's turn, and
+what the worker would not have drawn after it is not drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import default_collate
+
+from fastload import _core
+from fastload._nvtx import stage
+from fastload.engines.by_index import number_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload.vision.recipe import Recipe
+
+DECODING = 3  # submitted and not yet made: one being finished, one under way, one that threads can turn to
+
+
+@dataclass(eq=False)
+class Batch:
+    """One batch of the epoch, from its indices on."""
+
+    worker: int
+    number: int
+    indices: Any
+    sources: list[Any] = field(default_factory=list)
+    targets: list[Any] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)  # of each sample, where randomness is by index
+    error: ExceptionWrapper | None = None  # of the sample after the last of `sources`
+    pixels: Any = None  # the tensor and the job that fills it, once it is started
+    job: Any = None
+    stuck: bool = False  # until the consumer has made some of its samples
+    made: bool = False
+    data: Any = None  # once made; an ExceptionWrapper for what torch's worker would have sent
+    failure: BaseException | None = None  # ours, not the worker's
+
+
+class _PythonError(Exception):
+    """A sample raised in Python; carries what torch's worker would have sent, and where its generator stood then."""
+
+    def __init__(self, sample: int, wrapper: ExceptionWrapper, state: bytes | None) -> None:
+        super().__init__(sample)
+        self.sample = sample
+        self.wrapper = wrapper
+        self.state = state
+
+
+class TookTooLongError(Exception):
+    """A batch was not there in time."""
+
+
+class _NeedsConsumerError(Exception):
+    """A sample has to be made in Python, which the line's own thread may not do."""
+
+
+class Line:
+    """Batches under way. One thread adds and takes; the other is the line's own. Never refers to its user.
+
+    Args:
+        recipe: How to make samples.
+        threads: To decode with.
+        base_seed: Of the epoch's workers.
+        workers: As many random streams as torch would have workers.
+        by_index: Whether samples draw by their index.
+        finish: Makes the batch of pixels (``(N, H, W, 3)`` uint8), collated targets and its number; called in the
+            line's thread, or in the consumer's for a stuck batch.
+        pin: Whether the pixels lie in pinned memory.
+        ahead: Batches to make before they are asked for, at least 1.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        threads: int,
+        *,
+        base_seed: int,
+        workers: int,
+        by_index: bool,
+        finish: Callable[[torch.Tensor, Any, int], Any],
+        pin: bool,
+        ahead: int,
+    ) -> None:
+        self.epoch = -1  # counted up by the user
+        self._recipe = recipe
+        self._base_seed = base_seed
+        self._by_index = by_index
+        self._finish = finish
+        self._pin = pin
+        self._ahead = ahead
+        self._streams = [_core.RandomStream.from_seed(base_seed + w) for w in range(workers)]
+        self._batches: deque[Batch] = deque()
+        self._changed = threading.Condition()  # reentrant: the collector may close a line anywhere
+        self._paused = False
+        self._working = False
+        self._closed = False
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self.pool = _core.Pool(threads)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, worker: int, number: int, indices: Any) -> None:
+        """Append a batch."""
+        with self._changed:
+            self._batches.append(Batch(worker, number, indices))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fastload-feeder", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def take(self, timeout_s: float) -> Any:
+        """The next batch's data, or an ExceptionWrapper. Blocks. There must be one.
+
+        Args:
+            timeout_s: 0 waits for ever.
+
+        Raises:
+            TookTooLongError: The batch stays the next.
+        """
+        batch = self._batches[0]
+        with self._changed:
+            ready = self._changed.wait_for(lambda: batch.made or batch.stuck or self._closed, timeout_s or None)
+        if self._closed:
+            raise RuntimeError("the FastLoader of this iterator was closed")
+        if not ready:
+            raise TookTooLongError
+        if batch.stuck:
+            self._see_through(batch, timeout_s or -1.0, in_python=True)
+        with self._changed:
+            self._batches.popleft()
+            self._changed.notify_all()
+        if batch.failure is not None:
+            raise batch.failure
+        data, batch.data = batch.data, None  # the line's thread may know the batch for a while yet
+        return data
+
+    def drain(self) -> None:
+        """See all batches through, and drop them: persistent workers work off what they were sent."""
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: not self._working)
+        try:
+            for batch in self._batches:
+                if not batch.made:
+                    self._see_through(batch, -1.0, in_python=True, drop=True)
+        finally:
+            with self._changed:
+                self._batches.clear()
+                self._paused = False
+
+    def close(self) -> None:
+        """Stop the threads. Idempotent; may be called from any thread."""
+        if os.getpid() != self._pid:  # a forked child, where neither the threads nor a usable lock are
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.pool.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._batches.clear()
+
+    def _run(self) -> None:
+        while (found := self._next()) is not None:
+            for batch in found[0]:
+                self._start(batch)
+            if found[1] is not None:
+                self._see_through(found[1], -1.0, in_python=False)
+            del found  # nothing of a batch may live on here while there is nothing to do
+            with self._changed:
+                self._working = False
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[list[Batch], Batch | None] | None:
+        """Batches to start, and the one to see through if there is room for it; ``None`` at the end. Blocks."""
+        with self._changed:
+            while not self._closed:
+                unmade = [batch for batch in self._batches if not batch.made]
+                has_room = len(self._batches) - len(unmade) < self._ahead
+                to_start = [batch for batch in unmade[:DECODING] if batch.job is None]
+                head = unmade[0] if unmade and has_room and not unmade[0].stuck else None
+                if not self._paused and (to_start or head is not None):
+                    self._working = True
+                    return to_start, head
+                self._changed.wait()
+        return None
+
+    def _start(self, batch: Batch) -> None:
+        """Hand a batch to the decode threads. What goes wrong is the batch's."""
+        try:
+            if batch.pixels is None:
+                self._locate(batch)
+            size = (len(batch.sources), *self._recipe.pipeline.size, 3)
+            batch.pixels = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            draws: dict[str, Any] = {}
+            if self._recipe.pipeline.draws:
+                draws = {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
+            batch.job = self.pool.submit(
+                batch.sources, batch.pixels, plan=self._recipe.plan, **draws, **self._recipe.options
+            )
+        except Exception as error:  # noqa: BLE001 - no memory to pin, the pool was closed: the consumer shall know
+            self._end(batch, None, error)
+
+    def _locate(self, batch: Batch) -> None:
+        index = None
+        try:
+            for index in batch.indices:
+                seed = self._seed(index) if self._by_index else 0
+                source, target = self._recipe.locate(index)
+                if not isinstance(source, str | os.PathLike):
+                    source = memoryview(source)
+                batch.sources.append(source)
+                batch.targets.append(target)
+                batch.seeds.append(seed)
+        except Exception:  # noqa: BLE001 - the user's dataset or sampler, whatever it raises: in the batch's turn
+            batch.error = _wrapped(batch.worker, f"sample {index!r}")
+
+    def _seed(self, index: Any) -> int:
+        return _core.seed_for_index(self._base_seed, self.epoch, number_of(index))
+
+    def _end(self, batch: Batch, data: Any, failure: BaseException | None = None) -> None:
+        batch.sources, batch.targets, batch.seeds = [], [], []
+        batch.pixels = batch.job = None  # memory; whoever copies from it holds it
+        with self._changed:
+            batch.data, batch.failure, batch.made, batch.stuck = data, failure, True, False
+            self._changed.notify_all()
+
+    def _see_through(self, batch: Batch, timeout_s: float, *, in_python: bool, drop: bool = False) -> None:
+        """Make the batch, or the error that torch's worker would have sent. Blocks.
+
+        Args:
+            batch: The first that is not made.
+            timeout_s: -1 waits for ever.
+            in_python: Whether samples may be made in Python; the batch is stuck if they may not and have to.
+            drop: Whether nobody wants the batch: only its draws are made.
+        """
+        try:
+            if batch.job is None:
+                self._start(batch)
+            if batch.made:
+                return
+            data = self._make(batch, timeout_s, in_python=in_python, drop=drop)
+        except _NeedsConsumerError:
+            with self._changed:
+                batch.stuck = True
+                self._changed.notify_all()
+        except (TookTooLongError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - no device memory, say: the consumer shall know
+            self._end(batch, None, error)
+        else:
+            self._end(batch, data)
+
+    def _make(self, batch: Batch, timeout_s: float, *, in_python: bool, drop: bool) -> Any:
+        try:
+            self._complete(batch, timeout_s, in_python=in_python)
+        except _PythonError as error:
+            self._break_off(batch, error.state)
+            return error.wrapper
+        if batch.error is not None or drop:
+            return batch.error
+        try:
+            with stage("collate", batch.number):
+                targets = default_collate(batch.targets)
+        except Exception:  # noqa: BLE001 - default_collate's, of targets of any type
+            return _wrapped(batch.worker, None)
+        return self._finish(batch.pixels, targets, batch.number)
+
+    def _complete(self, batch: Batch, timeout_s: float, *, in_python: bool) -> None:
+        """Wait for the pixels, and make in Python what the core does not."""
+        job = batch.job
+        made: dict[int, torch.Tensor] = {}
+        while (answer := job.wait(timeout_s)) == "requested":
+            kind, sample, value = job.request()
+            if kind == "exp":
+                job.provide_exp(value, torch.exp(torch.tensor([value])).item())
+            elif kind == "sample":
+                if not in_python:
+                    raise _NeedsConsumerError
+                before = job.generator_before(sample)
+                made[sample], after = self._in_python(batch, sample, before)
+                job.skip(after)
+        if answer == "timeout":
+            raise TookTooLongError
+        statuses = job.statuses()
+        if any(statuses):
+            if not in_python:
+                raise _NeedsConsumerError
+            for sample, status in enumerate(statuses):
+                if status and sample not in made:
+                    before = self._before(batch, sample)
+                    made[sample], after = self._in_python(batch, sample, before)
+                    if before is not None and not self._by_index and after != self._drawn(job, sample, before):
+                        self._go_on_in_python(batch, sample + 1, after, made)
+                        break
+        for sample, pixels in made.items():
+            batch.pixels[sample] = pixels
+
+    def _before(self, batch: Batch, sample: int) -> bytes | None:
+        """The state to draw a sample from; ``None`` if nothing is drawn."""
+        if not self._recipe.pipeline.draws:
+            return None
+        if self._by_index:
+            return _core.Generator(batch.seeds[sample]).get_state()
+        return batch.job.generator_before(sample)  # type: ignore[no-any-return]
+
+    def _drawn(self, job: _core.Job, sample: int, before: bytes) -> bytes | None:
+        """Where the core's generator stood after a sample that it drew for and then could not decode."""
+        generator = _core.Generator(0)
+        generator.set_state(before)
+        _, _, width, height, *_ = job.outcome(sample)
+        status, *_ = self._recipe.plan.draw(generator, width, height)
+        return generator.get_state() if status == "ok" else None
+
+    def _go_on_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, torch.Tensor]) -> None:
+        """Pillow saw other things in a file than the core did: what was drawn after it is void."""
+        for sample in range(begin, len(batch.sources)):
+            made[sample], state = self._in_python(batch, sample, state)
+        self._break_off(batch, state)
+
+    def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[torch.Tensor, bytes]:
+        """A sample's pixels by the user's own transforms, and where the worker's generator stands then."""
+        kept = torch.get_rng_state()
+        if before is not None:
+            torch.set_rng_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
+        source = batch.sources[sample]
+        failure = None
+        try:
+            pixels = np.array(self._recipe.pixels(source))
+            _check_size(pixels, tuple(batch.pixels.shape[1:3]))
+        except Exception:  # noqa: BLE001 - whatever Pillow or the transforms raise, the worker would send
+            where = f"sample {batch.indices[sample]!r}"
+            where += f" ({os.fspath(source)})" if isinstance(source, str | os.PathLike) else ""
+            failure = _wrapped(batch.worker, where)
+        after = torch.get_rng_state().numpy().tobytes()
+        torch.set_rng_state(kept)
+        if failure is not None:
+            raise _PythonError(sample, failure, None if before is None or self._by_index else after)
+        return torch.from_numpy(pixels), after
+
+    def _break_off(self, batch: Batch, state: bytes | None) -> None:
+        """The worker's generator stands at ``state`` after ``batch``: what was drawn since is drawn anew."""
+        later = [b for b in self._batches if b is not batch and b.worker == batch.worker and b.job is not None]
+        if state is None:  # no later batch draws on from this one
+            later = []
+        for void in [*reversed(later), batch]:  # the last first: else the next in line would go on drawing
+            void.job.cancel()
+        if state is not None:
+            self._streams[batch.worker] = _core.RandomStream(state)
+        for void in later:
+            self._start(void)
+
+
+def _wrapped(worker: int, where: str | None) -> ExceptionWrapper:
+    """The exception being handled, as torch's worker sends it; its message says which sample it was."""
+    wrapper: ExceptionWrapper = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
+    if where is not None:
+        wrapper.exc_msg = f"{wrapper.exc_msg}\n{where}"
+    return wrapper
+
+
+def _check_size(pixels: Any, size: tuple[int, ...]) -> None:
+    """Raise what default_collate raises of images that differ in size."""
+    if pixels.shape[:2] != size:
+        torch.stack([torch.empty(3, *size), torch.empty(3, *pixels.shape[:2])])

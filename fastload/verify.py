@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from fastload.device.replay import twin_of
-from fastload.engines.auto import NATIVE_STREAMS, AutoWorkers, choose_processes
 from fastload.engines.by_index import seeded
 from fastload.engines.workers import start_epoch, view_of
 from fastload.loader import FastLoader
@@ -67,13 +65,8 @@ def verify(
         raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
     kept = torch.get_rng_state()
     try:
-        first = _made(loader)
-        workers = _chosen_workers(first)
-        theirs = _batches(_as_torch(first, workers), seed, batches)
+        theirs = _batches(_as_torch(_made(loader)), seed, batches)
         made = _made(loader)
-        if workers and isinstance(made, FastLoader):
-            with twin_of(made, **workers) as fixed:
-                return _compare(fixed, theirs, _batches(fixed, seed, batches))
         if isinstance(made, FastLoader):
             return _compare(made, theirs, _batches(made, seed, batches))
         with FastLoader.wrap(made) as fast:
@@ -82,19 +75,9 @@ def verify(
         torch.set_rng_state(kept)
 
 
-def _chosen_workers(loader: DataLoader[Any]) -> dict[str, int]:
-    """With ``num_workers="auto"``: the number to compare with, which torch needs beforehand."""
-    if not (isinstance(loader, FastLoader) and isinstance(loader.num_workers, AutoWorkers)):
-        return {}
-    if loader.plan.engine == "native":
-        return {"num_workers": NATIVE_STREAMS}
-    choose_processes(loader, None)
-    return {"num_workers": int(loader.num_workers)}
-
-
-def _as_torch(loader: DataLoader[Any], changes: dict[str, Any]) -> DataLoader[Any]:
+def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Torch's loader of the same batches; with ``rng="index"``, of samples that are seeded by their index."""
-    return view_of(loader, **changes, **(seeded(loader, {}) if getattr(loader, "rng", "torch") == "index" else {}))
+    return view_of(loader, **(seeded(loader, {}) if getattr(loader, "rng", "torch") == "index" else {}))
 
 
 def _made(loader: Any) -> DataLoader[Any]:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from fastload import FastLoader, verify
+from fastload import FastLoader
 from fastload.engines import auto, trial
 from fastload.engines.auto import AutoWorkers, Sizing, choose_processes, cores_for_loading, workers_needed
 from fastload.engines.trial import Trial, run_trial
@@ -389,7 +389,7 @@ def test_light_samples_get_few_workers_at_once(cores):
 
 CTRL_C = """
 import time, torch
-from fastload import FastLoader, verify
+from fastload import FastLoader
 class Slow(torch.utils.data.Dataset):
     def __len__(self): return 100
     def __getitem__(self, index):
@@ -427,25 +427,3 @@ def test_the_plan_says_why_so_many(cores):
     next(iter(loader))
     assert "note: num_workers='auto': a sample costs 1." in str(loader.plan)
     loader.close()
-
-
-@pytest.mark.parametrize("factory", [False, True])
-def test_verify_compares_with_the_number_that_is_chosen(cores, factory):
-    def make():
-        return FastLoader(TensorNoise(), batch_size=2, shuffle=True, num_workers="auto")
-
-    loader = make()
-    result = verify(make if factory else loader)
-    assert result, result
-    assert result.batches == 20
-    assert isinstance(loader.num_workers, AutoWorkers)
-    loader.close()
-
-
-class TensorNoise(Dataset):
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        time.sleep(0.001)
-        return torch.rand(3)

@@ -28,7 +28,6 @@ html_copy_source = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
-autodoc_default_options = {"show-inheritance": False}
 python_use_unqualified_type_names = True
 add_module_names = False
 napoleon_use_rtype = False
@@ -39,8 +38,9 @@ toc_object_entries_show_parents = "hide"
 # for types in the signatures here.
 _ELSEWHERE = "torch numpy np tqdm collections multiprocessing argparse os io types typing typing_extensions enum"
 _BARE = (
-    "Any Literal Self Buffer Path PathLike NDArray ArrayLike ModuleType TracebackType Callable Iterable Iterator Sequence "
-    "Mapping DataLoader Dataset Sampler BaseContext optional callable T T_co F _Out Device Accelerate Rng Source Window"
+    "Any Literal Self Buffer Path PathLike NDArray ArrayLike ModuleType TracebackType Callable Iterable Iterator "
+    "Sequence Mapping DataLoader Dataset Sampler BaseContext optional callable T T_co F _Out Device Accelerate Rng "
+    "Source Window"
 )
 nitpick_ignore_regex = [
     (r"py:mod", r"fastload\..*"),  # modules are not part of the reference

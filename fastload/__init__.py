@@ -5,6 +5,7 @@ from fastload.device.prefetch import prefetch_to_device
 from fastload.insight.annotate import annotate
 from fastload.insight.capture import capture
 from fastload.insight.loader_report import Report
+from fastload.insight.modules import annotate_modules
 from fastload.insight.progress import progress
 from fastload.insight.stats import Stats
 from fastload.loader import FastLoader
@@ -24,6 +25,7 @@ __all__ = [
     "Verification",
     "__version__",
     "annotate",
+    "annotate_modules",
     "capture",
     "jpeg_info",
     "prefetch_to_device",

@@ -44,6 +44,7 @@ BENCH: Final[Table] = {
     ),
     "demo": Command("fastload.bench.demo", "FastLoader beside DataLoader on photographs", "bench"),
     "firstbatch": Command("fastload.bench.firstbatch", "time to the first batch, beside peers", "bench"),
+    "insight": Command("fastload.bench.insight", "what annotations, stages and windows cost without a tool", "bench"),
     "ladder": Command("fastload.bench.ladder", "the classic ladder of optimizations of a training run", "bench"),
     "loaders": Command("fastload.bench.loaders", "loaders alone against threads, beside peers", "bench"),
     "memory": Command("fastload.bench.memory", "host and GPU memory of loaders, beside peers", "bench"),
@@ -56,6 +57,7 @@ BENCH: Final[Table] = {
 COMMANDS: Final[Table] = {
     "run": Command("fastload.run", "run a script with FastLoader in the place of DataLoader, no line changed"),
     "verify": Command("fastload.verify", "compare FastLoader with DataLoader on your data, bit by bit"),
+    "profile": Command("fastload.profile", "a training script's bottleneck, from a recording of some steps", "insight"),
     "bench": Group(BENCH, "measure on this machine"),
     "doctor": Command("fastload.doctor", "what this machine has and lacks"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -13,6 +13,7 @@ from fastload._nvtx import stage
 from fastload.device.replay import Replay
 from fastload.device.transfer import Transfer
 from fastload.engines.arrivals import Arrivals
+from fastload.engines.auto import auto_workers
 from fastload.engines.by_index import check_seedable, seeded
 from fastload.engines.workers import Collate, next_of, refresh, stages_of, start_epoch, view_of
 from fastload.insight.fetching import MeasuredWorker
@@ -48,7 +49,9 @@ class FastLoader(DataLoader[T_co]):
     >>> [batch.tolist() for batch in loader]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
-    Every argument of :class:`torch.utils.data.DataLoader` means what it means there. FastLoader's own:
+    Every argument of :class:`torch.utils.data.DataLoader` means what it means there, and ``num_workers`` may be
+    ``"auto"`` (:mod:`fastload.engines.auto`): as few as keep the consumer fed, within the cores that this process may
+    use. It reads as the number that was chosen, from the first iteration on. FastLoader's own:
 
     Args:
         device: Where batches go. ``"auto"`` is the current accelerator at the time that iteration starts, else the CPU;
@@ -80,7 +83,7 @@ class FastLoader(DataLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -101,13 +104,14 @@ class FastLoader(DataLoader[T_co]):
         max_pinned_bytes: int | None = None,
         rng: Rng = "torch",
     ) -> None:
+        auto = auto_workers(num_workers, dataset)
         super().__init__(
             dataset,
             batch_size,
             shuffle,
             sampler,
             batch_sampler,
-            num_workers,
+            1 if auto is not None else cast("int", num_workers),
             collate_fn,
             pin_memory,
             drop_last,
@@ -120,6 +124,8 @@ class FastLoader(DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if auto is not None:
+            self.num_workers = auto
         self._take_options(Options(device, memory_format, dtype, device_prefetch, accelerate, max_pinned_bytes, rng))
 
     def _take_options(self, options: Options) -> None:
@@ -208,10 +214,13 @@ class FastLoader(DataLoader[T_co]):
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         self._runtime.check_open()
         if has_own_iterator(self):
+            self._runtime.size_workers(self)
             return self._plain_iterator()
         device = resolve_device(self.device)
+        self._runtime.size_workers(self, native=True)
         if (native := self._native_iterator(device)) is not None:
             return native
+        self._runtime.size_workers(self)
         if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not stages_of(self):
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):

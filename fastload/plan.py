@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from fastload._machine import usable_memory_bytes
+from fastload.engines.auto import NATIVE_STREAMS, AutoWorkers, cores_for_loading
 from fastload.lowered import read_loader
 from fastload.options import can_pin, has_streams, resolve_device
 
@@ -84,6 +85,8 @@ def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
         Step("collate", place, _name_of(loader.collate_fn)),
     ]
     notes = [f"the dataset and its transforms run as they are: {reason}" for reason in refused]
+    if isinstance(workers, AutoWorkers):
+        notes.append(f"num_workers='auto': {workers.sizing.why}")
     if device.type == "cpu":
         if has_own_iterator(loader):
             notes.append(
@@ -172,7 +175,8 @@ def pinned_limit(loader: FastLoader[Any]) -> int:
 
 
 def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, batch_bytes: int | None) -> Plan:
-    threads = f"{loader.num_workers} decode thread{'s' if loader.num_workers != 1 else ''}"
+    workers = loader.num_workers
+    threads = f"{workers} decode thread{'s' if workers != 1 else ''}"
     height, width = recipe.pipeline.size
     names = ", ".join(type(step).__name__ for step in recipe.pipeline.geometry)
     names += " (with torch's arithmetic for tensors)" if recipe.pipeline.interpolation.startswith("torch_") else ""
@@ -182,6 +186,11 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
     becomes = f"{becomes}, by a table of {str(table.dtype).removeprefix('torch.')}" if table is not None else "as uint8"
     becomes += "" if recipe.pipeline.erasing is None else f", then {type(recipe.pipeline.erasing.step).__name__}"
     notes = ["samples that are no such JPEG files are made in the main process by the transforms themselves"]
+    if isinstance(workers, AutoWorkers):
+        threads = f"1 to {cores_for_loading()} decode threads"
+        now = "" if workers.sizing.threads is None else f", {workers.sizing.threads} of late"
+        streams = f"random draws are those of {NATIVE_STREAMS} workers"
+        notes.append(f"num_workers='auto': as many threads as keep the consumer fed{now}; {streams}")
     if device.type == "cpu":
         cast = f", {_epilogue(loader, device)}" if loader.dtype is not None else ""
         steps.append(Step("epilogue", "main process", becomes + cast))

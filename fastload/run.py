@@ -15,7 +15,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 VARIABLE: Final = "FASTLOAD_RUN"
 BOOTSTRAP: Final = Path(__file__).resolve().parent / "_bootstrap"
@@ -72,12 +75,17 @@ def main(args: argparse.Namespace) -> int:
 def environment(args: argparse.Namespace) -> dict[str, str]:
     """This process's environment, and in it what makes every Python below use FastLoader."""
     defaults = {name: getattr(args, name) for name in _DEFAULTS if getattr(args, name) is not None}
+    return environment_with(defaults, explain=args.explain)
+
+
+def environment_with(defaults: Mapping[str, Any] | None = None, *, explain: bool = False) -> dict[str, str]:
+    """See :func:`environment`; ``defaults`` are of FastLoader's own arguments, as the command line spells them."""
     search_path = [str(BOOTSTRAP)]
     if inherited := os.environ.get("PYTHONPATH"):
         search_path += [entry for entry in inherited.split(os.pathsep) if entry != str(BOOTSTRAP)]
     return {
         **os.environ,
-        VARIABLE: json.dumps({"defaults": defaults, "explain": args.explain}),
+        VARIABLE: json.dumps({"defaults": dict(defaults or {}), "explain": explain}),
         "PYTHONPATH": os.pathsep.join(search_path),
     }
 

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from fastload.device.transfer import Transfer, new_stream
+from fastload.engines.auto import NATIVE_STREAMS, AutoWorkers, choose_processes
 from fastload.insight.meter import Meter, Meters
 from fastload.insight.stats import Stats, Totals, make_stats
 from fastload.lowered import Checks
@@ -37,6 +38,7 @@ class Runtime:
         self._before = Totals()  # of those that are gone
         self._missed = Counter[str]()
         self._closed = False
+        self._sized: tuple[int, Stats] | None = None  # worker processes, and the statistics when they were chosen
 
     def copy_stream(self, device: torch.device) -> Any:
         """One per device, kept across epochs: the caching allocator keeps device memory by stream."""
@@ -53,6 +55,34 @@ class Runtime:
             weakref.finalize(self, self.slots.close)
         self.slots.reclaim()
         return self.slots
+
+    def size_workers(self, loader: FastLoader[Any], *, native: bool = False) -> None:
+        """Where ``num_workers`` is ``"auto"``: set it for the epoch that begins.
+
+        Args:
+            loader: Whose.
+            native: For threads, should the epoch be a native one; else for worker processes.
+        """
+        workers: Any = loader.num_workers
+        if not isinstance(workers, AutoWorkers):
+            return
+        if native:
+            loader.num_workers = AutoWorkers(NATIVE_STREAMS, workers.sizing)
+            return
+        now = self.stats(workers)
+        if not choose_processes(loader, now.since(self._sized[1]) if self._sized is not None else None):
+            return
+        before, self._sized = self._sized, (int(loader.num_workers), now)
+        if before is None or before[0] == loader.num_workers:
+            return
+        former: Any = loader._iterator
+        if former is not None:  # persistent workers, too many or too few by now
+            end = getattr(former, "close", None) or former._shutdown_workers
+            end()
+            loader._iterator = None
+        if self.slots is not None and not self._roads:
+            self.slots.close()
+            self.slots = None
 
     def measure(self, iterator: Any, meter: Meter) -> None:
         """Count what ``meter`` says for as long as ``iterator`` lives, and keep its totals afterwards."""

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import mmap
 import os
+import weakref
 import zlib
 from typing import Any, Final
 
@@ -43,12 +44,10 @@ class Board:
         self._descriptor = -1
         if not inherited and hasattr(os, "memfd_create"):
             self._descriptor = os.memfd_create("fastload-stats", os.MFD_CLOEXEC)
-            try:
-                os.ftruncate(self._descriptor, self._nbytes)
-                self._map(self._descriptor)
-            except BaseException:
-                os.close(self._descriptor)
-                raise
+            self._closer = weakref.finalize(self, os.close, self._descriptor)  # workers that cannot start close nothing
+            self._closer.atexit = False
+            os.ftruncate(self._descriptor, self._nbytes)
+            self._map(self._descriptor)
         else:
             self._map(-1)
         self._pid = os.getpid()
@@ -116,9 +115,9 @@ class Board:
         self._bytes.release()
         with contextlib.suppress(BufferError, ValueError):
             self._memory.close()
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        if self._descriptor >= 0:
+            self._descriptor = -1
+            self._closer()
 
 
 def _alone(workers: int, in_flight: int) -> Board:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import threading
 import warnings
@@ -13,10 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeV
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from fastload.insight.loader_report import report
+from fastload.insight.modules import hook_while_profiling
 from fastload.insight.ranges import Range, pop, push
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from fastload.insight.stats import Stats
 
 T = TypeVar("T")
 
@@ -28,6 +33,9 @@ VARIABLE: Final = "FASTLOAD_CAPTURE"
 
 TRACE_VARIABLE: Final = "FASTLOAD_CAPTURE_TRACE"
 """File for torch.profiler's trace of that window."""
+
+REPORT_VARIABLE: Final = "FASTLOAD_CAPTURE_REPORT"
+"""File for the verdict of the loader's own report on that window, as JSON."""
 
 Afterwards: TypeAlias = Literal["go on", "end", "exit"]
 
@@ -151,6 +159,8 @@ class Window:
         self._step: Range | None = None
         self._may_open = may_open
         self._pid = 0
+        self.reporting: weakref.ref[Any] | None = None
+        self._before: Stats | None = None
 
     @property
     def left(self) -> int:
@@ -210,6 +220,8 @@ class Window:
             Window._open = self
         self._is_open = True
         self._pid = os.getpid()
+        if self.reporting is not None and (loader := self.reporting()) is not None:
+            self._before = loader.stats()
         if self._trace is not None:
             self._start_torch()
         if _has_cuda():
@@ -220,11 +232,15 @@ class Window:
         self.afterwards = "go on"
 
     def _stop(self) -> None:
+        loader = None if self.reporting is None else self.reporting()
+        if self._before is not None and loader is not None:
+            _write_report(loader.stats().since(self._before))
         if _has_cuda():
             torch.cuda.synchronize()  # so that the last step's kernels have run when the recording ends
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
         if self.profile is not None:
             self.profile.stop()
+            hook_while_profiling(False)
             self.profile.export_chrome_trace(str(self._trace))
 
     def _start_torch(self) -> None:
@@ -238,6 +254,7 @@ class Window:
             warnings.warn(f"capture: no trace is written: torch.profiler: {error}", RuntimeWarning, stacklevel=5)
         else:
             self.profile = profile
+            hook_while_profiling(True)
 
 
 class CaptureIterator(Generic[T]):
@@ -325,6 +342,8 @@ class CaptureFromEnvironment:
                 if self._taken or get_worker_info() is not None:
                     return iterate(loader)
                 window = self._new_window()
+                if os.environ.get(REPORT_VARIABLE) and hasattr(loader, "stats"):
+                    window.reporting = weakref.ref(loader)
                 self._windows[id(loader)] = (weakref.ref(loader), window)
             if window.is_over:
                 return iter(()) if window.afterwards == "end" else iterate(loader)
@@ -339,7 +358,8 @@ def capture_from_environment() -> CaptureFromEnvironment | None:
     ``FASTLOAD_CAPTURE=10:10 fastload run train.py`` counts the batches of every loader of the program; the first loader
     that hands out 10 gets a window of 10 steps, as if the program had looped over ``capture(loader, 10, 10)``. There is
     one window per process, none in workers. ``10:10:end`` ends that loop with the window; ``10:10:exit`` ends the
-    program there, with status 0. ``FASTLOAD_CAPTURE_TRACE=trace.json`` has torch.profiler write the window's trace.
+    program there, with status 0. ``FASTLOAD_CAPTURE_TRACE=trace.json`` has torch.profiler write the window's trace,
+    ``FASTLOAD_CAPTURE_REPORT=report.json`` the loader its verdict on the window.
 
     Raises:
         ValueError: The variable is set to something else.
@@ -362,10 +382,23 @@ def _trace_path(trace: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(
             f"trace must name a file in a folder that exists, got {trace}; make {path.parent} first"
         )
+    return _of_rank(path)
+
+
+def _of_rank(path: Path) -> Path:
+    """In the ranks of a distributed run each has a file of its own."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1 and (rank := os.environ.get("RANK")):
         stem, dot, suffix = path.name.partition(".")
-        path = path.with_name(f"{stem}.rank{rank}{dot}{suffix}")
+        return path.with_name(f"{stem}.rank{rank}{dot}{suffix}")
     return path
+
+
+def _write_report(stats: Stats) -> None:
+    verdict = report(stats).verdict
+    bottleneck = None if verdict.bottleneck is None else verdict.bottleneck.value
+    said = {"bottleneck": bottleneck, "evidence": verdict.evidence, "remedy": verdict.remedy}
+    path = _of_rank(Path(os.environ[REPORT_VARIABLE]))
+    path.write_text(json.dumps(said), encoding="utf-8")
 
 
 def _has_cuda() -> bool:

@@ -30,11 +30,13 @@ def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
     device = max(findings.devices, key=lambda use: use.window_s, default=None)
     waited = f"the training loop waited for batches {findings.wait_share:.0%} of the time"
     if device is not None:
-        waited = f"the GPU ran kernels {device.busy_share:.0%} of the time, {waited}"
+        busy = f"the GPU ran kernels {device.busy_share:.0%} of it"
         if device.idle_share < FED:
-            return Verdict.of(Bottleneck.GPU, waited, *_layout(findings))
+            return Verdict.of(Bottleneck.GPU, waited, busy, *_layout(findings))
         if device.starved_share < device.idle_share / 2:
-            return Verdict.of(Bottleneck.GPU, waited, *_host(findings), *_layout(findings), remedy=_HOST_REMEDY)
+            evidence = ["it is the loop that leaves the GPU idle, not the loader", waited, busy, *_host(findings)]
+            return Verdict.of(Bottleneck.GPU, *evidence, *_layout(findings), remedy=_HOST_REMEDY)
+        waited += f", the GPU ran kernels {device.busy_share:.0%} of it"
     elif findings.wait_share < FED:
         return Verdict.of(Bottleneck.GPU, waited)
     bottleneck, *evidence = _loader(findings, seen)
@@ -42,8 +44,8 @@ def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
 
 
 _HOST_REMEDY: Final = (
-    "the loader keeps up, the host does not: avoid .item() and prints in the loop, launch fewer and larger kernels "
-    "(torch.compile, CUDA graphs), or use a larger batch"
+    "launch fewer and larger kernels (torch.compile, CUDA graphs, a larger batch), and let the host run ahead: no "
+    ".item(), no prints, no synchronization in every step"
 )
 
 

@@ -79,13 +79,17 @@ class Recorder:
             options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
         return [str(self.nsys), "profile", *options, *program]
 
-    def finish(self, output: Path) -> Path:
+    def finish(self, output: Path, code: int = 0) -> Path:
         """Import and export what :meth:`command` left at ``output``; returns the SQLite file. Blocks.
+
+        Args:
+            output: As for :meth:`command`.
+            code: The exit code of that command, for the error.
 
         Raises:
             NsightError: There is no recording, or it cannot be imported or exported.
         """
-        report = imported(output, self.importer)
+        report = imported(output, self.importer, code)
         return exported(self.nsys, report)
 
 
@@ -137,17 +141,14 @@ def find_importer(nsys: Path) -> Path | None:
     return None
 
 
-def imported(output: Path, importer: Path | None) -> Path:
+def imported(output: Path, importer: Path | None, code: int = 0) -> Path:
     """The ``.nsys-rep`` at ``output`` (a path without suffix), made from the ``.qdstrm`` there if need be. Blocks."""
     report = output.with_name(output.name + ".nsys-rep")
     if report.exists():
         return report
     stream = output.with_name(output.name + ".qdstrm")
     if not stream.exists():
-        raise NsightError(
-            f"nsys left no recording at {output}: the capture window never opened, or the program ended before it; "
-            "give it fewer --warmup or --steps"
-        )
+        raise NsightError(nothing_recorded("nsys", code))
     if importer is None:
         raise NsightError(
             f"nsys left {stream.name}, which only QdstrmImporter can read, and its installation has none: "
@@ -159,6 +160,16 @@ def imported(output: Path, importer: Path | None) -> Path:
     if not report.exists():
         raise NsightError(f"QdstrmImporter wrote no {report.name}; open {stream} in the Nsight Systems window instead")
     return report
+
+
+def nothing_recorded(tool: str, code: int) -> str:
+    """Why a program that ended with ``code`` left no recording."""
+    if code:
+        return f"{tool} recorded nothing: the program ended with exit code {code} before the capture window"
+    return (
+        f"{tool} recorded nothing: no loop of the program came past its warm-up, or none iterates a DataLoader; "
+        "ask for fewer --warmup steps"
+    )
 
 
 def exported(nsys: Path, report: Path) -> Path:

@@ -126,15 +126,19 @@ class _Reader:
         wanted = ("start", "end", "eventType", "text", "textId", "globalTid", "domainId")
         payloads = ("int64Value", "uint64Value", "int32Value", "uint32Value")
         events = list(self._rows("NVTX_EVENTS", (*wanted, *payloads), "ORDER BY start, end DESC"))
-        domains = {  # a domain belongs to a process, whose part of the thread id is the same
-            (row["globalTid"] >> _ID_BITS, row["domainId"]): row["text"] or self._string(row["textId"])
-            for row in events
-            if row["eventType"] == _DOMAIN_CREATE
-        }
+        # A domain belongs to a process; a forked one goes on using its parent's, which was created earlier.
+        domains: dict[tuple[int, int], str] = {}
+        inherited: dict[int, str] = {}
+        for row in events:
+            if row["eventType"] == _DOMAIN_CREATE:
+                name = row["text"] or self._string(row["textId"])
+                domains[row["globalTid"] >> _ID_BITS, row["domainId"]] = name
+                inherited.setdefault(row["domainId"], name)
         found = []
         for row in events:
             if row["eventType"] not in (_PUSH_POP, _START_END) or row["end"] is None:
                 continue
+            number = row["domainId"]
             payload = next((row[name] for name in payloads if row[name] is not None), None)
             found.append(
                 Range(
@@ -142,7 +146,7 @@ class _Reader:
                     row["end"],
                     row["text"] or self._string(row["textId"], "?"),
                     thread_of(row["globalTid"]),
-                    domains.get((row["globalTid"] >> _ID_BITS, row["domainId"]), ""),
+                    domains.get((row["globalTid"] >> _ID_BITS, number), inherited.get(number, "")),
                     payload,
                 )
             )

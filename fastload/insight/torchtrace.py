@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.insight.nsight import NsightError
+from fastload.insight.nsight import NsightError, nothing_recorded
 from fastload.insight.recording import (
     DOMAIN,
     OPERATOR,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-TRACES: Final = ("*.json", "*.json.gz")
+TRACES: Final = ("profile*.json", "profile*.json.gz", "trace*.json", "trace*.json.gz")
 
 _DIRECTIONS: Final[dict[str, Direction]] = {
     "HtoD": "host to device",
@@ -46,10 +46,14 @@ _OPERATOR: Final = re.compile(r"::|Backward\d*$|^detach$")  # other names are of
 _SYSTEM_NAME: Final = re.compile(r"thread \d+ \((.*)\)")
 
 
-def read(folder: Path) -> Recording:
+def read(folder: Path, code: int = 0) -> Recording:
     """Read a folder of torch.profiler's traces and of ranges. Blocks.
 
     Of several traces, as of several ranks, the one of the lowest process id is read.
+
+    Args:
+        folder: Where they are.
+        code: The exit code of the program that was traced, for the error.
 
     Raises:
         NsightError: There is no trace in it.
@@ -57,10 +61,7 @@ def read(folder: Path) -> Recording:
     traces = sorted((path for pattern in TRACES for path in folder.glob(pattern)), key=lambda path: path.name)
     found = [trace for path in traces if (trace := _load(path)) is not None]
     if not found:
-        raise NsightError(
-            f"torch.profiler left no trace in {folder}: the capture window never opened, or the program ended before "
-            "it; give it fewer --warmup or --steps"
-        )
+        raise NsightError(nothing_recorded("torch.profiler", code))
     trace = min(found, key=_process_of)
     reader = _Reader(trace)
     for path in sorted(folder.glob("ranges-*.jsonl")):

@@ -20,6 +20,7 @@ LINES_MAX = 450
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"profile", "kernels"},
     {"run", "doctor", "bench", "_bootstrap"},
     {"standin", "rates"},
     {"fastload"},  # the public names
@@ -49,6 +50,7 @@ PUBLIC = [
     "Verification",
     "__version__",
     "annotate",
+    "annotate_modules",
     "capture",
     "jpeg_info",
     "prefetch_to_device",

@@ -1,0 +1,192 @@
+"""What looking costs when nobody looks: ``fastload bench insight``.
+
+Each figure is the difference between a loop with something of ``fastload.insight`` in it and the same loop without, the
+two taking turns, divided by the calls in it. No tool is attached, so this is what a program pays for annotations that
+it carries all the time.
+
+A question is a function that takes the repeats and returns its figures in nanoseconds; :data:`QUESTIONS` lists them.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from fastload import _nvtx, annotate, annotate_modules, capture
+from fastload.bench._measure import Spread, environment, interleave, write_json
+from fastload.bench._show import console, refuse
+from fastload.insight.modules import hook_while_profiling
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping
+
+LIMITS_NS: Final[Mapping[str, float]] = {"annotate_modules": 2000}
+"""What a figure may be; those that are not here are for information."""
+
+_MODULES = 200
+_LAPS = 20
+
+
+def cost_of_modules(repeats: int) -> dict[str, Spread]:
+    """A module's call: annotated, and with hooks installed to which nobody listens, beside the bare one."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(*(nn.Identity() for _ in range(_MODULES)))
+
+    bare, annotated, hooked = model(), model(), model()
+    with annotate_modules(hooked):
+        hook_while_profiling(True)
+        with annotate_modules(annotated):
+            figures = _differences(
+                {"bare": _calls(bare), "annotate_modules": _calls(annotated), "its hooks, idle": _calls(hooked)},
+                repeats,
+                _LAPS * (_MODULES + 1),
+            )
+        hook_while_profiling(False)
+    return figures
+
+
+def cost_of_functions(repeats: int) -> dict[str, Spread]:
+    """A call of an annotated function, beside a bare one."""
+    calls = _LAPS * _MODULES
+
+    def loop(function: Callable[[int], int]) -> Callable[[], object]:
+        def run() -> None:
+            for number in range(calls):
+                function(number)
+
+        return run
+
+    with annotate(_Called, "annotated"):
+        return _differences({"bare": loop(_Called.bare), "annotate": loop(_Called.annotated)}, repeats, calls)
+
+
+def cost_of_stages(repeats: int) -> dict[str, Spread]:
+    """A stage, of which a batch has half a dozen, beside nothing at all."""
+    calls = _LAPS * _MODULES
+
+    def staged() -> None:
+        for number in range(calls):
+            with _nvtx.stage("h2d", number):
+                pass
+
+    def bare() -> None:
+        for _ in range(calls):
+            pass
+
+    return _differences({"bare": bare, "stage": staged}, repeats, calls)
+
+
+def cost_of_capture(repeats: int) -> dict[str, Spread]:
+    """A batch outside the window of ``capture``, beside one without it."""
+    batches = _LAPS * _MODULES
+    source = range(batches)
+
+    def drain(loop: Callable[[], Iterator[int]]) -> Callable[[], object]:
+        def run() -> None:
+            for _ in loop():
+                pass
+
+        return run
+
+    captured = capture(source, warmup=10**12, steps=1)
+    return _differences(
+        {"bare": drain(lambda: iter(source)), "capture": drain(lambda: iter(captured))}, repeats, batches
+    )
+
+
+QUESTIONS: Final[Mapping[str, Callable[[int], dict[str, Spread]]]] = {
+    "a module's call": cost_of_modules,
+    "a function's call": cost_of_functions,
+    "a stage": cost_of_stages,
+    "a batch": cost_of_capture,
+}
+
+
+class _Called:
+    @staticmethod
+    def bare(number: int) -> int:
+        return number
+
+    @staticmethod
+    def annotated(number: int) -> int:
+        return number
+
+
+def _calls(model: nn.Module) -> Callable[[], object]:
+    nothing = torch.zeros(1)
+
+    def run() -> None:
+        for _ in range(_LAPS):
+            model(nothing)
+
+    return run
+
+
+def _differences(
+    contenders: Mapping[str, Callable[[], object]], repeats: int, calls: int, bare: str = "bare"
+) -> dict[str, Spread]:
+    """Nanoseconds that each contender takes more than ``bare`` per call, round by round."""
+
+    def timed(run: Callable[[], object]) -> Callable[[], float]:
+        def measure() -> float:
+            start = time.perf_counter_ns()
+            run()
+            return (time.perf_counter_ns() - start) / calls
+
+        return measure
+
+    for run in contenders.values():
+        run()
+    spreads = interleave({name: timed(run) for name, run in contenders.items()}, repeats)
+    return {
+        name: Spread.of([ours - plain for ours, plain in zip(spread.values, spreads[bare].values, strict=True)])
+        for name, spread in spreads.items()
+        if name != bare
+    }
+
+
+def ask(repeats: int) -> dict[str, Any]:
+    """Ask every question and show the answers; returns the record for the JSON file."""
+    record: dict[str, Any] = {
+        "benchmark": "insight",
+        "environment": environment(),
+        "parameters": {"repeats": repeats},
+        "tool_attached": _nvtx.active(),
+        "more_ns": {},
+        "limits_ns": dict(LIMITS_NS),
+    }
+    for what, question in QUESTIONS.items():
+        for name, spread in question(repeats).items():
+            record["more_ns"][name] = spread.record()
+            limit = f", at most {LIMITS_NS[name]:,.0f} wanted" if name in LIMITS_NS else ""
+            low, high = min(spread.values), max(spread.values)
+            console().print(f"{name}: {what} takes {spread.median:,.0f} ns more ({low:,.0f} to {high:,.0f}){limit}")
+    return record
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench insight``."""
+    parser.add_argument("--repeats", type=int, help="repeats of each measurement (default: 30)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
+    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``fastload bench insight``."""
+    repeats = args.repeats if args.repeats is not None else 2 if args.quick else 30
+    if repeats < 1:
+        return refuse(ValueError(f"repeats must be >= 1, got {repeats}"))
+    if _nvtx.active():
+        return refuse(
+            RuntimeError("a tool is attached to this process, and this measures what things cost without one")
+        )
+    record = ask(repeats)
+    if args.json:
+        console().print(f"figures: {write_json(args.json, record)}")
+    return 0

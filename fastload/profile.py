@@ -1,0 +1,217 @@
+"""``fastload profile``: a training script under Nsight Systems, and what the recording says.
+
+The script runs as ``fastload run`` has it, with FastLoader for DataLoader; the capture window is opened after some
+warm-up steps by the loader that the loop iterates (see ``insight/capture.py``). Where Nsight Systems is missing, or
+cannot import its own recording, torch.profiler records, and the loader's ranges of all processes are written to files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload import run
+from fastload._checks_gpu import find_nsight
+from fastload.insight import nsight, nsysdb, torchtrace
+from fastload.insight.nsight import NsightError
+from fastload.insight.report import Report, make_report, show
+from fastload.insight.verdict import Bottleneck, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fastload.insight.nsight import Recorder
+    from fastload.insight.recording import Recording
+
+STEM: Final = "profile"
+"""Name of the recording in its folder."""
+
+_LOADER: Final = "loader.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fastload profile``."""
+    parser.usage = "%(prog)s [options] -- python train.py ..."
+    parser.add_argument("--steps", type=_at_least(1), default=10, help="training steps to record")
+    parser.add_argument("--warmup", type=_at_least(0), default=10, help="steps before them")
+    parser.add_argument("--with", dest="tool", choices=("auto", "nsys", "torch"), default="auto", help="what records")
+    parser.add_argument("--sampling", action="store_true", help="nsys also samples call stacks (large recordings)")
+    parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
+    parser.add_argument("--html", type=Path, metavar="FILE", help=f"the page to write (default: fastload-{STEM}.html)")
+    parser.add_argument("--no-html", action="store_true", help="write no page")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the timeline as a picture")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the recording there")
+    parser.add_argument("--from", dest="source", type=Path, metavar="PATH", help="report on a kept recording again")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- python train.py ...", help="what to run")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Record and report; the script's exit code if that is not 0, and 1 when there is nothing to report."""
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if bool(program) == (args.source is not None):
+        return _fail("nothing to run: fastload profile -- python train.py ...; or --from DIR, but not both", 2)
+    try:
+        if args.source is not None:
+            code, recording = 0, read(args.source)
+            seen = loaders_verdict(args.source) if args.source.is_dir() else None
+        else:
+            with _folder(args.keep) as folder:
+                code, recording, seen = record(args, _python(program), folder)
+    except NsightError as error:
+        return _fail(str(error), 1)
+    report = make_report(recording, seen)
+    _deliver(report, recording, args)
+    return code
+
+
+def read(path: Path) -> Recording:
+    """Read a recording: an exported ``.sqlite``, a ``.nsys-rep``, or a folder that ``--keep`` filled.
+
+    Raises:
+        NsightError: It is none of these.
+    """
+    if path.is_dir():
+        for suffix in (".sqlite", ".nsys-rep", ".qdstrm"):
+            if (found := path / f"{STEM}{suffix}").exists():
+                return read(found)
+        return torchtrace.read(path)
+    if path.suffix in (".nsys-rep", ".qdstrm"):
+        nsys = find_nsight("nsys")
+        if nsys is None:
+            raise NsightError(f"{path.name} is exported by nsys, which was not found: install Nsight Systems")
+        return nsysdb.read(nsight.exported(nsys, nsight.imported(path.with_suffix(""), nsight.find_importer(nsys))))
+    if not path.exists():
+        raise NsightError(f"{path} does not exist")
+    return nsysdb.read(path)
+
+
+def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tuple[int, Recording, Verdict | None]:
+    """Run the program and record it; returns its exit code, the recording, and the loader's own verdict.
+
+    Raises:
+        NsightError: Nothing was recorded.
+    """
+    recorder = None if args.tool == "torch" else _find_recorder(args.tool, folder)
+    if recorder is not None:
+        try:
+            code = _execute(recorder.command(folder / STEM, program, sampling=args.sampling), args, folder)
+            return code, nsysdb.read(recorder.finish(folder / STEM, code)), loaders_verdict(folder)
+        except NsightError as error:
+            if args.tool == "nsys":
+                raise
+            _say(f"{error}; runs again under torch.profiler")
+    trace = {"FASTLOAD_CAPTURE_TRACE": str(folder / f"{STEM}.json"), "FASTLOAD_RANGES": str(folder)}
+    code = _execute(program, args, folder, trace)
+    return code, torchtrace.read(folder, code), loaders_verdict(folder)
+
+
+def _find_recorder(tool: str, folder: Path) -> Recorder | None:
+    with tempfile.TemporaryDirectory(prefix="fastload-probe-", dir=folder) as scratch:
+        try:
+            return nsight.find_recorder(Path(scratch))
+        except NsightError as error:
+            if tool == "nsys":
+                raise
+            _say(f"{error}; torch.profiler records instead")
+            return None
+
+
+def _execute(command: Sequence[str], args: argparse.Namespace, folder: Path, more: dict[str, str] | None = None) -> int:
+    afterwards = "" if args.to_the_end else ":exit"
+    environment = run.environment_with()
+    # As if this Python's environment were activated: "python" is the one that fastload is installed in.
+    search_path = [os.path.dirname(sys.executable), environment.get("PATH", os.defpath)]
+    environment |= {
+        "PATH": os.pathsep.join(search_path),
+        "FASTLOAD_CAPTURE": f"{args.warmup}:{args.steps}{afterwards}",
+        "FASTLOAD_CAPTURE_REPORT": str(folder / _LOADER),
+        **(more or {}),
+    }
+    _say(f"runs {shlex.join(command)}")
+    try:
+        # With --json the report has stdout to itself.
+        return subprocess.run(
+            command, env=environment, check=False, stdout=sys.stderr if args.json else None
+        ).returncode
+    except OSError as error:
+        raise NsightError(f"{command[0]} does not start: {error.strerror}") from error
+
+
+def loaders_verdict(folder: Path) -> Verdict | None:
+    """What the loader that was captured said about the window; None when it said nothing."""
+    for path in sorted(folder.glob(_LOADER.replace(".", "*"))):
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # the program was killed meanwhile
+            continue
+        bottleneck = None if said["bottleneck"] is None else Bottleneck(said["bottleneck"])
+        return Verdict(bottleneck, tuple(said["evidence"]), said["remedy"])
+    return None
+
+
+def _python(program: Sequence[str]) -> list[str]:
+    """``train.py ...`` means ``python train.py ...``, as for ``fastload run``."""
+    if program[0].endswith(".py") and shutil.which(program[0]) is None:
+        return [sys.executable, *program]
+    return list(program)
+
+
+@contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="fastload-profile-") as folder:
+            yield Path(folder)
+        return
+    kept.mkdir(parents=True, exist_ok=True)
+    for old in [*kept.glob(f"{STEM}.*"), *kept.glob("ranges-*.jsonl"), *kept.glob(_LOADER.replace(".", "*"))]:
+        old.unlink()
+    yield kept.absolute()
+
+
+def _deliver(report: Report, recording: Recording, args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from fastload.insight import page, timeline
+
+    if args.json:
+        sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
+    else:
+        show(report, Console(highlight=False))
+    rows = timeline.lay_out(recording, report.findings)
+    if not args.no_html:
+        path = args.html or Path(f"fastload-{STEM}.html")
+        page.write(report, rows, path)
+        _say(f"the timeline is in {path}")
+    if args.png:
+        timeline.draw(rows, args.png, f"{report.verdict.name}: {'; '.join(report.verdict.evidence[:2])}")
+        _say(f"the picture is {args.png}")
+
+
+def _at_least(least: int) -> Any:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"fastload profile: {text}\n")
+    sys.stderr.flush()
+
+
+def _fail(reason: str, code: int) -> int:
+    _say(reason)
+    return code

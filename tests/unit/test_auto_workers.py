@@ -1,0 +1,429 @@
+"""``num_workers="auto"`` with worker processes: what it is, what the trial leaves alone, and what it comes to."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from types import MappingProxyType, SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from fastload import FastLoader
+from fastload.engines import auto, trial
+from fastload.engines.auto import AutoWorkers, Sizing, choose_processes, cores_for_loading, workers_needed
+from fastload.engines.trial import Trial, run_trial
+from fastload.insight.stats import StageTime
+
+
+class Costly(Dataset):
+    """Samples that draw from every random state and take ``seconds`` each."""
+
+    def __init__(self, count, seconds=0.0):
+        self.count, self.seconds = count, seconds
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.rand(4), np.random.rand(), random.random(), index, get_worker_info().id
+
+
+class Counting(torch.utils.data.Sampler):
+    """A sampler with a state of its own."""
+
+    def __init__(self, count):
+        self.count, self.epoch, self.drawn = count, 0, 0
+
+    def __len__(self):
+        return self.count
+
+    def __iter__(self):
+        self.epoch += 1
+        for index in range(self.count):
+            self.drawn += 1
+            yield (index + self.epoch) % self.count
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """Lets a test say how many cores there are."""
+
+    def set_cores(count):
+        monkeypatch.setattr(auto, "usable_cpus", lambda: count)
+        monkeypatch.setattr(DataLoader, "check_worker_number_rationality", lambda self: None)
+
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    set_cores(3)
+    return set_cores
+
+
+def values(batches):
+    return [[leaf.tolist() for leaf in batch] for batch in batches]
+
+
+def states():
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
+def test_the_number_is_an_int_from_the_start_and_stays_the_users_auto(cores):
+    loader = FastLoader(Costly(40), batch_size=2, num_workers="auto")
+    assert isinstance(loader.num_workers, int)
+    assert loader.num_workers == 3
+    assert loader.prefetch_factor == 2
+    assert inspect.signature(FastLoader).parameters["num_workers"].default == 0
+    next(iter(loader))
+    assert isinstance(vars(loader)["num_workers"], AutoWorkers)
+    assert 1 <= loader.num_workers <= 3
+    loader.close()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_every_epoch_is_torchs_with_that_number_of_workers(cores, shuffle, persistent):
+    arguments = {"batch_size": 3, "shuffle": shuffle}
+    torch.manual_seed(5)
+    before = states()
+    with FastLoader(Costly(60), num_workers="auto", persistent_workers=persistent, **arguments) as loader:
+        found = values(loader)
+        count = int(loader.num_workers)
+        after = torch.get_rng_state()
+    assert states()[1:] == before[1:]
+    torch.manual_seed(5)
+    theirs = DataLoader(Costly(60), num_workers=count, **arguments)
+    assert found == values(theirs)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_the_trial_leaves_random_states_generator_sampler_and_dataset_alone(cores):
+    sampler = Counting(30)
+    dataset = Costly(30)
+    dataset.seen = []
+    generator = torch.Generator().manual_seed(3)
+    loader = FastLoader(dataset, batch_size=2, sampler=sampler, num_workers="auto", generator=generator)
+    before, drawn = states(), generator.get_state()
+    found = run_trial(loader)
+    assert found is not None
+    assert found.batches > 0
+    assert states() == before
+    assert torch.equal(generator.get_state(), drawn)
+    assert (sampler.epoch, sampler.drawn) == (0, 0)
+    assert multiprocessing.active_children() == []
+
+
+def test_the_trial_measures_what_a_sample_costs(cores):
+    found = run_trial(FastLoader(Costly(400, 0.004), batch_size=5, num_workers="auto"))
+    assert 0.004 <= found.cost_s < 0.008
+    assert found.batch_s == pytest.approx(5 * found.cost_s)
+    assert found.batch_bytes == 5 * (4 * 4 + 8 + 8 + 8 + 8)
+
+
+def test_samples_that_are_not_batched_are_their_own_batches(cores):
+    found = run_trial(FastLoader(Costly(400, 0.004), batch_size=None, num_workers="auto"))
+    assert 0.004 <= found.cost_s == found.batch_s < 0.008
+
+
+def test_the_trial_sees_a_worker(cores, tmp_path):
+    class Asks(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            info = get_worker_info()
+            (tmp_path / "seen").write_text(f"{info.id} {info.num_workers} {os.environ.get('OPENED')}")
+            return index
+
+    def open_worker(number):
+        os.environ["OPENED"] = f"worker {number}"
+
+    assert run_trial(FastLoader(Asks(), num_workers="auto", worker_init_fn=open_worker)) is not None
+    assert (tmp_path / "seen").read_text() == "0 1 worker 0"
+    assert "OPENED" not in os.environ
+
+
+class Broken(Costly):
+    def __getitem__(self, index):
+        raise KeyError("no such sample")
+
+
+def test_an_error_of_the_dataset_is_raised_by_the_epoch(cores, capfd):
+    loader = FastLoader(Broken(8), batch_size=2, num_workers="auto")
+    assert run_trial(loader) is None
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(KeyError, match="no such sample"):
+        next(iter(loader))
+    assert loader.num_workers == 3
+    assert "the trial made no batch" in loader.num_workers.sizing.why
+    loader.close()
+
+
+def test_a_worker_that_dies_in_the_trial_is_no_error_of_the_trial(cores):
+    class Dies(Costly):
+        def __getitem__(self, index):
+            os._exit(3)
+
+    assert run_trial(FastLoader(Dies(4), num_workers="auto")) is None
+
+
+def test_samples_slower_than_the_trial_get_all_cores(cores, monkeypatch):
+    monkeypatch.setattr(trial, "_FIRST_BATCH_S", 0.2)
+    begun = time.perf_counter()
+    assert run_trial(FastLoader(Costly(4, 60.0), num_workers="auto")) is None
+    assert time.perf_counter() - begun < 10
+    assert multiprocessing.active_children() == []
+
+
+def error_of(loader):
+    """Its type; the traceback, which holds on to half a loader, is gone."""
+    try:
+        next(iter(loader))
+    except Exception as error:
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_dataset_that_cannot_be_pickled_gets_torchs_own_error(cores, method):
+    dataset = Costly(8)
+    dataset.function = lambda: None
+    loader = FastLoader(dataset, batch_size=2, num_workers="auto", multiprocessing_context=method)
+    torchs = DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context=method)
+    assert error_of(loader) == error_of(torchs) is not None
+    loader.close()
+
+
+def test_spawned_workers_are_chosen_as_well(cores):
+    cores(2)
+    with FastLoader(Costly(12, 0.002), batch_size=2, num_workers="auto", multiprocessing_context="spawn") as loader:
+        torch.manual_seed(1)
+        found = values(loader)
+        count = int(loader.num_workers)
+        assert "a sample costs" in loader.num_workers.sizing.why
+    torch.manual_seed(1)
+    assert found == values(DataLoader(Costly(12), batch_size=2, num_workers=count, multiprocessing_context="spawn"))
+
+
+def test_a_tiny_dataset_gets_no_more_workers_than_it_has_batches(cores):
+    cores(16)
+    with FastLoader(Costly(4, 0.01), batch_size=2, num_workers="auto") as loader:
+        assert len(values(loader)) == 2
+        assert loader.num_workers == 2
+    with FastLoader(Costly(0), batch_size=2, num_workers="auto") as loader:
+        assert values(loader) == []
+        assert loader.num_workers == 1
+
+
+def test_breaking_off_leaves_nothing_and_the_next_epoch_does_not_try_again(cores, monkeypatch):
+    trials = []
+    monkeypatch.setattr(auto, "run_trial", lambda loader: trials.append(loader) or Trial(4, 0.01, 0.02, 100))
+    loader = FastLoader(Costly(40), batch_size=2, num_workers="auto")
+    for _ in range(3):
+        for _ in loader:
+            break
+    assert trials == [loader]
+    loader.close()
+
+
+def test_num_workers_may_be_set_by_hand_afterwards(cores):
+    loader = FastLoader(Costly(12), batch_size=2, num_workers="auto")
+    next(iter(loader))
+    loader.num_workers = 2
+    assert {batch[4][0].item() for batch in loader} == {0, 1}
+    assert type(loader.num_workers) is int
+    loader.close()
+
+
+def rebuilt(loader, kind=FastLoader):
+    """As Lightning and Accelerate rebuild a loader from its attributes."""
+    names = [name for name in inspect.signature(kind).parameters if name in vars(loader)]
+    skipped = ("batch_size", "sampler", "shuffle", "drop_last", "multiprocessing_context")
+    return kind(**{name: vars(loader)[name] for name in names if name not in skipped})
+
+
+def test_frameworks_that_rebuild_the_loader_keep_what_was_chosen(cores, monkeypatch):
+    trials = []
+    monkeypatch.setattr(auto, "run_trial", lambda loader: trials.append(1) or Trial(4, 0.5, 1.0, 100))
+    loader = FastLoader(Costly(60), batch_size=2, num_workers="auto", persistent_workers=True)
+    early = rebuilt(loader)
+    next(iter(early))
+    assert early.num_workers == 3
+    early.close()
+    late = rebuilt(early)
+    assert isinstance(late.num_workers, AutoWorkers)
+    next(iter(late))
+    assert (late.num_workers, trials) == (3, [1])
+    late.close()
+    plain = rebuilt(late, DataLoader)
+    assert plain.num_workers == 3
+
+
+def test_copies_and_pickles_keep_it(cores):
+    loader = FastLoader(range(8), num_workers="auto")
+    loader.num_workers.sizing.processes = 2
+    for twin in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert isinstance(twin.num_workers, AutoWorkers)
+        assert twin.num_workers.sizing.processes == 2
+        next(iter(twin))
+        assert twin.num_workers == 2
+        twin.close()
+
+
+def test_another_word_is_torchs_error_with_a_note():
+    with pytest.raises(TypeError) as theirs:
+        DataLoader(range(8), num_workers="four")
+    with pytest.raises(TypeError) as ours:
+        FastLoader(range(8), num_workers="four")
+    assert str(ours.value) == str(theirs.value)
+    assert ours.value.__notes__ == ["num_workers must be an int >= 0 or 'auto', got 'four'"]
+
+
+def test_an_iterable_dataset_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match=r"needs a dataset with __getitem__: .* got Stream; give a number"):
+        FastLoader(Stream(), num_workers="auto")
+
+
+def test_cores_are_shared_with_the_processes_beside_this_one(cores, monkeypatch):
+    cores(16)
+    assert cores_for_loading() == 16
+    for text, count in (("4", 4), ("32", 1), ("", 16), ("x", 16), ("0", 16)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+        assert cores_for_loading() == count
+
+
+@pytest.mark.parametrize(
+    ("rate", "cost", "count"),
+    [(1000, 0.003, 4), (1000, 0.0045, 5), (100, 0.001, 1), (1000, 1.0, 16), (1000, 10 / 1100, 10)],
+)
+def test_the_smallest_number_with_ten_per_cent_to_spare(rate, cost, count):
+    assert workers_needed(rate, cost, 16) == count
+
+
+def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=None):
+    """Statistics of an epoch of 50 batches of 10."""
+    return SimpleNamespace(
+        batches=50,
+        images=500,
+        totals={"asked": steps},
+        stages={"fetch": StageTime(50, 450 * cost_s), "collate": StageTime(50, 50 * cost_s)},
+        waited_for=MappingProxyType({waited: 1.0}),
+        wait_s=1.0,
+        stall=stall,
+        device_stall=device_stall,
+        consumer_images_per_s=rate,
+    )
+
+
+@pytest.mark.parametrize(
+    ("processes", "measured", "chosen"),
+    [
+        (16, epoch(cost_s=0.003, rate=1000), 4),
+        (4, epoch(cost_s=0.003, rate=1000), 4),
+        (5, epoch(cost_s=0.0037, rate=1000), 5),  # exactly
+        (6, epoch(cost_s=0.0045, rate=1000), 6),  # 5 would do: not worth new workers
+        (2, epoch(cost_s=0.003, rate=1000), 4),
+        (4, epoch(cost_s=0.003, rate=1000, stall=0.3), 5),  # more than the estimate said
+        (4, epoch(cost_s=0.003, rate=1000, stall=0.3, waited="pin"), 4),  # workers would not help
+        (4, epoch(cost_s=0.003, rate=1000, stall=0.3, device_stall=0.0), 4),  # the device was busy all the time
+        (16, epoch(cost_s=0.003, rate=90000, stall=0.9), 16),
+        (9, epoch(cost_s=0.003, rate=1000, steps=3), 9),  # too short to tell
+        (9, None, 9),
+    ],
+)
+def test_the_next_epoch_gets_what_the_last_one_needed(cores, processes, measured, chosen):
+    cores(16)
+    loader = SimpleNamespace(num_workers=AutoWorkers(processes, Sizing(processes)))
+    choose_processes(loader, measured)
+    assert loader.num_workers == chosen
+    assert isinstance(loader.num_workers, AutoWorkers)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_second_epoch_has_as_many_workers_as_the_first_one_asked_for(cores, persistent):
+    cores(8)
+    with FastLoader(Costly(64, 0.01), batch_size=2, num_workers="auto", persistent_workers=persistent) as loader:
+        seen = []
+        for _ in range(3):
+            workers = set()
+            for batch in loader:
+                workers.update(batch[4].tolist())
+                time.sleep(0.02)
+            assert workers == set(range(loader.num_workers))
+            seen.append(int(loader.num_workers))
+        assert seen[0] == 8
+        assert 2 <= seen[1] <= 4
+        assert "the consumer takes" in loader.num_workers.sizing.why
+
+
+def test_light_samples_get_few_workers_at_once(cores):
+    cores(16)
+
+    class Light(Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            return index
+
+    with FastLoader(Light(), batch_size=1, num_workers="auto") as loader:
+        next(iter(loader))
+        assert loader.num_workers <= 8  # a message costs more than such a sample
+
+
+CTRL_C = """
+import time, torch
+from fastload import FastLoader
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 100
+    def __getitem__(self, index):
+        print("trying", flush=True)
+        time.sleep(30)
+        return index
+try:
+    next(iter(FastLoader(Slow(), num_workers="auto")))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_in_the_trial_leaves_no_process():
+    child = subprocess.Popen(
+        [sys.executable, "-c", CTRL_C],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout.readline() == "trying\n"
+    family = psutil.Process(child.pid).children(recursive=True)
+    assert len(family) == 1
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert (out, err, child.returncode) == ("interrupted\n", "", 0)
+    psutil.wait_procs(family, timeout=10)
+    assert not any(process.is_running() for process in family)
+
+
+def test_the_plan_says_why_so_many(cores):
+    loader = FastLoader(Costly(40, 0.001), batch_size=2, num_workers="auto")
+    assert "note: num_workers='auto': a short trial before the first epoch decides" in str(loader.plan)
+    next(iter(loader))
+    assert "note: num_workers='auto': a sample costs 1." in str(loader.plan)
+    loader.close()

@@ -299,6 +299,15 @@ void bind_batch(nb::module_& m) {
              }
              return nb::make_tuple(done.seconds, done.samples);
            })
+      .def("work_times",
+           [](const Pool& pool) {
+             WorkDone done;
+             {
+               nb::gil_scoped_release release;
+               done = pool.work_done();
+             }
+             return nb::make_tuple(done.seconds, done.busy_seconds, done.read_seconds, done.read_busy_seconds);
+           })
       .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "filter"_a = "bilinear",
            "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false)

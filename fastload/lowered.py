@@ -15,6 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from fastload.device.epilogue import NormalizeTable, finish
 from fastload.device.images import Erased, TableImages, to_images
 from fastload.device.transfer import DeviceBatch, Transfer
+from fastload.insight.meter import Meter
 from fastload.options import can_pin, has_streams
 
 if TYPE_CHECKING:
@@ -166,10 +167,13 @@ class NativeDeviceIterator:
             return data if stream is None else transfer.start(data, number)
 
         self._host: Any = NativeIterator(loader, recipe, finish_batch, pin=pins, ahead=max(1, loader.device_prefetch))
+        self.meter = Meter(None, loader.batch_size, self._host._line.totals)
         self._finalizer = weakref.finalize(self, _end, self._host._line.close, transfer, retire)
 
     def _reset(self, loader: FastLoader[Any]) -> None:
         self._host._reset(loader)
+        self.transfer.begin_epoch()
+        self.meter.begin_epoch()
 
     def __iter__(self) -> NativeDeviceIterator:
         return self
@@ -181,10 +185,19 @@ class NativeDeviceIterator:
         if self._host is None:
             raise RuntimeError("the FastLoader of this iterator was closed")
         self.transfer.mark_step()
+        asked = self.meter.ask()
         number = self._host._num_yielded
-        batch = next(self._host)
-        copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
-        return self.transfer.take(copied)
+        try:
+            batch = next(self._host)
+            copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
+            data = self.transfer.take(copied)
+        except BaseException:
+            self.meter.stop()
+            raise
+        line = self._host._line
+        road = (("decode", line.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
+        self.meter.got(asked, None, road, line.images)
+        return data
 
     @property
     def is_closed(self) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import os
+import argparse
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from fastload._factory import FactoryError, add_factory_argument, call_factory
 from fastload.engines.by_index import seeded
 from fastload.engines.workers import start_epoch, view_of
 from fastload.loader import FastLoader
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator
 
 
@@ -28,18 +27,23 @@ class Verification:
         batches: Batches compared.
         engine: FastLoader's, in the comparison.
         difference: The first difference: where, and what; ``None`` if there is none.
+        errors: Batches that failed, with an error of the same type in both loaders: which, and why.
     """
 
     batches: int
     engine: str
     difference: str | None
+    errors: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.difference is None
 
     def __str__(self) -> str:
         if self.difference is None:
-            return f"equal to the bit: {self.batches} batches, engine {self.engine}"
+            equal = f"equal to the bit: {self.batches} batches, engine {self.engine}"
+            if not self.errors:
+                return equal
+            return f"{equal}; of which {len(self.errors)} failed in both, the first: {self.errors[0]}"
         return f"different, engine {self.engine}: {self.difference}"
 
 
@@ -117,17 +121,21 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None) -> Iterator[
 def _compare(loader: FastLoader[Any], theirs: Iterator[Any], ours: Iterator[Any]) -> Verification:
     number = 0
     missing = object()
+    errors: list[str] = []
     while True:
         a, b = next(theirs, missing), next(ours, missing)
         engine = loader.plan.engine
         if a is missing and b is missing:
-            return Verification(number, engine, None)
+            return Verification(number, engine, None, tuple(errors))
         if a is missing or b is missing:
             more = "FastLoader" if a is missing else "torch"
             return Verification(number, engine, f"{more} has more than {number} batches")
         found = difference(a, b)
         if found is not None:
             return Verification(number, engine, f"batch {number}, {found}{_file(loader, number, found)}")
+        if isinstance(b, BaseException):
+            last = str(b).strip().rpartition("\n")[2]  # after the traceback: the error, or the sample and its file
+            errors.append(f"batch {number}, {type(b).__name__}: {last.removeprefix(f'{type(b).__name__}: ')}")
         number += 1
 
 
@@ -182,23 +190,23 @@ def _file(loader: FastLoader[Any], number: int, found: str) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """For the command line."""
-    parser.add_argument("factory", metavar="module:factory", help="a function without arguments that makes the loader")
-    parser.add_argument("--batches", type=int, default=None, help="compare at most so many (default: a whole epoch)")
+    add_factory_argument(parser)
+    parser.add_argument("--batches", type=_count, default=None, help="compare at most so many (default: a whole epoch)")
     parser.add_argument("--seed", type=int, default=0, help="of torch's default generator, for both loaders")
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
+    return int(text)
+
+
 def main(args: argparse.Namespace) -> int:
-    """0 if all is equal, 1 if not, 2 if there is no such function."""
-    module_name, colon, name = args.factory.partition(":")
-    sys.path.insert(0, os.getcwd())
+    """0 if all is equal, 1 if not, 2 if there is no such function or it makes no loader."""
     try:
-        factory = getattr(importlib.import_module(module_name), name) if colon else None
-    except (ImportError, AttributeError) as error:
+        result = verify(lambda: call_factory(args.factory, args.arg)[0], args.batches, seed=args.seed)
+    except FactoryError as error:
         sys.stderr.write(f"fastload verify: {error}\n")
         return 2
-    if factory is None:
-        sys.stderr.write(f"fastload verify: the factory must be given as module:function, got {args.factory!r}\n")
-        return 2
-    result = verify(factory, args.batches, seed=args.seed)
     sys.stdout.write(f"{result}\n")
     return 0 if result else 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,6 +26,7 @@ from torch.utils.data import default_collate
 from fastload import _core
 from fastload._nvtx import stage
 from fastload.engines.by_index import number_of
+from fastload.insight.stats import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +54,8 @@ class Batch:
     boxes: torch.Tensor | None = None  # to be erased, where that is done
     stuck: bool = False  # until the consumer has made some of its samples
     made: bool = False
+    decoded_at: float = 0.0  # when its pixels and targets were there
+    made_at: float = 0.0
     data: Any = None  # once made; an ExceptionWrapper for what torch's worker would have sent
     failure: BaseException | None = None  # ours, not the worker's
 
@@ -117,6 +121,10 @@ class Line:
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
+        self.images = 0  # of the batch that was taken last
+        self.decoded_at = self.made_at = 0.0  # likewise
+        self._decoded = 0
+        self._collate_s = 0.0
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -153,8 +161,25 @@ class Line:
             self._changed.notify_all()
         if batch.failure is not None:
             raise batch.failure
+        self.images, self.decoded_at, self.made_at = len(batch.indices), batch.decoded_at, batch.made_at
         data, batch.data = batch.data, None  # the line's thread may know the batch for a while yet
         return data
+
+    def totals(self) -> Totals:
+        """What the threads have spent so far: at work, on a core, waiting for files, putting batches together."""
+        seconds, busy, read, read_busy = self.pool.work_times()
+        return Totals(
+            {
+                "stage:decode:count": self._decoded,
+                "stage:decode:s": seconds,
+                "stage:collate:count": self._decoded,
+                "stage:collate:s": self._collate_s,
+                "made:looked_s": seconds,
+                "made:busy_s": busy,
+                "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),
+                "made:decode_s": busy,
+            }
+        )
 
     def drain(self) -> None:
         """See all batches through, and drop them: persistent workers work off what they were sent."""
@@ -241,6 +266,7 @@ class Line:
         return _core.seed_for_index(self._base_seed, self.epoch, number_of(index))
 
     def _end(self, batch: Batch, data: Any, failure: BaseException | None = None) -> None:
+        batch.made_at = time.monotonic()
         batch.sources, batch.targets, batch.seeds = [], [], []
         batch.pixels = batch.job = None  # memory; whoever copies from it holds it
         with self._changed:
@@ -281,9 +307,13 @@ class Line:
             return error.wrapper
         if batch.error is not None or drop:
             return batch.error
+        begun = time.monotonic()
         try:
             with stage("collate", batch.number):
                 targets = default_collate(batch.targets)
+            batch.decoded_at = time.monotonic()
+            self._decoded += 1
+            self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - default_collate's, of targets of any type
             return _wrapped(batch.worker, None)
         return self._finish(batch.pixels, batch.boxes, targets, batch.number)

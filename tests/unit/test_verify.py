@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from photos import eval_v1, make_folder, train_v1
@@ -40,8 +43,8 @@ def test_a_loader_with_a_generator_is_verified_as_it_is(root):
 def test_a_difference_is_found_and_named(root, monkeypatch):
     real = decoding.Line._make
 
-    def spoiled(self, batch, *args, **kwargs):
-        data = real(self, batch, *args, **kwargs)
+    def spoiled(self, batch, *rest, **more):
+        data = real(self, batch, *rest, **more)
         if 7 in batch.indices:
             data[0][1, 2, 3, 4] += 1
         return data
@@ -87,6 +90,25 @@ def test_the_command(root, tmp_path, monkeypatch, capsys):
     assert "equal to the bit: 3 batches" in capsys.readouterr().out
     assert cli.main(["verify", "my_loader_module:nothing"]) == 2
     assert cli.main(["verify", "my_loader_module"]) == 2
+    assert cli.main(["verify", "my_loader_module:torch.get_num_threads"]) == 2  # 1 would mean that bits differ
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["verify", "my_loader_module:make", "--batches", "0"])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("accelerate", ["auto", "off"])
+def test_batches_that_fail_in_both_loaders_are_not_passed_over(root, tmp_path, accelerate):
+    shutil.copytree(root, tmp_path / "data")
+    dataset = ImageFolder(tmp_path / "data", eval_v1())
+    gone = Path(dataset.samples[4][0])
+    gone.unlink()
+    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", accelerate=accelerate))
+    assert result  # both fail
+    assert result.engine == ("native" if accelerate == "auto" else "torch")
+    assert len(result.errors) == 1
+    assert result.errors[0].startswith("batch 1, FileNotFoundError: ")
+    assert str(gone) in str(result)
+    assert "1 failed in both" in str(result)
 
 
 def test_what_is_no_loader_is_refused():

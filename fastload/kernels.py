@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -166,7 +167,7 @@ def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, 
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, width=shutil.get_terminal_size((150, 40)).columns)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name, right in (
         *(("range or kernel", False), ("kernels", True), ("time", True), ("of all", True), ("MB moved", True)),

@@ -186,7 +186,7 @@ def _deliver(report: Report, recording: Recording, args: argparse.Namespace) -> 
     if args.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
-        show(report, Console(highlight=False))
+        show(report, Console(highlight=False, width=shutil.get_terminal_size((130, 40)).columns))
     rows = timeline.lay_out(recording, report.findings)
     if not args.no_html:
         path = args.html or Path(f"fastload-{STEM}.html")

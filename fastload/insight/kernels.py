@@ -274,12 +274,12 @@ def draw(sums: Sequence[Sum], ceilings: Ceilings, path: Path, title: str) -> Non
     axes.set_title(title, loc="left", fontsize=11)
     axes.grid(color="#e6e9ec", lw=0.7, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(str(path))
 
 
-def _short(name: str, most: int = 34) -> str:
+def _short(name: str, most: int = 40) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 

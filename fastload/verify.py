@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
-from fastload.engines.by_index import seeded
+from fastload.engines.by_index import SeededByIndex, seeded
 from fastload.engines.workers import start_epoch, view_of
 from fastload.loader import FastLoader
 
@@ -69,19 +70,38 @@ def verify(
         raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
     kept = torch.get_rng_state()
     try:
-        theirs = _batches(_as_torch(_made(loader)), seed, batches)
-        made = _made(loader)
+        torchs = _as_torch(_made(loader))
+        theirs, made = _batches(torchs, seed, batches), _made(loader)
         if isinstance(made, FastLoader):
-            return _compare(made, theirs, _batches(made, seed, batches))
+            return _compare(made, torchs, theirs, _batches(made, seed, batches))
         with FastLoader.wrap(made) as fast:
-            return _compare(fast, theirs, _batches(fast, seed, batches))
+            return _compare(fast, torchs, theirs, _batches(fast, seed, batches))
     finally:
         torch.set_rng_state(kept)
 
 
 def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Torch's loader of the same batches; with ``rng="index"``, of samples that are seeded by their index."""
-    return view_of(loader, **(seeded(loader, {}) if getattr(loader, "rng", "torch") == "index" else {}))
+    changes = seeded(loader, {}) if getattr(loader, "rng", "torch") == "index" else {}
+    if loader.batch_sampler is not None:
+        changes["batch_sampler"] = _Noted(loader.batch_sampler)
+    return view_of(loader, **changes)
+
+
+class _Noted:
+    """A batch sampler whose batches are noted."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.drawn: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for indices in self.sampler:
+            self.drawn.append(indices)
+            yield indices
 
 
 def _made(loader: Any) -> DataLoader[Any]:
@@ -118,7 +138,9 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None) -> Iterator[
             return
 
 
-def _compare(loader: FastLoader[Any], theirs: Iterator[Any], ours: Iterator[Any]) -> Verification:
+def _compare(
+    loader: FastLoader[Any], torchs: DataLoader[Any], theirs: Iterator[Any], ours: Iterator[Any]
+) -> Verification:
     number = 0
     missing = object()
     errors: list[str] = []
@@ -132,7 +154,7 @@ def _compare(loader: FastLoader[Any], theirs: Iterator[Any], ours: Iterator[Any]
             return Verification(number, engine, f"{more} has more than {number} batches")
         found = difference(a, b)
         if found is not None:
-            return Verification(number, engine, f"batch {number}, {found}{_file(loader, number, found)}")
+            return Verification(number, engine, f"batch {number}, {found}{_file(torchs, number, found)}")
         if isinstance(b, BaseException):
             last = str(b).strip().rpartition("\n")[2]  # after the traceback: the error, or the sample and its file
             errors.append(f"batch {number}, {type(b).__name__}: {last.removeprefix(f'{type(b).__name__}: ')}")
@@ -172,20 +194,28 @@ def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str) -> 
     return f"{place}{list(where)}: {theirs[where].item()!r} and {ours[where].item()!r}"
 
 
-def _file(loader: FastLoader[Any], number: int, found: str) -> str:
-    """Which sample a difference is in, and its file, where the order is known."""
-    from torch.utils.data import SequentialSampler
-
+def _file(loader: DataLoader[Any], number: int, found: str) -> str:
+    """Which sample a difference is in, and its file, where these are known."""
     place = found.partition("[")[2].partition("][")[2].partition(",")[0].partition("]")[0]
-    if type(loader.sampler) is not SequentialSampler or loader.batch_size is None or not place.isdigit():
+    if not isinstance(loader.batch_sampler, _Noted) or not place.isdigit():
         return ""
-    index = number * loader.batch_size + int(place)
-    dataset: Any = loader.dataset
-    inner = index
+    try:
+        index = loader.batch_sampler.drawn[number][int(place)]
+        return f" (index {index}{_path(loader.dataset, index)})"
+    except (LookupError, TypeError):  # batches of another kind than a list for each
+        return ""
+
+
+def _path(dataset: Any, index: Any) -> str:
+    if isinstance(dataset, SeededByIndex):
+        dataset = dataset.dataset
     while type(dataset) is Subset:
-        inner, dataset = dataset.indices[inner], dataset.dataset
+        index, dataset = dataset.indices[index], dataset.dataset
     samples = getattr(dataset, "samples", None)
-    return f" (index {index}{f', {samples[inner][0]}' if isinstance(samples, list) else ''})"
+    if isinstance(samples, list):
+        return f", {samples[index][0]}"
+    source = dataset.encoded(index)[0] if callable(getattr(dataset, "encoded", None)) else None
+    return f", {os.fspath(source)}" if isinstance(source, str | os.PathLike) else ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from photos import eval_v1, make_folder, train_v1
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, cli
@@ -55,6 +55,25 @@ def test_a_difference_is_found_and_named(root, monkeypatch):
     assert not result
     assert "batch 2, batch[0][1, 2, 3, 4]" in str(result)
     assert f"index 7, {dataset.samples[7][0]}" in str(result)
+
+
+@pytest.mark.parametrize("rng", ["torch", "index"])
+def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, rng):
+    real = decoding.Line._make
+    spoiled_index = []
+
+    def spoiled(self, batch, *rest, **more):
+        data = real(self, batch, *rest, **more)
+        if batch.number == 2:
+            data[0][1, 2, 3, 4] += 1
+            spoiled_index.append(batch.indices[1])
+        return data
+
+    monkeypatch.setattr(decoding.Line, "_make", spoiled)
+    dataset = ImageFolder(root, eval_v1())
+    part = Subset(dataset, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+    result = verify(lambda: FastLoader(part, 3, shuffle=True, num_workers=2, device="cpu", rng=rng))
+    assert f"index {spoiled_index[0]}, {dataset.samples[9 - spoiled_index[0]][0]}" in str(result)
 
 
 def test_differences():

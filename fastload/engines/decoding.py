@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ class Batch:
     error: ExceptionWrapper | None = None  # of the sample after the last of `sources`
     pixels: Any = None  # the tensor and the job that fills it, once it is started
     job: Any = None
+    awaited: tuple[float, float] = (0.0, 0.0)  # from when to when its pixels were waited for, by whoever saw it through
     stuck: bool = False  # until the consumer has made some of its samples
     made: bool = False
     data: Any = None  # once made; an ExceptionWrapper for what torch's worker would have sent
@@ -115,6 +117,8 @@ class Line:
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
+        self.awaited = (0.0, 0.0)  # of the batch that was taken last
+        self.samples = 0  # likewise
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -149,6 +153,7 @@ class Line:
         with self._changed:
             self._batches.popleft()
             self._changed.notify_all()
+        self.awaited, self.samples = batch.awaited, len(batch.indices)
         if batch.failure is not None:
             raise batch.failure
         data, batch.data = batch.data, None  # the line's thread may know the batch for a while yet
@@ -290,6 +295,7 @@ class Line:
         """Wait for the pixels, and make in Python what the core does not."""
         job = batch.job
         made: dict[int, torch.Tensor] = {}
+        begun = time.monotonic()
         while (answer := job.wait(timeout_s)) == "requested":
             kind, sample, value = job.request()
             if kind == "exp":
@@ -302,6 +308,7 @@ class Line:
                 job.skip(after)
         if answer == "timeout":
             raise TookTooLongError
+        batch.awaited = begun, time.monotonic()
         statuses = job.statuses()
         if any(statuses):
             if not in_python:

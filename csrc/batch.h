@@ -75,7 +75,10 @@ enum class WaitResult {
 
 // What the threads of a pool have done so far, all together.
 struct WorkDone {
-  double seconds = 0;  // from taking up a task to having done it
+  double seconds = 0;       // from taking up a task to having done it
+  double busy_seconds = 0;  // of those: on a core; the rest they waited, for a file, a core or each other
+  double read_seconds = 0;  // of `seconds`: reading files up to the header
+  double read_busy_seconds = 0;
   std::uint64_t samples = 0;
 };
 

@@ -99,6 +99,18 @@ class BoundJob {
                           g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical);
   }
 
+  // (top, left, height, width) of what is to be erased of each sample; zeros: nothing, or not drawn.
+  nb::bytes erased() {
+    std::vector<std::int32_t> boxes;
+    boxes.reserve(4 * job_->size());
+    for (std::size_t i = 0; i < job_->size(); ++i) {
+      const Outcome& outcome = job_->outcome(i);
+      const PixelBox box = outcome.drawn ? outcome.geometry.erased : PixelBox{};
+      boxes.insert(boxes.end(), {box.top, box.left, box.height, box.width});
+    }
+    return nb::bytes(boxes.data(), boxes.size() * sizeof(std::int32_t));
+  }
+
   nb::object generator_before(std::size_t sample) {
     Generator generator;
     if (!job_->generator_before(sample, generator)) return nb::none();
@@ -271,6 +283,7 @@ void bind_batch(nb::module_& m) {
       .def("statuses", &BoundJob::statuses)
       .def("outcome", &BoundJob::outcome, "sample"_a)
       .def("geometry", &BoundJob::geometry, "sample"_a)
+      .def("erased", &BoundJob::erased)
       .def("__len__", [](BoundJob& self) { return self.job().size(); });
 
   nb::class_<Pool>(m, "Pool")
@@ -285,6 +298,15 @@ void bind_batch(nb::module_& m) {
                done = pool.work_done();
              }
              return nb::make_tuple(done.seconds, done.samples);
+           })
+      .def("work_times",
+           [](const Pool& pool) {
+             WorkDone done;
+             {
+               nb::gil_scoped_release release;
+               done = pool.work_done();
+             }
+             return nb::make_tuple(done.seconds, done.busy_seconds, done.read_seconds, done.read_busy_seconds);
            })
       .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "filter"_a = "bilinear",

@@ -26,8 +26,13 @@ Filter filter_from(const std::string& name) {
   if (name == "hamming") return Filter::hamming;
   if (name == "bicubic") return Filter::bicubic;
   if (name == "lanczos") return Filter::lanczos;
-  throw nb::value_error(
-      ("interpolation must be nearest, box, bilinear, hamming, bicubic or lanczos, got " + name).c_str());
+  if (name == "torch_bilinear") return Filter::torch_bilinear;
+  if (name == "torch_bicubic") return Filter::torch_bicubic;
+  if (name == "torch_lanczos") return Filter::torch_lanczos;
+  throw nb::value_error(("interpolation must be nearest, box, bilinear, hamming, bicubic, lanczos, torch_bilinear, "
+                         "torch_bicubic or torch_lanczos, got " +
+                         name)
+                            .c_str());
 }
 
 PassRule pass_rule_from(const std::string& name) {
@@ -90,6 +95,7 @@ DrawOp::Kind kind_from(const std::string& name) {
       {"resize_shorter", Kind::resize_shorter},
       {"horizontal_flip", Kind::horizontal_flip},
       {"vertical_flip", Kind::vertical_flip},
+      {"random_erasing", Kind::random_erasing},
   };
   for (const auto& [text, kind] : kinds) {
     if (name == text) return kind;

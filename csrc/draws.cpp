@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace fastload {
 namespace {
@@ -168,12 +169,14 @@ std::uint64_t seed_for_index(std::uint64_t seed, std::uint64_t epoch, std::uint6
 bool DrawPlan::add(const DrawOp& op, std::string& error) {
   using Kind = DrawOp::Kind;
   const bool is_flip = op.kind == Kind::horizontal_flip || op.kind == Kind::vertical_flip;
+  const bool erases = op.kind == Kind::random_erasing;
   const bool resizes =
       op.kind == Kind::random_resized_crop || op.kind == Kind::resize || op.kind == Kind::resize_shorter;
   error.clear();
-  if (is_flip) {
-    if (!(op.p >= 0.0 && op.p <= 1.0)) error = "a flip's p must be within [0, 1], got " + std::to_string(op.p);
-    flips_ = true;
+  if (erases_) {
+    error = "nothing can follow an erasing";
+  } else if (is_flip || erases) {
+    if (!(op.p >= 0.0 && op.p <= 1.0)) error = "p must be within [0, 1], got " + std::to_string(op.p);
   } else if (op.height < 1 || (op.kind != Kind::resize_shorter && op.width < 1)) {
     error = "sizes must be > 0, got " + std::to_string(op.height) + " x " + std::to_string(op.width);
   } else if (op.kind == Kind::resize_shorter && op.max_size != 0 && op.max_size <= op.height) {
@@ -181,7 +184,8 @@ bool DrawPlan::add(const DrawOp& op, std::string& error) {
   } else if (resizes && (resizes_ || flips_)) {
     // Pillow's resize is not symmetric to the last bit, so flip-then-resize is not resize-then-flip.
     error = resizes_ ? "only one transform may resize" : "a resize cannot follow a flip";
-  } else if (op.kind == Kind::random_resized_crop) {
+  }
+  if (error.empty() && (op.kind == Kind::random_resized_crop || erases)) {
     const bool scale_ok = 0 <= op.scale[0] && op.scale[0] <= op.scale[1] && std::isfinite(op.scale[1]);
     const bool ratio_ok = 0 < op.ratio[0] && op.ratio[0] <= op.ratio[1] && std::isfinite(op.ratio[1]);
     if (!scale_ok || !ratio_ok || !(op.log_ratio[0] <= op.log_ratio[1])) {
@@ -190,38 +194,64 @@ bool DrawPlan::add(const DrawOp& op, std::string& error) {
   }
   if (!error.empty()) return false;
   resizes_ = resizes_ || resizes;
+  flips_ = flips_ || is_flip;
+  erases_ = erases;
   ops_.push_back(op);
   return true;
 }
 
 namespace {
 
+// The next area and aspect ratio, and what they come to. False: exp(`unresolved`) must be known first.
+bool draw_size(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image, Generator& generator,
+               Size& size, float& unresolved) {
+  const double area = static_cast<double>(image.height) * image.width;
+  const double target_area = area * generator.uniform(op.scale[0], op.scale[1], rule);
+  const float x = generator.uniform(op.log_ratio[0], op.log_ratio[1], rule);
+  const auto resolved = std::find_if(known.begin(), known.end(), [x](KnownExp entry) { return entry.input == x; });
+  if (resolved != known.end()) {
+    size = size_of(target_area, resolved->output);
+    return true;
+  }
+  // torch's float32 exp depends on the CPU and on the library below it (MKL, Sleef, libm); all of them err by less than
+  // 1 ulp, so theirs is the correctly rounded value or one of its two neighbours. Width and height are monotonic in it:
+  // where the neighbours agree, the answer is torch's whichever it computed.
+  const auto ratio = static_cast<float>(std::exp(static_cast<double>(x)));
+  size = size_of(target_area, std::nextafter(ratio, 0.0f));
+  unresolved = x;
+  return size == size_of(target_area, std::nextafter(ratio, std::numeric_limits<float>::infinity()));
+}
+
+PixelBox draw_place(Size size, Size image, Generator& generator) {
+  const auto top = static_cast<int>(generator.randint(0, image.height - size.height + 1));
+  const auto left = static_cast<int>(generator.randint(0, image.width - size.width + 1));
+  return {top, left, size.height, size.width};
+}
+
+// torchvision's RandomErasing.get_params (v1) and make_params (v2). Its aspect ratio is height by width, where that of
+// a crop is width by height; and it erases less than the whole of each side, or nothing.
+DrawStatus draw_erasing(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image,
+                        Generator& generator, PixelBox& box, float& unresolved) {
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    Size size{};
+    if (!draw_size(op, rule, known, image, generator, size, unresolved)) return DrawStatus::ambiguous_exp;
+    std::swap(size.height, size.width);
+    if (size.height < image.height && size.width < image.width) {
+      box = draw_place(size, image, generator);
+      break;
+    }
+  }
+  return DrawStatus::ok;
+}
+
 // torchvision's RandomResizedCrop.get_params (v1) and make_params (v2), which draw alike.
 DrawStatus draw_resized_crop(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image,
                              Generator& generator, PixelBox& box, float& unresolved) {
-  const double area = static_cast<double>(image.height) * image.width;
   for (int attempt = 0; attempt < 10; ++attempt) {
-    const double target_area = area * generator.uniform(op.scale[0], op.scale[1], rule);
-    const float x = generator.uniform(op.log_ratio[0], op.log_ratio[1], rule);
-    const auto resolved = std::find_if(known.begin(), known.end(), [x](KnownExp entry) { return entry.input == x; });
     Size size{};
-    if (resolved != known.end()) {
-      size = size_of(target_area, resolved->output);
-    } else {
-      // torch's float32 exp depends on the CPU and on the library below it (MKL, Sleef, libm); all of them err by less
-      // than 1 ulp, so theirs is the correctly rounded value or one of its two neighbours. Width and height are
-      // monotonic in it: where the neighbours agree, the answer is torch's whichever it computed.
-      const auto ratio = static_cast<float>(std::exp(static_cast<double>(x)));
-      size = size_of(target_area, std::nextafter(ratio, 0.0f));
-      if (!(size == size_of(target_area, std::nextafter(ratio, std::numeric_limits<float>::infinity())))) {
-        unresolved = x;
-        return DrawStatus::ambiguous_exp;
-      }
-    }
+    if (!draw_size(op, rule, known, image, generator, size, unresolved)) return DrawStatus::ambiguous_exp;
     if (0 < size.width && size.width <= image.width && 0 < size.height && size.height <= image.height) {
-      const auto top = static_cast<int>(generator.randint(0, image.height - size.height + 1));
-      const auto left = static_cast<int>(generator.randint(0, image.width - size.width + 1));
-      box = {top, left, size.height, size.width};
+      box = draw_place(size, image, generator);
       return DrawStatus::ok;
     }
   }
@@ -290,6 +320,9 @@ DrawStatus apply(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>
     case Kind::vertical_flip:
       if (generator.rand() < static_cast<float>(op.p)) course.geometry.flip_vertical ^= true;
       break;
+    case Kind::random_erasing:
+      if (!(generator.rand() < static_cast<float>(op.p))) break;
+      return draw_erasing(op, rule, known, image, generator, course.geometry.erased, unresolved);
   }
   return DrawStatus::ok;
 }

@@ -60,6 +60,7 @@ struct DrawOp {
     resize_shorter,       // height: the shorter side; max_size or 0; no draw
     horizontal_flip,      // p
     vertical_flip,        // p
+    random_erasing,       // p, scale, ratio, log_ratio; torchvision v1 and v2 draw alike
   };
   Kind kind = Kind::horizontal_flip;
   int height = 0;
@@ -80,6 +81,7 @@ struct Geometry {
   PixelBox window;
   bool flip_horizontal = false;
   bool flip_vertical = false;
+  PixelBox erased;  // of the finished image; to be filled by whoever finishes it. Height or width 0: nothing
 };
 
 enum class DrawStatus {
@@ -98,7 +100,7 @@ struct KnownExp {
 class DrawPlan {
  public:
   // Appends a transform; false, with the reason in `error`, if it cannot be expressed as one Geometry after what came
-  // before (two resizes, a resize after a flip, ...).
+  // before (two resizes, a resize after a flip, anything after an erasing, ...).
   bool add(const DrawOp& op, std::string& error);
 
   UniformRule uniform_rule;
@@ -112,6 +114,7 @@ class DrawPlan {
   std::vector<DrawOp> ops_;
   bool resizes_ = false;
   bool flips_ = false;
+  bool erases_ = false;
 };
 
 }  // namespace fastload

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include <time.h>
 #include <unistd.h>
 
 namespace fastload {
@@ -23,6 +24,12 @@ void blacken(const Target& target, const SampleOptions& options) {
   for (int y = 0; y < options.height; ++y) {
     std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
   }
+}
+
+double seconds_of(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 struct ThreadStart {
@@ -118,12 +125,14 @@ void PoolState::work(int number) {
     if (pick(task)) {
       ++task.job->running_;
       const Clock::time_point taken = Clock::now();
+      const double busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
       if (task.drawn) {
         complete(task, lock);
       } else {
         begin(task, lock);
       }
       work_done_.seconds += std::chrono::duration<double>(Clock::now() - taken).count();
+      work_done_.busy_seconds += seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy;
       if (--task.job->running_ == 0 && task.job->stop_) settle(*task.job);
       task.job.reset();
     } else if (closing_) {
@@ -167,7 +176,9 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   float unresolved = 0;
   bool resolved = true;
   lock.unlock();
+  const double begun = seconds_of(CLOCK_MONOTONIC), busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
   bool failed = !load(input, job.spec_.options.max_pixels, file, sample.header, sample.outcome);
+  const double read_busy = seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy, read = seconds_of(CLOCK_MONOTONIC) - begun;
   if (!failed && !ordered) {
     resolved = draw_alone(job, task.sample, known, unresolved);
     if (sample.outcome.drawn) {
@@ -177,6 +188,8 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   }
   if (failed) blacken(target_of(job, task.sample), job.spec_.options);
   lock.lock();
+  work_done_.read_seconds += read;
+  work_done_.read_busy_seconds += read_busy;
   if (ordered) {
     sample.file = std::move(file);
     sample.header_read = true;

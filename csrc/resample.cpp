@@ -195,7 +195,7 @@ void Resampler::State::prepare_axes() {
     settle_horizontal(job.flip_horizontal, x_axis);
     kernels->pack(x_axis, job.channels, x_packed);
   }
-  vertical_first = job.order == PassOrder::vertical_first && y_pass == Pass::convolve;
+  vertical_first = job.order == PassOrder::vertical_first && y_pass == Pass::convolve && !is_torch(job.filter);
   window_rows = 1;
   if (y_pass == Pass::convolve) {
     int reached = 0;

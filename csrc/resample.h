@@ -1,12 +1,13 @@
-// Pillow's Image.resize for uint8 pixels, bit for bit: crop, resize, window and flips in one go. Knows neither Python
-// nor torch.
+// Pillow's Image.resize for uint8 pixels, bit for bit, or torch's: crop, resize, window and flips in one go. Knows
+// neither Python nor torch.
 //
 // Pillow's arithmetic: two passes of fixed-point convolution. The weights are computed in double, normalized, rounded
 // to 22 fractional bits; each pass rounds to nearest and clips to 8 bits. Which pass runs first changes the bits, and
 // depends on Pillow's version (PassRule).
 //
-// The torch kernel that resizes uint8 *tensors* (16-bit weights of varying precision) is another function: it would be
-// a second ResizeJob flavour beside `order`, with its own weights and the same streaming form.
+// torch.nn.functional.interpolate(antialias=True) on uint8 tensors, as built for AVX2, has the same weights in double,
+// but rounds them to 16 bits with as many of them after the point as fit; horizontally first, always. A weight w with p
+// bits after the point gives the same pixels as w << (22 - p) with 22: so both arithmetics share the kernels.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,9 @@
 
 namespace fastload {
 
-enum class Filter { nearest, box, bilinear, hamming, bicubic, lanczos };
+enum class Filter { nearest, box, bilinear, hamming, bicubic, lanczos, torch_bilinear, torch_bicubic, torch_lanczos };
+
+constexpr bool is_torch(Filter filter) { return filter >= Filter::torch_bilinear; }
 
 enum class PassOrder { horizontal_first, vertical_first };
 
@@ -48,8 +51,8 @@ struct ResizeJob {
   bool flip_horizontal = false;  // mirror the window's columns
   bool flip_vertical = false;    // mirror the window's rows
   Filter filter = Filter::bilinear;
-  PassOrder order = PassOrder::horizontal_first;
-  int channels = 3;  // 3 (interleaved) or 1
+  PassOrder order = PassOrder::horizontal_first;  // of Pillow's filters
+  int channels = 3;                               // 3 (interleaved) or 1
 };
 
 // The pixels at hand: any part of the source that covers Resampler::region(). `data` is the first byte of source pixel

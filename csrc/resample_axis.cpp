@@ -1,4 +1,4 @@
-// Pillow's resampling weights. The order of every floating-point operation matters here; compile with
+// Pillow's resampling weights, and torch's. The order of every floating-point operation matters here; compile with
 // -ffp-contract=off.
 #include <algorithm>
 #include <cmath>
@@ -53,15 +53,22 @@ struct Lanczos {
   static double at(double x) { return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0; }
 };
 
-// Rounds half away from zero, as Pillow does.
-std::int32_t fixed_point(double weight) {
-  return static_cast<std::int32_t>(std::copysign(0.5, weight) + weight * (1 << kPrecisionBits));
+// Rounds half away from zero, as Pillow and torch do.
+std::int32_t fixed_point(double weight, int bits) {
+  return static_cast<std::int32_t>(std::copysign(0.5, weight) + weight * (1 << bits));
+}
+
+// As many bits after the point as an int16 has room for with this weight, which is torch's largest.
+int torch_precision(double largest) {
+  int bits = 0;
+  while (bits < kPrecisionBits && static_cast<int>(0.5 + largest * (1 << (bits + 1))) < 1 << 15) ++bits;
+  return bits;
 }
 
 // Computes tap by tap, each for all positions at once, so that the compiler can use vectors: the sum of a position's
 // weights is still taken in the order of its taps, and the zeros beyond its last tap leave it as it is.
 template <class F>
-void make_axis_with(int source_size, float low, float high, int out_size, int begin, Axis& axis) {
+void exact_weights(int source_size, float low, float high, int out_size, int begin, bool clamp_taps, Axis& axis) {
   const double scale = static_cast<double>(high - low) / out_size;
   const double filter_scale = std::max(scale, 1.0);
   const double inverse = 1.0 / filter_scale;
@@ -78,17 +85,19 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
   double* centers = axis.centers.data();
   double* sizes = axis.sizes.data();
   double* totals = axis.totals.data();
+  const int most_taps = clamp_taps ? static_cast<int>(std::ceil(static_cast<float>(support))) * 2 + 1 : source_size;
   int most = 1;
   for (int i = 0; i < count; ++i) {
     const double center = low + (begin + i + 0.5) * scale;
     const int from = std::max(static_cast<int>(center - support + 0.5), 0);
-    const int to = std::min(static_cast<int>(center + support + 0.5), source_size);
+    const int to = std::min({static_cast<int>(center + support + 0.5), source_size, from + most_taps});
     centers[i] = center;
     start[i] = from;
     size[i] = to - from;
     sizes[i] = to - from;
     most = std::max(most, to - from);
   }
+  axis.taps = most;
   axis.exact.resize(static_cast<std::size_t>(most) * count);
   for (int t = 0; t < most; ++t) {
     double* exact = axis.exact.data() + static_cast<std::size_t>(t) * count;
@@ -99,7 +108,22 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
     }
   }
   for (int i = 0; i < count; ++i) totals[i] = totals[i] != 0.0 ? totals[i] : 1.0;
+}
 
+double largest_weight(const Axis& axis) {
+  double largest = 0;
+  for (int t = 0; t < axis.taps; ++t) {
+    const double* exact = axis.exact.data() + static_cast<std::size_t>(t) * axis.count;
+    for (int i = 0; i < axis.count; ++i) largest = std::max(largest, exact[i] / axis.totals[i]);
+  }
+  return largest;
+}
+
+// Rounds the weights to `precision` bits, and writes them with kPrecisionBits.
+void round_weights(int precision, Axis& axis) {
+  const int count = axis.count, most = axis.taps;
+  const double* totals = axis.totals.data();
+  const std::int32_t unit = 1 << (kPrecisionBits - precision);
   const int stride = (most + 3) / 4 * 4;
   axis.stride = stride;
   axis.weights.assign(static_cast<std::size_t>(count) * stride + 16, 0);
@@ -109,7 +133,7 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
   for (int t = 0; t < most; ++t) {
     const double* exact = axis.exact.data() + static_cast<std::size_t>(t) * count;
     for (int i = 0; i < count; ++i) {
-      column[i] = fixed_point(exact[i] / totals[i]);
+      column[i] = fixed_point(exact[i] / totals[i], precision) * unit;
       bits |= static_cast<std::uint32_t>(column[i]) + 0x808080u;
     }
     std::int32_t* weights = axis.weights.data() + t;
@@ -117,6 +141,25 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
   }
   // Signed digits reach from -0x808080 to 0x7f7f7f.
   axis.digits_fit = bits <= 0xffffffu;
+}
+
+template <class F>
+void make_axis_with(int source_size, float low, float high, int out_size, int begin, Axis& axis) {
+  exact_weights<F>(source_size, low, high, out_size, begin, false, axis);
+  round_weights(kPrecisionBits, axis);
+}
+
+// The precision depends on all of the axis, also where only a part of it is wanted.
+template <class F>
+void make_torch_axis_with(int source_size, int out_size, int begin, Axis& axis) {
+  const auto high = static_cast<float>(source_size);
+  const int count = axis.count;
+  axis.count = out_size;
+  exact_weights<F>(source_size, 0, high, out_size, 0, true, axis);
+  const int precision = torch_precision(largest_weight(axis));
+  axis.count = count;
+  if (count != out_size) exact_weights<F>(source_size, 0, high, out_size, begin, true, axis);
+  round_weights(precision, axis);
 }
 
 // Taps of weight zero at either end need not be read, nor decoded.
@@ -164,6 +207,9 @@ void make_axis(Filter filter, int source_size, float low, float high, int out_si
     case Filter::hamming: make_axis_with<Hamming>(source_size, low, high, out_size, begin, axis); break;
     case Filter::bicubic: make_axis_with<Bicubic>(source_size, low, high, out_size, begin, axis); break;
     case Filter::lanczos: make_axis_with<Lanczos>(source_size, low, high, out_size, begin, axis); break;
+    case Filter::torch_bilinear: make_torch_axis_with<Bilinear>(source_size, out_size, begin, axis); break;
+    case Filter::torch_bicubic: make_torch_axis_with<Bicubic>(source_size, out_size, begin, axis); break;
+    case Filter::torch_lanczos: make_torch_axis_with<Lanczos>(source_size, out_size, begin, axis); break;
   }
   trim(source_size, axis);
 }

@@ -70,8 +70,8 @@ struct Axis {
   const std::int32_t* row(int position) const { return &weights[static_cast<std::size_t>(position) * stride]; }
 };
 
-// Pillow's weights for output positions [begin, begin + count) of `out_size`, from source interval [low, high) of
-// `source_size` pixels. Filter::nearest is not a convolution and not for here.
+// The filter's weights for output positions [begin, begin + count) of `out_size`, from source interval [low, high) of
+// `source_size` pixels; torch's filters take the whole source. Filter::nearest is not a convolution and not for here.
 void make_axis(Filter filter, int source_size, float low, float high, int out_size, int begin, int count, Axis& axis);
 
 // Prepares an axis for horizontal kernels: mirrored if asked, and every position's `taps` taps lie within the extent.

@@ -31,7 +31,7 @@ autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
 add_module_names = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True
+napoleon_use_ivar = False
 toc_object_entries_show_parents = "hide"
 
 # Types of other projects, whose documentation this one does not load (a build needs no network), and names that stand
@@ -52,11 +52,12 @@ nitpick_ignore_regex = [
 
 def resolve_public_name(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
     """Docstrings name a thing by its module, or by its bare name; the reference has it under its public name."""
-    *path, last = node.get("reftarget", "").split(".")
-    if node.get("refdomain") != "py" or path[:1] not in ([], ["fastload"]) or last == "DataLoader":  # that is torch's
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or target.startswith("torch.") or target == "DataLoader":  # that is torch's
         return None
     objects = env.get_domain("py").objects
-    found = [name for name in objects if name.rpartition(".")[2] == last and not objects[name].aliased]
+    name = target.rpartition(".")[2] if target.startswith("fastload.") else target
+    found = [known for known in objects if f".{known}".endswith(f".{name}") and not objects[known].aliased]
     if len(found) != 1:
         return None
     return env.get_domain("py").resolve_xref(env, node["refdoc"], app.builder, "obj", found[0], node, contnode)

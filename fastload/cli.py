@@ -51,6 +51,7 @@ BENCH: Final[Table] = {
     "photos": Command("fastload.bench.photos", "write a data set of real photographs", "bench"),
     "slots": Command("fastload.bench.slots", "pinned shared slots beside pin_memory=True", "bench"),
     "step": Command("fastload.bench.step", "what the device side costs a training step", "bench"),
+    "verdicts": Command("fastload.bench.verdicts", "whether the verdict names bottlenecks that are planted", "bench"),
     "train": Command("fastload.bench.train", "training fed by each loader, as a share of the ceiling", "bench"),
 }
 
@@ -58,6 +59,7 @@ COMMANDS: Final[Table] = {
     "run": Command("fastload.run", "run a script with FastLoader in the place of DataLoader, no line changed"),
     "verify": Command("fastload.verify", "compare FastLoader with DataLoader on your data, bit by bit"),
     "profile": Command("fastload.profile", "a training script's bottleneck, from a recording of some steps", "insight"),
+    "kernels": Command("fastload.kernels", "what bounds the kernels of one range, by Nsight Compute", "insight"),
     "bench": Group(BENCH, "measure on this machine"),
     "doctor": Command("fastload.doctor", "what this machine has and lacks"),
 }

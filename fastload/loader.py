@@ -19,7 +19,7 @@ from fastload.engines.workers import Collate, next_of, refresh, stages_of, start
 from fastload.insight.fetching import MeasuredWorker
 from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
-from fastload.insight.meter import Meter, NextData, board_for, measure_here
+from fastload.insight.meter import Meter, board_for, go_on, measure, measure_here
 from fastload.insight.stats import Stats
 from fastload.lowered import NativeDeviceIterator, is_native, native_on_host, read_loader
 from fastload.memory.slots import SlotWriter
@@ -238,18 +238,19 @@ class FastLoader(DataLoader[T_co]):
             former._reset(self)
             return former
         if persists and is_native(former) and device.type == "cpu":
-            former._reset(self)
-            return former  # type: ignore[no-any-return]
+            return go_on(former, self)  # type: ignore[no-any-return]
         recipe = read_loader(self, device)
         if isinstance(recipe, tuple) or not self._runtime.checks.passes(self, recipe):
             return None
         native: Any
         if device.type == "cpu":
             native = native_on_host(self, recipe)
+            self._runtime.measure(native, measure(native, Meter(None, self.batch_size, native._line.totals)))
         else:
             stream = self._runtime.copy_stream(device) if self.device_prefetch else None
             native = NativeDeviceIterator(self, recipe, device, stream, self._runtime.retire)
             self._runtime.take_in(native.transfer)
+            self._runtime.measure(native, native.meter)
         self._runtime.live.add(native)
         if persists:
             self._iterator = native
@@ -268,10 +269,7 @@ class FastLoader(DataLoader[T_co]):
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator
         if persists and former is not None:
-            former._reset(self)
-            if isinstance(next_data := vars(former).get("_next_data"), NextData):
-                next_data.meter.begin_epoch()
-            return former  # type: ignore[no-any-return]
+            return go_on(former, self)  # type: ignore[no-any-return]
         board = board_for(self)
         view: Any = object.__new__(type(self))  # what a subclass computes, it goes on computing
         vars(view).update(vars(self))
@@ -280,10 +278,7 @@ class FastLoader(DataLoader[T_co]):
         iterator: Any = DataLoader.__iter__(view)
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
-        meter = Meter(board, self.batch_size)
-        measure_here(iterator, meter)
-        iterator._next_data = NextData(iterator, meter)
-        self._runtime.measure(iterator, meter)
+        self._runtime.measure(iterator, measure(iterator, Meter(board, self.batch_size)))
         if persists:
             self._iterator = iterator
         return iterator  # type: ignore[no-any-return]

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload.device.epilogue import NormalizeTable, finish
-from fastload.device.images import TableImages, to_images
+from fastload.device.images import Erased, TableImages, to_images
 from fastload.device.transfer import DeviceBatch, Transfer
+from fastload.insight.meter import Meter
 from fastload.options import can_pin, has_streams
 
 if TYPE_CHECKING:
@@ -97,12 +98,16 @@ def _key(loader: FastLoader[Any], recipe: Recipe) -> tuple[Any, ...]:
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
     require = loader.accelerate == "require"
-    return id(loader.dataset), repr(pipeline.ops), table, repr(sorted(recipe.options.items())), require
+    color = None if pipeline.erasing is None else pipeline.erasing.color.tolist()
+    return id(loader.dataset), repr((pipeline.ops, color)), table, repr(sorted(recipe.options.items())), require
 
 
-def _host_images(recipe: Recipe, memory_format: torch.memory_format) -> Callable[[torch.Tensor], torch.Tensor]:
+def _host_images(
+    recipe: Recipe, memory_format: torch.memory_format
+) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
-    return lambda pixels: to_images(pixels, table, memory_format)
+    erasing = recipe.pipeline.erasing
+    return lambda pixels, boxes: to_images(pixels, table, memory_format, Erased.of(erasing, boxes))
 
 
 def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
@@ -113,8 +118,8 @@ def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
     dtype = loader.dtype
     pins = loader.pin_memory and can_pin()
 
-    def finish_batch(pixels: torch.Tensor, targets: Any, number: int) -> Any:
-        data = [finish(images_of(pixels), None, dtype), targets]
+    def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
+        data = [finish(images_of(pixels, boxes), None, dtype), targets]
         return pin_memory(data) if pins else data  # type: ignore[no-untyped-call]
 
     return NativeIterator(loader, recipe, finish_batch)
@@ -154,15 +159,21 @@ class NativeDeviceIterator:
         layout = torch.channels_last if wanted == torch.channels_last else torch.contiguous_format
         table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
 
-        def finish_batch(pixels: torch.Tensor, targets: Any, number: int) -> Any:
-            data = [TableImages(pixels, table, layout), pin_memory(targets) if pins else targets]  # type: ignore[no-untyped-call]
+        erasing = recipe.pipeline.erasing
+
+        def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
+            images = TableImages(pixels, table, layout, Erased.of(erasing, boxes))
+            data = [images, pin_memory(targets) if pins else targets]  # type: ignore[no-untyped-call]
             return data if stream is None else transfer.start(data, number)
 
         self._host: Any = NativeIterator(loader, recipe, finish_batch, pin=pins, ahead=max(1, loader.device_prefetch))
+        self.meter = Meter(None, loader.batch_size, self._host._line.totals)
         self._finalizer = weakref.finalize(self, _end, self._host._line.close, transfer, retire)
 
     def _reset(self, loader: FastLoader[Any]) -> None:
         self._host._reset(loader)
+        self.transfer.begin_epoch()
+        self.meter.begin_epoch()
 
     def __iter__(self) -> NativeDeviceIterator:
         return self
@@ -174,10 +185,19 @@ class NativeDeviceIterator:
         if self._host is None:
             raise RuntimeError("the FastLoader of this iterator was closed")
         self.transfer.mark_step()
+        asked = self.meter.ask()
         number = self._host._num_yielded
-        batch = next(self._host)
-        copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
-        return self.transfer.take(copied)
+        try:
+            batch = next(self._host)
+            copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
+            data = self.transfer.take(copied)
+        except BaseException:
+            self.meter.stop()
+            raise
+        line = self._host._line
+        road = (("decode", line.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
+        self.meter.got(asked, None, road, line.images)
+        return data
 
     @property
     def is_closed(self) -> bool:

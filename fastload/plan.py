@@ -181,10 +181,12 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
         threads = f"1 to {cores_for_loading()} decode threads"
     height, width = recipe.pipeline.size
     names = ", ".join(type(step).__name__ for step in recipe.pipeline.geometry)
+    names += " (with torch's arithmetic for tensors)" if recipe.pipeline.interpolation.startswith("torch_") else ""
     steps = [Step("decode", threads, f"JPEG files to {height}x{width} pixels, uint8: {names}{_seeded(loader)}")]
     table = recipe.pipeline.table
     becomes = "" if table is None else ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
     becomes = f"{becomes}, by a table of {str(table.dtype).removeprefix('torch.')}" if table is not None else "as uint8"
+    becomes += "" if recipe.pipeline.erasing is None else f", then {type(recipe.pipeline.erasing.step).__name__}"
     notes = ["samples that are no such JPEG files are made in the main process by the transforms themselves"]
     if isinstance(workers, AutoWorkers):
         now = "" if workers.sizing.threads is None else f", {workers.sizing.threads} of late"

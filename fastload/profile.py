@@ -27,7 +27,7 @@ from fastload.insight.report import Report, make_report, show
 from fastload.insight.verdict import Bottleneck, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fastload.insight.nsight import Recorder
     from fastload.insight.recording import Recording
@@ -41,8 +41,8 @@ _LOADER: Final = "loader.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fastload profile``."""
     parser.usage = "%(prog)s [options] -- python train.py ..."
-    parser.add_argument("--steps", type=_at_least(1), default=10, help="training steps to record")
-    parser.add_argument("--warmup", type=_at_least(0), default=10, help="steps before them")
+    parser.add_argument("--steps", type=at_least(1), default=10, help="training steps to record")
+    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them")
     parser.add_argument("--with", dest="tool", choices=("auto", "nsys", "torch"), default="auto", help="what records")
     parser.add_argument("--sampling", action="store_true", help="nsys also samples call stacks (large recordings)")
     parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
             seen = loaders_verdict(args.source) if args.source.is_dir() else None
         else:
             with _folder(args.keep) as folder:
-                code, recording, seen = record(args, _python(program), folder)
+                code, recording, seen = record(args, python(program), folder)
     except NsightError as error:
         return _fail(str(error), 1)
     report = make_report(recording, seen)
@@ -126,23 +126,23 @@ def _find_recorder(tool: str, folder: Path) -> Recorder | None:
             return None
 
 
-def _execute(command: Sequence[str], args: argparse.Namespace, folder: Path, more: dict[str, str] | None = None) -> int:
-    afterwards = "" if args.to_the_end else ":exit"
-    environment = run.environment_with()
+def environment(window: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the script inherits: FastLoader for DataLoader, and the capture window (see ``insight/capture.py``)."""
+    inherited = run.environment_with()
     # As if this Python's environment were activated: "python" is the one that fastload is installed in.
-    search_path = [os.path.dirname(sys.executable), environment.get("PATH", os.defpath)]
-    environment |= {
-        "PATH": os.pathsep.join(search_path),
-        "FASTLOAD_CAPTURE": f"{args.warmup}:{args.steps}{afterwards}",
-        "FASTLOAD_CAPTURE_REPORT": str(folder / _LOADER),
-        **(more or {}),
-    }
+    search_path = [os.path.dirname(sys.executable), inherited.get("PATH", os.defpath)]
+    return {**inherited, "PATH": os.pathsep.join(search_path), "FASTLOAD_CAPTURE": window, **(more or {})}
+
+
+def _execute(
+    command: Sequence[str], args: argparse.Namespace, folder: Path, more: Mapping[str, str] | None = None
+) -> int:
+    window = f"{args.warmup}:{args.steps}" + ("" if args.to_the_end else ":exit")
+    inherited = environment(window, {"FASTLOAD_CAPTURE_REPORT": str(folder / _LOADER), **(more or {})})
     _say(f"runs {shlex.join(command)}")
     try:
         # With --json the report has stdout to itself.
-        return subprocess.run(
-            command, env=environment, check=False, stdout=sys.stderr if args.json else None
-        ).returncode
+        return subprocess.run(command, env=inherited, check=False, stdout=sys.stderr if args.json else None).returncode
     except OSError as error:
         raise NsightError(f"{command[0]} does not start: {error.strerror}") from error
 
@@ -159,7 +159,7 @@ def loaders_verdict(folder: Path) -> Verdict | None:
     return None
 
 
-def _python(program: Sequence[str]) -> list[str]:
+def python(program: Sequence[str]) -> list[str]:
     """``train.py ...`` means ``python train.py ...``, as for ``fastload run``."""
     if program[0].endswith(".py") and shutil.which(program[0]) is None:
         return [sys.executable, *program]
@@ -186,7 +186,7 @@ def _deliver(report: Report, recording: Recording, args: argparse.Namespace) -> 
     if args.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
-        show(report, Console(highlight=False))
+        show(report, Console(highlight=False, width=shutil.get_terminal_size((130, 40)).columns))
     rows = timeline.lay_out(recording, report.findings)
     if not args.no_html:
         path = args.html or Path(f"fastload-{STEM}.html")
@@ -197,7 +197,9 @@ def _deliver(report: Report, recording: Recording, args: argparse.Namespace) -> 
         _say(f"the picture is {args.png}")
 
 
-def _at_least(least: int) -> Any:
+def at_least(least: int) -> Any:
+    """A type for ``argparse``: an integer that is not less than ``least``."""
+
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text!r}")

@@ -2,17 +2,17 @@
 
     python scripts/record_sample.py OUT
 
-A tiny training loop runs for six steps under Nsight Systems: one FastLoader with two worker processes, one on the
-native engine, and one plain pageable copy per step, into a model in NCHW, so that cuDNN converts layouts. What was
-recorded is exported to SQLite and cut down to what a test needs. Then the same loop runs under Nsight Compute, which
-measures the kernels of its range ``forward``. Next to each file lies the log of the programs that wrote it. About one
-minute and a half; a step that fails is logged, and the others go on.
+A tiny training loop runs under ``fastload profile`` and ``fastload kernels``: one FastLoader with two worker processes,
+one on the native engine, and one plain pageable copy per step, into a model in NCHW, so that cuDNN converts layouts.
+The recording is cut down to what a test needs. Next to each file lies the log of the program that wrote it. About two
+minutes; a step that fails is logged, and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,25 +20,9 @@ import time
 import traceback
 from pathlib import Path
 
-from fastload._checks_gpu import find_nsight
-from fastload.insight import nsight
-
 SIZE_PX = 64
-WARMUP = 4
-STEPS = 6
-
-METRICS = (
-    "gpu__time_duration.sum",
-    "dram__bytes_read.sum",
-    "dram__bytes_write.sum",
-    "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum",
-    "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum",
-    "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
-    "smsp__sass_thread_inst_executed_op_hadd_pred_on.sum",
-    "smsp__sass_thread_inst_executed_op_hmul_pred_on.sum",
-    "smsp__sass_thread_inst_executed_op_hfma_pred_on.sum",
-    "sm__inst_executed_pipe_tensor.sum",
-)
+STEPS = 8
+WARMUP = 6
 
 
 def say(text: str) -> None:
@@ -53,7 +37,7 @@ def say(text: str) -> None:
 class Pictures:
     """JPEG files of noise, written on first use; a plain Python data set that reads them."""
 
-    def __init__(self, folder: Path, count: int = 256) -> None:
+    def __init__(self, folder: Path, count: int = 512) -> None:
         from PIL import Image
 
         self.paths = []
@@ -78,13 +62,13 @@ class Pictures:
 
 
 def train(folder: Path) -> None:
-    """Train a few steps, and have ``STEPS`` of them recorded."""
+    """Train until whoever records has seen enough."""
     import torch
     from torch.cuda import nvtx
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
-    from fastload import FastLoader
+    from fastload import FastLoader, annotate_modules
 
     pictures = Pictures(folder)
     crop = [transforms.RandomResizedCrop(SIZE_PX), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -96,15 +80,8 @@ def train(folder: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loss_of = torch.nn.CrossEntropyLoss()
     own = torch.rand(16, 3, SIZE_PX, SIZE_PX)
-    for step, ((images, labels), (others, targets)) in enumerate(zip(in_workers, natively, strict=False)):
-        if step == WARMUP:
-            torch.cuda.synchronize()
-            torch.cuda.profiler.start()
-        if step == WARMUP + STEPS:
-            torch.cuda.synchronize()
-            torch.cuda.profiler.stop()
-            break
-        nvtx.range_push("step")
+    annotate_modules(model)
+    for (images, labels), (others, targets) in zip(in_workers, natively, strict=False):
         nvtx.range_push("forward")
         with torch.autocast("cuda", dtype=torch.float16):
             loss = loss_of(model(images), labels) + loss_of(model(others), targets)
@@ -117,9 +94,7 @@ def train(folder: Path) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         nvtx.range_pop()
-        nvtx.range_pop()
-        time.sleep(0.002)  # the GPU idles, and the host is seen to sleep
-    say(f"{in_workers.plan}\n\n{natively.plan}")
+        time.sleep(0.012)  # the GPU idles, and the host is seen to sleep
 
 
 # ---- recording
@@ -136,17 +111,14 @@ def log(out: Path, name: str, command: list[str]) -> str:
 
 
 def record_systems(out: Path) -> None:
-    """Nsight Systems: ``nsys.sqlite``."""
-    nsys = find_nsight("nsys")
-    log(out, "nsys-version", [str(nsys), "--version"])
-    recorder = nsight.find_recorder(out)
-    say(f"recorder: {recorder}")
-    program = [sys.executable, __file__, "--train", str(out / "pictures")]
-    output = out / "sample"
-    log(out, "nsys", recorder.command(output, program))
-    database = recorder.finish(output)
-    size = shrink(database, out / "nsys.sqlite")
-    say(f"nsys.sqlite: {size} bytes")
+    """Nsight Systems: ``nsys.sqlite``; and torch.profiler: the folder ``torch``."""
+    fastload = [sys.executable, "-m", "fastload", "profile", "--warmup", str(WARMUP), "--steps", str(STEPS)]
+    program = ["--", sys.executable, __file__, "--train", str(out / "pictures")]
+    pictures = ["--html", str(out / "nsys.html"), "--png", str(out / "nsys.png")]
+    log(out, "nsys", [*fastload, "--with", "nsys", "--keep", str(out / "nsys"), *pictures, *program])
+    pictures = ["--html", str(out / "torch.html"), "--png", str(out / "torch.png")]
+    log(out, "torch", [*fastload, "--with", "torch", "--keep", str(out / "torch"), *pictures, *program])
+    say(f"nsys.sqlite: {shrink(out / 'nsys' / 'profile.sqlite', out / 'nsys.sqlite')} bytes")
 
 
 def shrink(database: Path, small: Path) -> int:
@@ -167,7 +139,13 @@ def shrink(database: Path, small: Path) -> int:
     target.execute("ATTACH ? AS source", (str(database),))
     used: set[int] = set()
     for name in kept:
-        where = " WHERE end - start > 20000" if name == "OSRT_API" else ""
+        where = " WHERE end - start > 50000" if name == "OSRT_API" else ""
+        if name in ("ThreadNames", "PROCESSES"):  # of the whole system
+            own = "globalTid" if name == "ThreadNames" else "globalPid"
+            seen = " UNION ".join(
+                f"SELECT globalTid / 0x1000000 FROM source.{of}" for of in ("OSRT_API", "NVTX_EVENTS")
+            )
+            where = f" WHERE {own} / 0x1000000 IN ({seen})"
         target.execute(tables[name])
         target.execute(f"INSERT INTO {name} SELECT * FROM source.{name}{where}")
         for _, column, *_ in target.execute(f"PRAGMA table_info({name})").fetchall():
@@ -183,20 +161,19 @@ def shrink(database: Path, small: Path) -> int:
 
 
 def record_compute(out: Path) -> None:
-    """Nsight Compute: ``ncu*.csv``."""
-    ncu = str(find_nsight("ncu"))
-    log(out, "ncu-version", [ncu, "--version"])
-    log(out, "ncu-sets", [ncu, "--list-sets"])
-    log(out, "ncu-metrics", [ncu, "--query-metrics", "--chips", "gh100"])
-    program = [sys.executable, __file__, "--train", str(out / "pictures")]
-    common = [ncu, "--nvtx", "--clock-control", "none", "--profile-from-start", "off", "--target-processes", "all"]
-    common += ["--launch-count", "24", "--csv", "--page", "raw"]
-    for name, options in {
-        "ncu": ["--nvtx-include", "forward/", "--metrics", ",".join(METRICS)],
-        "ncu-full": ["--nvtx-include", "forward/", "--set", "full", "--launch-count", "4"],
-        "ncu-stack": ["--nvtx-include", "regex:forward/", "--launch-count", "2", "--set", "basic"],
-    }.items():
-        log(out, name, [*common, *options, "--log-file", str(out / f"{name}.csv"), *program])
+    """Nsight Compute: ``forward/ncu.csv`` by module, ``full/ncu.csv`` with ncu's full set."""
+    fastload = [sys.executable, "-m", "fastload", "kernels", "--range", "forward", "--warmup", str(WARMUP)]
+    program = ["--", sys.executable, __file__, "--train", str(out / "pictures")]
+    files = ["--csv", str(out / "kernels.csv"), "--png", str(out / "kernels.png")]
+    log(out, "kernels", [*fastload, "--keep", str(out / "forward"), *files, *program])
+    log(out, "full", [*fastload, "--set", "full", "--most", "4", "--keep", str(out / "full"), *program])
+    product = "import torch; a = torch.randn(4096, 4096, device='cuda', dtype=torch.bfloat16)\n"
+    product += "from fastload import DataLoader\nfor _ in DataLoader(range(99), device='cpu'): a @ a"
+    log(
+        out,
+        "product",
+        [*fastload, "--range", "step", "--keep", str(out / "product"), "--", sys.executable, "-c", product],
+    )
 
 
 def main() -> None:
@@ -215,10 +192,7 @@ def main() -> None:
             step(args.out)
         except Exception:  # noqa: BLE001 - the other one may still work
             traceback.print_exc()
-    for heavy in [*args.out.glob("probe*"), *args.out.glob("sample.sqlite"), *args.out.glob("*.qdstrm")]:
-        heavy.unlink()
-    for path in (args.out / "pictures").glob("*/*.jpg"):
-        path.unlink()
+    shutil.rmtree(args.out / "pictures", ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,34 @@ def random_crop():
     return v1.Compose([v1.Resize(48), v1.RandomCrop(SIZE), v1.RandomVerticalFlip(), v1.PILToTensor()])
 
 
-PIPELINES = {f.__name__: f for f in (train_v1, train_v2, eval_v1, eval_v2, random_crop)}
+def train_on_tensors():
+    """The order of torchvision's own v2 examples: geometry of the uint8 tensor, by torch's kernel."""
+    steps = [v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
+    return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+
+
+def eval_on_tensors():
+    steps = [v2.PILToTensor(), v2.Resize(48, v2.InterpolationMode.BICUBIC), v2.CenterCrop(SIZE)]
+    return v2.Compose([*steps, v2.ConvertImageDtype(torch.bfloat16)])
+
+
+def erasing_v1():
+    return v1.Compose([*train_v1().transforms, v1.RandomErasing(0.7, value=(0.1, -0.5, 2.0))])
+
+
+def erasing_v2():
+    """Erased as bytes and then normalized, and mirrored while it is float."""
+    steps = [v2.Resize((48, 50)), v2.RandomCrop(SIZE), v2.ToImage(), v2.ToDtype(torch.float16, scale=True)]
+    return v2.Compose([*steps, v2.RandomHorizontalFlip(), v2.RandomErasing(0.6, value=0.5), v2.Normalize(MEAN, STD)])
+
+
+def erasing_bytes():
+    return v2.Compose([v2.PILToTensor(), v2.RandomResizedCrop(SIZE), v2.RandomErasing(0.8, ratio=(0.5, 1.5), value=77)])
+
+
+_OF_IMAGES = (train_v1, train_v2, eval_v1, eval_v2, random_crop)
+_OF_TENSORS = (train_on_tensors, eval_on_tensors, erasing_v1, erasing_v2, erasing_bytes)
+PIPELINES = {f.__name__: f for f in (*_OF_IMAGES, *_OF_TENSORS)}
 
 
 def epochs_of(make, count: int = 2, breaks_at: int | None = None, seed: int = 3) -> list:

@@ -17,9 +17,8 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
@@ -27,11 +26,14 @@ from torch.utils.data import default_collate
 from fastload import _core
 from fastload._nvtx import stage
 from fastload.engines.by_index import number_of
+from fastload.insight.stats import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.vision.recipe import Recipe
+
+_Made: TypeAlias = "tuple[torch.Tensor, tuple[int, int, int, int]]"  # a sample's pixels, and its box to erase
 
 DECODING = 3  # submitted and not yet made: one being finished, one under way, one that threads can turn to
 
@@ -50,8 +52,11 @@ class Batch:
     pixels: Any = None  # the tensor and the job that fills it, once it is started
     job: Any = None
     awaited: tuple[float, float] = (0.0, 0.0)  # from when to when its pixels were waited for, by whoever saw it through
+    boxes: torch.Tensor | None = None  # to be erased, where that is done
     stuck: bool = False  # until the consumer has made some of its samples
     made: bool = False
+    decoded_at: float = 0.0  # when its pixels and targets were there
+    made_at: float = 0.0
     data: Any = None  # once made; an ExceptionWrapper for what torch's worker would have sent
     failure: BaseException | None = None  # ours, not the worker's
 
@@ -83,8 +88,8 @@ class Line:
         base_seed: Of the epoch's workers.
         workers: As many random streams as torch would have workers.
         by_index: Whether samples draw by their index.
-        finish: Makes the batch of pixels (``(N, H, W, 3)`` uint8), collated targets and its number; called in the
-            line's thread, or in the consumer's for a stuck batch.
+        finish: Makes the batch of pixels (``(N, H, W, 3)`` uint8), boxes to erase (``(N, 4)`` int32, or ``None``),
+            collated targets and its number; called in the line's thread, or in the consumer's for a stuck batch.
         pin: Whether the pixels lie in pinned memory.
         ahead: Batches to make before they are asked for, at least 1.
     """
@@ -97,7 +102,7 @@ class Line:
         base_seed: int,
         workers: int,
         by_index: bool,
-        finish: Callable[[torch.Tensor, Any, int], Any],
+        finish: Callable[[torch.Tensor, torch.Tensor | None, Any, int], Any],
         pin: bool,
         ahead: int,
     ) -> None:
@@ -117,8 +122,11 @@ class Line:
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
-        self.awaited = (0.0, 0.0)  # of the batch that was taken last
-        self.samples = 0  # likewise
+        self.images = 0  # of the batch that was taken last
+        self.awaited = (0.0, 0.0)  # likewise
+        self.decoded_at = self.made_at = 0.0  # likewise
+        self._decoded = 0
+        self._collate_s = 0.0
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -153,11 +161,28 @@ class Line:
         with self._changed:
             self._batches.popleft()
             self._changed.notify_all()
-        self.awaited, self.samples = batch.awaited, len(batch.indices)
         if batch.failure is not None:
             raise batch.failure
+        self.images, self.decoded_at, self.made_at = len(batch.indices), batch.decoded_at, batch.made_at
+        self.awaited = batch.awaited
         data, batch.data = batch.data, None  # the line's thread may know the batch for a while yet
         return data
+
+    def totals(self) -> Totals:
+        """What the threads have spent so far: at work, on a core, waiting for files, putting batches together."""
+        seconds, busy, read, read_busy = self.pool.work_times()
+        return Totals(
+            {
+                "stage:decode:count": self._decoded,
+                "stage:decode:s": seconds,
+                "stage:collate:count": self._decoded,
+                "stage:collate:s": self._collate_s,
+                "made:looked_s": seconds,
+                "made:busy_s": busy,
+                "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),
+                "made:decode_s": busy,
+            }
+        )
 
     def drain(self) -> None:
         """See all batches through, and drop them: persistent workers work off what they were sent."""
@@ -244,6 +269,7 @@ class Line:
         return _core.seed_for_index(self._base_seed, self.epoch, number_of(index))
 
     def _end(self, batch: Batch, data: Any, failure: BaseException | None = None) -> None:
+        batch.made_at = time.monotonic()
         batch.sources, batch.targets, batch.seeds = [], [], []
         batch.pixels = batch.job = None  # memory; whoever copies from it holds it
         with self._changed:
@@ -284,17 +310,21 @@ class Line:
             return error.wrapper
         if batch.error is not None or drop:
             return batch.error
+        begun = time.monotonic()
         try:
             with stage("collate", batch.number):
                 targets = default_collate(batch.targets)
+            batch.decoded_at = time.monotonic()
+            self._decoded += 1
+            self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - default_collate's, of targets of any type
             return _wrapped(batch.worker, None)
-        return self._finish(batch.pixels, targets, batch.number)
+        return self._finish(batch.pixels, batch.boxes, targets, batch.number)
 
     def _complete(self, batch: Batch, timeout_s: float, *, in_python: bool) -> None:
         """Wait for the pixels, and make in Python what the core does not."""
         job = batch.job
-        made: dict[int, torch.Tensor] = {}
+        made: dict[int, _Made] = {}
         begun = time.monotonic()
         while (answer := job.wait(timeout_s)) == "requested":
             kind, sample, value = job.request()
@@ -320,8 +350,12 @@ class Line:
                     if before is not None and not self._by_index and after != self._drawn(job, sample, before):
                         self._go_on_in_python(batch, sample + 1, after, made)
                         break
-        for sample, pixels in made.items():
+        if self._recipe.pipeline.erasing is not None:
+            batch.boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
+        for sample, (pixels, box) in made.items():
             batch.pixels[sample] = pixels
+            if batch.boxes is not None:
+                batch.boxes[sample] = torch.tensor(box, dtype=torch.int32)
 
     def _before(self, batch: Batch, sample: int) -> bytes | None:
         """The state to draw a sample from; ``None`` if nothing is drawn."""
@@ -339,22 +373,23 @@ class Line:
         status, *_ = self._recipe.plan.draw(generator, width, height)
         return generator.get_state() if status == "ok" else None
 
-    def _go_on_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, torch.Tensor]) -> None:
+    def _go_on_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
         """Pillow saw other things in a file than the core did: what was drawn after it is void."""
         for sample in range(begin, len(batch.sources)):
             made[sample], state = self._in_python(batch, sample, state)
         self._break_off(batch, state)
 
-    def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[torch.Tensor, bytes]:
-        """A sample's pixels by the user's own transforms, and where the worker's generator stands then."""
+    def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
+        """A sample by the user's own transforms, and where the worker's generator stands then."""
         kept = torch.get_rng_state()
         if before is not None:
             torch.set_rng_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
         source = batch.sources[sample]
         failure = None
         try:
-            pixels = np.array(self._recipe.pixels(source))
+            pixels = self._recipe.pixels(source)
             _check_size(pixels, tuple(batch.pixels.shape[1:3]))
+            box = self._recipe.pipeline.erased()
         except Exception:  # noqa: BLE001 - whatever Pillow or the transforms raise, the worker would send
             where = f"sample {batch.indices[sample]!r}"
             where += f" ({os.fspath(source)})" if isinstance(source, str | os.PathLike) else ""
@@ -363,7 +398,7 @@ class Line:
         torch.set_rng_state(kept)
         if failure is not None:
             raise _PythonError(sample, failure, None if before is None or self._by_index else after)
-        return torch.from_numpy(pixels), after
+        return (torch.from_numpy(pixels), box), after
 
     def _break_off(self, batch: Batch, state: bytes | None) -> None:
         """The worker's generator stands at ``state`` after ``batch``: what was drawn since is drawn anew."""

@@ -45,7 +45,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self,
         loader: DataLoader[Any],
         recipe: Recipe,
-        finish: Callable[[torch.Tensor, Any, int], Any],
+        finish: Callable[[torch.Tensor, torch.Tensor | None, Any, int], Any],
         *,
         pin: bool = False,
         ahead: int = 1,
@@ -106,7 +106,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self._send()
         if self._sizer is not None:  # only what more threads would have shortened counts as waiting
             begun, ended = self._line.awaited
-            self._sizer.note(self._line.samples, max(0.0, ended - max(begun, asked)))
+            self._sizer.note(self._line.images, max(0.0, ended - max(begun, asked)))
         if isinstance(data, ExceptionWrapper):
             data.reraise()  # type: ignore[no-untyped-call]
         return data

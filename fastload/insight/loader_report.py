@@ -103,7 +103,7 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
         Bottleneck.STORAGE: reading * fetch.blocked / known if known else 0.0,
         Bottleneck.DECODE: reading * fetch.decoding / known if known else waited.get("decode", 0.0),
         Bottleneck.PYTHON: reading * fetch.computing / known if known else waited.get("fetch", 0.0),
-        Bottleneck.COLLATE: waited.get("collate", 0.0) + ipc,
+        Bottleneck.COLLATE: waited.get("collate", 0.0) + waited.get("epilogue", 0.0) + ipc,
         Bottleneck.PIN: pin,
     }
     copying = Bottleneck.PIN if _is_pageable(stats) else Bottleneck.LINK

@@ -30,10 +30,12 @@ class Meter:
     Args:
         board: What the workers say; ``None`` without any.
         batch_size: Images per batch, where nobody says how many there were.
+        source: More counts, of whoever makes the batches where no worker does.
     """
 
-    def __init__(self, board: Board | None, batch_size: int | None) -> None:
+    def __init__(self, board: Board | None, batch_size: int | None, source: Callable[[], Totals] | None = None) -> None:
         self.board = board
+        self._source = source
         self.sheet: Sheet | None = None
         self.counts = Totals()
         self._batch_size = batch_size or 1
@@ -99,6 +101,8 @@ class Meter:
     def totals(self) -> Totals:
         """All counts so far, those of the workers included."""
         totals = self.counts.copy()
+        if self._source is not None:
+            totals.add(self._source())
         board = self.board
         if board is not None:
             for figure in FIGURES:
@@ -138,6 +142,7 @@ class NextData:
         self.meter = meter
         self._in_order = getattr(iterator, "_in_order", True)
         self._workers = hasattr(iterator, "_rcvd_idx")
+        self._line = getattr(iterator, "_line", None)
 
     def __call__(self) -> Any:  # noqa: D102
         iterator: Any = self._iterator()
@@ -148,8 +153,12 @@ class NextData:
         except BaseException:
             meter.stop()
             raise
-        batch = iterator._rcvd_idx - 1 if self._workers else iterator._num_yielded
-        meter.got(asked, batch if self._in_order else None)
+        if self._line is not None:
+            line = self._line
+            meter.got(asked, None, (("decode", line.decoded_at), ("epilogue", line.made_at)), line.images)
+        else:
+            batch = iterator._rcvd_idx - 1 if self._workers else iterator._num_yielded
+            meter.got(asked, batch if self._in_order else None)
         return data
 
 
@@ -173,6 +182,21 @@ def measure_here(iterator: Any, meter: Meter) -> None:
     if fetcher is not None and meter.board is not None:
         meter.sheet = Sheet(meter.board, 0, whole_process=False)
         fetcher.fetch = Fetch(fetcher, meter.sheet)
+
+
+def measure(iterator: Any, meter: Meter) -> Meter:
+    """Have ``meter`` measure one of torch's own iterators, or one that is derived from torch's."""
+    measure_here(iterator, meter)
+    iterator._next_data = NextData(iterator, meter)
+    return meter
+
+
+def go_on(iterator: Any, loader: Any) -> Any:
+    """Begin another epoch of a measured iterator whose workers persist."""
+    iterator._reset(loader)
+    if isinstance(next_data := vars(iterator).get("_next_data"), NextData):
+        next_data.meter.begin_epoch()
+    return iterator
 
 
 class Meters:

@@ -256,7 +256,8 @@ def kernel_name(demangled: str, short: str = "") -> str:
     >>> kernel_name("void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_128x64>(T1::Params)", "Kernel2")
     'cutlass_80_tensorop_f16_s16816gemm_128x64'
     """
-    head, _, arguments = demangled.partition("<")
+    plain = re.sub(r"<unnamed>::|\(anonymous namespace\)::", "", demangled)
+    head, _, arguments = plain.partition("<")
     name = short or head.partition("(")[0].rpartition("::")[2].rpartition(" ")[2]
     if name in ("Kernel", "Kernel2") and (found := re.match(r"\w+", arguments)):
         return found[0]

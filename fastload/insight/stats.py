@@ -110,7 +110,7 @@ class Stats:
         step_s: Seconds from a batch's hand-over to the moment that the next was asked for.
         waited_for: ``wait_s`` by where the batch was that was waited for: ``before`` (its worker had yet to begin),
             ``fetch``, ``collate``, ``ipc`` (on its way between processes), ``pin``, ``decode`` (native threads),
-            ``gpu`` (the device was more than two batches behind), ``h2d``, and ``hand-over``.
+            ``epilogue`` (on the host), ``gpu`` (the device was more than two batches behind), ``h2d``, ``hand-over``.
         stages: Seconds per stage: ``fetch``, ``decode``, ``collate``, ``pin``, ``h2d``, ``epilogue``, as far as the
             engine has them.
         fetch: What fetching consisted of.
@@ -258,7 +258,7 @@ def _stages(totals: Totals) -> dict[str, StageTime]:
     if made:
         stages["fetch"] = StageTime(made, totals["made:fetch_s"])
         stages["collate"] = StageTime(made, totals["made:collate_s"])
-    for name in ("decode", "pin", "h2d", "epilogue"):
+    for name in ("decode", "collate", "pin", "h2d", "epilogue"):
         if count := int(totals[f"stage:{name}:count"]):
             stages[name] = StageTime(count, totals[f"stage:{name}:s"])
     return stages

@@ -1,4 +1,9 @@
-"""A torchvision pipeline taken apart: what happens to the PIL image, and what to the tensor that is made of it."""
+"""A torchvision pipeline taken apart: what moves pixels, what changes their values, and what is erased at the end.
+
+A crop or a flip moves pixels and does not change them, so it may come before or after what changes each by itself. A
+resize computes: Pillow's of an image and torch's of a uint8 tensor give different bits, and that of a float tensor
+others again, which is not lowered.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,13 @@ import torch
 import torchvision.transforms as v1
 from PIL import Image
 from torchvision.transforms import v2
-from torchvision.transforms.functional import pil_modes_mapping
+from torchvision.transforms.functional import pil_modes_mapping, pil_to_tensor
 
+from fastload.vision._erasing import ERASING, Erasing, erased_by, read_erasing
 from fastload.vision._pristine import Originals
+from fastload.vision._refused import Refused, name_of
 from fastload.vision.calibrate import FILTERS
+from fastload.vision.tensor_resize import TENSOR_FILTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,16 +44,12 @@ _ELEMENTWISE: tuple[type, ...] = (
     *(v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype, v1.Normalize, v2.Normalize),
     v2.ToPureTensor,
 )
-_ERASING: tuple[type, ...] = (v1.RandomErasing, v2.RandomErasing)
+_RESIZES: tuple[type, ...] = (*_RESIZE, *_RANDOM_RESIZED_CROP)
 _RANDOM: tuple[type, ...] = (*_RANDOM_RESIZED_CROP, *_RANDOM_CROP, *_FLIPS)
 
-_ORIGINALS = Originals((*_COMPOSE, *_IDENTITY, *_GEOMETRY, *_TO_TENSOR, *_ELEMENTWISE))
+_ORIGINALS = Originals((*_COMPOSE, *_IDENTITY, *_GEOMETRY, *_TO_TENSOR, *_ELEMENTWISE, *ERASING))
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Refused(Exception):  # noqa: N818 - an answer, not a fault
-    """Why a pipeline cannot be lowered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +57,37 @@ class Pipeline:
     """A transform in parts.
 
     Attributes:
-        geometry: The user's transforms of the PIL image, in order.
-        tensor: The user's transform that makes a tensor of it, and those of the tensor, in order.
-        ops: ``geometry`` for ``_core.DrawPlan.add``.
-        interpolation: Of the resize; ``"bilinear"`` if there is none.
+        geometry: The user's transforms that move or resize pixels, in order.
+        tensor: The user's transform that makes a tensor of the image, and those that change its values, in order.
+        pixel_steps: ``geometry``, with what makes a tensor in its place among them.
+        ops: ``geometry`` and ``erasing`` for ``_core.DrawPlan.add``.
+        interpolation: The core's filter for the resize, Pillow's or torch's; ``"bilinear"`` if there is none.
         size: ``(height, width)`` of every image at the end, pixels.
         draws: Whether anything is drawn at random.
         table: ``(3, 256)``: what ``tensor`` makes of each level of each channel; ``None`` if images stay uint8.
+        erasing: What is erased at the end, and in which color; ``None`` if nothing is.
     """
 
     geometry: tuple[Callable[[Any], Any], ...]
     tensor: tuple[Callable[[Any], Any], ...]
+    pixel_steps: tuple[Callable[[Any], Any], ...]
     ops: tuple[tuple[str, dict[str, Any]], ...]
     interpolation: str
     size: tuple[int, int]
     draws: bool
     table: torch.Tensor | None
+    erasing: Erasing | None
+
+    def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A sample's pixels, ``(H, W, 3)``, by the user's own transforms, drawn from torch's default generator."""
+        result: Any = image
+        for step in self.pixel_steps:
+            result = pil_to_tensor(result) if type(step) in _TO_TENSOR else step(result)
+        return result.permute(1, 2, 0).numpy() if isinstance(result, torch.Tensor) else np.array(result)
+
+    def erased(self) -> tuple[int, int, int, int]:
+        """The sample's box to erase, ``(top, left, height, width)``, drawn by the user's own transform likewise."""
+        return (0, 0, 0, 0) if self.erasing is None else erased_by(self.erasing, self.size)
 
 
 def read_transform(transform: Any) -> Pipeline:
@@ -79,49 +98,67 @@ def read_transform(transform: Any) -> Pipeline:
     """
     if transform is None:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
-    geometry: list[Any] = []
+    steps = list(_flat(transform, 0))
+    geometry = [step for step in steps if type(step) in _GEOMETRY]
     tensor: list[Any] = []
-    for step in _flat(transform, 0):
+    for position, step in enumerate(steps):
         kind = type(step)
-        if kind in _GEOMETRY:
-            if tensor:
-                raise Refused(
-                    f"{_name(step)} comes after the image became a tensor, where torch's uint8 kernel rounds otherwise "
-                    f"than Pillow; put it before {_name(tensor[0])}"
-                )
-            geometry.append(step)
+        if kind in _RESIZES and tensor:
+            _check_tensor_resize(step, tensor)
         elif kind in _TO_TENSOR:
             if tensor:
-                raise Refused(f"{_name(step)} comes after {_name(tensor[0])}, which made a tensor; leave it out")
+                raise Refused(f"{name_of(step)} comes after {name_of(tensor[0])}, which made a tensor; leave it out")
             tensor.append(step)
         elif kind in _ELEMENTWISE:
             if not tensor:
-                raise Refused(f"{_name(step)} comes before the image becomes a tensor; put it after ToImage()")
+                raise Refused(f"{name_of(step)} comes before the image becomes a tensor; put it after ToImage()")
             if kind is v2.ToDtype and not isinstance(step.dtype, torch.dtype):
-                raise Refused(f"{_name(step)} has a dtype for each type of input; give it one torch.dtype")
+                raise Refused(f"{name_of(step)} has a dtype for each type of input; give it one torch.dtype")
             tensor.append(step)
+        elif kind in ERASING:
+            if not tensor:
+                raise Refused(f"{name_of(step)} comes before the image becomes a tensor; put it after ToTensor()")
+            if late := [later for later in steps[position + 1 :] if type(later) in (*_GEOMETRY, *ERASING)]:
+                raise Refused(f"{name_of(late[0])} comes after {name_of(step)}; put it before")
     if not tensor:
         raise Refused("the transform ends with a PIL image; end it with ToTensor()")
-    ops, interpolation = _lower(geometry)
-    return Pipeline(
-        tuple(geometry),
-        tuple(tensor),
-        tuple(ops),
-        interpolation,
-        _final_size(ops),
-        any(type(step) in _RANDOM for step in geometry),
-        table_of(tensor),
-    )
+    ops, interpolation = _lower(steps)
+    size = _final_size(ops)
+    table = table_of(tensor)
+    erasing, draws = None, any(type(step) in _RANDOM for step in geometry)
+    if eraser := next((step for step in steps if type(step) in ERASING), None):
+        place = steps.index(eraser)
+        before, after = ([s for s in part if type(s) not in _GEOMETRY] for part in (steps[:place], steps[place + 1 :]))
+        erasing, op = read_erasing(eraser, before, after)
+        ops, draws = [*ops, op], True
+    pixel_steps = tuple(step for step in steps if type(step) in (*_GEOMETRY, *_TO_TENSOR))
+    return Pipeline(tuple(geometry), tuple(tensor), pixel_steps, tuple(ops), interpolation, size, draws, table, erasing)
+
+
+def _check_tensor_resize(step: Any, tensor: list[Any]) -> None:
+    """Refuse to resize a tensor other than as the core can: uint8, by v2, with antialiasing."""
+    name = name_of(step)
+    before = f"put it before {name_of(tensor[0])}"
+    if type(step) in (v1.Resize, v1.RandomResizedCrop):
+        raise Refused(f"{name} of torchvision's v1 resizes tensors by way of floats; use v2's, or {before}")
+    try:
+        is_uint8 = table_of(tensor) is None
+    except Refused:
+        is_uint8 = False
+    if not is_uint8:
+        raise Refused(f"{name} comes after {name_of(tensor[-1])} and would resize floats; {before}")
+    if step.antialias is not True:
+        raise Refused(f"{name} resizes a tensor with antialias={step.antialias}; use True, or {before}")
+    if _pillow_filter(step) not in TENSOR_FILTERS:
+        raise Refused(f"{name} resizes a tensor with {step.interpolation!r}; use BILINEAR, or {before}")
 
 
 def _flat(transform: Any, depth: int) -> Iterator[Any]:
     kind = type(transform)
-    if kind in _ERASING:
-        raise Refused("RandomErasing draws from the workers' random stream after the image is a tensor; not lowered")
     if kind not in _ORIGINALS:
         known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)
         what = f"a subclass of {known.__name__}" if known is not None else "not among the transforms that are lowered"
-        raise Refused(f"transform {_name(transform)} is {what}; leave it out or replace it by torchvision's own")
+        raise Refused(f"transform {name_of(transform)} is {what}; leave it out or replace it by torchvision's own")
     patched = _ORIGINALS.patched(transform)
     if patched is not None:
         raise Refused(f"{patched} was patched; leave torchvision's method as it is")
@@ -134,19 +171,24 @@ def _flat(transform: Any, depth: int) -> Iterator[Any]:
         yield transform
 
 
-def _lower(geometry: list[Any]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
+def _lower(steps: list[Any]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
     ops: list[tuple[str, dict[str, Any]]] = []
-    interpolation = "bilinear"
-    for step in geometry:
+    interpolation, is_tensor = "bilinear", False
+    for step in steps:
         kind = type(step)
+        is_tensor = is_tensor or kind in _TO_TENSOR
+        if kind not in _GEOMETRY:
+            continue
         try:
             ops.append(_op(step, kind))
         except (TypeError, ValueError) as error:
-            raise Refused(f"{_name(step)} has arguments that are not lowered ({error})") from error
-        if kind in _RESIZE or kind in _RANDOM_RESIZED_CROP:
-            interpolation = _filter(step)
-            if getattr(step, "antialias", True) not in (True, None):
-                raise Refused(f"{_name(step)} has antialias={step.antialias}, which PIL images ignore; use True")
+            raise Refused(f"{name_of(step)} has arguments that are not lowered ({error})") from error
+        if kind in _RESIZES:
+            interpolation = _pillow_filter(step)
+            if is_tensor:
+                interpolation = TENSOR_FILTERS[interpolation]
+            elif getattr(step, "antialias", True) not in (True, None):
+                raise Refused(f"{name_of(step)} has antialias={step.antialias}, which PIL images ignore; use True")
     return ops, interpolation
 
 
@@ -161,7 +203,7 @@ def _op(step: Any, kind: type) -> tuple[str, dict[str, Any]]:
         return "center_crop", fields
     if kind in _RANDOM_CROP:
         if step.padding is not None or step.pad_if_needed:
-            raise Refused(f"{_name(step)} pads; leave out padding and pad_if_needed")
+            raise Refused(f"{name_of(step)} pads; leave out padding and pad_if_needed")
         return ("random_crop_v1" if kind is v1.RandomCrop else "random_crop_v2"), fields
     scale = tuple(float(value) for value in step.scale)
     ratio = tuple(float(value) for value in step.ratio)
@@ -176,22 +218,22 @@ def _op(step: Any, kind: type) -> tuple[str, dict[str, Any]]:
 def _resize(step: Any) -> tuple[str, dict[str, Any]]:
     size = [step.size] if isinstance(step.size, int) else step.size
     if size is None:
-        raise Refused(f"{_name(step)} has size=None, so images differ in size; give it a size")
+        raise Refused(f"{name_of(step)} has size=None, so images differ in size; give it a size")
     sides = [int(side) for side in size]
     if len(sides) == 2:
         if step.max_size is not None:
-            raise Refused(f"{_name(step)} has a size of two and max_size; leave out max_size")
+            raise Refused(f"{name_of(step)} has a size of two and max_size; leave out max_size")
         return "resize", {"height": sides[0], "width": sides[1]}
     return "resize_shorter", {"height": sides[0], "max_size": 0 if step.max_size is None else int(step.max_size)}
 
 
-def _filter(step: Any) -> str:
+def _pillow_filter(step: Any) -> str:
     for mode, number in pil_modes_mapping.items():
         if step.interpolation == mode or step.interpolation in (mode.value, number):
             for name, resampling in FILTERS.items():
                 if int(resampling) == number:
                     return name
-    raise Refused(f"{_name(step)} has interpolation {step.interpolation!r}, which is not lowered; use BILINEAR")
+    raise Refused(f"{name_of(step)} has interpolation {step.interpolation!r}, which is not lowered; use BILINEAR")
 
 
 def _final_size(ops: list[tuple[str, dict[str, Any]]]) -> tuple[int, int]:
@@ -244,7 +286,3 @@ def _table(tensor: list[Any], pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> to
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """To the bit: NaN equals itself, 0.0 differs from -0.0."""
     return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-
-
-def _name(thing: Any) -> str:
-    return getattr(thing, "__qualname__", None) or type(thing).__name__

@@ -17,12 +17,17 @@ from torch.utils.data import IterableDataset, Subset, default_collate
 from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet, folder
 
 from fastload.vision._pristine import Originals
-from fastload.vision._transforms import Refused, read_transform
+from fastload.vision._refused import Refused, name_of
+from fastload.vision._transforms import read_transform
 from fastload.vision.calibrate import calibrate
 from fastload.vision.random_stream import calibrate_stream
+from fastload.vision.tensor_resize import TENSOR_FILTERS, tensor_filters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from fastload import _core
     from fastload.vision._transforms import Pipeline
@@ -69,17 +74,15 @@ class Recipe:
         source, target = dataset.samples[index] if type(dataset) in _FOLDERS else dataset.encoded(index)
         return source, target
 
-    def pixels(self, source: Any) -> Any:
-        """A sample's pixels as the user's own transforms make them: PIL image. Draws from torch's default generator."""
+    def pixels(self, source: Any) -> NDArray[np.uint8]:
+        """A sample's pixels as the user's own transforms make them. Draws from torch's default generator."""
         image: Any
         if isinstance(source, str | os.PathLike):
             image = _PIL_LOADER(os.fspath(source))
         else:
             with Image.open(io.BytesIO(source)) as opened:
                 image = opened.convert("RGB")
-        for step in self.pipeline.geometry:
-            image = step(image)
-        return image
+        return self.pipeline.pixels(image)
 
 
 def read_recipe(
@@ -101,7 +104,7 @@ def read_recipe(
     """
     reasons = []
     if collate_fn is not None and collate_fn is not default_collate:
-        reasons.append(f"collate_fn is {_name(collate_fn)}; only default_collate is lowered: leave it out")
+        reasons.append(f"collate_fn is {name_of(collate_fn)}; only default_collate is lowered: leave it out")
     if worker_init_fn is not None:
         reasons.append("worker_init_fn may change anything in the workers; leave it out")
     try:
@@ -122,7 +125,7 @@ def _root(dataset: Any) -> Any:
     if kind in _FOLDERS:
         _check_unpatched(dataset)
         if not any(dataset.loader is loader for loader in _LOADERS):
-            raise Refused(f"the dataset's loader is {_name(dataset.loader)}; leave it torchvision's default_loader")
+            raise Refused(f"the dataset's loader is {name_of(dataset.loader)}; leave it torchvision's default_loader")
         if folder.pil_loader is not _PIL_LOADER or folder.default_loader is not _LOADERS[0]:
             raise Refused("torchvision.datasets.folder's loaders were patched; leave them as they are")
         if torchvision.get_image_backend() != "PIL":
@@ -167,7 +170,14 @@ def _options(pipeline: Pipeline) -> dict[str, Any]:
     resizes = any(kind in ("resize", "resize_shorter", "random_resized_crop") for kind, _ in pipeline.ops)
     if not calibration.subsamplings:
         raise Refused(f"Pillow {calibration.pillow} decodes JPEG otherwise than libjpeg {calibration.libjpeg}")
-    if resizes and (calibration.pass_rule is None or pipeline.interpolation not in calibration.filters):
+    if resizes and pipeline.interpolation in TENSOR_FILTERS.values():
+        if pipeline.interpolation not in tensor_filters():
+            how = pipeline.interpolation.removeprefix("torch_")
+            raise Refused(
+                f"torch {torch.__version__} resizes uint8 tensors ({how}) otherwise here than the native core; "
+                "put the resize before the image becomes a tensor"
+            )
+    elif resizes and (calibration.pass_rule is None or pipeline.interpolation not in calibration.filters):
         raise Refused(f"Pillow {calibration.pillow} resizes ({pipeline.interpolation}) otherwise than the native core")
     limit = Image.MAX_IMAGE_PIXELS
     return {
@@ -175,7 +185,3 @@ def _options(pipeline: Pipeline) -> dict[str, Any]:
         "pass_rule": calibration.pass_rule or "horizontal_first",
         "max_pixels": 0 if limit is None else int(limit),  # of a larger image Pillow warns, or raises: let it
     }
-
-
-def _name(thing: Any) -> str:
-    return getattr(thing, "__qualname__", None) or type(thing).__name__

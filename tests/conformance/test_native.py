@@ -75,7 +75,7 @@ def test_batch_sampler(folder):
     check(folder, shuffle=None, batch_size=1, build=build)
 
 
-@pytest.mark.parametrize("name", ["train_v1", "eval_v1", "random_crop"])
+@pytest.mark.parametrize("name", ["train_v1", "eval_v1", "random_crop", "train_on_tensors", "erasing_v1", "erasing_v2"])
 def test_other_formats_among_the_jpegs(mixed, name):
     check(mixed, PIPELINES[name], num_workers=3, batch_size=4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from photos import assert_same, epochs_of, make_folder, mix_in, train_v1
+from photos import PIPELINES, assert_same, epochs_of, make_folder, mix_in, train_v1
 from roads import simulated
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -34,8 +34,17 @@ def in_dtype(dtype):
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("breaks_at", [None, 2])
 def test_epochs_and_generators_on_a_simulated_device(root, monkeypatch, persistent, prefetch, breaks_at):
+    compare_on_a_simulated_device(root, monkeypatch, train_v1, persistent, prefetch, breaks_at)
+
+
+@pytest.mark.parametrize("name", ["train_on_tensors", "erasing_v1", "erasing_v2", "erasing_bytes"])
+def test_pipelines_on_a_simulated_device(root, monkeypatch, name):
+    compare_on_a_simulated_device(root, monkeypatch, PIPELINES[name])
+
+
+def compare_on_a_simulated_device(root, monkeypatch, pipeline, persistent=False, prefetch=1, breaks_at=None):
     arguments = {**ARGUMENTS, "persistent_workers": persistent}
-    dataset = ImageFolder(root, train_v1())
+    dataset = ImageFolder(root, pipeline())
     run = {"count": 3, "breaks_at": breaks_at}
     theirs = epochs_of(lambda: DataLoader(dataset, **arguments), **run)
     simulated.install(monkeypatch)
@@ -47,6 +56,19 @@ def test_epochs_and_generators_on_a_simulated_device(root, monkeypatch, persiste
     layouts = [item[0].is_contiguous(memory_format=torch.channels_last) for item in seen if isinstance(item, list)]
     assert layouts
     assert all(layouts)
+    assert_same(on_host(seen), theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("rng", ["torch", "index"])
+def test_pipelines_on_the_gpu(root, name, memory_format, rng):
+    dataset = ImageFolder(root, PIPELINES[name]())
+    own = {"rng": rng, "accelerate": "require", "memory_format": memory_format}
+    theirs = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, device="cpu", rng=rng, accelerate="off"))
+    seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, **own, device="cuda"))
+    assert all(leaf.is_cuda for item in seen if isinstance(item, list) for leaf in item)
     assert_same(on_host(seen), theirs)
 
 

@@ -41,13 +41,38 @@ def pipelines(draw):
     return module.Compose([*steps, *tensor])
 
 
+@st.composite
+def pipelines_on_tensors(draw):
+    """The tensor is made somewhere among the geometry, and something is erased, or not."""
+    size = draw(st.tuples(SIDES, SIDES))
+    mode = draw(st.sampled_from([v2.InterpolationMode.BILINEAR, *v2.InterpolationMode]))
+    crop = draw(st.sampled_from([v2.CenterCrop, v2.RandomCrop, v1.RandomCrop]))(size)
+    flips = [v1.RandomHorizontalFlip(draw(st.floats(0, 1))), v2.RandomVerticalFlip(draw(st.floats(0, 1)))]
+    resize = draw(st.sampled_from([v2.Resize(draw(SIDES), mode), v2.Resize(size, mode), v2.RandomResizedCrop(size)]))
+    geometry = [*draw(st.permutations([resize, crop])), *flips[: draw(st.integers(0, 2))]]
+    values = [v2.ToDtype(torch.uint8, scale=True), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    values = values[draw(st.integers(0, 1)) : draw(st.sampled_from([0, 1, 2, 2, 3, 3]))]
+    steps = geometry
+    place = draw(st.integers(0, len(steps)))
+    for step in [v2.ToImage(), *values]:  # in their order, somewhere among the geometry
+        steps = [*steps[:place], step, *steps[place:]]
+        place = draw(st.integers(place + 1, len(steps)))
+    if draw(st.booleans()):
+        arguments = {"p": draw(st.floats(0, 1)), "value": draw(st.sampled_from([0, 0.3, (1.0, 200.0, 0.2)]))}
+        arguments["scale"] = tuple(sorted(draw(st.tuples(st.floats(0, 1), st.floats(0, 1)))))
+        eraser = draw(st.sampled_from([v1, v2])).RandomErasing(**arguments)
+        place = draw(st.integers(place, len(steps)))
+        steps = [*steps[:place], eraser, *steps[place:]]
+    return v2.Compose(steps)
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("photos"), 7)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(pipelines())
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(pipelines(), pipelines_on_tensors()))
 def test_any_pipeline(root, pipeline):
     recipe = read_recipe(ImageFolder(root, pipeline))
     if isinstance(recipe, Refusal):

@@ -20,7 +20,8 @@ LINES_MAX = 450
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"profile", "kernels"},
+    {"kernels"},
+    {"profile"},
     {"run", "doctor", "bench", "_bootstrap"},
     {"standin", "rates"},
     {"fastload"},  # the public names

@@ -15,6 +15,7 @@ from torchvision.transforms import v2
 from fastload import FastLoader
 from fastload.engines import selfcheck
 from fastload.lowered import FallbackWarning
+from fastload.vision import recipe
 from fastload.vision.recipe import Recipe, Refusal, read_recipe
 
 
@@ -72,10 +73,24 @@ REFUSED = {
     "hook": ([with_hook(), TO_TENSOR], "forward hooks"),
     "padding": ([v1.RandomCrop(8, padding=2), TO_TENSOR], "pads"),
     "v2 padding": ([v2.RandomCrop(8, pad_if_needed=True), TO_TENSOR], "pads"),
-    "after the tensor": ([v2.ToImage(), v2.RandomResizedCrop(8)], "torch's uint8 kernel"),
-    "flip after the tensor": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomHorizontalFlip()], "torch's uint8 kernel"),
+    "resize of floats": ([v2.ToImage(), v2.ToDtype(torch.float32), v2.RandomResizedCrop(8)], "would resize floats"),
+    "resize of scaled floats": ([TO_TENSOR, v2.Resize((8, 8))], "would resize floats"),
+    "resize after normalize": ([TO_TENSOR, v1.Normalize([0.5], [0.5]), v2.Resize((8, 8))], "would resize floats"),
+    "v1's resize of tensors": ([v1.PILToTensor(), v1.RandomResizedCrop(8)], "v1 resizes tensors by way of floats"),
+    "nearest of tensors": ([v2.ToImage(), v2.Resize((8, 8), v2.InterpolationMode.NEAREST)], "use BILINEAR"),
     "antialias": ([v2.Resize((8, 8), antialias=False), TO_TENSOR], "antialias=False"),
-    "erasing": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing()], "RandomErasing"),
+    "antialias of tensors": ([v2.ToImage(), v2.Resize((8, 8), antialias=None)], "antialias=None"),
+    "resize after a flip of bytes": (
+        [v2.ToImage(), v2.RandomHorizontalFlip(), v2.Resize((8, 8))],
+        "cannot follow",
+    ),
+    "two resizes, one of the tensor": ([v2.Resize(9), v2.ToImage(), v2.Resize((8, 8))], "only one transform"),
+    "erasing with noise": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing(value="random")], "constant value"),
+    "v2 erasing with noise": ([v2.RandomResizedCrop(8), TO_TENSOR, v2.RandomErasing(value="random")], "constant value"),
+    "two erasings": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing(), v1.RandomErasing()], "comes after"),
+    "flip after erasing": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing(), v1.RandomVerticalFlip()], "before"),
+    "erasing of an image": ([v2.RandomResizedCrop(8), v2.RandomErasing(), v2.ToImage()], "after ToTensor()"),
+    "erasing's values": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing(value=(1, 2))], "2 values"),
     "sizes differ": ([v1.Resize(8), TO_TENSOR], "different sizes"),
     "no size": ([TO_TENSOR], "one size"),
     "two resizes": ([v1.Resize(32), v1.RandomResizedCrop(8), TO_TENSOR], "only one transform may resize"),
@@ -87,6 +102,13 @@ REFUSED = {
     "jitter": ([v1.RandomResizedCrop(8), v1.ColorJitter(0.1), TO_TENSOR], "transform ColorJitter"),
     "random choice": ([v1.RandomApply([v1.RandomResizedCrop(8)]), TO_TENSOR], "transform RandomApply"),
 }
+
+
+def test_a_torch_that_resizes_otherwise_is_refused(root, monkeypatch):
+    dataset = ImageFolder(root, v2.Compose([v2.ToImage(), v2.RandomResizedCrop(8)]))
+    assert isinstance(read_recipe(dataset), Recipe)
+    monkeypatch.setattr(recipe, "tensor_filters", lambda: frozenset({"torch_lanczos"}))
+    assert "otherwise here than the native core" in refusal(dataset)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -167,11 +189,19 @@ def test_the_plan_tells_of_the_engine(root):
     assert loader.plan.engine == "torch"
 
 
+def test_the_plan_tells_of_tensors_and_of_erasing(root):
+    plan = str(FastLoader(ImageFolder(root, PIPELINES["train_on_tensors"]()), device="cpu", num_workers=1).plan)
+    assert "RandomHorizontalFlip (with torch's arithmetic for tensors)" in plan
+    plan = str(FastLoader(ImageFolder(root, PIPELINES["erasing_v1"]()), device="cpu", num_workers=1).plan)
+    assert "by a table of float32, then RandomErasing" in plan
+    assert "arithmetic" not in plan
+
+
 def plant(monkeypatch):
     real = selfcheck._real
 
-    def differs(recipe, index, state):
-        (images, targets), after = real(recipe, index, state)
+    def differs(read, index, state):
+        (images, targets), after = real(read, index, state)
         images[0, 0, 0, 0] += 1e-6
         return [images, targets], after
 
@@ -214,11 +244,11 @@ def test_the_check_leaves_the_random_states_alone(root):
     import numpy as np
 
     dataset = ImageFolder(root, train_v1())
-    recipe = read_recipe(dataset)
+    read = read_recipe(dataset)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     from fastload.lowered import _host_images
 
-    images_of = _host_images(recipe, torch.contiguous_format)
-    assert selfcheck.check_recipe(recipe, images_of, any_share=False) is None
+    images_of = _host_images(read, torch.contiguous_format)
+    assert selfcheck.check_recipe(read, images_of, any_share=False) is None
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())

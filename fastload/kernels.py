@@ -1,0 +1,213 @@
+"""``fastload kernels``: one range of a training script under Nsight Compute, its kernels added up and classified.
+
+Nsight Compute runs every kernel several times over to measure it, so one step is enough and the loop is slow meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload import profile
+from fastload._checks_gpu import cuda_available, find_nsight
+from fastload.insight import kernels, nsight, roofline
+from fastload.insight.nsight import NsightError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastload.insight.kernels import KernelRun, Sum
+    from fastload.insight.roofline import Ceilings
+
+SHOWN: Final = 40
+_SETS: Final = {"memory": ["--section", "MemoryWorkloadAnalysis"], "none": []}
+"""What ``--set`` adds to the metrics that the report needs; others are ncu's own sets."""
+
+_STYLES: Final = {"compute-bound": "red", "memory-bound": "green", "latency-bound": "dim"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fastload kernels``."""
+    parser.usage = "%(prog)s [--range NAME] [options] -- python train.py ..."
+    parser.add_argument(
+        "--range",
+        default="step",
+        metavar="NAME",
+        help="the NVTX range to measure, of the script's or fastload's own (default: step, the training step; it does "
+        "not hold the backward pass, whose kernels autograd launches from a thread of its own)",
+    )
+    parser.add_argument("--by", choices=("range", "kernel"), default="range", help="what to add up: per range within")
+    parser.add_argument("--set", default="none", metavar="SET", help="measure more: memory, full, or another of ncu's")
+    parser.add_argument("--steps", type=profile.at_least(1), default=1, help="training steps to measure")
+    parser.add_argument("--warmup", type=profile.at_least(0), default=10, help="steps before them")
+    parser.add_argument("--most", type=profile.at_least(1), metavar="N", help="measure at most so many kernels")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the sums")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw bytes moved against latency")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep ncu's table and the ceilings there")
+    parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="report on a kept table again")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- python train.py ...", help="what to run")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and report; the script's exit code if that is not 0, and 1 when there is nothing to report."""
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if bool(program) == (args.source is not None):
+        return _fail("nothing to run: fastload kernels -- python train.py ...; or --from DIR, but not both", 2)
+    try:
+        if args.source is not None:
+            code, runs, ceilings = 0, kernels.read(args.source / "ncu.csv"), read_ceilings(args.source)
+        elif args.keep is not None:
+            args.keep.mkdir(parents=True, exist_ok=True)
+            code, runs, ceilings = measure(args, program, args.keep.absolute())
+        else:
+            with tempfile.TemporaryDirectory(prefix="fastload-kernels-") as folder:
+                code, runs, ceilings = measure(args, program, Path(folder))
+    except NsightError as error:
+        return _fail(str(error), 1)
+    _deliver(runs, ceilings, args)
+    return code
+
+
+def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tuple[int, list[KernelRun], Ceilings]:
+    """Run the program under ncu, then measure the device's ceilings.
+
+    Raises:
+        NsightError: There is no ncu or no GPU, or ncu measured nothing.
+    """
+    ncu = find_nsight("ncu")
+    if ncu is None:
+        raise NsightError(
+            "ncu (Nsight Compute) was not found: install the package nsight-compute from NVIDIA's CUDA repository or "
+            "put ncu on the PATH"
+        )
+    if not cuda_available():
+        raise NsightError("Nsight Compute measures kernels, and torch sees no GPU here: fastload doctor says why")
+    table = folder / "ncu.csv"
+    command = command_line(ncu, args, profile.python(program), table, available_metrics(ncu))
+    _say(f"runs {shlex.join(command)}")
+    environment = profile.environment(f"{args.warmup}:{args.steps}:exit")
+    # With --json the report has stdout to itself.
+    done = subprocess.run(command, env=environment, check=False, stdout=sys.stderr if args.json else None)
+    if not table.exists():
+        raise NsightError(nsight.nothing_recorded("ncu", done.returncode))
+    runs = kernels.read(table)
+    ceilings = roofline.measure()
+    (folder / "ceilings.json").write_text(json.dumps(ceilings.to_dict(), indent=2), encoding="utf-8")
+    return done.returncode, runs, ceilings
+
+
+def command_line(
+    ncu: Path, args: argparse.Namespace, program: Sequence[str], table: Path, metrics: Sequence[str]
+) -> list[str]:
+    """The command that measures a range's kernels into ``table``."""
+    # A range of the script's lies in the default domain, one of annotate's and the step itself in fastload's.
+    include = [part for name in (f"{args.range}/", f"fastload@{args.range}/") for part in ("--nvtx-include", name)]
+    more = _SETS.get(args.set, ["--set", args.set])
+    most = [] if args.most is None else ["--launch-count", str(args.most)]
+    return [
+        *(str(ncu), "--nvtx", *include, "--profile-from-start", "off", "--clock-control", "none"),
+        *("--csv", "--page", "raw", "--print-units", "base", "--log-file", str(table)),
+        *("--metrics", ",".join(metrics), *more, *most, *program),
+    ]
+
+
+def available_metrics(ncu: Path) -> list[str]:
+    """Those of :data:`kernels.METRICS` that the device has: ncu refuses to start over one that it has not."""
+    code, said = nsight.run_tool([str(ncu), "--query-metrics"], timeout_s=120)
+    known = {line.split(maxsplit=1)[0] for line in said.splitlines() if line.strip()}
+    if code != 0 or not known:
+        return list(kernels.METRICS)
+    return [name for name in kernels.METRICS if name.rpartition(".")[0] in known]
+
+
+def read_ceilings(folder: Path) -> Ceilings:
+    """The ceilings that ``--keep`` kept.
+
+    Raises:
+        NsightError: They are not there.
+    """
+    try:
+        return roofline.Ceilings(**json.loads((folder / "ceilings.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise NsightError(f"{folder} has no ceilings.json ({error}): measure again with --keep") from error
+
+
+def _deliver(runs: list[KernelRun], ceilings: Ceilings, args: argparse.Namespace) -> None:
+    sums = kernels.sum_up(runs, args.range, ceilings, args.by)
+    everything = kernels.total(runs, ceilings)
+    if args.json:
+        report = {
+            "range": args.range,
+            "ceilings": ceilings.to_dict(),
+            "total": everything.to_dict(),
+            "sums": [each.to_dict() for each in sums],
+        }
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    else:
+        show(sums, everything, ceilings, args.range)
+    if args.csv:
+        kernels.write_csv(sums, args.csv)
+        _say(f"the sums are in {args.csv}")
+    if args.png:
+        kernels.draw(sums, ceilings, args.png, f"{args.range} on {ceilings.device}")
+        _say(f"the picture is {args.png}")
+
+
+def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, console: Any = None) -> None:
+    """Print the table."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console(highlight=False, width=shutil.get_terminal_size((150, 40)).columns)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name, right in (
+        *(("range or kernel", False), ("kernels", True), ("time", True), ("of all", True), ("MB moved", True)),
+        *(("GB/s", True), ("of ceiling", True), ("TFLOP/s", True), ("of ceiling", True), ("FLOP/byte", True)),
+        ("class", False),
+    ):
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, header_style="dim")
+    for each in (*sums[:SHOWN], everything):
+        table.add_row(
+            each.name,
+            f"{each.kernels:,}",
+            f"{each.seconds * 1e6:,.1f} µs",
+            f"{each.seconds / everything.seconds:.1%}" if everything.seconds else "",
+            f"{each.size_bytes / 1e6:,.2f}",
+            f"{each.bytes_per_s / 1e9:,.0f}",
+            f"{each.memory_share:.0%}",
+            f"{each.flops / 1e12:,.2f}",
+            f"{each.compute_share:.0%}",
+            "" if each.intensity is None else f"{each.intensity:,.1f}",
+            Text(each.bound, _STYLES[each.bound]),
+            style="bold" if each is everything else None,
+        )
+    console.print(
+        Text(
+            f"{inside} on {ceilings.device}; measured ceilings: {ceilings.bytes_per_s / 1e12:.2f} TB/s, "
+            f"{ceilings.tensor_flops / 1e12:,.0f} TFLOP/s bfloat16, {ceilings.fp32_flops / 1e12:,.0f} float32; "
+            f"ridge at {ceilings.ridge:,.0f} FLOP/byte"
+        )
+    )
+    console.print(table)
+    if (more := len(sums) - SHOWN) > 0:
+        console.print(Text(f"and {more} more; --csv writes them all", "dim"))
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"fastload kernels: {text}\n")
+    sys.stderr.flush()
+
+
+def _fail(reason: str, code: int) -> int:
+    _say(reason)
+    return code

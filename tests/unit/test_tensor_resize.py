@@ -1,0 +1,94 @@
+"""The core's resize of tensors against the installed torchvision's, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
+
+from fastload import _core
+from fastload.vision.tensor_resize import TENSOR_FILTERS, tensor_filters
+
+LEVELS = ["portable", "avx2", "avx512"] if platform.machine() == "x86_64" else ["portable", "neon"]
+SIDE = st.one_of(st.integers(1, 40), st.integers(1, 700))
+bytes_are_resized = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="torch has no uint8 kernel here"
+)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request):
+    best = _core.simd_level()
+    if not _core.set_simd_level(request.param):
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    _core.set_simd_level(best)
+
+
+def both(source, size, name):
+    expected = functional.resize(
+        torch.from_numpy(source).permute(2, 0, 1), list(size), InterpolationMode(name), antialias=True
+    )
+    out = np.empty((*size, 3), np.uint8)
+    _core.resize(source, out, TENSOR_FILTERS[name])
+    return out, expected.permute(1, 2, 0).numpy()
+
+
+@bytes_are_resized
+def test_bilinear_gives_torchs_bits_here():
+    assert "torch_bilinear" in tensor_filters()
+    assert tensor_filters() <= set(TENSOR_FILTERS.values())
+
+
+@bytes_are_resized
+@pytest.mark.parametrize("name", TENSOR_FILTERS)
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize(
+    ("source_size", "size"),
+    [((292, 355), (224, 224)), ((29, 37), (50, 64)), ((391, 517), (19, 23)), ((48, 64), (48, 31)), ((900, 4), (2, 9))],
+)
+def test_every_level_gives_torchs_bits(level, name, extreme, source_size, size):
+    if TENSOR_FILTERS[name] not in tensor_filters():
+        pytest.skip(f"this torch resizes bytes otherwise ({name})")
+    source = np.random.default_rng(1).integers(0, 256, (*source_size, 3), np.uint8)
+    if extreme:
+        source = np.where(source < 128, 0, 255).astype(np.uint8)
+    ours, theirs = both(source, size, name)
+    assert np.array_equal(ours, theirs)
+
+
+@bytes_are_resized
+@settings(max_examples=150)
+@given(st.tuples(SIDE, SIDE), st.tuples(SIDE, SIDE), st.sampled_from(sorted(TENSOR_FILTERS)), st.integers(0, 99))
+def test_any_resize(source_size, size, name, seed):
+    if TENSOR_FILTERS[name] in tensor_filters():
+        ours, theirs = both(np.random.default_rng(seed).integers(0, 256, (*source_size, 3), np.uint8), size, name)
+        assert np.array_equal(ours, theirs)
+
+
+def test_pillows_bits_are_others():
+    """What would go unnoticed if the two were taken for one another: most pixels agree, and some do not."""
+    source = np.random.default_rng(1).integers(0, 256, (292, 355, 3), np.uint8)
+    torchs, pillows = np.empty((2, 224, 224, 3), np.uint8)
+    _core.resize(source, torchs, "torch_bilinear")
+    _core.resize(source, pillows, "bilinear")
+    different = (torchs != pillows).mean()
+    assert 0 < different < 0.1
+    assert np.abs(torchs.astype(int) - pillows).max() == 1
+
+
+@bytes_are_resized
+def test_a_torch_that_resizes_by_way_of_floats_is_noticed():
+    code = "from fastload.vision.tensor_resize import tensor_filters; print('torch_bilinear' in tensor_filters())"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr

@@ -32,6 +32,7 @@ python_use_unqualified_type_names = True
 add_module_names = False
 napoleon_use_rtype = False
 napoleon_use_ivar = False
+napoleon_attr_annotations = False  # types stand in the signature
 toc_object_entries_show_parents = "hide"
 
 # Types of other projects, whose documentation this one does not load (a build needs no network), and names that stand

@@ -21,6 +21,8 @@ _STEPS = (
     "more workers\nagain",
     "pinned\nmemory",
     "side stream,\n1 ahead",
+    "pinned\nslots",
+    "native\nengine",
 )
 _CEILING_NAME = "ceiling\ndata on\nthe GPU"
 _INK = "#222222"
@@ -50,9 +52,9 @@ def draw(record: Mapping[str, Any], path: str | Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 6), dpi=120, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(6, 7))
-    _panel(left, REFERENCE_NAME, [_Bar(*row) for row in zip(_STEPS, REFERENCE_RATES, REFERENCE_BUSY, strict=True)])
+    figure = Figure(figsize=(15, 6), dpi=120, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(6, 9))
+    _panel(left, REFERENCE_NAME, [_Bar(*row) for row in zip(_STEPS, REFERENCE_RATES, REFERENCE_BUSY, strict=False)])
 
     measured = {rung["number"]: rung for rung in record["rungs"]}
     reasons = {skip["number"]: skip["reason"] for skip in record["skipped"]}

@@ -30,12 +30,14 @@ class Rung:
     """One loop to measure; every rung keeps what the one below it has.
 
     Attributes:
-        number: 1 to 6 as in the reference run; 0 is the ceiling, whose data is on the GPU already.
+        number: 1 to 6 as in the reference run, 7 and 8 beyond it; 0 is the ceiling, whose data is on the GPU already.
         name: What this rung changes.
         workers: Worker processes.
         channels_last: Memory format of weights and images.
         pinned: Whether batches pass through pinned memory.
         side_stream: Whether FastLoader copies one batch ahead on a stream of its own.
+        slots: Whether its workers write batches straight into pinned memory.
+        native: Whether it decodes natively: then ``workers`` are threads.
         loader_alone: Whether the rung says something without a GPU: then the loader runs without training.
     """
 
@@ -45,6 +47,8 @@ class Rung:
     channels_last: bool = False
     pinned: bool = False
     side_stream: bool = False
+    slots: bool = False
+    native: bool = False
     loader_alone: bool = False
 
 
@@ -124,7 +128,21 @@ def rungs(cores: int) -> tuple[Rung, ...]:
         Rung(number=3, name="channels_last", workers=more, channels_last=True),
         Rung(number=4, name="more workers again", workers=most, channels_last=True, loader_alone=True),
         Rung(number=5, name="pinned memory", workers=most, channels_last=True, pinned=True),
-        Rung(number=6, name="FastLoader", workers=most, channels_last=True, pinned=True, side_stream=True),
+        Rung(number=6, name="side stream", workers=most, channels_last=True, pinned=True, side_stream=True),
+        Rung(
+            number=7, name="pinned slots", workers=most, channels_last=True, pinned=True, side_stream=True, slots=True
+        ),
+        Rung(
+            number=8,
+            name="native engine",
+            workers=most,
+            channels_last=True,
+            pinned=True,
+            side_stream=True,
+            slots=True,
+            native=True,
+            loader_alone=True,
+        ),
         Rung(number=0, name="ceiling", workers=0, channels_last=True),
     )
 
@@ -166,7 +184,8 @@ class Feed:
             "pin_memory": rung.pinned,
         }
         if rung.side_stream:
-            self.batches = iter(FastLoader(dataset, **arguments, device="cpu" if device is None else device))
+            where = "cpu" if device is None else device
+            self.batches = iter(FastLoader(dataset, **arguments, **engine_of(rung), device=where))
         else:
             self.batches = iter(DataLoader(dataset, **arguments))
 
@@ -196,6 +215,17 @@ class Feed:
         images = self.lay_out(images)
         while True:
             yield images, labels
+
+
+def engine_of(rung: Rung) -> dict[str, Any]:
+    """Arguments of FastLoader for what a rung has and has not."""
+    if rung.native:
+        return {"accelerate": "require"}
+    return {"worker_init_fn": leave_alone} if rung.slots else {"accelerate": "off"}
+
+
+def leave_alone(worker: int) -> None:
+    """A worker_init_fn that does nothing. With one, FastLoader lowers nothing: its workers run, with their slots."""
 
 
 def batches_needed(rung: Rung, length: Length, *, traced: bool) -> int:

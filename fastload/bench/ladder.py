@@ -1,6 +1,6 @@
 """The classic climb of a ResNet-50 training run, measured on this machine: ``fastload bench ladder``.
 
-Six rungs, one on top of the last, and the ceiling that no loader can pass: the same step with its data on the GPU
+Eight rungs, one on top of the last, and the ceiling that no loader can pass: the same step with its data on the GPU
 already. Per rung:
 
 * images/s and ms per step: time between CUDA events at the ends of steps, median of back-to-back repeats;
@@ -8,9 +8,10 @@ already. Per rung:
 * GPU busy: how long at least one kernel ran, from the profiler's record of kernels (see ``record_activity``), measured
   by itself and not derived from the waiting;
 * host to device: bytes copied per second of copying, from the profiler's record of copies. Events around the copy would
-  say the same on rungs 1 to 5, but on rung 6 the copy is on FastLoader's own stream.
+  say the same on rungs 1 to 5, but from rung 6 on the copy is on FastLoader's own stream.
 
-Without a GPU the rungs that change the number of workers run the loader alone, and the others are skipped by name.
+Without a GPU the rungs that change the number of workers, and the native engine, run the loader alone; the others are
+skipped by name.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def climb(ladder: Ladder, on_result: Callable[[Rung, RungResult | None], None]) 
 def _why_not_alone(rung: Rung, results: list[RungResult]) -> str | None:
     if not rung.loader_alone:
         return "needs a GPU"
-    if any(result.rung.workers == rung.workers for result in results):
+    if any(result.rung.workers == rung.workers and result.rung.native == rung.native for result in results):
         return "no more cores"
     return None
 

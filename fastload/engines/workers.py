@@ -164,7 +164,8 @@ def next_of(host: Any) -> Any:
     Torch opens that range every time, and it is the dearest part of a ``next()`` whose batch is ready. An iterator that
     is not as torch 2.11 to 2.15 have it, or that counts what an iterable dataset promised, takes torch's own road.
     """
-    shortcut = type(host) in _KNOWN and type(host).__next__ is _NEXT  # else another kind, or a tracer's patch
+    kind = type(host)
+    shortcut = issubclass(kind, _BASE) and kind.__next__ is _NEXT  # else another kind, or a tracer's patch
     if not shortcut or host._IterableDataset_len_called is not None or _profiler_enabled():
         return next(host)
     data = host._next_data()
@@ -172,9 +173,5 @@ def next_of(host: Any) -> Any:
     return data
 
 
-_KNOWN = tuple(
-    kind
-    for name in ("_MultiProcessingDataLoaderIter", "_SingleProcessDataLoaderIter")
-    if hasattr(kind := getattr(torch.utils.data.dataloader, name, None), "_next_data")
-)
-_NEXT = getattr(getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None), "__next__", None)
+_BASE = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", ())
+_NEXT = getattr(_BASE, "__next__", None)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import re
+import tarfile
+
 import pytest
 import torch
-from photos import PIPELINES, assert_same, both, jpeg, make_folder, mix_in, train_v1
+import torchvision.transforms as v1
+from photos import PIPELINES, assert_same, both, epochs_of, jpeg, make_folder, mix_in, pixels, train_v1
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset
-from torchvision.datasets import ImageFolder
+from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
+from torchvision.datasets.folder import default_loader
 
 from fastload import FastLoader
+from fastload.engines import native
 
 NATIVE = {"device": "cpu", "accelerate": "require"}
 
@@ -36,13 +43,15 @@ def test_pipelines(folder, name):
     check(folder, PIPELINES[name])
 
 
-@pytest.mark.parametrize("workers", [1, 3, 5])
-def test_numbers_of_workers(folder, workers):
-    check(folder, num_workers=workers)
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["train_v1", "eval_v2"])
+def test_numbers_of_workers(folder, workers, name):
+    check(folder, PIPELINES[name], num_workers=workers)
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_generator_and_last_batch(folder, drop_last):
+    assert 23 % 5  # the last batch is smaller
     check(folder, drop_last=drop_last, build=lambda: {"generator": torch.Generator().manual_seed(9)}, prefetch_factor=1)
 
 
@@ -80,6 +89,11 @@ def test_other_formats_among_the_jpegs(mixed, name):
     check(mixed, PIPELINES[name], num_workers=3, batch_size=4)
 
 
+def last_line(error):
+    """What was raised in the worker, without where; of an object's address, nothing."""
+    return re.sub(r" at 0x\w+>.*", "", str(error).strip().splitlines()[-1])
+
+
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("damage", ["truncated", "no image", "misnamed text", "missing", "noise"])
 def test_damaged_files(tmp_path, damage, persistent):
@@ -101,9 +115,11 @@ def test_damaged_files(tmp_path, damage, persistent):
             dataset.samples = [(path.replace("004.jpg", "none.jpg"), target) for path, target in dataset.samples]
         return dataset
 
-    ours, _ = check(root, dataset_of=dataset_of, batch_size=3, persistent_workers=persistent, run={"count": 3})
+    ours, theirs = check(root, dataset_of=dataset_of, batch_size=3, persistent_workers=persistent, run={"count": 3})
     errors = [item for item in ours if isinstance(item, Exception)]
     assert errors or damage == "noise"  # Pillow makes something of that
+    for error, wanted in zip(errors, (item for item in theirs if isinstance(item, Exception)), strict=True):
+        assert last_line(wanted) in str(error)
     assert all(("none.jpg" if damage == "missing" else "004.jpg") in str(error) for error in errors)
 
 
@@ -113,8 +129,6 @@ def test_two_damaged_files_and_a_crop_that_does_not_fit(tmp_path):
         victim = root / "class0" / name
         victim.write_bytes(victim.read_bytes()[:900])
     (root / "class1" / "020.jpg").write_bytes(jpeg(1, 20, 300))
-    from torchvision import transforms as v1
-
     transform = lambda: v1.Compose([v1.RandomHorizontalFlip(), v1.RandomCrop(40), v1.ToTensor()])  # noqa: E731
     check(root, transform, batch_size=3, persistent_workers=True, run={"count": 3})
 
@@ -126,6 +140,26 @@ def test_an_index_out_of_range_raises_what_torch_raises(folder):
 
 def test_timeout_argument_is_kept(folder):
     check(folder, timeout=50)
+
+
+def test_a_sampler_of_ones_own(folder):
+    build = lambda: {"sampler": [7, 7, 0, -1, 22, 3, 12, 5]}  # noqa: E731
+    check(folder, shuffle=None, build=build, batch_size=3, num_workers=3)
+
+
+def test_a_dataset_folder(folder):
+    dataset_of = lambda: DatasetFolder(str(folder), default_loader, (".jpg",), transform=train_v1())  # noqa: E731
+    check(folder, dataset_of=dataset_of)
+
+
+def test_imagenet(folder, tmp_path):
+    """With the file that torchvision makes of the development kit."""
+    names = [f"n0000000{i}" for i in range(3)]
+    torch.save(({name: (f"class {name}",) for name in names}, []), tmp_path / "meta.bin")
+    (tmp_path / "train").mkdir()
+    for source, name in zip(sorted(folder.iterdir()), names, strict=True):
+        (tmp_path / "train" / name).symlink_to(source)
+    check(folder, dataset_of=lambda: ImageNet(str(tmp_path), "train", transform=train_v1()))
 
 
 class Encoded:
@@ -142,8 +176,6 @@ class Encoded:
         return self.files[index], {"label": index, "name": f"n{index}"}
 
     def __getitem__(self, index):
-        import io
-
         from PIL import Image
 
         data, target = self.encoded(index)
@@ -159,3 +191,87 @@ def test_datasets_of_encoded_images():
             assert a[1]["name"] == b[1]["name"]
         else:
             assert torch.equal(a, b)
+
+
+class Tarred(Encoded):
+    """The images of a tar file; their names say the targets."""
+
+    def __init__(self, path, transform):
+        self.path, self.transform = path, transform
+        with tarfile.open(path) as tar:
+            self.files = [(m.offset_data, m.size, int(m.name.partition("_")[0])) for m in tar.getmembers()]
+
+    def encoded(self, index):
+        offset, size, target = self.files[index]
+        with open(self.path, "rb") as file:
+            file.seek(offset)
+            return file.read(size), target
+
+
+@pytest.mark.parametrize("rng", ["torch", "index"])
+def test_images_from_a_tar_file(tmp_path, rng):
+    path = tmp_path / "images.tar"
+    with tarfile.open(path, "w") as tar:
+        for i in range(11):
+            data = jpeg(i, 60 + i, 90) if i != 4 else png(4)
+            member = tarfile.TarInfo(f"{i % 3}_{i}.jpg")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    dataset = Tarred(path, train_v1())
+    run = {"batch_size": 4, "num_workers": 2, "shuffle": True, "device": "cpu", "rng": rng}
+    workers, own = ({**run, "accelerate": accelerate} for accelerate in ("off", "require"))
+    assert_same(epochs_of(lambda: FastLoader(dataset, **own)), epochs_of(lambda: FastLoader(dataset, **workers)))
+
+
+def png(seed):
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(pixels(seed, 70, 80)).save(out, "PNG")
+    return out.getvalue()
+
+
+class OwnCrop(v1.RandomResizedCrop):
+    @staticmethod
+    def get_params(img, scale, ratio):
+        return 0, 0, 20, 20
+
+
+class Seeding:
+    def __call__(self, image):
+        torch.manual_seed(0)
+        return image
+
+
+def patched_instance():
+    crop = v1.RandomResizedCrop(40)
+    crop.get_params = lambda *_: (1, 2, 20, 20)
+    return crop
+
+
+NOT_LOWERED = {
+    "subclass": lambda: [OwnCrop(40), v1.ToTensor()],
+    "patched instance": lambda: [patched_instance(), v1.ToTensor()],
+    "patched class": lambda: [v1.RandomResizedCrop(40), v1.ToTensor()],
+    "manual_seed": lambda: [Seeding(), v1.RandomResizedCrop(40), v1.ToTensor()],
+    "lambda": lambda: [v1.Lambda(lambda image: image.rotate(90)), v1.RandomResizedCrop(40), v1.ToTensor()],
+    "lambda that seeds": lambda: [v1.RandomResizedCrop(40), v1.Lambda(lambda x: torch.manual_seed(1) and x), TENSOR],
+    "function": lambda: [lambda image: image.rotate(90), v1.RandomResizedCrop(40), v1.ToTensor()],
+}
+TENSOR = v1.ToTensor()
+
+
+@pytest.mark.parametrize("name", NOT_LOWERED)
+def test_what_is_not_lowered_runs_in_the_workers(folder, monkeypatch, name):
+    """Nothing native is as much as made, and the batches are torch's."""
+    if name == "patched class":
+        monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(lambda *_: (3, 0, 25, 20)))
+    monkeypatch.setattr(native.NativeIterator, "__init__", lambda *_, **__: pytest.fail("something is native"))
+    dataset_of = lambda: ImageFolder(folder, v1.Compose(NOT_LOWERED[name]()))  # noqa: E731
+    arguments = {"batch_size": 5, "num_workers": 2, "shuffle": True}
+    ours, theirs = both(dataset_of, FastLoader, {"device": "cpu"}, **arguments)
+    assert_same(ours, theirs)
+    assert any(isinstance(item, list) for item in ours)
+    assert FastLoader(dataset_of(), device="cpu", **arguments).plan.engine == "torch"
+    with pytest.raises(ValueError, match="accelerate='require'"):
+        FastLoader(dataset_of(), **NATIVE, **arguments)

@@ -172,13 +172,13 @@ def test_worker_counts_grow_with_the_cores_and_never_exceed_them() -> None:
 
 def test_each_rung_changes_one_thing() -> None:
     climbed = rungs(16)
-    assert [rung.number for rung in climbed] == [1, 2, 3, 4, 5, 6, 0]
-    assert [rung.workers for rung in climbed] == [2, 8, 8, 14, 14, 14, 0]
-    properties = ("workers", "channels_last", "pinned", "side_stream")
-    for lower, upper in itertools.pairwise(climbed[:6]):
+    assert [rung.number for rung in climbed] == [1, 2, 3, 4, 5, 6, 7, 8, 0]
+    assert [rung.workers for rung in climbed] == [2, 8, 8, 14, 14, 14, 14, 14, 0]
+    properties = ("workers", "channels_last", "pinned", "side_stream", "slots", "native")
+    for lower, upper in itertools.pairwise(climbed[:8]):
         changed = [name for name in properties if getattr(lower, name) != getattr(upper, name)]
         assert len(changed) == 1, (lower.name, upper.name)
-    assert [name for name in properties if getattr(climbed[5], name)] == list(properties)
+    assert [name for name in properties if getattr(climbed[7], name)] == list(properties)
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
@@ -199,7 +199,7 @@ def _rungs_data(photos: Path) -> Any:
     return ladder.open_images(photos, quick=True)
 
 
-def test_rungs_1_to_5_are_torchs_loader_and_rung_6_is_ours(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rungs_1_to_5_are_torchs_loader_and_the_others_ours(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, dict[str, Any]]] = []
 
     def record(kind: type) -> Any:
@@ -212,12 +212,25 @@ def test_rungs_1_to_5_are_torchs_loader_and_rung_6_is_ours(photos: Path, monkeyp
     monkeypatch.setattr(_rungs, "DataLoader", record(DataLoader))
     monkeypatch.setattr(_rungs, "FastLoader", record(FastLoader))
     dataset, _ = _rungs_data(photos)
-    for rung in rungs(2)[:6]:
+    for rung in rungs(2)[:8]:
         Feed(rung, dataset, [0], batch_size=1, batches=1, device=CPU).close()
-    assert [name for name, _ in made] == ["DataLoader"] * 5 + ["FastLoader"]
-    assert [arguments["pin_memory"] for _, arguments in made] == [False] * 4 + [True] * 2
-    assert [arguments["num_workers"] for _, arguments in made] == [1, 2, 2, 2, 2, 2]
-    assert made[5][1]["device"] == CPU
+    assert [name for name, _ in made] == ["DataLoader"] * 5 + ["FastLoader"] * 3
+    assert [arguments["pin_memory"] for _, arguments in made] == [False] * 4 + [True] * 4
+    assert [arguments["num_workers"] for _, arguments in made] == [1, 2, 2, 2, 2, 2, 2, 2]
+    assert [arguments["device"] for _, arguments in made[5:]] == [CPU] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+def test_rungs_6_to_8_are_the_engines_that_their_names_say(photos: Path) -> None:
+    dataset, _ = _rungs_data(photos)
+    plans = [
+        FastLoader(dataset, num_workers=1, pin_memory=True, device=CPU, **_rungs.engine_of(rung)).plan
+        for rung in rungs(2)[5:8]
+    ]
+    assert [plan.engine for plan in plans] == ["torch", "torch", "native"]
+    assert "accelerate='off'" in str(plans[0])
+    assert "accelerate='off'" not in str(plans[1])
+    assert "worker_init_fn" in str(plans[1])
 
 
 class TinyStep:
@@ -244,7 +257,7 @@ def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pyt
         assert multiprocessing.active_children() == []  # no rung's workers take cores from another rung
 
     record = climb(Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=True), on_result)
-    assert told == [(number, done) for number in (1, 2, 3, 4, 5, 6, 0) for done in (False, True)]
+    assert told == [(number, done) for number in (*range(1, 9), 0) for done in (False, True)]
     steps = [batches_needed(rung, TINY, traced=False) for rung in rungs(2)]
     assert TinyStep.seen == [(False, False)] * sum(steps[:2]) + [(True, True)] * sum(steps[2:])
     for rung in record["rungs"]:
@@ -261,12 +274,13 @@ def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(pho
     record = climb(
         Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=False), lambda rung, result: None
     )
-    assert [rung["name"] for rung in record["rungs"]] == ["few workers", "more workers"]
+    assert [rung["name"] for rung in record["rungs"]] == ["few workers", "more workers", "native engine"]
     assert [(skip["name"], skip["reason"]) for skip in record["skipped"]] == [
         ("channels_last", "needs a GPU"),
         ("more workers again", "no more cores"),
         ("pinned memory", "needs a GPU"),
-        ("FastLoader", "needs a GPU"),
+        ("side stream", "needs a GPU"),
+        ("pinned slots", "needs a GPU"),
         ("ceiling", "needs a GPU"),
     ]
     assert {rung["wait_share"] for rung in record["rungs"]} == {None}

@@ -115,6 +115,24 @@ CONTENDERS: dict[str, Contender] = {
         tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and DALI's resize"),
         needs_gpu=True,
     ),
+    "timm": Contender(
+        title="timm PrefetchLoader",
+        module="timm_prefetch",
+        packages=("timm", "pillow"),
+        tolerance=Tolerance(mean=0.001, why="normalizes on the GPU, which rounds otherwise"),
+    ),
+    "spdl": Contender(
+        title="SPDL",
+        module="spdl_io",
+        packages=("spdl", "spdl-core", "spdl-io"),
+        tolerance=Tolerance(mean=1.0, why="FFmpeg's color conversion and resize"),
+    ),
+    "ffcv": Contender(
+        title="FFCV",
+        module="ffcv_loader",
+        packages=("ffcv", "numba"),
+        tolerance=Tolerance(mean=0.01, why="float32 arithmetic of its own"),
+    ),
     "fastload-workers": Contender(
         title="FastLoader, workers", module="fastload_loaders", variant="workers", packages=("fastload", "pillow")
     ),

@@ -37,7 +37,7 @@ class Surroundings:
 
     Attributes:
         pythons: Interpreter by contender or group.
-        sites: Folder to search for packages first, by contender or group.
+        sites: Folder to search for packages first, and its ``lib`` for libraries, by contender or group.
         cores: Cores that a contender may use; ``None``: those of this process.
     """
 
@@ -180,6 +180,9 @@ class Remote:
         environment = dict(os.environ)
         if path:
             environment["PYTHONPATH"] = os.pathsep.join(path)
+        if site is not None and (libraries := Path(site).resolve() / "lib").is_dir():
+            inherited = environment.get("LD_LIBRARY_PATH")
+            environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(libraries), inherited]))
         return python or sys.executable, environment
 
 

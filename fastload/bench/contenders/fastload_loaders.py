@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fastload import FastLoader
+from fastload.bench._rungs import leave_alone
 from fastload.bench.contenders._job import Feed, Job
 
 
@@ -19,10 +20,6 @@ def missing(variant: str, device: str) -> str | None:
     return None
 
 
-def _leave_alone(worker: int) -> None:
-    """A worker_init_fn that does nothing: with one, nothing is lowered, and the workers engine runs with its slots."""
-
-
 def open_feed(job: Job, variant: str) -> Feed:
     """Begin to load.
 
@@ -31,9 +28,7 @@ def open_feed(job: Job, variant: str) -> Feed:
     """
     torch.manual_seed(job.seed)
     dataset = job.dataset()
-    own: dict[str, Any] = (
-        {"accelerate": "require"} if variant == "native" else {"worker_init_fn": _leave_alone, "accelerate": "auto"}
-    )
+    own: dict[str, Any] = {"accelerate": "require"} if variant == "native" else {"worker_init_fn": leave_alone}
     loader = FastLoader(
         dataset,
         batch_size=job.batch_size,

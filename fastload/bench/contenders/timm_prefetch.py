@@ -1,0 +1,55 @@
+"""timm's PrefetchLoader, composed as timm's create_loader does: uint8 to the GPU on a side stream, normalized there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+from fastload.bench._data import MEAN, STD
+from fastload.bench.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
+
+
+def missing(variant: str, device: str) -> str | None:
+    """Why this cannot take part."""
+    del variant, device
+    return None if importlib.util.find_spec("timm") else "timm is not installed; pip install timm"
+
+
+def open_feed(job: Job, variant: str) -> Feed:
+    """Begin to load with ``job.threads`` worker processes."""
+    del variant
+    torch.manual_seed(job.seed)
+    timm_loader: Any = importlib.import_module("timm.data.loader")
+    timm_transforms: Any = importlib.import_module("timm.data.transforms")
+    geometry = (
+        [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()]
+        if job.train
+        else [transforms.Resize((SIDE, SIDE))]
+    )
+    dataset = job.dataset(transforms.Compose([*geometry, timm_transforms.ToNumpy()]))
+    loader = DataLoader(
+        dataset,
+        batch_size=job.batch_size,
+        sampler=job.sampler(dataset),
+        num_workers=job.threads,
+        collate_fn=timm_loader.fast_collate,
+        pin_memory=job.on_gpu,
+        persistent_workers=True,
+    )
+    prefetcher = timm_loader.PrefetchLoader(loader, MEAN, STD, device=torch.device(job.device))
+
+    def delivered() -> Batches:
+        for images, labels in prefetcher:
+            yield in_model_layout(images), labels
+
+    def close() -> None:
+        iterator: Any = loader._iterator
+        if iterator is not None:
+            iterator._shutdown_workers()
+
+    return Feed(delivered(), close)

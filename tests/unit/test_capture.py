@@ -1,4 +1,4 @@
-"""A profiler's window around some steps: when it opens and closes, and what a tool sees of it; the loop sees nothing."""
+"""A profiler's window around some steps: when it opens and closes, what a tool sees of it, and the loop does not."""
 
 from __future__ import annotations
 

@@ -177,6 +177,8 @@ def pinned_limit(loader: FastLoader[Any]) -> int:
 def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, batch_bytes: int | None) -> Plan:
     workers = loader.num_workers
     threads = f"{workers} decode thread{'s' if workers != 1 else ''}"
+    if isinstance(workers, AutoWorkers):
+        threads = f"1 to {cores_for_loading()} decode threads"
     height, width = recipe.pipeline.size
     names = ", ".join(type(step).__name__ for step in recipe.pipeline.geometry)
     names += " (with torch's arithmetic for tensors)" if recipe.pipeline.interpolation.startswith("torch_") else ""
@@ -187,7 +189,6 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
     becomes += "" if recipe.pipeline.erasing is None else f", then {type(recipe.pipeline.erasing.step).__name__}"
     notes = ["samples that are no such JPEG files are made in the main process by the transforms themselves"]
     if isinstance(workers, AutoWorkers):
-        threads = f"1 to {cores_for_loading()} decode threads"
         now = "" if workers.sizing.threads is None else f", {workers.sizing.threads} of late"
         streams = f"random draws are those of {NATIVE_STREAMS} workers"
         notes.append(f"num_workers='auto': as many threads as keep the consumer fed{now}; {streams}")

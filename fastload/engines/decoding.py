@@ -51,6 +51,7 @@ class Batch:
     error: ExceptionWrapper | None = None  # of the sample after the last of `sources`
     pixels: Any = None  # the tensor and the job that fills it, once it is started
     job: Any = None
+    awaited: tuple[float, float] = (0.0, 0.0)  # from when to when its pixels were waited for, by whoever saw it through
     boxes: torch.Tensor | None = None  # to be erased, where that is done
     stuck: bool = False  # until the consumer has made some of its samples
     made: bool = False
@@ -122,6 +123,7 @@ class Line:
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         self.images = 0  # of the batch that was taken last
+        self.awaited = (0.0, 0.0)  # likewise
         self.decoded_at = self.made_at = 0.0  # likewise
         self._decoded = 0
         self._collate_s = 0.0
@@ -162,6 +164,7 @@ class Line:
         if batch.failure is not None:
             raise batch.failure
         self.images, self.decoded_at, self.made_at = len(batch.indices), batch.decoded_at, batch.made_at
+        self.awaited = batch.awaited
         data, batch.data = batch.data, None  # the line's thread may know the batch for a while yet
         return data
 
@@ -322,6 +325,7 @@ class Line:
         """Wait for the pixels, and make in Python what the core does not."""
         job = batch.job
         made: dict[int, _Made] = {}
+        begun = time.monotonic()
         while (answer := job.wait(timeout_s)) == "requested":
             kind, sample, value = job.request()
             if kind == "exp":
@@ -334,6 +338,7 @@ class Line:
                 job.skip(after)
         if answer == "timeout":
             raise TookTooLongError
+        batch.awaited = begun, time.monotonic()
         statuses = job.statuses()
         if any(statuses):
             if not in_python:

@@ -3,11 +3,13 @@
 Index batches are drawn where torch draws them, as many ahead as torch would, so that the sampler and both generators
 stand after each batch (and after a ``break``) where torch's would. Batch ``k`` belongs to the *virtual worker*
 ``k mod num_workers``, which has the random stream of that worker of torch's. A worker's samples are drawn in order, and
-decoded in any; few batches are decoded at a time, because one batch occupies all threads.
+decoded in any; few batches are decoded at a time, because one batch occupies all threads. How many threads there are
+shows in no batch: with ``num_workers="auto"`` they come and go.
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,9 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload._nvtx import stage
+from fastload.engines.auto import AutoWorkers
 from fastload.engines.decoding import Line, TookTooLongError
+from fastload.engines.threads import ThreadSizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +52,11 @@ class NativeIterator(_BaseDataLoaderIter):
     ) -> None:
         super().__init__(loader)  # draws the base seed
         self._window = (loader.prefetch_factor or 2) * self._num_workers
+        workers = loader.num_workers
+        self._sizer = ThreadSizer(workers.sizing) if isinstance(workers, AutoWorkers) else None
         self._line = Line(
             recipe,
-            self._num_workers,
+            self._num_workers if self._sizer is None else self._sizer.threads_at_first,
             base_seed=int(self._base_seed),
             workers=self._num_workers,
             by_index=getattr(loader, "rng", "torch") == "index",
@@ -58,6 +64,8 @@ class NativeIterator(_BaseDataLoaderIter):
             pin=pin,
             ahead=ahead,
         )
+        if self._sizer is not None:
+            self._sizer.attach(self._line.pool)
         self._sent = 0
         self._closed = False
         self._finalizer = weakref.finalize(self, self._line.close)
@@ -67,6 +75,8 @@ class NativeIterator(_BaseDataLoaderIter):
         super()._reset(loader, first_iter)
         self._line.drain()  # the workers' generators go on
         self._line.epoch += 1
+        if self._sizer is not None:
+            self._sizer.begin()
         self._sent = 0
         for _ in range(self._window):
             self._send()
@@ -87,12 +97,16 @@ class NativeIterator(_BaseDataLoaderIter):
             if not self._persistent_workers:
                 self._finalizer()
             raise StopIteration
+        asked = time.monotonic()
         with stage("wait", self._num_yielded):
             try:
                 data = self._line.take(self._timeout)
             except TookTooLongError:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         self._send()
+        if self._sizer is not None:  # only what more threads would have shortened counts as waiting
+            begun, ended = self._line.awaited
+            self._sizer.note(self._line.images, max(0.0, ended - max(begun, asked)))
         if isinstance(data, ExceptionWrapper):
             data.reraise()  # type: ignore[no-untyped-call]
         return data

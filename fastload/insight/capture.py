@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import threading
-import warnings
 import weakref
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from fastload.insight.loader_report import report
-from fastload.insight.modules import hook_while_profiling
-from fastload.insight.ranges import Range, pop, push
+from fastload.insight.window import REPORT_VARIABLE, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from fastload.insight.stats import Stats
+    import torch
 
 T = TypeVar("T")
-
-STEP: Final = "step"
-"""Name of the range around each step in the window."""
 
 VARIABLE: Final = "FASTLOAD_CAPTURE"
 """``warmup:steps``, ``warmup:steps:end`` or ``warmup:steps:exit``: see :func:`capture_from_environment`."""
 
 TRACE_VARIABLE: Final = "FASTLOAD_CAPTURE_TRACE"
 """File for torch.profiler's trace of that window."""
-
-REPORT_VARIABLE: Final = "FASTLOAD_CAPTURE_REPORT"
-"""File for the verdict of the loader's own report on that window, as JSON."""
-
-Afterwards: TypeAlias = Literal["go on", "end", "exit"]
 
 
 def capture(
@@ -123,138 +109,6 @@ class Capture(Generic[T]):
     def close(self) -> None:
         """Close the window if it is open, and write its trace. Idempotent; the end of a loop does it too."""
         self._window.leave()
-
-
-class Window:
-    """The window itself: counts batches, opens, marks steps, closes. Knows no loader and outlives no process.
-
-    Args:
-        warmup: Batches before it.
-        steps: Batches in it.
-        afterwards: What the loop does when it is over.
-        trace: File for torch.profiler's trace.
-        may_open: Asked once, when it would open; if that says no it never does.
-    """
-
-    _open: Window | None = None  # one at a time: the profiler is the process's
-    _lock = threading.Lock()
-
-    def __init__(
-        self,
-        warmup: int,
-        steps: int,
-        afterwards: Afterwards = "go on",
-        trace: str | os.PathLike[str] | None = None,
-        may_open: Callable[[], bool] | None = None,
-    ) -> None:
-        self._warmup = _count("warmup", warmup, 0)
-        self._steps = _count("steps", steps, 1)
-        self.afterwards = afterwards
-        self._trace = None if trace is None else _trace_path(trace)
-        self.is_over = False
-        self.captured = 0
-        self.profile: torch.profiler.profile | None = None
-        self._seen = 0
-        self._is_open = False
-        self._step: Range | None = None
-        self._may_open = may_open
-        self._pid = 0
-        self.reporting: weakref.ref[Any] | None = None
-        self._before: Stats | None = None
-
-    @property
-    def left(self) -> int:
-        """Batches until it is over."""
-        return 0 if self.is_over else self._warmup + self._steps - self._seen
-
-    def before(self, number: int, is_last: bool) -> bool:
-        """A loop asks for its batch ``number``; ``is_last`` says that there is none. Returns whether the loop ends."""
-        self._end_step()
-        if not self._is_open and self._seen >= self._warmup:
-            self._start()
-        if self._is_open and self._seen >= self._warmup + self._steps:
-            self.leave()
-            if self.afterwards == "exit":
-                raise SystemExit(0)
-            return self.afterwards == "end"
-        if self._is_open and not is_last:
-            self._step = push(Range(STEP, number))
-        return False
-
-    def after(self) -> None:
-        """The batch is there."""
-        self._seen += 1
-        self.captured += self._is_open
-
-    def leave(self) -> None:
-        """Close the window if it is open: the loop has ended, one way or another."""
-        self._end_step()
-        if self._is_open:
-            self._is_open = False
-            self.is_over = True
-            try:
-                if self._pid == os.getpid():  # not a forked copy: the profiler is the parent's
-                    self._stop()
-            finally:
-                Window._open = None
-
-    def _end_step(self) -> None:
-        step, self._step = self._step, None
-        if step is not None:
-            pop(step)
-
-    def _start(self) -> None:
-        if self._may_open is not None and not self._may_open():
-            self._stay_shut()
-            return
-        with Window._lock:
-            if Window._open is not None:
-                self._stay_shut()
-                warnings.warn(
-                    "capture: another window is open in this process, so this one stays shut; capture one loader at "
-                    "a time",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-                return
-            Window._open = self
-        self._is_open = True
-        self._pid = os.getpid()
-        if self.reporting is not None and (loader := self.reporting()) is not None:
-            self._before = loader.stats()
-        if self._trace is not None:
-            self._start_torch()
-        if _has_cuda():
-            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
-
-    def _stay_shut(self) -> None:
-        self.is_over = True
-        self.afterwards = "go on"
-
-    def _stop(self) -> None:
-        loader = None if self.reporting is None else self.reporting()
-        if self._before is not None and loader is not None:
-            _write_report(loader.stats().since(self._before))
-        if _has_cuda():
-            torch.cuda.synchronize()  # so that the last step's kernels have run when the recording ends
-            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-        if self.profile is not None:
-            self.profile.stop()
-            hook_while_profiling(False)
-            self.profile.export_chrome_trace(str(self._trace))
-
-    def _start_torch(self) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if _has_cuda():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        profile = torch.profiler.profile(activities=activities)
-        try:
-            profile.start()
-        except RuntimeError as error:
-            warnings.warn(f"capture: no trace is written: torch.profiler: {error}", RuntimeWarning, stacklevel=5)
-        else:
-            self.profile = profile
-            hook_while_profiling(True)
 
 
 class CaptureIterator(Generic[T]):
@@ -366,43 +220,6 @@ def capture_from_environment() -> CaptureFromEnvironment | None:
     """
     text = os.environ.get(VARIABLE)
     return CaptureFromEnvironment(text, os.environ.get(TRACE_VARIABLE)) if text else None
-
-
-def _count(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be >= {least}, got {value}")
-    return value
-
-
-def _trace_path(trace: str | os.PathLike[str]) -> Path:
-    path = Path(trace).absolute()  # the program may change its folder
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"trace must name a file in a folder that exists, got {trace}; make {path.parent} first"
-        )
-    return _of_rank(path)
-
-
-def _of_rank(path: Path) -> Path:
-    """In the ranks of a distributed run each has a file of its own."""
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and (rank := os.environ.get("RANK")):
-        stem, dot, suffix = path.name.partition(".")
-        return path.with_name(f"{stem}.rank{rank}{dot}{suffix}")
-    return path
-
-
-def _write_report(stats: Stats) -> None:
-    verdict = report(stats).verdict
-    bottleneck = None if verdict.bottleneck is None else verdict.bottleneck.value
-    said = {"bottleneck": bottleneck, "evidence": verdict.evidence, "remedy": verdict.remedy}
-    path = _of_rank(Path(os.environ[REPORT_VARIABLE]))
-    path.write_text(json.dumps(said), encoding="utf-8")
-
-
-def _has_cuda() -> bool:
-    return torch.cuda.is_available()
 
 
 def _length(loader: Any) -> int | None:

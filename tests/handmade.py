@@ -1,0 +1,189 @@
+"""Recordings made by hand, in microseconds: a training loop of which every number is known."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from fastload.insight.recording import (
+    DOMAIN,
+    Call,
+    Copy,
+    Kernel,
+    Range,
+    Recording,
+    ThreadKey,
+    assign_roles,
+)
+
+MAIN = ThreadKey(100, 100)
+FEEDER = ThreadKey(100, 107)
+BACKWARD = ThreadKey(100, 108)
+WORKERS = (ThreadKey(201, 201), ThreadKey(202, 202))
+NAMES = {MAIN: "python3", FEEDER: "fastload-feeder", BACKWARD: "pt_autograd_0"} | dict.fromkeys(
+    WORKERS, "pt_data_worker"
+)
+
+
+def stage(name, start, end, thread=MAIN, batch=None, blocked=None):
+    """A range of the loader's."""
+    return Range(start * 1000, end * 1000, name, thread, DOMAIN, batch, None if blocked is None else blocked * 1000)
+
+
+def span(name, start, end, thread=MAIN, domain=""):
+    """A range of the user's."""
+    return Range(start * 1000, end * 1000, name, thread, domain)
+
+
+def launch(number, start, end, thread=MAIN, name="cudaLaunchKernel"):
+    return Call(start * 1000, end * 1000, name, thread, number)
+
+
+def kernel(number, start, end, name="gemm", stream=7, device=0):
+    return Kernel(start * 1000, end * 1000, name, device, stream, MAIN.process, number)
+
+
+def h2d(number, start, end, size_bytes=1_000_000, memory="pinned", stream=13):
+    return Copy(start * 1000, end * 1000, "host to device", memory, size_bytes, 0, stream, MAIN.process, number)
+
+
+def recording(start, end, ranges=(), calls=(), kernels=(), copies=(), os_calls=(), source="nsys", notes=()):
+    def ordered(events):
+        return tuple(sorted(events, key=lambda event: event.start_ns))
+
+    readers = {each.thread for each in ranges if each.name == "fetch"}
+    return Recording(
+        source,
+        start * 1000,
+        end * 1000,
+        assign_roles(NAMES, MAIN, readers),
+        ordered(ranges),
+        ordered(calls),
+        ordered(os_calls),
+        ordered(kernels),
+        ordered(copies),
+        {0: "NVIDIA H200"} if kernels else {},
+        notes,
+    )
+
+
+def starved(steps=5, period=1000, compute=300):
+    """Each step waits for its batch, then computes; workers read all the time; the copy runs before the kernels."""
+    ranges, calls, kernels, copies = [], [], [], []
+    for step in range(steps):
+        t = step * period
+        work = t + period - compute  # where the batch is there
+        ranges += [stage("step", t, t + period, batch=step), stage("wait", t, work - 10, batch=step)]
+        ranges += [span("forward", work - 10, t + period - 20)]
+        ranges += [stage("h2d", work - 100, work - 60, FEEDER, step)]
+        for worker in WORKERS:
+            ranges += [stage("fetch", t, t + 900, worker, step, blocked=0), stage("collate", t + 800, t + 900, worker)]
+        calls += [
+            launch(10 * step, work - 90, work - 85, FEEDER, "cudaMemcpyAsync"),
+            launch(10 * step + 1, work, work + 5),
+        ]
+        copies += [h2d(10 * step, work - 80, work - 40)]
+        kernels += [kernel(10 * step + 1, work + 10, t + period)]
+    return recording(0, steps * period, ranges, calls, kernels, copies)
+
+
+# ---- the same as an export of nsys
+
+_SCHEMA = """
+CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE ThreadNames (nameId INTEGER, priority INTEGER, globalTid INTEGER);
+CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT);
+CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER,
+    domainId INTEGER, int64Value INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER,
+    nameId INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER,
+    correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER,
+    correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER, srcKind INTEGER, dstKind INTEGER);
+CREATE TABLE OSRT_API (start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER);
+"""
+
+
+def export(recording, path):
+    """Write ``recording`` as ``nsys export --type=sqlite`` would."""
+    connection = sqlite3.connect(path)
+    connection.executescript(_SCHEMA)
+    strings: dict[str, int] = {}
+
+    def text(value):
+        return strings.setdefault(value, len(strings) + 1)
+
+    def whole(key):
+        return 1 << 48 | key[0] << 24 | key[1]
+
+    def insert(table, rows):
+        rows = list(rows)
+        if rows:
+            connection.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
+
+    # The domain is created in the main process only: forked workers go on using it.
+    created = [(-5, None, 75, "fastload", whole(MAIN), None, 1, None)]
+    insert("NVTX_EVENTS", created)
+    insert(
+        "NVTX_EVENTS",
+        # Of the loader's ranges the text is registered, of the user's it is not.
+        (
+            (
+                r.start_ns,
+                r.end_ns,
+                59,
+                None if r.domain else r.name,
+                whole(r.thread),
+                text(r.name) if r.domain else None,
+                int(r.domain == DOMAIN),
+                r.payload,
+            )
+            for r in recording.ranges
+        ),
+    )
+    insert("ThreadNames", ((text(t.name), 0, whole(t.key)) for t in recording.threads.values()))
+    insert("ThreadNames", [(text("kworker/0"), 0, whole((7, 7)))])
+    insert(
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        ((c.start_ns, c.end_ns, whole(c.thread), c.correlation, text(f"{c.name}_v7000")) for c in recording.calls),
+    )
+    insert("OSRT_API", ((c.start_ns, c.end_ns, whole(c.thread), text(c.name)) for c in recording.os_calls))
+    insert(
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        (
+            (
+                k.start_ns,
+                k.end_ns,
+                k.device,
+                k.stream,
+                k.correlation,
+                whole((k.process, 0)),
+                text(f"void {k.name}<int>()"),
+                text(k.name),
+            )
+            for k in recording.kernels
+        ),
+    )
+    insert(
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        (
+            (
+                c.start_ns,
+                c.end_ns,
+                c.device,
+                c.stream,
+                c.correlation,
+                whole((c.process, 0)),
+                c.size_bytes,
+                1,
+                {"pageable": 0, "pinned": 1}[c.memory],
+                2,
+            )
+            for c in recording.copies
+        ),
+    )
+    insert("TARGET_INFO_GPU", recording.devices.items())
+    insert("StringIds", ((number, value) for value, number in strings.items()))
+    connection.commit()
+    connection.close()
+    return path

@@ -136,6 +136,8 @@ bool Resampler::State::prepare(const ResizeJob& wanted, std::string& error) {
     error = describe("the window must lie within the target", window.width, window.height);
   } else if (job.channels != 1 && job.channels != 3) {
     error = "channels must be 1 or 3, got " + std::to_string(job.channels);
+  } else if (is_torch(job.filter) && !job.whole) {
+    error = "torch's filters resize the whole source, not a box of it";
   } else {
     if (job.whole) {
       job.box_left = job.box_top = 0;

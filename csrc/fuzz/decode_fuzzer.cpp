@@ -107,7 +107,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   geometry.flip_horizontal = choice.below(2) != 0;
   geometry.flip_vertical = choice.below(2) != 0;
   SampleOptions options;
-  options.filter = static_cast<Filter>(choice.below(6));
+  options.filter = static_cast<Filter>(choice.below(9));
   options.pass_rule = static_cast<PassRule>(choice.below(3));
   geometry.window = choose_box(choice, geometry.out_height, geometry.out_width);
   Output resized(geometry.window.height, geometry.window.width);

@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
     job.out_width = between(1, i % 5 == 0 ? 8 : 150);
     job.out_height = between(1, i % 7 == 0 ? 8 : 150);
     if (i % 11 == 0) job.width = between(1500, 4000), job.out_width = between(2, 9);  // taps by the hundred
-    job.filter = static_cast<Filter>(between(0, 5));
+    job.filter = static_cast<Filter>(between(0, 8));
     job.order = static_cast<PassOrder>(between(0, 1));
     job.channels = i % 4 == 3 ? 1 : 3;
     job.flip_horizontal = random() % 2 != 0;

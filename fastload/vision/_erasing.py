@@ -58,7 +58,7 @@ def read_erasing(
         raise Refused(f"{name} has a scale or ratio that is no pair (min, max)")
     log_ratio = torch.log(torch.tensor(step.ratio)) if type(step) is v1.RandomErasing else step._log_ratio
     if log_ratio.dtype != torch.float32:
-        raise Refused(f"{name} has a ratio of integers; give it floats")
+        raise Refused(f"{name} has a ratio whose logarithm is {log_ratio.dtype}; give it two Python floats")
     fields = {"p": float(step.p), "scale": scale, "ratio": ratio, "log_ratio": tuple(log_ratio.tolist())}
     return Erasing(step, _color(values, before, after)), ("random_erasing", fields)
 

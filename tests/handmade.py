@@ -124,23 +124,10 @@ def export(recording, path):
     # The domain is created in the main process only: forked workers go on using it.
     created = [(-5, None, 75, "fastload", whole(MAIN), None, 1, None)]
     insert("NVTX_EVENTS", created)
-    insert(
-        "NVTX_EVENTS",
-        # Of the loader's ranges the text is registered, of the user's it is not.
-        (
-            (
-                r.start_ns,
-                r.end_ns,
-                59,
-                None if r.domain else r.name,
-                whole(r.thread),
-                text(r.name) if r.domain else None,
-                int(r.domain == DOMAIN),
-                r.payload,
-            )
-            for r in recording.ranges
-        ),
-    )
+    for r in recording.ranges:  # of the loader's ranges the text is registered, of the user's it is not
+        plain, registered = (None, text(r.name)) if r.domain else (r.name, None)
+        place = whole(r.thread), registered, int(r.domain == DOMAIN)
+        insert("NVTX_EVENTS", [(r.start_ns, r.end_ns, 59, plain, *place, r.payload)])
     insert("ThreadNames", ((text(t.name), 0, whole(t.key)) for t in recording.threads.values()))
     insert("ThreadNames", [(text("kworker/0"), 0, whole((7, 7)))])
     insert(
@@ -148,40 +135,14 @@ def export(recording, path):
         ((c.start_ns, c.end_ns, whole(c.thread), c.correlation, text(f"{c.name}_v7000")) for c in recording.calls),
     )
     insert("OSRT_API", ((c.start_ns, c.end_ns, whole(c.thread), text(c.name)) for c in recording.os_calls))
-    insert(
-        "CUPTI_ACTIVITY_KIND_KERNEL",
-        (
-            (
-                k.start_ns,
-                k.end_ns,
-                k.device,
-                k.stream,
-                k.correlation,
-                whole((k.process, 0)),
-                text(f"void {k.name}<int>()"),
-                text(k.name),
-            )
-            for k in recording.kernels
-        ),
-    )
-    insert(
-        "CUPTI_ACTIVITY_KIND_MEMCPY",
-        (
-            (
-                c.start_ns,
-                c.end_ns,
-                c.device,
-                c.stream,
-                c.correlation,
-                whole((c.process, 0)),
-                c.size_bytes,
-                1,
-                {"pageable": 0, "pinned": 1}[c.memory],
-                2,
-            )
-            for c in recording.copies
-        ),
-    )
+    for k in recording.kernels:
+        place = k.device, k.stream, k.correlation, whole((k.process, 0))
+        names = text(f"void {k.name}<int>()"), text(k.name)
+        insert("CUPTI_ACTIVITY_KIND_KERNEL", [(k.start_ns, k.end_ns, *place, *names)])
+    for c in recording.copies:
+        place = c.device, c.stream, c.correlation, whole((c.process, 0))
+        kinds = 1, {"pageable": 0, "pinned": 1}[c.memory], 2
+        insert("CUPTI_ACTIVITY_KIND_MEMCPY", [(c.start_ns, c.end_ns, *place, c.size_bytes, *kinds)])
     insert("TARGET_INFO_GPU", recording.devices.items())
     insert("StringIds", ((number, value) for value, number in strings.items()))
     connection.commit()

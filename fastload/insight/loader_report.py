@@ -54,7 +54,7 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     stall, who = _stall(stats)
     waited = f"the {who} waited for batches {stall:.0%} of the time"
     if stall < STALL_MIN or not shares:
-        evidence = [waited]
+        evidence = [waited, "the model is the limit"]
         if "fetch" in stats.stages:
             evidence.append(f"{stats.ready_mean:.1f} batches were ready when it asked, on average")
         if (spare := stats.loader_images_per_s) > stats.images_per_s:
@@ -88,14 +88,19 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
     waited.pop("gpu", None)
     stages = stats.stages
     making = {name: stages[name].total_s for name in ("fetch", "decode", "collate") if name in stages}
-    before, all_of_it = waited.pop("before", 0.0), sum(making.values())
-    for name, seconds in making.items():  # its worker was at another batch then, as workers usually are
-        waited[name] = waited.get(name, 0.0) + (before * seconds / all_of_it if all_of_it else 0.0)
+    all_of_it, elapsed = sum(making.values()), stats.wait_s + stats.step_s
+    before = waited.pop("before", 0.0)
     ipc, pin = waited.get("ipc", 0.0) + waited.get("hand-over", 0.0), waited.get("pin", 0.0)
-    if "pin" in stages:  # one thread receives and pins: while it pinned another batch, this one waited for that
-        elapsed = stats.wait_s + stats.step_s
-        busy = min(1.0, stages["pin"].total_s / elapsed) if elapsed > 0 else 0.0
+    if "pin" in stages and elapsed > 0:  # one thread receives and pins: this batch waited while it pinned another
+        busy = min(1.0, stages["pin"].total_s / elapsed)
         ipc, pin = ipc * (1 - busy), pin + ipc * busy
+    if stats.workers and elapsed > 0:
+        # Workers that are never idle are the limit, and a quicker way from them would change nothing. They even make it
+        # slower: the thread that sends a batch contends with the next one's Python code for the interpreter's lock.
+        busy = min(1.0, all_of_it / (stats.workers * elapsed))
+        ipc, before = ipc * (1 - busy), before + ipc * busy
+    for name, seconds in making.items():  # the worker was at another batch then
+        waited[name] = waited.get(name, 0.0) + (before * seconds / all_of_it if all_of_it else 0.0)
     fetch = stats.fetch
     reading = waited.get("fetch", 0.0) + waited.get("decode", 0.0)
     known = fetch.blocked + fetch.decoding + fetch.computing
@@ -126,18 +131,21 @@ def _is_pageable(stats: Stats) -> bool:
 def _meanwhile(stats: Stats, which: Bottleneck) -> str:
     """What the batch that was waited for was at."""
     fetch, stages, device = stats.fetch, stats.stages, stats.device
+    known = fetch.blocked + fetch.decoding + fetch.computing or 1.0  # without the time that they had no core for
     by = "decode threads" if "decode" in stages else "workers" if stats.workers else "the main process"
     if which is Bottleneck.STORAGE:
         return (
-            f"while samples were read, {fetch.blocked:.0%} of which {by} were blocked and computed nothing"
+            f"while samples were read, {fetch.blocked / known:.0%} of which {by} were blocked and computed nothing"
             f"{_at(fetch.waits_at)}"
         )
     if which is Bottleneck.DECODE:
-        return f"while samples were read, {fetch.decoding:.0%} of which went into decoding{_at(fetch.computes_at)}"
+        return (
+            f"while samples were read, {fetch.decoding / known:.0%} of which went into decoding{_at(fetch.computes_at)}"
+        )
     if which is Bottleneck.PYTHON:
         return (
-            f"while samples were read, {fetch.computing:.0%} of which the dataset's own code and its transforms "
-            f"computed{_at(fetch.computes_at)}"
+            f"while samples were read, {fetch.computing / known:.0%} of which the dataset's own code and its "
+            f"transforms computed{_at(fetch.computes_at)}"
         )
     if which is Bottleneck.COLLATE:
         took = [f"{1e3 * stages[name].mean_s:,.1f} ms to {name}" for name in ("collate", "fetch") if name in stages]

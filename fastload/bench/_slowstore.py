@@ -1,0 +1,93 @@
+"""A store that serves objects over a socket at a limited rate: storage that is slow, whatever machine this runs on.
+
+``python -m fastload.bench._slowstore SOCKET OBJECT_BYTES BYTES_PER_S`` listens until its standard input closes. Clients
+send eight bytes, an object's number, and get the object; they wait in ``recv`` meanwhile, as they would for a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _serve(path: str, object_bytes: int, bytes_per_s: float) -> None:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen()
+    content = bytes(range(256)) * (object_bytes // 256 + 2)
+    line = threading.Lock()  # the one road that all objects come by
+
+    def answer(client: socket.socket) -> None:
+        with contextlib.suppress(OSError), client:
+            while len(request := client.recv(8)) == 8:
+                begin = struct.unpack("<q", request)[0] % 256
+                with line:
+                    time.sleep(object_bytes / bytes_per_s)
+                client.sendall(content[begin : begin + object_bytes])
+
+    def accept() -> None:
+        while True:
+            client, _ = server.accept()
+            threading.Thread(target=answer, args=(client,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    print("ready", flush=True)  # noqa: T201 - the protocol
+    sys.stdin.read()
+
+
+class Client:
+    """Reads objects; opens its connection when it is first used, so that each worker has its own."""
+
+    def __init__(self, path: str, object_bytes: int) -> None:
+        self._path = path
+        self._object_bytes = object_bytes
+        self._connection: tuple[int, socket.socket] | None = None
+
+    def read(self, number: int) -> bytes:
+        """One object. Blocks for as long as the store takes."""
+        if self._connection is None or self._connection[0] != os.getpid():
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(self._path)
+            self._connection = os.getpid(), connection
+        self._connection[1].sendall(struct.pack("<q", number))
+        received = bytearray(self._object_bytes)
+        view, got = memoryview(received), 0
+        while got < self._object_bytes:
+            count = self._connection[1].recv_into(view[got:])
+            if not count:
+                raise ConnectionError("the store has closed the connection")
+            got += count
+        return bytes(received)
+
+
+@contextlib.contextmanager
+def slow_store(object_bytes: int, bytes_per_s: float) -> Iterator[Client]:
+    """A store in a process of its own, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="fastload-store-") as folder:
+        path = str(Path(folder) / "socket")
+        command = [sys.executable, "-m", "fastload.bench._slowstore", path, str(object_bytes), str(bytes_per_s)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            try:
+                if process.stdout is None or process.stdin is None or process.stdout.readline() != b"ready\n":
+                    raise RuntimeError("the store did not start")
+                yield Client(path, object_bytes)
+            finally:
+                if process.stdin is not None:
+                    process.stdin.close()
+                process.wait(10)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,307 @@
+"""Does the verdict name the bottleneck? ``fastload bench verdicts`` plants seven, one after the other, and asks.
+
+Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
+files, a tokenizer in plain Python, large samples to stack, copies from pageable memory, float32 across the link, a
+large model. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing made
+light. A plant whose relieved loop is no faster would prove nothing, so that is reported as well.
+
+Without a CUDA device the two that need a link are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from fastload import FastLoader
+from fastload._machine import usable_cpus
+from fastload.bench._measure import environment, write_json
+from fastload.bench._show import console, refuse
+from fastload.bench._slowstore import Client, slow_store
+from fastload.insight.verdict import Bottleneck
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from fastload.insight.loader_report import Report
+
+SIDE: Final = 128
+ENDLESS: Final = 1_000_000
+RELIEVED_MIN: Final = 1.2
+"""How much faster the relieved loop has to be for the plant to have been the bottleneck."""
+
+
+class Stored(Dataset[Any]):
+    """Images as raw bytes in a store."""
+
+    def __init__(self, store: Client) -> None:
+        self._store = store
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> Any:
+        pixels = torch.frombuffer(bytearray(self._store.read(index)), dtype=torch.uint8)
+        return pixels.view(3, SIDE, SIDE), index % 10
+
+
+def jpeg(side: int) -> bytes:
+    """A picture with some detail, as a file."""
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    coarse = generator.integers(0, 256, (side // 16, side // 16, 3), dtype=np.uint8)
+    picture = np.asarray(Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC), dtype=np.int16)
+    noisy = np.clip(picture + generator.integers(-16, 17, picture.shape), 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noisy).save(file, "jpeg", quality=90)
+    return file.getvalue()
+
+
+class Files(Dataset[Any]):
+    """JPEG files in memory, decoded and resized as most people do it."""
+
+    def __init__(self, side: int) -> None:
+        self._file = jpeg(side)
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> Any:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(self._file)) as image:
+            small = image.convert("RGB").resize((SIDE, SIDE))
+        return torch.from_numpy(np.array(small)).permute(2, 0, 1), index % 10
+
+
+class Texts(Dataset[Any]):
+    """Sentences, cut into the longest known pieces from the left, as simple tokenizers do it in plain Python."""
+
+    def __init__(self, words: int) -> None:
+        generator = np.random.default_rng(0)
+        letters = np.array(list("etaoinshrdlu"))
+        sizes = generator.integers(2, 11, words)
+        self._text = " ".join("".join(generator.choice(letters, size)) for size in sizes)
+        pairs = {a + b for a in letters for b in letters}
+        self._known = {piece: number for number, piece in enumerate(sorted(pairs | set(letters) | {" "}))}
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> Any:
+        text, known, tokens, at = self._text, self._known, [], 0
+        while at < len(text):
+            for size in (3, 2, 1):
+                if (token := known.get(text[at : at + size])) is not None:
+                    tokens.append(token)
+                    at += size
+                    break
+        return torch.tensor(tokens[:512]), index % 10
+
+
+class Ready(Dataset[Any]):
+    """Tensors that only have to be stacked."""
+
+    def __init__(self, sample: torch.Tensor) -> None:
+        self._sample = sample
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> Any:
+        return self._sample, index % 10
+
+
+class Batches(Dataset[Any]):
+    """Whole batches that lie in memory, pinned or not."""
+
+    def __init__(self, batch: torch.Tensor) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batch
+
+
+class Model:
+    """So many products of square matrices per batch, on the device that the batch is on."""
+
+    def __init__(self, device: torch.device, products: int, side: int) -> None:
+        self._weights = torch.randn(side, side, device=device) / side**0.5
+        self._products = products
+
+    def __call__(self, batch: Any) -> None:
+        """One step."""
+        images = batch if isinstance(batch, torch.Tensor) else batch[0]
+        flat = images.reshape(-1)[: self._weights.numel()]
+        activation = self._weights + flat.to(self._weights.dtype).sum() * 0
+        for _ in range(self._products):
+            activation = activation @ self._weights
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One bottleneck.
+
+    Attributes:
+        expected: What the verdict is to say.
+        planted: Opens the loop that has it: a loader and a step.
+        relieved: Opens the loop that does not.
+        needs_gpu: Whether there is no such bottleneck without one.
+    """
+
+    expected: Bottleneck
+    planted: Callable[[], contextlib.AbstractContextManager[tuple[FastLoader[Any], Model]]]
+    relieved: Callable[[], contextlib.AbstractContextManager[tuple[FastLoader[Any], Model]]]
+    needs_gpu: bool = False
+
+
+def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
+    """All of them, for ``device``."""
+    workers = 2 if quick else max(2, min(8, usable_cpus() - 1))
+    gpu = device.type == "cuda"
+    batch_size = 16 if quick else 64
+    light_step, heavy_step = (0, 64), (300 if quick else 600, 2048) if gpu else (12, 1024)
+    wide = 256 if quick else 512
+
+    @contextlib.contextmanager
+    def loop(
+        dataset: Dataset[Any], step: tuple[int, int] = light_step, **arguments: Any
+    ) -> Iterator[tuple[FastLoader[Any], Model]]:
+        given: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers, "device": device, **arguments}
+        with FastLoader(dataset, **given) as loader:
+            yield loader, Model(device, *step)
+
+    @contextlib.contextmanager
+    def stored(bytes_per_s: float) -> Iterator[tuple[FastLoader[Any], Model]]:
+        with slow_store(3 * SIDE * SIDE, bytes_per_s) as store, loop(Stored(store)) as opened:
+            yield opened
+
+    def in_memory(dtype: torch.dtype, *, pinned: bool) -> Dataset[Any]:
+        batch = torch.zeros(16 if quick else 128, 3, 224, 224, dtype=dtype)
+        return Batches(batch.pin_memory() if pinned else batch)
+
+    light = Ready(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
+    whole: dict[str, Any] = {"batch_size": None, "num_workers": 0}
+    return {
+        "slow storage": Plant(Bottleneck.STORAGE, lambda: stored(8e6), lambda: stored(1e10)),
+        "heavy decode": Plant(Bottleneck.DECODE, lambda: loop(Files(768 if quick else 1536)), lambda: loop(light)),
+        "Python-heavy transform": Plant(Bottleneck.PYTHON, lambda: loop(Texts(2000)), lambda: loop(Texts(100))),
+        "large collate": Plant(
+            Bottleneck.COLLATE,
+            lambda: loop(Ready(torch.zeros(3, 2 * wide, 2 * wide)), num_workers=2),
+            lambda: loop(Ready(torch.zeros(3, wide, wide, dtype=torch.uint8)), num_workers=2),
+        ),
+        "pageable copy": Plant(
+            Bottleneck.PIN,
+            lambda: loop(in_memory(torch.float32, pinned=False), max_pinned_bytes=0, **whole),
+            lambda: loop(in_memory(torch.float32, pinned=True), **whole),
+            needs_gpu=True,
+        ),
+        "float32 across a thin link": Plant(
+            Bottleneck.LINK,
+            lambda: loop(in_memory(torch.float32, pinned=True), **whole),
+            lambda: loop(in_memory(torch.uint8, pinned=True), **whole),
+            needs_gpu=True,
+        ),
+        "heavy model": Plant(Bottleneck.GPU, lambda: loop(light, heavy_step), lambda: loop(light)),
+    }
+
+
+def run(loader: FastLoader[Any], step: Callable[[Any], None], seconds: float) -> Report:
+    """Train for a while; the report is of the time after the warm-up."""
+    from fastload.insight.loader_report import report
+
+    begin, before = time.monotonic(), None
+    for batch in loader:
+        step(batch)
+        now = time.monotonic()
+        if before is None and now - begin > seconds / 4:
+            before = loader.stats()
+        if now - begin > seconds and before is not None and loader.stats().since(before).batches >= 8:
+            break
+    if before is None:
+        raise RuntimeError(f"the loader ended after {time.monotonic() - begin:.1f} s")
+    if loader.plan.device.type == "cuda":
+        torch.cuda.synchronize()
+    return report(loader.stats().since(before))
+
+
+def try_plant(plant: Plant, seconds: float) -> dict[str, Any]:
+    """Plant it, ask, and see what it is worth to take it away."""
+    with plant.planted() as (loader, step):
+        planted = run(loader, step, seconds)
+        text = str(planted)
+    with plant.relieved() as (loader, step):
+        relieved = run(loader, step, seconds / 2)
+    named = planted.verdict.bottleneck
+    speedup = relieved.stats.images_per_s / planted.stats.images_per_s
+    return {
+        "expected": plant.expected.value,
+        "verdict": None if named is None else named.value,
+        "named": named is plant.expected,
+        "is_bottleneck": speedup >= RELIEVED_MIN,
+        "report": text.splitlines(),
+        "shares": {which.value: share for which, share in planted.shares.items()},
+        "stall": planted.stats.stall,
+        "device_stall": planted.stats.device_stall,
+        "images_per_s": planted.stats.images_per_s,
+        "relieved_images_per_s": relieved.stats.images_per_s,
+        "speedup_when_relieved": speedup,
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench verdicts``."""
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each planted loop (default: 8)")
+    parser.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda")
+    parser.add_argument("--plant", action="append", metavar="NAME", help="only this one; may be given again")
+    parser.add_argument("--quick", action="store_true", help="small sizes and 3 seconds each")
+    parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run ``fastload bench verdicts``; 1 if a verdict names another bottleneck than was planted."""
+    from rich.table import Table
+
+    from fastload.options import resolve_device
+
+    try:
+        device = resolve_device(arguments.device)
+    except RuntimeError as error:
+        return refuse(error)
+    seconds = 3.0 if arguments.quick else arguments.seconds
+    chosen = plants(device, quick=arguments.quick)
+    for name in arguments.plant or []:
+        if name not in chosen:
+            return refuse(ValueError(f"--plant must be one of {', '.join(map(repr, chosen))}, got {name!r}"))
+    table = Table(title=f"Does the verdict name what was planted? ({device.type})")
+    for column in ("planted", "expected", "verdict", "relieved"):
+        table.add_column(column)
+    results = {}
+    for name, plant in chosen.items():
+        if (arguments.plant and name not in arguments.plant) or (plant.needs_gpu and device.type != "cuda"):
+            continue
+        results[name] = result = try_plant(plant, seconds)
+        console().print(f"{name}: {result['report'][0]}")
+        verdict = f"{result['verdict']}-bound" + ("" if result["named"] else " (wrong)")
+        speedup = f"{result['speedup_when_relieved']:.1f} times as fast"
+        table.add_row(name, f"{result['expected']}-bound", verdict, speedup)
+    console().print(table)
+    right = sum(result["named"] for result in results.values())
+    console().print(f"{right} of {len(results)} named")
+    if arguments.json:
+        record = {"environment": environment(), "device": device.type, "named": right, "of": len(results)}
+        console().print(f"wrote {write_json(arguments.json, {**record, 'plants': results})}")
+    return 0 if right == len(results) and all(result["is_bottleneck"] for result in results.values()) else 1

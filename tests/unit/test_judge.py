@@ -1,0 +1,99 @@
+"""The verdict on a recording: each bottleneck, as its numbers look."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from handmade import FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage, starved
+
+from fastload.insight.finder import find
+from fastload.insight.judge import judge
+from fastload.insight.verdict import Bottleneck, Verdict
+
+LOOP = [stage("step", 0, 1000), stage("wait", 0, 900)]
+KERNEL = {"calls": [launch(1, 900, 910)], "kernels": [kernel(8, 0, 1), kernel(1, 910, 1000)]}
+
+
+def verdict_of(ranges, seen=None, **events):
+    return judge(find(recording(0, 1000, [*LOOP, *ranges], **{**KERNEL, **events})), seen)
+
+
+def reading(blocked=0, **stages):
+    """Two workers that are in ``stages`` for so many microseconds each."""
+    return [
+        stage(name, start, end, worker, blocked=blocked if name == "fetch" else None)
+        for worker in WORKERS
+        for name, (start, end) in stages.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "events", "bottleneck"),
+    [
+        (reading(fetch=(0, 900), blocked=700), {}, Bottleneck.STORAGE),
+        (reading(fetch=(0, 900)), {}, Bottleneck.PYTHON),
+        (reading(fetch=(0, 900), decode=(100, 800)), {}, Bottleneck.DECODE),
+        (reading(fetch=(0, 300), collate=(300, 900)), {}, Bottleneck.COLLATE),
+        (reading(fetch=(0, 100)), {}, Bottleneck.COLLATE),
+        (reading(fetch=(0, 300)), {"copies": [h2d(3, 100, 800)]}, Bottleneck.LINK),
+        (reading(fetch=(0, 300)), {"copies": [h2d(3, 100, 800, memory="pageable")]}, Bottleneck.PIN),
+        ([stage("fetch", 0, 880, MAIN, blocked=0)], {}, Bottleneck.PYTHON),
+        ([stage("fetch", 0, 880, FEEDER, blocked=800)], {}, Bottleneck.STORAGE),
+    ],
+)
+@pytest.mark.parametrize("device", [True, False])
+def test_each_bottleneck_is_named(ranges, events, bottleneck, device):
+    if not device:
+        if "copies" in events:
+            return
+        events = {"calls": [], "kernels": []}
+    verdict = verdict_of(ranges, **events)
+    assert verdict.bottleneck is bottleneck
+    assert "waited for batches 90% of the time" in verdict.evidence[0]
+    assert ("the GPU ran kernels" in verdict.evidence[0]) is device
+
+
+def test_a_loop_that_does_not_wait_is_bound_by_its_model():
+    fed = recording(0, 1000, [stage("step", 0, 1000), stage("wait", 0, 20)], kernels=[kernel(1, 0, 970)])
+    verdict = judge(find(fed))
+    assert verdict.bottleneck is Bottleneck.GPU
+    assert "nothing to gain in the loader" in verdict.remedy
+    assert judge(find(replace(fed, kernels=()))).bottleneck is Bottleneck.GPU
+
+
+def test_a_loop_that_leaves_the_gpu_idle_by_itself_is_told_so():
+    busy = recording(
+        0, 1000, [stage("step", 0, 1000), span("loss.item", 100, 900)], kernels=[kernel(1, 0, 100), kernel(2, 900, 990)]
+    )
+    verdict = judge(find(busy))
+    assert verdict.bottleneck is Bottleneck.GPU
+    assert verdict.evidence[0] == "it is the loop that leaves the GPU idle, not the loader"
+    assert "the training thread was in loss.item" in " ".join(verdict.evidence)
+    assert "torch.compile" in verdict.remedy
+
+
+def test_layout_conversions_are_evidence_with_their_remedy():
+    kernels = [kernel(1, 0, 800), kernel(2, 800, 970, "nchwToNhwcKernel")]
+    verdict = judge(find(recording(0, 1000, [stage("step", 0, 1000)], kernels=kernels)))
+    assert "18% of the kernels' time only converts layouts (nchwToNhwcKernel)" in verdict.evidence[-1]
+    assert "channels_last" in verdict.evidence[-1]
+
+
+def test_the_loaders_own_look_tells_decoding_from_python():
+    seen = Verdict.of(Bottleneck.DECODE, "80% of fetch went into decoding")
+    verdict = verdict_of(reading(fetch=(0, 900)), seen)
+    assert verdict.bottleneck is Bottleneck.DECODE
+    assert "the loader itself: 80% of fetch went into decoding" in verdict.evidence
+
+
+@pytest.mark.parametrize("said", [Verdict.of(Bottleneck.GPU, "x"), Verdict(None, ("too few",), "wait")])
+def test_what_the_loader_said_does_not_overrule_what_was_recorded(said):
+    assert verdict_of(reading(fetch=(0, 900)), said).bottleneck is Bottleneck.PYTHON
+
+
+def test_the_verdict_reads_as_a_sentence():
+    text = str(judge(find(starved())))
+    assert text.startswith(
+        "Python-bound: the training loop waited for batches 69% of the time, the GPU ran kernels 29%"
+    )

@@ -1,0 +1,56 @@
+"""The planted bottlenecks: the verdict names each of those that there can be on a CPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from fastload import cli
+from fastload.bench._slowstore import slow_store
+from fastload.bench.verdicts import plants
+
+ON_CPU = {
+    "slow storage": "storage",
+    "heavy decode": "decode",
+    "Python-heavy transform": "Python",
+    "large collate": "collate/IPC",
+    "heavy model": "GPU",
+}
+
+
+def test_there_are_seven_and_each_bottleneck_is_planted_once():
+    planted = plants(torch.device("cuda"), quick=True)
+    assert len(planted) == 7
+    assert len({plant.expected for plant in planted.values()}) == 7
+
+
+@pytest.mark.timeout(600)
+def test_verdicts_name_what_is_planted_on_a_cpu(tmp_path):
+    file = tmp_path / "verdicts.json"
+    assert cli.main(["bench", "verdicts", "--quick", "--device", "cpu", "--json", str(file)]) == 0
+    record = json.loads(file.read_text())
+    assert {name: plant["verdict"] for name, plant in record["plants"].items()} == ON_CPU
+    assert (record["named"], record["of"]) == (5, 5)
+    assert all(plant["is_bottleneck"] for plant in record["plants"].values())
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_verdicts_name_all_seven_on_a_gpu(tmp_path):
+    file = tmp_path / "verdicts.json"
+    code = cli.main(["bench", "verdicts", "--quick", "--device", "cuda", "--json", str(file)])
+    record = json.loads(file.read_text())
+    assert (record["named"], record["of"], code) == (7, 7, 0), record
+
+
+def test_a_plant_that_there_is_not_is_refused(capsys):
+    assert cli.main(["bench", "verdicts", "--plant", "weeds"]) == 2
+    assert "--plant must be one of 'slow storage'" in capsys.readouterr().err
+
+
+def test_the_slow_store_serves_what_is_asked_for():
+    with slow_store(1000, 1e9) as store:
+        assert store.read(3) == bytes(range(3, 256)) + (bytes(range(256)) * 3)[: 1000 - 253]
+        assert len(store.read(700)) == 1000

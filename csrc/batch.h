@@ -49,6 +49,7 @@ struct BatchSpec {
   std::shared_ptr<const DrawPlan> plan;
   std::shared_ptr<RandomStream> stream;
   std::vector<std::uint64_t> seeds;
+  std::uint64_t number = 0;  // the batch's, for a profiler
 };
 
 // What a job waits for.

@@ -227,7 +227,7 @@ nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t,
 
 BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
                  std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
-                 std::optional<std::vector<std::uint64_t>> seeds, const std::string& filter,
+                 std::optional<std::vector<std::uint64_t>> seeds, std::uint64_t number, const std::string& filter,
                  const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
   BatchSpec spec;
   std::vector<BytesView> views;
@@ -247,6 +247,7 @@ BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geom
   if (plan != nullptr) spec.plan = std::make_shared<const DrawPlan>(*plan);
   spec.stream = std::move(stream);
   if (seeds) spec.seeds = std::move(*seeds);
+  spec.number = number;
   auto bound = std::make_unique<BoundJob>(std::move(views), std::move(out));
   bound->attach(pool.submit(std::move(spec)));
   return bound.release();  // Python owns it
@@ -309,8 +310,8 @@ void bind_batch(nb::module_& m) {
              return nb::make_tuple(done.seconds, done.busy_seconds, done.read_seconds, done.read_busy_seconds);
            })
       .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
-           "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "filter"_a = "bilinear",
-           "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false)
+           "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
+           "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false)
       .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ranges.h"
+
 namespace fastload {
 namespace {
 
@@ -121,9 +123,11 @@ void PoolState::work(int number) {
   using Clock = std::chrono::steady_clock;
   std::unique_lock<std::mutex> lock(mutex_);
   Task task;
+  DecodeRange range;
   while (!retire(number)) {
     if (pick(task)) {
       ++task.job->running_;
+      range.enter(task.job.get(), task.job->spec_.number);
       const Clock::time_point taken = Clock::now();
       const double busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
       if (task.drawn) {
@@ -138,6 +142,7 @@ void PoolState::work(int number) {
     } else if (closing_) {
       return;
     } else {
+      range.leave();
       work_.wait(lock);
     }
   }

@@ -74,8 +74,8 @@ class Job:
 # Decode threads. submit() returns at once. Each image is decoded, cropped, resized and flipped as its row of `geometry`
 # says (int32, as _Geometry; a zero height of crop, output or window stands for all of it), or as `plan` draws it: from
 # `stream`, from a generator of its own for each of `seeds`, or without draws. `out` is NHWC with contiguous rows.
-# resize() changes the number of threads, also while they work, and returns how many there are now. work_done() is the
-# seconds that threads were at work, added up, and the number of images.
+# `number` is the batch's in a profile. resize() changes the number of threads, also while they work, and returns how
+# many there are now. work_done() is the seconds that threads were at work, added up, and the number of images.
 class Pool:
     def __init__(self, threads: int) -> None: ...
     @property
@@ -94,6 +94,7 @@ class Pool:
         plan: DrawPlan | None = None,
         stream: RandomStream | None = None,
         seeds: Sequence[int] | None = None,
+        number: int = 0,
         filter: str = "bilinear",
         pass_rule: str = "horizontal_first",
         max_pixels: int = 0,

@@ -246,7 +246,12 @@ class Line:
             if self._recipe.pipeline.draws:
                 draws = {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
             batch.job = self.pool.submit(
-                batch.sources, batch.pixels, plan=self._recipe.plan, **draws, **self._recipe.options
+                batch.sources,
+                batch.pixels,
+                plan=self._recipe.plan,
+                number=batch.number,
+                **draws,
+                **self._recipe.options,
             )
         except Exception as error:  # noqa: BLE001 - no memory to pin, the pool was closed: the consumer shall know
             self._end(batch, None, error)

@@ -173,7 +173,6 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
     gpu = device.type == "cuda"
     batch_size = 16 if quick else 64
     light_step, heavy_step = (0, 64), (300 if quick else 600, 2048) if gpu else (12, 1024)
-    wide = 256 if quick else 512
 
     @contextlib.contextmanager
     def loop(
@@ -200,8 +199,8 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         "Python-heavy transform": Plant(Bottleneck.PYTHON, lambda: loop(Texts(2000)), lambda: loop(Texts(100))),
         "large collate": Plant(
             Bottleneck.COLLATE,
-            lambda: loop(Ready(torch.zeros(3, 2 * wide, 2 * wide)), num_workers=2),
-            lambda: loop(Ready(torch.zeros(3, wide, wide, dtype=torch.uint8)), num_workers=2),
+            lambda: loop(Ready(torch.zeros(3, 512, 512)), num_workers=2),
+            lambda: loop(Ready(torch.zeros(3, 256, 256, dtype=torch.uint8)), num_workers=2),
         ),
         "pageable copy": Plant(
             Bottleneck.PIN,

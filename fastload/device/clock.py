@@ -94,7 +94,7 @@ class DeviceClock:
         sums["device:copies"] += 1
         sums["device:copied_bytes"] += timing.nbytes
         sums["device:pageable_bytes"] += timing.pageable_bytes
-        if before is None:
+        if before is None or not before.query():  # of another stream, which the consumer has left
             return
         idle_s = max(0.0, before.elapsed_time(timing.ready) * 1e-3)
         sums["device:steps"] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,30 +23,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a comparison came to; true if everything was equal.
+    """What a comparison came to; true if there was something to compare, and all of it was equal.
 
     Attributes:
-        batches: Batches compared.
+        batches: Batches that both loaders were asked for.
         engine: FastLoader's, in the comparison.
         difference: The first difference: where, and what; ``None`` if there is none.
         errors: Batches that failed, with an error of the same type in both loaders: which, and why.
+        notes: Why FastLoader ran the dataset and its transforms as they are, where it did.
     """
 
     batches: int
     engine: str
     difference: str | None
     errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> int:
+        """Batches whose values were compared: those that did not fail."""
+        return self.batches - len(self.errors)
 
     def __bool__(self) -> bool:
-        return self.difference is None
+        return self.difference is None and self.compared > 0
 
     def __str__(self) -> str:
-        if self.difference is None:
-            equal = f"equal to the bit: {self.batches} batches, engine {self.engine}"
-            if not self.errors:
-                return equal
-            return f"{equal}; of which {len(self.errors)} failed in both, the first: {self.errors[0]}"
-        return f"different, engine {self.engine}: {self.difference}"
+        failed = f"{len(self.errors)} failed in both loaders, the first: {self.errors[0]}" if self.errors else ""
+        if self.difference is not None:
+            said = f"different, engine {self.engine}: {self.difference}"
+        elif not self.batches:
+            said = "nothing was compared: both loaders are empty"
+        elif not self.compared:
+            said = f"nothing was compared: of {self.batches} batches, {failed}"
+        else:
+            said = f"equal to the bit: {self.compared} batches, engine {self.engine}"
+            said += f"; of {self.batches} batches, {failed}" if failed else ""
+        return "\n".join([said, *(f"  note: {note}" for note in self.notes)])
 
 
 def verify(
@@ -144,17 +157,22 @@ def _compare(
     number = 0
     missing = object()
     errors: list[str] = []
+
+    def result(found: str | None) -> Verification:
+        plan = loader.plan  # of now: a recipe may have failed its check
+        notes = () if plan.engine == "native" else plan.notes
+        return Verification(number, plan.engine, found, tuple(errors), notes)
+
     while True:
         a, b = next(theirs, missing), next(ours, missing)
-        engine = loader.plan.engine
         if a is missing and b is missing:
-            return Verification(number, engine, None, tuple(errors))
+            return result(None)
         if a is missing or b is missing:
             more = "FastLoader" if a is missing else "torch"
-            return Verification(number, engine, f"{more} has more than {number} batches")
+            return result(f"{more} has more than {number} batches")
         found = difference(a, b)
         if found is not None:
-            return Verification(number, engine, f"batch {number}, {found}{_file(torchs, number, found)}")
+            return result(f"batch {number}, {found}{_file(torchs, number, found)}")
         if isinstance(b, BaseException):
             last = str(b).strip().rpartition("\n")[2]  # after the traceback: the error, or the sample and its file
             errors.append(f"batch {number}, {type(b).__name__}: {last.removeprefix(f'{type(b).__name__}: ')}")
@@ -232,11 +250,21 @@ def _count(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 if all is equal, 1 if not, 2 if there is no such function or it makes no loader."""
+    """0 if all is equal, 1 if not, 2 if there was nothing to compare: no such function, or one that raises."""
+
+    def make() -> DataLoader[Any]:
+        try:
+            return call_factory(args.factory, args.arg)[0]
+        except FactoryError:
+            raise
+        except Exception as error:
+            traceback.print_exc()  # the user's own: it says where
+            raise FactoryError(f"{args.factory} raised {type(error).__name__}: {error}") from error
+
     try:
-        result = verify(lambda: call_factory(args.factory, args.arg)[0], args.batches, seed=args.seed)
+        result = verify(make, args.batches, seed=args.seed)
     except FactoryError as error:
         sys.stderr.write(f"fastload verify: {error}\n")
         return 2
     sys.stdout.write(f"{result}\n")
-    return 0 if result else 1
+    return 0 if result else 1 if result.difference is not None else 2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision.transforms as v1
 from photos import eval_v1, make_folder, train_v1
 from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
@@ -102,6 +103,8 @@ def test_the_command(root, tmp_path, monkeypatch, capsys):
     (tmp_path / "my_loader_module.py").write_text(
         "import torch\nfrom torch.utils.data import DataLoader\n"
         "def make():\n    return DataLoader(torch.arange(10), 4, shuffle=True)\n"
+        "def fails(text):\n    raise OSError(text)\n"
+        "def none():\n    return DataLoader([])\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
@@ -110,6 +113,13 @@ def test_the_command(root, tmp_path, monkeypatch, capsys):
     assert cli.main(["verify", "my_loader_module:nothing"]) == 2
     assert cli.main(["verify", "my_loader_module"]) == 2
     assert cli.main(["verify", "my_loader_module:torch.get_num_threads"]) == 2  # 1 would mean that bits differ
+    capsys.readouterr()
+    assert cli.main(["verify", "my_loader_module:fails", "--arg", "it broke"]) == 2
+    said = capsys.readouterr().err
+    assert "my_loader_module.py" in said
+    assert said.endswith("fastload verify: my_loader_module:fails raised OSError: it broke\n")
+    assert cli.main(["verify", "my_loader_module:none"]) == 2
+    assert "nothing was compared" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         cli.main(["verify", "my_loader_module:make", "--batches", "0"])
     assert ended.value.code == 2
@@ -127,7 +137,26 @@ def test_batches_that_fail_in_both_loaders_are_not_passed_over(root, tmp_path, a
     assert len(result.errors) == 1
     assert result.errors[0].startswith("batch 1, FileNotFoundError: ")
     assert str(gone) in str(result)
-    assert "1 failed in both" in str(result)
+    assert f"equal to the bit: 3 batches, engine {result.engine}; of 4 batches, 1 failed in both" in str(result)
+
+
+def test_what_fails_throughout_or_is_empty_is_not_called_equal(root):
+    dataset = ImageFolder(root, eval_v1())
+    dataset.samples = [(f"{path}.gone", target) for path, target in dataset.samples]
+    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", accelerate="off"))
+    assert (bool(result), result.batches, result.compared, len(result.errors)) == (False, 4, 0, 4)
+    assert str(result).startswith("nothing was compared: of 4 batches, 4 failed in both loaders, the first: batch 0, ")
+    result = verify(DataLoader([], 3))
+    assert (bool(result), result.batches) == (False, 0)
+    assert str(result).startswith("nothing was compared: both loaders are empty")
+
+
+def test_why_nothing_was_native_is_said(root):
+    dataset = ImageFolder(root, v1.Compose([v1.ColorJitter(0.1), eval_v1()]))
+    assert "note: the dataset and its transforms run as they are: transform ColorJitter" in str(
+        verify(DataLoader(dataset, 3, num_workers=1), batches=1)
+    )
+    assert not verify(DataLoader(ImageFolder(root, eval_v1()), 3, num_workers=1), batches=1).notes
 
 
 def test_what_is_no_loader_is_refused():

@@ -39,6 +39,7 @@ Table: TypeAlias = dict[str, "Command | Group"]
 
 BENCH: Final[Table] = {
     "ceiling": Command("fastload.bench.ceiling", "how fast training would be with a perfect loader", "bench"),
+    "cpu": Command("fastload.bench.cpu", "processor seconds per image, beside peers", "bench"),
     "decode": Command(
         "fastload.bench.decode", "JPEG files to training crops on the CPU, beside torchvision and DALI", "bench"
     ),
@@ -49,8 +50,10 @@ BENCH: Final[Table] = {
     "loaders": Command("fastload.bench.loaders", "loaders alone against threads, beside peers", "bench"),
     "memory": Command("fastload.bench.memory", "host and GPU memory of loaders, beside peers", "bench"),
     "photos": Command("fastload.bench.photos", "write a data set of real photographs", "bench"),
+    "scaling": Command("fastload.bench.scaling", "loaders alone against the size of images and batches", "bench"),
     "slots": Command("fastload.bench.slots", "pinned shared slots beside pin_memory=True", "bench"),
     "step": Command("fastload.bench.step", "what the device side costs a training step", "bench"),
+    "tune": Command("fastload.bench.tune", "num_workers='auto' beside every fixed number of workers", "bench"),
     "verdicts": Command("fastload.bench.verdicts", "whether the verdict names bottlenecks that are planted", "bench"),
     "train": Command("fastload.bench.train", "training fed by each loader, as a share of the ceiling", "bench"),
 }
@@ -60,6 +63,7 @@ COMMANDS: Final[Table] = {
     "verify": Command("fastload.verify", "compare FastLoader with DataLoader on your data, bit by bit"),
     "profile": Command("fastload.profile", "a training script's bottleneck, from a recording of some steps", "insight"),
     "kernels": Command("fastload.kernels", "what bounds the kernels of one range, by Nsight Compute", "insight"),
+    "tune": Command("fastload.tune", "how many workers keep a training step fed", "insight"),
     "bench": Group(BENCH, "measure on this machine"),
     "doctor": Command("fastload.doctor", "what this machine has and lacks"),
 }

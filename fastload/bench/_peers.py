@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import tempfile
 from dataclasses import dataclass, field
@@ -13,10 +14,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from fastload._machine import usable_cpus
 from fastload.bench._data import add_data_argument, image_pool, open_images
-from fastload.bench._measure import Spread, environment, interleave
+from fastload.bench._measure import Spread, environment, interleave, write_json
 from fastload.bench._pagecache import resident_share
-from fastload.bench._show import console
+from fastload.bench._show import console, refuse
 from fastload.bench.contenders._job import Job
 from fastload.bench.contenders._registry import CONTENDERS, loading
 from fastload.bench.contenders._remote import ContenderError, Surroundings, Team
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 CHECKED_BATCHES = 2
 CHECKED_BATCH_SIZE = 16
 CHECKED_WORKERS = 2
+CHECKED_DRAWS = 16  # batches whose statistics are compared, where the crops are others
+
+# Of normalized values. Means of two halves of 512 random crops of the photographs differ by less than 0.1.
+STATISTICS_TOLERANCE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +91,50 @@ def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, help=f"images per batch (default: {default.batch_size})")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
+
+
+def add_threads_argument(parser: argparse.ArgumentParser, default: Sequence[int]) -> None:
+    """Declare ``--threads``."""
+    shown = ",".join(map(str, default))
+    parser.add_argument(
+        "--threads", type=numbers, help=f"threads, or worker processes, such as 4,16 (default: {shown})"
+    )
+
+
+def answer(
+    question: str,
+    args: argparse.Namespace,
+    default_threads: Sequence[int],
+    measure: Callable[[Gathering, Setup, int], dict[str, Any]],
+    describe: Callable[[Mapping[str, Any]], str],
+) -> int:
+    """Answer a question that depends on the number of threads; returns the exit code.
+
+    Args:
+        question: The benchmark's name.
+        args: Of :func:`add_peer_arguments` and :func:`add_threads_argument`.
+        default_threads: When none are given; those that are more than the usable cores are left out.
+        measure: Every contender at one number of threads: figures by contender.
+        describe: One contender's figures in words.
+    """
+    try:
+        setup = setup_of(args)
+        most = min(2, usable_cpus()) if setup.quick else usable_cpus()
+        counts = args.threads or tuple(n for n in default_threads if n <= most) or (most,)
+        with gathered(question, setup, {"threads": counts}) as gathering:
+            points = []
+            for threads in counts:
+                results = measure(gathering, setup, threads)
+                points.append({"threads": threads, "contenders": results})
+                for name, result in results.items():
+                    console().print(f"{threads:3} threads, {gathering.team.title(name)}: {describe(result)}")
+            record = {**gathering.finished(), "points": points}
+            right = gathering.all_right
+    except (ValueError, FileNotFoundError) as error:
+        return refuse(error)
+    if args.json:
+        console().print(f"figures: {write_json(args.json, record)}")
+    return 0 if right else 1
 
 
 def setup_of(args: argparse.Namespace) -> Setup:
@@ -194,20 +244,24 @@ def check_outputs(gathering: Gathering, setup: Setup) -> None:
                 seed=1,
             )
             expected = Path(folder) / f"{train}.npz"
-            write_expected(job, expected)
+            usual = write_expected(job, expected)
             for remote in gathering.team.present:
                 contender = remote.contender
-                if not contender.loads or (train and contender.tolerance is not None):
+                if not contender.loads:
                     continue
                 known = gathering.record["contenders"][remote.name]
+                own_draws = train and contender.tolerance is not None
                 try:
                     with remote.turn():
-                        seen = remote.ask("check", expected=str(expected), **job.record())
+                        if own_draws:
+                            seen = remote.ask("statistics", batches=CHECKED_DRAWS, **job.record())
+                        else:
+                            seen = remote.ask("check", expected=str(expected), **job.record())
                 except ContenderError as error:
                     reason: str | None = str(error)
                 else:
                     known["check" if not train else "check_training"] = seen
-                    reason = _wrong(seen, contender.tolerance)
+                    reason = _unlike(seen, usual) if own_draws else _wrong(seen, contender.tolerance)
                 if reason is not None:
                     known["failed"] = reason
                     console().print(f"failed: {contender.title}: {reason}")
@@ -224,19 +278,33 @@ def _wrong(seen: Mapping[str, Any], tolerance: Any) -> str | None:
     return f"its pixels may be off by {tolerance.mean} of 255 on average, but are by {seen['mean_difference']:.2f}"
 
 
-def write_expected(job: Job, path: Path) -> None:
-    """Write the batches that torch's DataLoader gives of ``job`` to ``path``."""
+def _unlike(seen: Mapping[str, Any], usual: Mapping[str, Any]) -> str | None:
+    for name in ("mean", "deviation"):
+        off = max(abs(a - b) for a, b in zip(seen[name], usual[name], strict=True))
+        if not off <= STATISTICS_TOLERANCE:  # so that NaN is not let through
+            return (
+                f"the {name} of its training images may be off by {STATISTICS_TOLERANCE} from that of the same images "
+                f"by torchvision, but is by {off:.2f}"
+            )
+    return None
+
+
+def write_expected(job: Job, path: Path) -> dict[str, list[float]]:
+    """Write the first batches that torch's DataLoader gives of ``job``; returns mean and deviation of the channels."""
     dataset = job.dataset()
     torch.manual_seed(job.seed)
     loader = DataLoader(
         dataset, batch_size=job.batch_size, sampler=job.sampler(dataset), num_workers=job.threads if job.train else 0
     )
     arrays: dict[str, Any] = {}
-    batches = iter(loader)
-    for number in range(CHECKED_BATCHES):
-        images, labels = next(batches)
-        arrays |= {f"images{number}": images.numpy(), f"labels{number}": labels.numpy()}
+    drawn = []
+    for number, (images, labels) in enumerate(itertools.islice(loader, CHECKED_DRAWS if job.train else None)):
+        drawn.append(images)
+        if number < CHECKED_BATCHES:
+            arrays |= {f"images{number}": images.numpy(), f"labels{number}": labels.numpy()}
     np.savez(path, **arrays)
+    whole = torch.cat(drawn)
+    return {"mean": whole.mean((0, 2, 3)).tolist(), "deviation": whole.std((0, 2, 3)).tolist()}
 
 
 def warm_up(remote: Remote, threads: int, seconds: float) -> int:

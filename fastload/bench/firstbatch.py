@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastload._machine import usable_cpus
-from fastload.bench._measure import write_json
-from fastload.bench._peers import add_peer_arguments, gathered, numbers, setup_of, spread_of, take_turns
-from fastload.bench._show import console, refuse
+from fastload.bench._peers import add_peer_arguments, add_threads_argument, answer, spread_of, take_turns
 from fastload.bench.contenders._job import Job
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from fastload.bench._peers import Gathering, Setup
     from fastload.bench.contenders._remote import Remote
@@ -44,32 +42,18 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
     }
 
 
+def describe(result: Mapping[str, Any]) -> str:
+    """A contender's figures in words."""
+    first = result["first_batch_s"]
+    return f"first batch after {first['median']:.3f} s ({first['min']:.3f} to {first['max']:.3f})"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload bench firstbatch``."""
     add_peer_arguments(parser)
-    parser.add_argument("--threads", type=numbers, help="threads or workers (default: 8)")
+    add_threads_argument(parser, THREADS)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench firstbatch``."""
-    try:
-        setup = setup_of(args)
-        counts = args.threads or ((min(2, usable_cpus()),) if setup.quick else THREADS)
-        with gathered("firstbatch", setup, {"threads": counts}) as gathering:
-            points = []
-            for threads in counts:
-                results = measure(gathering, setup, threads)
-                points.append({"threads": threads, "contenders": results})
-                for name, result in results.items():
-                    first = result["first_batch_s"]
-                    console().print(
-                        f"{threads:3} threads, {gathering.team.title(name)}: first batch after {first['median']:.3f} s "
-                        f"({first['min']:.3f} to {first['max']:.3f})"
-                    )
-            record = {**gathering.finished(), "points": points}
-            right = gathering.all_right
-    except (ValueError, FileNotFoundError) as error:
-        return refuse(error)
-    if args.json:
-        console().print(f"figures: {write_json(args.json, record)}")
-    return 0 if right else 1
+    return answer("firstbatch", args, THREADS, measure, describe)

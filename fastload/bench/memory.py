@@ -1,8 +1,9 @@
 """Memory of the host and of the GPU that a running loader holds, beside its peers: ``fastload bench memory``.
 
-What counts is what is added to a process in which everything is imported and the GPU is ready. Host memory is the
-private and file pages of the loader's processes (each page shared by n of them counts 1/n in each) and all shared
-memory, pinned memory of CUDA included, mapped or not. The peak of samples while batches are taken for some seconds.
+What counts is what is added to a process in which everything is imported and the GPU is ready; every turn has a process
+of its own, because libraries keep what they once had. Host memory is the private and file pages of the loader's
+processes (each page shared by n of them counts 1/n in each) and all shared memory, pinned memory of CUDA included,
+mapped or not. The peak of samples while batches are taken for some seconds.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fastload._machine import usable_cpus
-from fastload.bench._measure import Spread, write_json
-from fastload.bench._peers import add_peer_arguments, gathered, numbers, setup_of, take_turns
-from fastload.bench._show import console, refuse
+from fastload.bench._measure import Spread
+from fastload.bench._peers import add_peer_arguments, add_threads_argument, answer, take_turns
 from fastload.bench.contenders._job import Job
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from fastload.bench._peers import Gathering, Setup
     from fastload.bench.contenders._processes import Memory
@@ -60,10 +60,12 @@ class Sampler:
 
 
 def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
-    """Every contender at one number of threads; each turn makes a loader and ends it."""
+    """Every contender at one number of threads."""
+    team = gathering.team
     job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
 
     def turn(remote: Remote) -> dict[str, Any]:
+        remote.restart()
         device_before = remote.ask("device_memory")["used_bytes"]
         before = remote.memory()
         remote.ask("open", **job.record())
@@ -71,7 +73,7 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
             remote.ask("run", batches=2 * threads + 2, seconds=setup.seconds)
         device_after = remote.ask("device_memory")["used_bytes"]
         peak = sampler.peak()
-        remote.ask("close")
+        remote.end()
         return {
             "host_bytes": peak.host_bytes - before.host_bytes,
             "device_bytes": None if device_after is None else device_after - device_before,
@@ -79,7 +81,9 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
             "peak": asdict(peak),
         }
 
-    answers = take_turns(gathering.team.present, turn, setup.repeats)
+    for remote in team.present:
+        remote.end()  # its shared memory would be taken for another's
+    answers = take_turns(team.present, turn, setup.repeats)
     results = {}
     for name, turns in answers.items():
         on_device = [turn["device_bytes"] for turn in turns]
@@ -91,33 +95,19 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
     return results
 
 
+def describe(result: Mapping[str, Any]) -> str:
+    """A contender's figures in words."""
+    device = result["device_bytes"]
+    host = f"{result['host_bytes']['median'] / 1e6:,.0f} MB of the host"
+    return host if device is None else f"{host}, {device['median'] / 1e6:,.0f} MB of the GPU"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload bench memory``."""
     add_peer_arguments(parser)
-    parser.add_argument("--threads", type=numbers, help="threads or workers (default: 16)")
+    add_threads_argument(parser, THREADS)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench memory``."""
-    try:
-        setup = setup_of(args)
-        counts = args.threads or ((min(2, usable_cpus()),) if setup.quick else THREADS)
-        with gathered("memory", setup, {"threads": counts}) as gathering:
-            points = []
-            for threads in counts:
-                results = measure(gathering, setup, threads)
-                points.append({"threads": threads, "contenders": results})
-                for name, result in results.items():
-                    device = result["device_bytes"]
-                    console().print(
-                        f"{threads:3} threads, {gathering.team.title(name)}: "
-                        f"{result['host_bytes']['median'] / 1e6:,.0f} MB of the host"
-                        + ("" if device is None else f", {device['median'] / 1e6:,.0f} MB of the GPU")
-                    )
-            record = {**gathering.finished(), "points": points}
-            right = gathering.all_right
-    except (ValueError, FileNotFoundError) as error:
-        return refuse(error)
-    if args.json:
-        console().print(f"figures: {write_json(args.json, record)}")
-    return 0 if right else 1
+    return answer("memory", args, THREADS, measure, describe)

@@ -61,16 +61,38 @@ class Remote:
         self.missing: str | None = None
         self.versions: dict[str, str] = {}
         self.python = ""
+        self._device = device
+        self._surroundings = surroundings
+        try:
+            self._start()
+        except ContenderError as error:
+            self.missing = str(error)
+        if self.missing is not None:
+            self.end()
+
+    def restart(self) -> None:
+        """Begin again in a new process.
+
+        Raises:
+            ContenderError: It cannot take part any more.
+        """
+        self.end()
+        self._start()
+        if self.missing is not None:
+            raise ContenderError(f"{self.name}: {self.missing}")
+
+    def _start(self) -> None:
+        self._ended = False
         self._stack = contextlib.ExitStack()
         self._said: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed by the stack
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE_S)
         self._stream = ours.makefile("rw", encoding="utf-8")
         ours.close()
-        python, environment = self._command(surroundings)
+        python, environment = self._command(self._surroundings)
         with theirs:
             self._process = subprocess.Popen(
-                [python, "-m", "fastload.bench.contenders._serve", name, str(theirs.fileno())],
+                [python, "-m", "fastload.bench.contenders._serve", self.name, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
@@ -79,16 +101,11 @@ class Remote:
                 process_group=0,  # of this session: if this process dies, the kernel wakes and ends stopped ones
             )
         # A worker that outlives its main process holds the socket open: end it, or an answer would be waited for.
-        threading.Thread(target=self._watch, name=f"fastload-{name}", daemon=True).start()
-        try:
-            answer = self.ask("hello", device=device, cores=surroundings.cores)
-            self.missing = answer["missing"]
-            self.versions = answer["versions"]
-            self.python = answer["python"]
-        except ContenderError as error:
-            self.missing = str(error)
-        if self.missing is not None:
-            self.close()
+        threading.Thread(target=_outlive, args=(self._process,), name=f"fastload-{self.name}", daemon=True).start()
+        answer = self.ask("hello", device=self._device, cores=self._surroundings.cores)
+        self.missing = answer["missing"]
+        self.versions = answer["versions"]
+        self.python = answer["python"]
 
     @property
     def group(self) -> int:
@@ -124,8 +141,10 @@ class Remote:
         finally:
             self._signal(signal.SIGSTOP)
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End the process and all that it started. Idempotent."""
+        if self._ended:
+            return
         self._signal(signal.SIGCONT)
         if self._process.poll() is None:
             with contextlib.suppress(OSError, ValueError):
@@ -137,6 +156,7 @@ class Remote:
         with contextlib.suppress(OSError, ValueError):
             self._stream.close()
         self._stack.close()
+        self._ended = True
 
     def memory(self) -> _processes.Memory:
         """Host memory of all its processes."""
@@ -149,11 +169,9 @@ class Remote:
             return {**known, "missing": self.missing}
         return {**known, "python": self.python, "versions": self.versions}
 
-    def _watch(self) -> None:
-        self._process.wait()
-        self._signal(signal.SIGKILL)
-
     def _signal(self, number: signal.Signals) -> None:
+        if self._ended:  # its number may be another's by now
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 
@@ -186,6 +204,13 @@ class Remote:
         return python or sys.executable, environment
 
 
+def _outlive(process: subprocess.Popen[bytes]) -> None:
+    """End the group of a process when it has ended itself."""
+    process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 class Team:
     """The contenders of one benchmark, each in its own process; a context manager.
 
@@ -211,7 +236,7 @@ class Team:
     def drop(self, remote: Remote, reason: str) -> None:
         """A contender cannot go on; its reason stands in the record."""
         remote.missing = reason
-        remote.close()
+        remote.end()
 
     def record(self) -> dict[str, Any]:
         """Every contender, those that are missing with the reason."""
@@ -239,4 +264,4 @@ class Team:
 
     def __exit__(self, *_: object) -> None:
         for remote in self.all:
-            remote.close()
+            remote.end()

@@ -151,6 +151,14 @@ class Server:
             "largest_difference": largest,
         }
 
+    def statistics(self, batches: int, **job: Any) -> dict[str, Any]:
+        """Mean and deviation of each channel, over some batches, of what a contender that draws by itself gives."""
+        self.close()
+        feed = self._contender.open_feed(Job(**job))
+        images = torch.cat([next(feed.batches)[0].float().cpu() for _ in range(batches)])
+        feed.close()
+        return {"mean": images.mean((0, 2, 3)).tolist(), "deviation": images.std((0, 2, 3)).tolist()}
+
     def device_memory(self) -> dict[str, Any]:
         """Bytes of the GPU that are in use, whoever uses them."""
         if not torch.cuda.is_available():

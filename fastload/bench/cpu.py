@@ -1,0 +1,38 @@
+"""Processor seconds per image, and what loading takes from the thread that trains: ``fastload bench cpu``.
+
+All processes and threads of a contender are counted, at a number of threads where nobody waits for a core. The main
+thread's share is what the training loop spends in ``next()``: Python, and starting copies and kernels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastload.bench._peers import add_peer_arguments, add_threads_argument, answer
+from fastload.bench.loaders import measure
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+THREADS = (8,)
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """A contender's figures in words."""
+    per_image, main_thread = result["processor_ms_per_image"], result["main_thread_us_per_batch"]
+    return (
+        f"{per_image['median']:.3f} ms of processor per image ({per_image['min']:.3f} to {per_image['max']:.3f}), "
+        f"{main_thread['median']:,.0f} µs of the main thread per batch"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench cpu``."""
+    add_peer_arguments(parser)
+    add_threads_argument(parser, THREADS)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``fastload bench cpu``."""
+    return answer("cpu", args, THREADS, measure, describe)

@@ -64,6 +64,7 @@ COMMANDS: Final[Table] = {
     "profile": Command("fastload.profile", "a training script's bottleneck, from a recording of some steps", "insight"),
     "kernels": Command("fastload.kernels", "what bounds the kernels of one range, by Nsight Compute", "insight"),
     "tune": Command("fastload.tune", "how many workers keep a training step fed", "insight"),
+    "tune": Command("fastload.tune", "how many workers keep a training step fed", "insight"),
     "bench": Group(BENCH, "measure on this machine"),
     "doctor": Command("fastload.doctor", "what this machine has and lacks"),
 }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,15 +37,23 @@ class Rate:
         wait_share: Share of the time in which nothing was computed because the next batch was not there.
         steps: Over how many steps this was measured.
         seconds: And over how long.
+        cores: Cores that this process and its workers kept busy meanwhile, on average.
     """
 
     images_per_s: float
     wait_share: float
     steps: int
     seconds: float
+    cores: float = 0.0
 
 
-def loop_rate(batches: Iterator[Any], step: Step, device: torch.device, *, seconds: float, warm_steps: int) -> Rate:
+class EmptyLoaderError(ValueError):
+    """There is no batch to measure with."""
+
+
+def loop_rate(
+    batches: Iterator[Any], step: Step, device: torch.device, *, seconds: float, warm_steps: int, rounds_of: int = 1
+) -> Rate:
     """Run ``warm_steps``, then measure for about ``seconds``. Waits for nothing but the batches until the end.
 
     Args:
@@ -50,15 +62,17 @@ def loop_rate(batches: Iterator[Any], step: Step, device: torch.device, *, secon
         device: Where it does; its own clock is used.
         seconds: How long to measure; a few steps at least.
         warm_steps: Steps before.
+        rounds_of: Measure a multiple of so many steps: workers that began together hand over together.
     """
     for _ in range(warm_steps):
         step(next(batches))
     clock = clock_for(device)
+    clock.finish()
     waits: list[tuple[Any, Any]] = []
-    images = 0
-    begin = clock.mark()
-    host_end = time.perf_counter() + seconds
-    while len(waits) < FEW_STEPS or time.perf_counter() < host_end:
+    images, fewest = 0, max(FEW_STEPS, 2 * rounds_of if rounds_of > 1 else 1)
+    computed, host_begin = _processor_s(), time.perf_counter()
+    begin, host_end = clock.mark(), host_begin + seconds
+    while len(waits) < fewest or len(waits) % rounds_of or time.perf_counter() < host_end:
         asked = clock.mark()
         batch = next(batches)
         waits.append((asked, clock.mark()))
@@ -66,9 +80,20 @@ def loop_rate(batches: Iterator[Any], step: Step, device: torch.device, *, secon
         images += samples_in(batch)
     end = clock.mark()
     clock.finish()
+    cores = (_processor_s() - computed) / (time.perf_counter() - host_begin)
     took = clock.between_s(begin, end)
     waited = sum(clock.between_s(*wait) for wait in waits)
-    return Rate(images / took, waited / took, len(waits), took)
+    return Rate(images / took, waited / took, len(waits), took, max(0.0, cores))
+
+
+def _processor_s() -> float:
+    """Processor time of this process and of its workers so far, as far as the system says."""
+    seconds = time.process_time()
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended, or there is no such folder here
+            fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+            seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def samples_in(batch: Any) -> int:
@@ -88,7 +113,7 @@ def endless(epochs: Iterable[Any]) -> Iterator[Any]:
     """One epoch after the other.
 
     Raises:
-        ValueError: An epoch has no batch.
+        EmptyLoaderError: An epoch has no batch.
     """
     while True:
         some = False
@@ -96,7 +121,10 @@ def endless(epochs: Iterable[Any]) -> Iterator[Any]:
             some = True
             yield batch
         if not some:
-            raise ValueError("the loader must yield at least 1 batch per epoch, got 0")
+            raise EmptyLoaderError(
+                "the loader must yield at least 1 batch per epoch, got 0: its dataset is empty, or drop_last drops all "
+                "there is"
+            )
 
 
 def in_flight(loader: DataLoader[Any]) -> int:

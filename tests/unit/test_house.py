@@ -22,6 +22,7 @@ LAYERS = [
     {"cli"},
     {"kernels"},
     {"profile"},
+    {"tune"},
     {"run", "doctor", "bench", "_bootstrap"},
     {"standin", "rates"},
     {"fastload"},  # the public names

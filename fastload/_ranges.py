@@ -74,6 +74,15 @@ class Domain:
             blocked = max(0, min(blocked_now - blocked_before, end - start))
         self._write([start, end, threading.get_native_id(), self._name, message, payload, blocked])
 
+    def start_range(self, attributes: Attributes) -> tuple[int, int, str, int | None]:
+        """Begin a range that any thread may end; it is shown on this one."""
+        return time.time_ns(), threading.get_native_id(), attributes.message, attributes.payload
+
+    def end_range(self, started: tuple[int, int, str, int | None]) -> None:
+        """End what :meth:`start_range` began."""
+        start, thread, message, payload = started
+        self._write([start, time.time_ns(), thread, self._name, message, payload, None])
+
     def name_thread(self, name: str) -> None:
         """Tell the calling thread's name."""
         self._write([threading.get_native_id(), name])

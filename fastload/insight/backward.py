@@ -7,6 +7,9 @@ the graph goes.
 A module's part of the graph is what lies between its outputs and its inputs. Its range begins before the first node of
 that part runs and ends when the last nodes, from which no edge leads on inside the part, have run. Should they not
 all run (``torch.autograd.grad`` for some inputs, an error), the range ends with the backward pass.
+
+Autograd has a thread for each device. A part that spans several devices gets a range of the process, which belongs to no
+thread; the others belong to the thread that runs them, with which tools show the kernels that were launched in them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from fastload.insight.ranges import Range, pop, push
+from fastload.insight.ranges import ProcessRange, Range, pop, push
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,15 +38,19 @@ class Boundary:
         inputs: The call's arguments.
     """
 
-    __slots__ = ("_inputs", "_start")
+    __slots__ = ("_inputs", "_start", "devices")
 
     def __init__(self, *inputs: Any) -> None:
-        self._inputs = {tensor.grad_fn for tensor in _tensors(inputs)}
+        differentiated = [tensor for tensor in _tensors(inputs) if tensor.requires_grad]
+        self._inputs = {tensor.grad_fn for tensor in differentiated}
         self._start = _sequence_number()
+        self.devices = {tensor.device for tensor in differentiated}
 
     def part(self, output: Any) -> tuple[list[Any], list[Any]]:
         """The nodes where backward enters the part, and those where it leaves it."""
-        entries = list({node: None for tensor in _tensors(output) if self._inside(node := tensor.grad_fn)})
+        outputs = [tensor for tensor in _tensors(output) if self._inside(tensor.grad_fn)]
+        self.devices.update(tensor.device for tensor in outputs)
+        entries = list(dict.fromkeys(tensor.grad_fn for tensor in outputs))
         seen, ahead, exits = set(entries), list(entries), []
         while ahead:
             node = ahead.pop()
@@ -71,7 +78,7 @@ class BackwardRange:
         outer: That of the call around this one, which is opened first.
     """
 
-    __slots__ = ("_exits", "_left", "_name", "_outer", "_over", "_range", "_task")
+    __slots__ = ("_devices", "_exits", "_left", "_lock", "_name", "_outer", "_over", "_range", "_task")
 
     def __init__(self, name: str, outer: BackwardRange | None) -> None:
         self._name = name
@@ -80,36 +87,43 @@ class BackwardRange:
         self._left = 0
         self._task = -1
         self._over = False
-        self._range: Range | None = None
+        self._range: Range | ProcessRange | None = None
+        self._devices: set[torch.device] = set()
+        self._lock = threading.Lock()
 
     def attach(self, boundary: Boundary, output: Any) -> None:
         """Hook the part of the graph that leads from ``output`` to the boundary. The graph then owns this object."""
         entries, exits = boundary.part(output)
         self._exits = len(exits)
+        self._devices |= boundary.devices
+        if self._outer is not None:
+            self._outer._devices |= self._devices
         for node in entries:
             node.register_prehook(self._begin)
         for node in exits:
             node.register_hook(self._end)
 
     def _begin(self, *_: Any) -> None:
-        self._renew(task := _graph_task())
+        task = _graph_task()
         if self._outer is not None:
             self._outer._begin()
-        if self._exits and self._range is None and not self._over:
-            _thread.task(task).ranges.append(self._open())
-
-    def _open(self) -> Range:
-        self._range = push(Range(self._name))
-        return self._range
+        with self._lock:
+            self._renew(task)
+            if self._exits and self._range is None and not self._over:
+                spans = len(self._devices) > 1
+                self._range = ProcessRange(self._name) if spans else push(Range(self._name))
+                _thread.task(task).ranges.append(self._range)
 
     def _end(self, *_: Any) -> None:
-        self._renew(_graph_task())
-        self._left -= 1
-        if not self._left:
+        with self._lock:
+            self._renew(_graph_task())
+            self._left -= 1
+            if self._left:
+                return
             self._over = True
             opened, self._range = self._range, None
-            if opened is not None:
-                pop(opened)
+        if opened is not None:
+            _close(opened)
 
     def _renew(self, task: int) -> None:
         """A graph that is kept may be run again, and not all of it."""
@@ -120,22 +134,29 @@ class BackwardRange:
             self._range = None
 
 
+def _close(opened: Range | ProcessRange) -> None:
+    if isinstance(opened, ProcessRange):
+        opened.end()
+    else:
+        pop(opened)
+
+
 class _Task:
     """The ranges that one backward pass has opened on one thread, outermost first."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.ranges: list[Range] = []
+        self.ranges: list[Range | ProcessRange] = []
         self.is_over = False
         self._thread = threading.get_ident()
 
     def end(self) -> None:
-        """The pass is over; close what it left open, if this is its thread."""
+        """The pass is over; close what it left open here. What belongs to another thread waits for that thread."""
         self.is_over = True
-        if threading.get_ident() == self._thread:
-            for opened in self.ranges:
-                pop(opened)
-            self.ranges.clear()
+        here = threading.get_ident() == self._thread
+        for opened in self.ranges:
+            if here or isinstance(opened, ProcessRange):
+                _close(opened)
 
 
 class _Ending:

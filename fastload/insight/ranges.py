@@ -22,7 +22,7 @@ from fastload import _nvtx
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Range", "listening", "pop", "push"]
+__all__ = ["ProcessRange", "Range", "listening", "pop", "push"]
 
 # ARGB: calm enough to stand beside the colours of the stages, and told apart on a white ground.
 _PALETTE: Final = (0xFF8CB369, 0xFFF4A259, 0xFF5B8E7D, 0xFFBC4B51, 0xFF7D70BA, 0xFF3D9FB8, 0xFFC9A227, 0xFF9C6644)
@@ -81,9 +81,7 @@ class Range:
 
     def _begin(self) -> None:
         if _domain is not None:
-            attributes = self._attributes()
-            attributes.payload = self._payload
-            _domain.push_range(attributes)
+            _domain.push_range(_attributes(self._name, self._payload, self._registered))
             self._tool = True
         if _profiler_enabled():
             self._recorded = _RecordFunction(self._name)
@@ -97,20 +95,42 @@ class Range:
             self._tool = False
             _domain.pop_range()
 
-    def _attributes(self) -> Any:
-        attributes = _thread.attributes.get(self._name)
-        if attributes is None:
-            colour = _PALETTE[zlib.crc32(self._name.encode()) % len(_PALETTE)]
-            if self._registered:
-                attributes = _domain.get_event_attributes(message=self._name, color=colour)
-                _thread.attributes[self._name] = attributes
-            else:
-                # The nvtx package keeps every text that it ever registered; the function below its cache does not.
-                register = type(_domain).get_registered_string
-                text = getattr(register, "__wrapped__", register)(_domain, self._name)
-                attributes = _domain.get_event_attributes(color=colour)
-                attributes.message = text
-        return attributes
+
+class ProcessRange:
+    """A range that may end on another thread than the one that it begins on, which is now. NVTX only.
+
+    Args:
+        name: What tools show.
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, name: str) -> None:
+        self._handle = None if _domain is None else _domain.start_range(_attributes(name))
+
+    def end(self) -> None:
+        """End it. Idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _domain.end_range(handle)
+
+
+def _attributes(name: str, payload: int | None = None, registered: bool = True) -> Any:
+    """As the tool takes them. They are reused, but never by two threads, which could swap payloads."""
+    attributes = _thread.attributes.get(name)
+    if attributes is None:
+        colour = _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)]
+        if registered:
+            attributes = _domain.get_event_attributes(message=name, color=colour)
+            _thread.attributes[name] = attributes
+        else:
+            # The nvtx package keeps every text that it ever registered; the function below its cache does not.
+            register = type(_domain).get_registered_string
+            text = getattr(register, "__wrapped__", register)(_domain, name)
+            attributes = _domain.get_event_attributes(color=colour)
+            attributes.message = text
+    attributes.payload = payload
+    return attributes
 
 
 def push(opened: Range) -> Range:

@@ -36,7 +36,7 @@ _HEADER = "nvtx3/nvToolsExt.h"
 class Event:
     """One NVTX call.
 
-    ``kind`` is ``push``, ``pop``, ``mark``, ``domain_create``, ``register_string`` or ``name_thread``.
+    ``kind`` is ``push``, ``pop``, ``start``, ``end``, ``mark``, ``domain_create``, ``register_string`` or ``name_thread``.
     """
 
     kind: str
@@ -49,6 +49,7 @@ class Event:
     payload_type: str | None = None
     color: int | None = None
     thread: int | None = None
+    range: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,14 @@ class Trace:
         assert not unfinished, f"push without a pop, by (process, thread): {unfinished}"
         finished.sort(key=lambda found: found.start_ns)
         return [found for found in finished if name is None or found.name == name]
+
+    def process_ranges(self, domain: str = "fastload") -> list[tuple[str | None, int, int]]:
+        """Name, thread of the start and thread of the end of each range of a process; fails where one has no end."""
+        starts = {(event.pid, event.range): event for event in self.events if event.kind == "start"}
+        ends = {(event.pid, event.range): event for event in self.events if event.kind == "end"}
+        assert starts.keys() == ends.keys(), f"starts and ends do not match up: {starts.keys() ^ ends.keys()}"
+        assert len(ends) == sum(event.kind == "end" for event in self.events), "a range ended twice"
+        return [(start.message, start.tid, ends[key].tid) for key, start in starts.items() if start.domain == domain]
 
     def thread_names(self) -> dict[int, str | None]:
         """Names that threads were given, by thread id."""

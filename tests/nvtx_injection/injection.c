@@ -147,6 +147,28 @@ static int NVTX_API domain_pop(nvtxDomainHandle_t domain) {
   return NVTX_NO_PUSH_POP_TRACKING;
 }
 
+/* Ranges of a process: begun on one thread, ended on any; the number says which start an end belongs to. */
+
+static nvtxRangeId_t NVTX_API domain_start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t* attributes) {
+  static nvtxRangeId_t last = 0;
+  const nvtxRangeId_t range = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+  Line line;
+  begin(&line, "start");
+  add_string(&line, "domain", text_of(domain));
+  add(&line, ", \"range\": %llu", (unsigned long long)range);
+  add_attributes(&line, attributes);
+  finish(&line);
+  return range;
+}
+
+static void NVTX_API domain_end(nvtxDomainHandle_t domain, nvtxRangeId_t range) {
+  Line line;
+  begin(&line, "end");
+  add_string(&line, "domain", text_of(domain));
+  add(&line, ", \"range\": %llu", (unsigned long long)range);
+  finish(&line);
+}
+
 static void NVTX_API domain_mark(nvtxDomainHandle_t domain, const nvtxEventAttributes_t* attributes) {
   log_event("mark", domain, attributes);
 }
@@ -202,6 +224,8 @@ EXPORT int NVTX_API InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get_export
   SET(NVTX_CBID_CORE2_DomainMarkEx, domain_mark);
   SET(NVTX_CBID_CORE2_DomainRangePushEx, domain_push);
   SET(NVTX_CBID_CORE2_DomainRangePop, domain_pop);
+  SET(NVTX_CBID_CORE2_DomainRangeStartEx, domain_start);
+  SET(NVTX_CBID_CORE2_DomainRangeEnd, domain_end);
   SET(NVTX_CBID_CORE2_DomainRegisterStringA, domain_register_string);
   SET(NVTX_CBID_CORE2_DomainCreateA, domain_create);
   return 1;

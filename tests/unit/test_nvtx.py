@@ -139,6 +139,26 @@ threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     assert sorted(payloads.values()) == expected
 
 
+def test_a_range_of_the_process_ends_once_on_whichever_thread(tmp_path):
+    trace = run_traced(
+        """
+import threading
+from fastload.insight.ranges import ProcessRange, Range
+opened = ProcessRange("backward")
+with Range("beside"):
+    thread = threading.Thread(target=opened.end)
+    thread.start()
+    thread.join()
+opened.end()
+""",
+        tmp_path,
+    )
+    ((name, started, ended),) = trace.process_ranges()
+    assert name == "backward"
+    assert started != ended
+    assert [r.name for r in trace.ranges()] == ["beside"]
+
+
 def test_a_thread_is_shown_by_its_name(tmp_path):
     trace = run_traced(
         """

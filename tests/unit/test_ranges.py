@@ -38,6 +38,16 @@ def test_nested_ranges_are_written_when_they_end(domain, tmp_path):
     assert outer[0] <= inner[0] <= inner[1] <= outer[1]
 
 
+def test_a_range_of_the_process_may_end_on_another_thread(domain, tmp_path):
+    started = domain.start_range(domain.get_event_attributes(message="backward", payload=3))
+    thread = threading.Thread(target=domain.end_range, args=(started,))
+    thread.start()
+    thread.join()
+    (found,) = records(tmp_path)
+    assert found[0] <= found[1]
+    assert found[2:] == [threading.get_native_id(), "fastload", "backward", 3, None]
+
+
 def test_a_fetch_tells_sleeping_from_computing(domain, tmp_path):
     fetch = domain.get_event_attributes(message="fetch")
     domain.push_range(fetch)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from fastload._nvtx import stage
+from fastload._nvtx import active, stage
 from fastload.device.replay import Replay
 from fastload.device.transfer import Transfer
 from fastload.engines.arrivals import Arrivals
@@ -221,7 +221,7 @@ class FastLoader(DataLoader[T_co]):
         if (native := self._native_iterator(device)) is not None:
             return native
         self._runtime.size_workers(self)
-        if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not stages_of(self):
+        if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not active():
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
             return DeviceIterator(self, device)

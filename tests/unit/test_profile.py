@@ -1,0 +1,225 @@
+"""``fastload profile``: real scripts under torch.profiler here, and under an ``nsys`` that plays a recording back."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from handmade import export, starved
+from matplotlib.figure import Figure
+
+from fastload import cli, profile
+from fastload.insight.nsight import NsightError
+
+TRAIN = """
+import sys, time, torch
+torch.set_num_threads(1)  # two would wait for one another on a busy machine, and the loop would not wait for batches
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if {sleep}:
+            time.sleep({sleep})
+        else:
+            until = time.perf_counter() + 0.004
+            while time.perf_counter() < until:
+                sum(range(100))
+        return torch.rand(3, 8, 8), index
+
+def main():
+    model = torch.nn.Conv2d(3, 4, 3)
+    for step, (images, labels) in enumerate(DataLoader(Slow(), 4, num_workers={workers})):
+        model(images).sum().backward()
+    print("trained to the end", step)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fonts():
+    """Matplotlib keeps the files of the fonts that it has used open."""
+    figure = Figure()
+    figure.suptitle("text")
+    figure.savefig(io.BytesIO())
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder of its own, and no profiler of this machine's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profile.nsight, "find_nsight", lambda *_: None)
+    return tmp_path
+
+
+def script(folder, sleep=0.004, workers=2):
+    path = folder / "train.py"
+    path.write_text(TRAIN.format(sleep=sleep, workers=workers))
+    return path
+
+
+def run(*argv):
+    return cli.main(["profile", "--warmup", "2", "--steps", "5", *map(str, argv)])
+
+
+@pytest.mark.parametrize(
+    ("sleep", "workers", "verdict"),
+    [(0.004, 2, "storage-bound"), (0.004, 0, "storage-bound"), (0, 0, "Python-bound")],
+)
+def test_a_script_is_profiled_without_a_gpu_and_without_nsys(here, capfd, sleep, workers, verdict):
+    assert run("--json", "--png", "x.png", "--", "python", script(here, sleep, workers)) == 0
+    out, err = capfd.readouterr()
+    report = json.loads(out)
+    assert "nsys (Nsight Systems) was not found" in err
+    assert "torch.profiler records instead" in err
+    assert report["source"] == "torch.profiler"
+    assert report["steps"] == 5
+    assert report["verdict"]["name"] == verdict
+    assert report["verdict"]["remedy"]
+    assert report["wait_share"] > 0.5
+    ranges = {(span["name"], span["role"]) for span in report["ranges"]}
+    assert {("step", "main"), ("wait", "main"), ("fetch", "worker" if workers else "main")} <= ranges
+    assert len([thread for thread in report["threads"] if thread["role"] == "worker"]) == workers
+    page = (here / "fastload-profile.html").read_text()
+    assert verdict in page
+    assert (here / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert "trained to the end" not in err, "the script ends with the window"
+
+
+def test_the_script_may_go_on_and_its_exit_code_counts(here, capfd):
+    path = script(here)
+    path.write_text(path.read_text() + "    sys.exit(7)\n")
+    assert run("--to-the-end", "--no-html", path) == 7
+    out, _ = capfd.readouterr()
+    assert "trained to the end" in out
+    assert "storage-bound" in out
+    assert not (here / "fastload-profile.html").exists()
+
+
+def test_a_script_that_fails_before_the_window_is_not_blamed_on_the_profiler(here, capfd):
+    assert run("--", "python", "-c", "import sys; sys.exit(3)") == 1
+    assert "the program ended with exit code 3 before the capture window" in capfd.readouterr().err
+
+
+def test_a_script_without_a_loader_says_so(here, capfd):
+    assert run("--", sys.executable, "-c", "import torch") == 1
+    assert "none iterates a DataLoader; ask for fewer --warmup steps" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "nothing to run"),
+        (("--from", "x", "--", "python", "y"), "but not both"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_refused(capfd, argv, message):
+    assert run(*argv) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_program_that_is_not_there_is_an_error(here, capfd):
+    assert run("--", "no-such-program") == 1
+    assert "no-such-program does not start: No such file" in capfd.readouterr().err
+
+
+NSYS = """#!{python}
+import shutil, subprocess, sys
+output = next((word.removeprefix("--output=") for word in sys.argv if word.startswith("--output=")), "")
+if sys.argv[1] == "profile":
+    program = sys.argv[max(n for n, word in enumerate(sys.argv) if word.startswith("--")) + 1:]
+    if "--capture-range=cudaProfilerApi" in sys.argv:
+        {records}
+        code = subprocess.call(program)
+    else:
+        open(output + ".nsys-rep", "w").write("probe")
+        code = 0
+    sys.exit(code)
+shutil.copy(sys.argv[-1], output)
+"""
+
+
+@pytest.fixture
+def nsys(here, monkeypatch):
+    """An ``nsys`` that runs the program and hands out a recording made elsewhere."""
+    kept = export(starved(), here / "recorded")
+
+    def install(records=f"shutil.copy({str(kept)!r}, output + '.nsys-rep')"):
+        path = here / "nsys"
+        path.write_text(NSYS.format(python=sys.executable, records=records))
+        path.chmod(0o755)
+        for module in (profile, profile.nsight):
+            monkeypatch.setattr(module, "find_nsight", lambda *_: path)
+        return path
+
+    return install
+
+
+def test_a_recording_of_nsys_is_reported(here, nsys, capfd):
+    nsys()
+    assert run("--keep", "kept", "--", "python", "-c", "print('trains')") == 0
+    out, err = capfd.readouterr()
+    assert "trains" in out
+    assert "Python-bound" in out
+    assert "recorded by nsys" in out
+    assert re.search(r"wait 97%\s+worker fetch 67%", out), "what host and loader did in the longest gap"
+    assert "the timeline is in fastload-profile.html" in err
+    assert {path.name for path in (here / "kept").iterdir()} >= {"profile.nsys-rep", "profile.sqlite"}
+    for kept in ("kept", "kept/profile.sqlite", "kept/profile.nsys-rep"):
+        assert run("--no-html", "--from", kept) == 0
+        assert capfd.readouterr().out == out.replace("trains\n", "")
+
+
+def test_what_the_script_inherits(here, nsys, capfd, monkeypatch):
+    nsys()
+    monkeypatch.setenv("PATH", "/usr/bin")
+    names = ("FASTLOAD_CAPTURE", "FASTLOAD_CAPTURE_REPORT", "FASTLOAD_RUN", "FASTLOAD_RANGES", "PATH")
+    code = f"import os, json; print(json.dumps({{n: os.environ.get(n) for n in {names!r}}}))"
+    assert run("--no-html", "--", "python", "-c", code) == 0
+    inherited = json.loads(capfd.readouterr().out.splitlines()[0])
+    assert inherited["FASTLOAD_CAPTURE"] == "2:5:exit"
+    assert inherited["FASTLOAD_CAPTURE_REPORT"].endswith("loader.json")
+    assert inherited["FASTLOAD_RUN"]
+    assert inherited["FASTLOAD_RANGES"] is None, "nsys sees the ranges by itself"
+    assert inherited["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)
+
+
+def test_what_nsys_loses_torch_profiler_records(here, nsys, capfd):
+    nsys(records="pass")
+    assert run("--json", "--", "python", script(here)) == 0
+    out, err = capfd.readouterr()
+    assert "nsys recorded nothing" in err
+    assert "runs again under torch.profiler" in err
+    assert json.loads(out)["source"] == "torch.profiler"
+
+
+def test_nsys_may_be_insisted_on(here, nsys, capfd):
+    assert run("--with", "nsys", "--", "python", script(here)) == 1
+    assert "nsys (Nsight Systems) was not found" in capfd.readouterr().err
+    nsys(records="pass")
+    assert run("--with", "nsys", "--", "python", "-c", "pass") == 1
+    assert "nsys recorded nothing" in capfd.readouterr().err
+
+
+def test_the_loaders_own_verdict_is_part_of_the_report(here, nsys, capfd):
+    nsys()
+    said = {"bottleneck": "decode", "evidence": ["90% went into decoding"], "remedy": "decode less"}
+    code = f"import os; open(os.environ['FASTLOAD_CAPTURE_REPORT'], 'w').write({json.dumps(said)!r})"
+    assert run("--json", "--", "python", "-c", code) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["verdict"]["name"] == "decode-bound"
+    assert report["loader"] == "Decode-bound: 90% went into decoding; decode less."
+
+
+def test_a_recording_that_is_not_there_is_an_error(here):
+    for path in ("absent.sqlite", "."):
+        with pytest.raises(NsightError):
+            profile.read(Path(path))

@@ -42,9 +42,10 @@ def batches_every(seconds, size=4):
 
 def test_rate_and_wait_share_of_a_loop():
     rate = loop_rate(batches_every(0.02), sleeping(0.03), CPU, seconds=0.5, warm_steps=1)
-    assert rate.images_per_s == pytest.approx(4 / 0.05, rel=0.15)
-    assert rate.wait_share == pytest.approx(0.4, abs=0.08)
-    assert rate.steps == pytest.approx(10, abs=2)
+    assert 0.5 * 4 / 0.05 < rate.images_per_s < 1.01 * 4 / 0.05  # a sleep may take longer, and none less
+    assert rate.wait_share == pytest.approx(0.4, abs=0.15)
+    assert 4 <= rate.steps <= 11
+    assert rate.images_per_s == pytest.approx(4 * rate.steps / rate.seconds)
     assert rate.seconds >= 0.5
 
 
@@ -99,7 +100,7 @@ def test_the_rush_of_batches_made_ahead_is_not_measured():
     dataset = Slow(4000, 0.01)
     with FastLoader(dataset, batch_size=2, num_workers=2, prefetch_factor=4, device="cpu") as loader:
         rate = fed_rate(loader, lambda batch: None, seconds=0.5)
-    assert rate.images_per_s == pytest.approx(2 / 0.01, rel=0.2)
+    assert 0.4 * 2 / 0.01 < rate.images_per_s < 1.1 * 2 / 0.01
     assert rate.wait_share > 0.9
 
 
@@ -121,9 +122,9 @@ def test_the_ceiling_is_the_rate_of_the_step(kind):
     measure = ceiling_rate(loader, sleeping(0.01), seconds=0.3, hold=2)
     for _ in range(2):
         rate = measure()
-        assert rate.images_per_s == pytest.approx(400, rel=0.15)
-        assert rate.wait_share < 0.05
-    assert fed_rate(loader, sleeping(0.01), seconds=0.3).images_per_s == pytest.approx(100, rel=0.2)
+        assert 200 < rate.images_per_s < 404
+        assert rate.wait_share < 0.1
+    assert 50 < fed_rate(loader, sleeping(0.01), seconds=0.3).images_per_s < 110
 
 
 @pytest.fixture
@@ -203,9 +204,9 @@ def test_bench_ceiling_names_a_loader_that_is_too_slow():
 
     loader = FastLoader(Slow(64, 0.005), batch_size=4)
     record = measure(loader, sleeping(0.01), seconds=0.2, repeats=1, hold=2)
-    assert record["share"]["median"] == pytest.approx(1 / 3, abs=0.06)
-    assert record["wait_share"]["median"] == pytest.approx(2 / 3, abs=0.06)
-    assert "the loader holds training at 3" in verdict(record)
+    assert record["share"]["median"] == pytest.approx(1 / 3, abs=0.15)
+    assert record["wait_share"]["median"] == pytest.approx(2 / 3, abs=0.15)
+    assert "of the ceiling: a faster one gains up to" in verdict(record)
     assert "keeps the step fed" in verdict({"share": {"median": 0.99}})
 
 

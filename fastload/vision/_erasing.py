@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torchvision.transforms as v1
 from PIL import Image
-from torchvision.transforms import v2
 
+from fastload.vision._kinds import is_v2
 from fastload.vision._refused import Refused, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-ERASING: tuple[type, ...] = (v1.RandomErasing, v2.RandomErasing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ def read_erasing(
     scale, ratio = (tuple(float(v) for v in pair) for pair in (step.scale, step.ratio))
     if len(scale) != 2 or len(ratio) != 2:
         raise Refused(f"{name} has a scale or ratio that is no pair (min, max)")
-    log_ratio = torch.log(torch.tensor(step.ratio)) if type(step) is v1.RandomErasing else step._log_ratio
+    log_ratio = step._log_ratio if is_v2(step) else torch.log(torch.tensor(step.ratio))
     if log_ratio.dtype != torch.float32:
         raise Refused(f"{name} has a ratio whose logarithm is {log_ratio.dtype}; give it two Python floats")
     fields = {"p": float(step.p), "scale": scale, "ratio": ratio, "log_ratio": tuple(log_ratio.tolist())}

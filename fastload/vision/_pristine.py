@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -32,17 +33,26 @@ def _is_method(value: object) -> bool:
 
 
 class Originals:
-    """The classes of torchvision as they were when this was made.
+    """Classes of torchvision as they were when they were added.
 
-    A method that had been patched before that gives itself away by the module that it was defined in.
+    A method that had been patched before that gives itself away by where it was defined.
 
     Args:
         classes: To remember.
     """
 
     def __init__(self, classes: tuple[type, ...]) -> None:
-        self._behaviour = {cls: _behaviour(cls) for cls in classes}
-        self._foreign = {cls: _foreign(behaviour) for cls, behaviour in self._behaviour.items()}
+        self._behaviour: dict[type, dict[tuple[type, str], object]] = {}
+        self._foreign: dict[type, str | None] = {}
+        for cls in classes:
+            self.add(cls)
+
+    def add(self, cls: type) -> None:
+        """Remember one more class, if it is new."""
+        if cls not in self._behaviour:
+            behaviour = _behaviour(cls)
+            self._foreign[cls] = _foreign(behaviour)
+            self._behaviour[cls] = behaviour
 
     def __contains__(self, cls: type) -> bool:
         return cls in self._behaviour
@@ -75,5 +85,8 @@ def _foreign(behaviour: dict[tuple[type, str], object]) -> str | None:
         function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         module = getattr(function, "__module__", None)
         if module is not None and module.partition(".")[0] not in ("torch", "torchvision", "typing", "builtins"):
+            return f"{base.__name__}.{name}"
+        owner, dot, _ = function.__qualname__.partition(".") if isinstance(function, FunctionType) else ("", "", "")
+        if dot and owner != base.__name__:  # another class's
             return f"{base.__name__}.{name}"
     return None

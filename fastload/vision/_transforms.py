@@ -12,42 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torchvision.transforms as v1
 from PIL import Image
-from torchvision.transforms import v2
 from torchvision.transforms.functional import pil_modes_mapping, pil_to_tensor
 
-from fastload.vision._erasing import ERASING, Erasing, erased_by, read_erasing
-from fastload.vision._pristine import Originals
+from fastload.vision._erasing import Erasing, erased_by, read_erasing
+from fastload.vision._kinds import FLIPS, GEOMETRY, ORIGINALS, RANDOM, RESIZES, is_v2, role_of
 from fastload.vision._refused import Refused, name_of
 from fastload.vision.calibrate import FILTERS
 from fastload.vision.tensor_resize import TENSOR_FILTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-_COMPOSE: tuple[type, ...] = (v1.Compose, v2.Compose)
-_IDENTITY: tuple[type, ...] = (torch.nn.Identity, v2.Identity)
-_RANDOM_RESIZED_CROP: tuple[type, ...] = (v1.RandomResizedCrop, v2.RandomResizedCrop)
-_RESIZE: tuple[type, ...] = (v1.Resize, v2.Resize)
-_CENTER_CROP: tuple[type, ...] = (v1.CenterCrop, v2.CenterCrop)
-_RANDOM_CROP: tuple[type, ...] = (v1.RandomCrop, v2.RandomCrop)
-_FLIPS: dict[type, str] = {
-    v1.RandomHorizontalFlip: "horizontal_flip",
-    v2.RandomHorizontalFlip: "horizontal_flip",
-    v1.RandomVerticalFlip: "vertical_flip",
-    v2.RandomVerticalFlip: "vertical_flip",
-}
-_GEOMETRY: tuple[type, ...] = (*_RANDOM_RESIZED_CROP, *_RESIZE, *_CENTER_CROP, *_RANDOM_CROP, *_FLIPS)
-_TO_TENSOR: tuple[type, ...] = (v1.ToTensor, v2.ToTensor, v1.PILToTensor, v2.PILToTensor, v2.ToImage)
-_ELEMENTWISE: tuple[type, ...] = (
-    *(v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype, v1.Normalize, v2.Normalize),
-    v2.ToPureTensor,
-)
-_RESIZES: tuple[type, ...] = (*_RESIZE, *_RANDOM_RESIZED_CROP)
-_RANDOM: tuple[type, ...] = (*_RANDOM_RESIZED_CROP, *_RANDOM_CROP, *_FLIPS)
-
-_ORIGINALS = Originals((*_COMPOSE, *_IDENTITY, *_GEOMETRY, *_TO_TENSOR, *_ELEMENTWISE, *ERASING))
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -82,7 +57,7 @@ class Pipeline:
         """A sample's pixels, ``(H, W, 3)``, by the user's own transforms, drawn from torch's default generator."""
         result: Any = image
         for step in self.pixel_steps:
-            result = pil_to_tensor(result) if type(step) in _TO_TENSOR else step(result)
+            result = pil_to_tensor(result) if role_of(step) == "to_tensor" else step(result)
         return result.permute(1, 2, 0).numpy() if isinstance(result, torch.Tensor) else np.array(result)
 
     def erased(self) -> tuple[int, int, int, int]:
@@ -99,39 +74,40 @@ def read_transform(transform: Any) -> Pipeline:
     if transform is None:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
     steps = list(_flat(transform, 0))
-    geometry = [step for step in steps if type(step) in _GEOMETRY]
+    roles = [role_of(step) for step in steps]
+    geometry = [step for step, role in zip(steps, roles, strict=True) if role in GEOMETRY]
     tensor: list[Any] = []
-    for position, step in enumerate(steps):
-        kind = type(step)
-        if kind in _RESIZES and tensor:
+    for position, (step, role) in enumerate(zip(steps, roles, strict=True)):
+        if role in RESIZES and tensor:
             _check_tensor_resize(step, tensor)
-        elif kind in _TO_TENSOR:
+        elif role == "to_tensor":
             if tensor:
                 raise Refused(f"{name_of(step)} comes after {name_of(tensor[0])}, which made a tensor; leave it out")
             tensor.append(step)
-        elif kind in _ELEMENTWISE:
+        elif role == "elementwise":
             if not tensor:
                 raise Refused(f"{name_of(step)} comes before the image becomes a tensor; put it after ToImage()")
-            if kind is v2.ToDtype and not isinstance(step.dtype, torch.dtype):
+            if type(step).__name__ == "ToDtype" and not isinstance(step.dtype, torch.dtype):
                 raise Refused(f"{name_of(step)} has a dtype for each type of input; give it one torch.dtype")
             tensor.append(step)
-        elif kind in ERASING:
+        elif role == "erasing":
             if not tensor:
                 raise Refused(f"{name_of(step)} comes before the image becomes a tensor; put it after ToTensor()")
-            if late := [later for later in steps[position + 1 :] if type(later) in (*_GEOMETRY, *ERASING)]:
+            if late := [later for later in steps[position + 1 :] if role_of(later) in (*GEOMETRY, "erasing")]:
                 raise Refused(f"{name_of(late[0])} comes after {name_of(step)}; put it before")
     if not tensor:
         raise Refused("the transform ends with a PIL image; end it with ToTensor()")
     ops, interpolation = _lower(steps)
     size = _final_size(ops)
     table = table_of(tensor)
-    erasing, draws = None, any(type(step) in _RANDOM for step in geometry)
-    if eraser := next((step for step in steps if type(step) in ERASING), None):
-        place = steps.index(eraser)
-        before, after = ([s for s in part if type(s) not in _GEOMETRY] for part in (steps[:place], steps[place + 1 :]))
-        erasing, op = read_erasing(eraser, before, after)
+    erasing, draws = None, any(role in RANDOM for role in roles)
+    if "erasing" in roles:
+        place = roles.index("erasing")
+        parts = steps[:place], steps[place + 1 :]
+        before, after = ([other for other in part if role_of(other) not in GEOMETRY] for part in parts)
+        erasing, op = read_erasing(steps[place], before, after)
         ops, draws = [*ops, op], True
-    pixel_steps = tuple(step for step in steps if type(step) in (*_GEOMETRY, *_TO_TENSOR))
+    pixel_steps = tuple(step for step in steps if role_of(step) in (*GEOMETRY, "to_tensor"))
     return Pipeline(tuple(geometry), tuple(tensor), pixel_steps, tuple(ops), interpolation, size, draws, table, erasing)
 
 
@@ -139,7 +115,7 @@ def _check_tensor_resize(step: Any, tensor: list[Any]) -> None:
     """Refuse to resize a tensor other than as the core can: uint8, by v2, with antialiasing."""
     name = name_of(step)
     before = f"put it before {name_of(tensor[0])}"
-    if type(step) in (v1.Resize, v1.RandomResizedCrop):
+    if not is_v2(step):
         raise Refused(f"{name} of torchvision's v1 resizes tensors by way of floats; use v2's, or {before}")
     try:
         is_uint8 = table_of(tensor) is None
@@ -154,20 +130,20 @@ def _check_tensor_resize(step: Any, tensor: list[Any]) -> None:
 
 
 def _flat(transform: Any, depth: int) -> Iterator[Any]:
-    kind = type(transform)
-    if kind not in _ORIGINALS:
-        known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)
+    role = role_of(transform)
+    if role is None:
+        known = next((base for base in type(transform).__mro__[1:] if base in ORIGINALS), None)
         what = f"a subclass of {known.__name__}" if known is not None else "not among the transforms that are lowered"
         raise Refused(f"transform {name_of(transform)} is {what}; leave it out or replace it by torchvision's own")
-    patched = _ORIGINALS.patched(transform)
+    patched = ORIGINALS.patched(transform)
     if patched is not None:
         raise Refused(f"{patched} was patched; leave torchvision's method as it is")
-    if kind in _COMPOSE:
+    if role == "compose":
         if depth > 50:
             raise Refused("Compose is nested more than 50 deep")
         for part in transform.transforms:
             yield from _flat(part, depth + 1)
-    elif kind not in _IDENTITY:
+    elif role != "identity":
         yield transform
 
 
@@ -175,15 +151,15 @@ def _lower(steps: list[Any]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
     ops: list[tuple[str, dict[str, Any]]] = []
     interpolation, is_tensor = "bilinear", False
     for step in steps:
-        kind = type(step)
-        is_tensor = is_tensor or kind in _TO_TENSOR
-        if kind not in _GEOMETRY:
+        role = role_of(step)
+        is_tensor = is_tensor or role == "to_tensor"
+        if role is None or role not in GEOMETRY:
             continue
         try:
-            ops.append(_op(step, kind))
+            ops.append(_op(step, role))
         except (TypeError, ValueError) as error:
             raise Refused(f"{name_of(step)} has arguments that are not lowered ({error})") from error
-        if kind in _RESIZES:
+        if role in RESIZES:
             interpolation = _pillow_filter(step)
             if is_tensor:
                 interpolation = TENSOR_FILTERS[interpolation]
@@ -192,24 +168,24 @@ def _lower(steps: list[Any]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
     return ops, interpolation
 
 
-def _op(step: Any, kind: type) -> tuple[str, dict[str, Any]]:
-    if kind in _FLIPS:
-        return _FLIPS[kind], {"p": float(step.p)}
-    if kind in _RESIZE:
+def _op(step: Any, role: str) -> tuple[str, dict[str, Any]]:
+    if role in FLIPS:
+        return role, {"p": float(step.p)}
+    if role == "resize":
         return _resize(step)
     height, width = (int(side) for side in step.size)
     fields: dict[str, Any] = {"height": height, "width": width}
-    if kind in _CENTER_CROP:
+    if role == "center_crop":
         return "center_crop", fields
-    if kind in _RANDOM_CROP:
+    if role == "random_crop":
         if step.padding is not None or step.pad_if_needed:
             raise Refused(f"{name_of(step)} pads; leave out padding and pad_if_needed")
-        return ("random_crop_v1" if kind is v1.RandomCrop else "random_crop_v2"), fields
+        return ("random_crop_v2" if is_v2(step) else "random_crop_v1"), fields
     scale = tuple(float(value) for value in step.scale)
     ratio = tuple(float(value) for value in step.ratio)
     if len(scale) != 2 or len(ratio) != 2:
         raise ValueError("scale and ratio must be pairs")
-    log_ratio = torch.log(torch.tensor(step.ratio)) if kind is v1.RandomResizedCrop else step._log_ratio
+    log_ratio = step._log_ratio if is_v2(step) else torch.log(torch.tensor(step.ratio))
     if log_ratio.dtype != torch.float32:
         raise ValueError("ratio must be of float32")
     return "random_resized_crop", {**fields, "scale": scale, "ratio": ratio, "log_ratio": tuple(log_ratio.tolist())}

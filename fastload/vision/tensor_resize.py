@@ -12,7 +12,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional
 
 TENSOR_FILTERS = {"bilinear": "torch_bilinear", "bicubic": "torch_bicubic", "lanczos": "torch_lanczos"}
 """Interpolations by Pillow's names, and the core's of the same kind for tensors."""
@@ -45,6 +44,8 @@ def _compared(capability: str) -> frozenset[str]:
 
 
 def _resizes_alike(name: str, core: str) -> bool:
+    from torchvision.transforms.v2 import functional  # only where the user has imported it: it takes 0.1 s
+
     from fastload import _core
 
     rng = np.random.default_rng(0)

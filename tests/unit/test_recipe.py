@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -159,6 +161,39 @@ def test_patched_classes_are_refused(root, monkeypatch, owner, name):
     original = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *args, **kwargs: original(*args, **kwargs))
     assert "patched" in refusal(ImageFolder(root, train_v1()))
+
+
+IN_A_PROCESS_OF_ITS_OWN = """
+import sys
+import torch
+import torchvision.transforms as v1
+from torchvision.datasets import ImageFolder
+{before}
+from fastload.vision.recipe import Refusal, read_recipe
+dataset = ImageFolder({root!r}, v1.Compose([v1.RandomResizedCrop(8), v1.CenterCrop(8), v1.ToTensor()]))
+read = read_recipe(dataset)
+print(read.reasons if isinstance(read, Refusal) else "torchvision.transforms.v2" in sys.modules)
+from torchvision.transforms import v2
+dataset.transform = v2.Compose([v2.RandomResizedCrop(8), v2.ToImage()])
+read = read_recipe(dataset)
+print(read.reasons if isinstance(read, Refusal) else read.pipeline.ops[0][0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("", ["False", "random_resized_crop"]),
+        ("v1.CenterCrop.forward = v1.RandomCrop.forward", ["CenterCrop.forward was patched", "random_resized_crop"]),
+        ("v1.ToTensor = type('Mine', (v1.ToTensor,), dict())", ["transform Mine is not among", "random_resized_crop"]),
+    ],
+    ids=["nothing", "by another of torchvision's", "the name"],
+)
+def test_v2_is_not_imported_for_v1_and_what_was_patched_before_is_seen(root, before, said):
+    code = IN_A_PROCESS_OF_ITS_OWN.format(root=str(root), before=before)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    for line, wanted in zip(ran.stdout.splitlines(), said, strict=True):
+        assert wanted in line
 
 
 def test_a_patched_method_of_the_object_is_refused(root):

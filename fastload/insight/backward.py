@@ -8,8 +8,8 @@ A module's part of the graph is what lies between its outputs and its inputs. It
 that part runs and ends when the last nodes, from which no edge leads on inside the part, have run. Should they not
 all run (``torch.autograd.grad`` for some inputs, an error), the range ends with the backward pass.
 
-Autograd has a thread for each device. A part that spans several devices gets a range of the process, which belongs to no
-thread; the others belong to the thread that runs them, with which tools show the kernels that were launched in them.
+Autograd has a thread for each device. A part that spans several devices gets a range of the process, which belongs to
+no thread; the others belong to the thread that runs them, with which tools show the kernels that were launched in them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _sequence_number: Final[Any] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 _graph_task: Final[Any] = torch._C._current_graph_task_id
-_engine: Final[Any] = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_variable: Final[Any] = torch.autograd.Variable  # older versions of torch do not declare its engine
+_engine: Final[Any] = _variable._execution_engine
 
 
 class Boundary:
@@ -50,7 +51,7 @@ class Boundary:
         """The nodes where backward enters the part, and those where it leaves it."""
         outputs = [tensor for tensor in _tensors(output) if self._inside(tensor.grad_fn)]
         self.devices.update(tensor.device for tensor in outputs)
-        entries = list(dict.fromkeys(tensor.grad_fn for tensor in outputs))
+        entries: list[Any] = list(dict.fromkeys(tensor.grad_fn for tensor in outputs))
         seen, ahead, exits = set(entries), list(entries), []
         while ahead:
             node = ahead.pop()

@@ -36,7 +36,8 @@ _HEADER = "nvtx3/nvToolsExt.h"
 class Event:
     """One NVTX call.
 
-    ``kind`` is ``push``, ``pop``, ``start``, ``end``, ``mark``, ``domain_create``, ``register_string`` or ``name_thread``.
+    ``kind`` is ``push``, ``pop``, ``start``, ``end``, ``mark``, ``domain_create``, ``register_string`` or
+    ``name_thread``.
     """
 
     kind: str

@@ -98,7 +98,12 @@ def resolve_device(device: str | int | torch.device) -> torch.device:
         if get_worker_info() is not None or _is_in_bad_fork(current):
             return torch.device("cpu")
         return torch.device(current.type, torch.accelerator.current_device_index())
-    resolved = torch.device(device)
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        remedy = f"{here.type!r} or 'cpu'" if here is not None else "'cpu' (there is no accelerator here)"
+        raise RuntimeError(f"device must be 'auto' or name a device of torch, got {device!r}; use {remedy}") from error
     if resolved.type in ("cpu", "meta"):
         return resolved
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

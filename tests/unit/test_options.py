@@ -146,6 +146,15 @@ def test_without_an_accelerator_auto_is_the_cpu_and_cuda_an_error(accelerator):
             assert "driver" in text
 
 
+@pytest.mark.parametrize(("kind", "remedy"), [("cuda", "use 'cuda' or 'cpu'"), (None, "no accelerator here")])
+def test_what_names_no_device_is_said_with_the_argument_and_the_remedy(accelerator, kind, remedy):
+    accelerator(kind)
+    for device in ("gpu", "", "cuda:x", -1):
+        with pytest.raises(RuntimeError, match=f"device must be 'auto' or name a device .*, got {device!r}") as caught:
+            FastLoader([0], device=device)
+        assert remedy in str(caught.value)
+
+
 def test_cuda_here(accelerator):
     accelerator("cuda", count=4, current=2)
     assert resolve_device("auto") == torch.device("cuda", 2)

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from fastload._machine import usable_memory_bytes
+from fastload.device import kernels
 from fastload.engines.auto import NATIVE_STREAMS, AutoWorkers, cores_for_loading
 from fastload.lowered import read_loader
 from fastload.options import can_pin, has_streams, resolve_device
@@ -196,6 +197,8 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
         cast = f", {_epilogue(loader, device)}" if loader.dtype is not None else ""
         steps.append(Step("epilogue", "main process", becomes + cast))
         return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
+    if table is not None and (why := kernels.lacking(device, table.dtype, len(table))) is not None:
+        notes.append(f"torch looks values up instead of one CUDA kernel, same bits but slower: {why}")
     where = "copy stream" if loader.device_prefetch else "consumer's stream"
     memory = "pinned memory" if pins(loader, device) else "pageable memory"
     steps.append(Step("h2d", where, f"uint8, from {memory}"))

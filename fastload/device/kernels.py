@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import threading
 import warnings
 from collections import Counter
@@ -22,12 +23,13 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["look_up", "unavailable"]
+__all__ = ["lacking", "look_up", "unavailable"]
 
 SOURCE: Final = Path(__file__).with_name("epilogue.cu")
 THREADS: Final = 256  # of a block; the same number stands in the source
 STORE_BYTES: Final = 16
 PLANE_MAX_PX: Final = 2**31 - 1  # pixels of an image: the planar kernel counts them in 32 bits
+INSTALL: Final = "pip install 'fastload[cuda]'"
 KERNELS: Final = {torch.channels_last: "look_up_nhwc", torch.contiguous_format: "look_up_nchw"}
 
 
@@ -81,7 +83,7 @@ class _Loaded:
         try:
             kernels = self._kernels[key] = _compile(*key)
         except ImportError as error:  # not installed: nothing is wrong, and the plan says it
-            self._failures[key] = f"cuda.core cannot be imported ({error}); pip install cuda-core"
+            self._failures[key] = f"cuda.core cannot be imported ({error}); {INSTALL}"
         except Exception as error:  # noqa: BLE001 (driver, NVRTC and loader each have errors of their own)
             self._failures[key] = f"the kernel cannot be compiled: {type(error).__name__}: {error}"
             warnings.warn(
@@ -135,6 +137,7 @@ def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_f
         kernel = code.get_kernel(name)
         per_processor = kernel.occupancy.max_active_blocks_per_multiprocessor(THREADS, 0)
         kernels[memory_format] = _Kernel(kernel, processors * max(1, per_processor))
+    _stream(0)  # an older cuda.core lacks it: better now than at a launch
     return kernels
 
 
@@ -165,6 +168,19 @@ def unavailable(device: torch.device, dtype: torch.dtype, channels: int) -> str 
         if _loaded.kernel(index, dtype.itemsize, channels, torch.channels_last) is not None:
             return None
     return _loaded.failure(index, dtype.itemsize, channels)
+
+
+def lacking(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
+    """:func:`unavailable` as far as it is known without compiling anything; ``None`` elsewhere than on CUDA."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    try:
+        found = importlib.util.find_spec("cuda.core") is not None
+    except (ImportError, ValueError):  # no package cuda at all
+        found = False
+    if not found:
+        return f"cuda.core is not installed; {INSTALL}"
+    return _loaded.failure(device.index or 0, dtype.itemsize, channels)
 
 
 def is_wide(levels: int, out: int, plane_px: int, value_bytes: int, memory_format: torch.memory_format) -> bool:

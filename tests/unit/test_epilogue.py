@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import pickle
 import sys
 import threading
@@ -212,7 +213,7 @@ def test_without_cuda_core_there_is_no_kernel_and_no_warning(monkeypatch, loaded
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loaded.kernel(0, 4, 3, torch.channels_last) is None
-    assert "pip install cuda-core" in loaded.failure(0, 4, 3)
+    assert "pip install 'fastload[cuda]'" in loaded.failure(0, 4, 3)
 
 
 def test_a_failed_compilation_is_told_once(monkeypatch, loaded):
@@ -253,3 +254,15 @@ def test_a_kernel_that_nobody_waits_for_is_compiled_beside_the_second_batch(monk
 
 def test_a_device_without_kernel_is_named():
     assert kernels.unavailable(torch.device("cpu"), torch.float32, 3) == "the kernel is for CUDA devices"
+
+
+def test_what_a_plan_can_know_without_compiling(monkeypatch, loaded):
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(kernels, "_compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert kernels.lacking(device, torch.float32, 3) == "cuda.core is not installed; pip install 'fastload[cuda]'"
+    assert kernels.lacking(torch.device("cpu"), torch.float32, 3) is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert kernels.lacking(device, torch.float32, 3) is None
+    loaded._failures[0, 4, 3] = "no such architecture"
+    assert kernels.lacking(device, torch.float32, 3) == "no such architecture"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from photos import make_folder, train_v1
 from roads import simulated
 from roads.batches import Collator
 from roads.datasets import Images, Numbers, Stream, collect
+from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, Plan, Step
+from fastload.device import kernels
 from fastload.plan import slots_wanted
 
 
@@ -138,6 +141,17 @@ def test_lowering_is_never_promised():
         assert any("the dataset and its transforms run as they are" in note for note in notes)
     with pytest.raises(ValueError, match=r"accelerate='require', but .*num_workers=0"):
         FastLoader(Numbers(2), device="cpu", accelerate="require")
+
+
+def test_a_missing_kernel_is_said_with_the_remedy(cuda, monkeypatch, tmp_path):
+    loader = FastLoader(ImageFolder(make_folder(tmp_path, 3), train_v1()), num_workers=1, device="cuda")
+    monkeypatch.setattr(kernels, "lacking", lambda device, dtype, channels: f"{device} {dtype} {channels}")
+    assert "torch looks values up instead of one CUDA kernel, same bits but slower: cuda:0 torch.float32 3" in str(
+        loader.plan
+    )
+    monkeypatch.setattr(kernels, "lacking", lambda *_: None)
+    assert loader.plan.engine == "native"
+    assert "kernel" not in str(loader.plan)
 
 
 def test_a_plan_cannot_be_changed():

@@ -21,7 +21,7 @@ from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
 from fastload.insight.meter import Meter, board_for, go_on, measure, measure_here
 from fastload.insight.stats import Stats
-from fastload.lowered import NativeDeviceIterator, is_native, native_on_host, read_loader
+from fastload.lowered import NativeDeviceIterator, is_native, native_meter, native_on_host, read_loader
 from fastload.memory.slots import SlotWriter
 from fastload.options import Accelerate, Device, Options, Rng, can_pin, has_streams, resolve_device
 from fastload.plan import Plan, has_own_iterator, make_plan, pins
@@ -245,7 +245,7 @@ class FastLoader(DataLoader[T_co]):
         native: Any
         if device.type == "cpu":
             native = native_on_host(self, recipe)
-            self._runtime.measure(native, measure(native, Meter(None, self.batch_size, native._line.totals)))
+            self._runtime.measure(native, measure(native, native_meter(native, self)))
         else:
             stream = self._runtime.copy_stream(device) if self.device_prefetch else None
             native = NativeDeviceIterator(self, recipe, device, stream, self._runtime.retire)

@@ -123,7 +123,13 @@ def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
         data = [finish(images_of(pixels, boxes), None, dtype), targets]
         return pin_memory(data) if pins else data  # type: ignore[no-untyped-call]
 
-    return NativeIterator(loader, recipe, finish_batch)
+    return NativeIterator(loader, recipe, finish_batch, finish_is_epilogue=True)
+
+
+def native_meter(native: NativeIterator, loader: FastLoader[Any], *, on_device: bool = False) -> Meter:
+    """What counts for a native iterator, whose batches go to a device as they are made, or do not."""
+    line = native._line
+    return Meter(None, loader.batch_size, line.totals, waiting=lambda: line.ready, on_device=on_device)
 
 
 def is_native(iterator: Any) -> bool:
@@ -168,7 +174,7 @@ class NativeDeviceIterator:
             return data if stream is None else transfer.start(data, number)
 
         self._host: Any = NativeIterator(loader, recipe, finish_batch, pin=pins, ahead=max(1, loader.device_prefetch))
-        self.meter = Meter(None, loader.batch_size, self._host._line.totals)
+        self.meter = native_meter(self._host, loader, on_device=stream is not None)
         self._finalizer = weakref.finalize(self, _end, self._host._line.close, transfer, retire)
 
     def _reset(self, loader: FastLoader[Any]) -> None:

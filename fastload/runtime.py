@@ -117,8 +117,8 @@ class Runtime:
                 self._count(transfer, arrivals, totals, missed)
         totals.add(self._meters.totals())
         counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
-        on_device = sum(arrivals.copied_ahead() for _, arrivals in roads if arrivals is not None)
-        ready = self._meters.ready()
+        ready, on_device = self._meters.ready()
+        on_device += sum(arrivals.copied_ahead() for _, arrivals in roads if arrivals is not None)
         queues = {"ready": max(0, ready - on_device), "device": on_device} if ready or on_device else {}
         return make_stats(
             totals,

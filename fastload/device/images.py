@@ -97,8 +97,24 @@ class TableImages:
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
         """The images on ``device``, by its current stream."""
-        on_device = self.pixels.to(device, non_blocking=non_blocking)
-        return to_images(on_device, self.table, self.memory_format, self.erased)
+        return self.cross(device, non_blocking=non_blocking).images()
+
+    def cross(self, device: torch.device, *, non_blocking: bool = False) -> Crossed:
+        """The pixels alone on ``device``; the rest is an epilogue."""
+        return Crossed(self, self.pixels.to(device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Nothing: this is host memory, which whoever copies it holds until the copy is done."""
+
+
+class Crossed:
+    """Images of which only the pixels have been copied so far."""
+
+    def __init__(self, host: TableImages, pixels: torch.Tensor) -> None:
+        self._host = host
+        self._pixels = pixels
+
+    def images(self) -> torch.Tensor:
+        """They themselves, by the current stream of their device."""
+        host = self._host
+        return to_images(self._pixels, host.table, host.memory_format, host.erased)

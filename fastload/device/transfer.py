@@ -27,7 +27,7 @@ import torch
 from fastload._nvtx import stage
 from fastload.device.clock import DeviceClock
 from fastload.device.epilogue import finish
-from fastload.device.images import TableImages
+from fastload.device.images import Crossed, TableImages
 from fastload.host import Leaf, map_leaves
 from fastload.insight.stats import Totals
 from fastload.options import has_streams
@@ -216,7 +216,8 @@ class Transfer:
             else:
                 # Copy first, cast after: a cast on the host would cost CPU time and may widen what crosses the link.
                 nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor | TableImages) else 0
-                leaves.append(leaf.to(self.device, non_blocking=True))
+                move = leaf.cross if isinstance(leaf, TableImages) else leaf.to
+                leaves.append(move(self.device, non_blocking=True))
             unchanged.append(leaf)
             return _Copied(len(leaves) - 1)
 
@@ -246,6 +247,8 @@ class Transfer:
         return copied
 
     def _finish(self, leaf: Any) -> Any:
+        if isinstance(leaf, Crossed):
+            leaf = leaf.images()
         return finish(leaf, self._memory_format, self._dtype) if isinstance(leaf, torch.Tensor) else leaf
 
     def take(self, copied: DeviceBatch) -> Any:

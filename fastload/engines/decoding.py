@@ -90,6 +90,7 @@ class Line:
         by_index: Whether samples draw by their index.
         finish: Makes the batch of pixels (``(N, H, W, 3)`` uint8), boxes to erase (``(N, 4)`` int32, or ``None``),
             collated targets and its number; called in the line's thread, or in the consumer's for a stuck batch.
+        finish_is_epilogue: Whether that is the batches' epilogue, and not the way to one.
         pin: Whether the pixels lie in pinned memory.
         ahead: Batches to make before they are asked for, at least 1.
     """
@@ -105,12 +106,14 @@ class Line:
         finish: Callable[[torch.Tensor, torch.Tensor | None, Any, int], Any],
         pin: bool,
         ahead: int,
+        finish_is_epilogue: bool = False,
     ) -> None:
         self.epoch = -1  # counted up by the user
         self._recipe = recipe
         self._base_seed = base_seed
         self._by_index = by_index
         self._finish = finish
+        self._finish_is_epilogue = finish_is_epilogue
         self._pin = pin
         self._ahead = ahead
         self._streams = [_core.RandomStream.from_seed(base_seed + w) for w in range(workers)]
@@ -125,8 +128,9 @@ class Line:
         self.images = 0  # of the batch that was taken last
         self.awaited = (0.0, 0.0)  # likewise
         self.decoded_at = self.made_at = 0.0  # likewise
+        self.ready = 0  # batches that are made and have not been taken
         self._decoded = 0
-        self._collate_s = 0.0
+        self._collate_s = self._finish_s = 0.0
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -160,6 +164,7 @@ class Line:
             self._see_through(batch, timeout_s or -1.0, in_python=True)
         with self._changed:
             self._batches.popleft()
+            self.ready -= 1
             self._changed.notify_all()
         if batch.failure is not None:
             raise batch.failure
@@ -169,14 +174,15 @@ class Line:
         return data
 
     def totals(self) -> Totals:
-        """What the threads have spent so far: at work, on a core, waiting for files, putting batches together."""
+        """What the threads have spent so far: reading files, decoding, on a core, putting batches together."""
         seconds, busy, read, read_busy = self.pool.work_times()
+        spent = {"fetch": read, "decode": seconds - read, "collate": self._collate_s}
+        if self._finish_is_epilogue:
+            spent["epilogue"] = self._finish_s
         return Totals(
             {
-                "stage:decode:count": self._decoded,
-                "stage:decode:s": seconds,
-                "stage:collate:count": self._decoded,
-                "stage:collate:s": self._collate_s,
+                **{f"stage:{name}:count": float(self._decoded) for name in spent},
+                **{f"stage:{name}:s": took for name, took in spent.items()},
                 "made:looked_s": seconds,
                 "made:busy_s": busy,
                 "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),
@@ -196,6 +202,7 @@ class Line:
         finally:
             with self._changed:
                 self._batches.clear()
+                self.ready = 0
                 self._paused = False
 
     def close(self) -> None:
@@ -279,6 +286,7 @@ class Line:
         batch.pixels = batch.job = None  # memory; whoever copies from it holds it
         with self._changed:
             batch.data, batch.failure, batch.made, batch.stuck = data, failure, True, False
+            self.ready += 1
             self._changed.notify_all()
 
     def _see_through(self, batch: Batch, timeout_s: float, *, in_python: bool, drop: bool = False) -> None:
@@ -324,7 +332,10 @@ class Line:
             self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - default_collate's, of targets of any type
             return _wrapped(batch.worker, None)
-        return self._finish(batch.pixels, batch.boxes, targets, batch.number)
+        try:
+            return self._finish(batch.pixels, batch.boxes, targets, batch.number)
+        finally:
+            self._finish_s += time.monotonic() - batch.decoded_at
 
     def _complete(self, batch: Batch, timeout_s: float, *, in_python: bool) -> None:
         """Wait for the pixels, and make in Python what the core does not."""

@@ -37,6 +37,7 @@ class NativeIterator(_BaseDataLoaderIter):
         loader: Its sampler, batch sizes, generator and workers are those of the batches.
         recipe: How to make its samples.
         finish: See :class:`~fastload.engines.decoding.Line`.
+        finish_is_epilogue: Likewise.
         pin: Whether the pixels lie in pinned memory.
         ahead: Batches to make before they are asked for, at least 1.
     """
@@ -47,6 +48,7 @@ class NativeIterator(_BaseDataLoaderIter):
         recipe: Recipe,
         finish: Callable[[torch.Tensor, torch.Tensor | None, Any, int], Any],
         *,
+        finish_is_epilogue: bool = False,
         pin: bool = False,
         ahead: int = 1,
     ) -> None:
@@ -61,6 +63,7 @@ class NativeIterator(_BaseDataLoaderIter):
             workers=self._num_workers,
             by_index=getattr(loader, "rng", "torch") == "index",
             finish=finish,
+            finish_is_epilogue=finish_is_epilogue,
             pin=pin,
             ahead=ahead,
         )

@@ -96,8 +96,9 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
         ipc, pin = ipc * (1 - busy), pin + ipc * busy
     if stats.workers and elapsed > 0:
         # Workers that are never idle are the limit, and a quicker way from them would change nothing. They even make it
-        # slower: the thread that sends a batch contends with the next one's Python code for the interpreter's lock.
-        busy = min(1.0, all_of_it / (stats.workers * elapsed))
+        # slower: the thread that sends a batch contends with the next one's Python code for the interpreter's lock. And
+        # where workers have to wait for a core, so has whoever receives from them: it is the work that takes the cores.
+        busy = max(min(1.0, all_of_it / (stats.workers * elapsed)), stats.fetch.queued)
         ipc, before = ipc * (1 - busy), before + ipc * busy
     for name, seconds in making.items():  # the worker was at another batch then
         waited[name] = waited.get(name, 0.0) + (before * seconds / all_of_it if all_of_it else 0.0)
@@ -149,6 +150,10 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
         )
     if which is Bottleneck.COLLATE:
         took = [f"{1e3 * stages[name].mean_s:,.1f} ms to {name}" for name in ("collate", "fetch") if name in stages]
+        sending = stats.waited_for.get("ipc", 0.0) + stats.waited_for.get("hand-over", 0.0)
+        if sending > stats.waited_for.get("collate", 0.0) + stats.waited_for.get("epilogue", 0.0):
+            sent = f"{1e3 * sending / max(1.0, stats.totals.get('asked', 0.0)):,.1f} ms a batch"
+            return f"while finished batches were on their way to the training loop ({', '.join([sent, *took])})"
         return f"while batches were put together and sent ({', '.join(took)})"
     if which is Bottleneck.PIN and not _is_pageable(stats):
         pinning = f" ({1e3 * stages['pin'].mean_s:,.1f} ms a batch)" if "pin" in stages else ""
@@ -164,6 +169,8 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
 def _remedy(stats: Stats, which: Bottleneck) -> str:
     if stats.workers == 0 and which in _MADE:
         return "set num_workers >= 1, so that batches are made beside the steps and not between them"
+    if which is Bottleneck.DECODE and "decode" in stats.stages:
+        return "raise num_workers up to the cores that there are, or store smaller images (these are decoded natively)"
     return REMEDIES[which]
 
 

@@ -31,11 +31,23 @@ class Meter:
         board: What the workers say; ``None`` without any.
         batch_size: Images per batch, where nobody says how many there were.
         source: More counts, of whoever makes the batches where no worker does.
+        waiting: How many of them are made and not taken, likewise.
+        on_device: Whether those are on the device already.
     """
 
-    def __init__(self, board: Board | None, batch_size: int | None, source: Callable[[], Totals] | None = None) -> None:
+    def __init__(
+        self,
+        board: Board | None,
+        batch_size: int | None,
+        source: Callable[[], Totals] | None = None,
+        *,
+        waiting: Callable[[], int] | None = None,
+        on_device: bool = False,
+    ) -> None:
         self.board = board
+        self.on_device = on_device
         self._source = source
+        self._waiting = waiting
         self.sheet: Sheet | None = None
         self.counts = Totals()
         self._batch_size = batch_size or 1
@@ -59,9 +71,9 @@ class Meter:
         return now
 
     def ready(self) -> float:
-        """Batches that workers have made and the consumer has not taken."""
+        """Batches that are made and that the consumer has not taken."""
         if self.board is None:
-            return 0.0
+            return 0.0 if self._waiting is None else float(self._waiting())
         return max(0.0, self.board.total("batches") - self._base - self._taken)
 
     def got(self, asked: float, batch: int | None, road: Iterable[tuple[str, float]] = (), images: int = 0) -> None:
@@ -248,7 +260,8 @@ class Meters:
                     return places
             return self._places
 
-    def ready(self) -> int:
-        """Batches made and not taken, now."""
+    def ready(self) -> tuple[int, int]:
+        """Batches made and not taken, now: all of them, and those that went to the device as they were made."""
         with self._lock:
-            return int(sum(meter.ready() for meter in self._live.values()))
+            counts = [(meter.ready(), meter.on_device) for meter in self._live.values()]
+        return int(sum(count for count, _ in counts)), int(sum(count for count, on_device in counts if on_device))

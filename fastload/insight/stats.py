@@ -112,7 +112,7 @@ class Stats:
             ``fetch``, ``collate``, ``ipc`` (on its way between processes), ``pin``, ``decode`` (native threads),
             ``epilogue`` (on the host), ``gpu`` (the device was more than two batches behind), ``h2d``, ``hand-over``.
         stages: Seconds per stage: ``fetch``, ``decode``, ``collate``, ``pin``, ``h2d``, ``epilogue``, as far as the
-            engine has them.
+            engine has them. Worker processes decode in ``fetch``, which native threads spend on files alone.
         fetch: What fetching consisted of.
         device: What the device did, where there is one.
         workers: Processes or threads that make batches; 0 is the main process by itself.
@@ -258,9 +258,10 @@ def _stages(totals: Totals) -> dict[str, StageTime]:
     if made:
         stages["fetch"] = StageTime(made, totals["made:fetch_s"])
         stages["collate"] = StageTime(made, totals["made:collate_s"])
-    for name in ("decode", "collate", "pin", "h2d", "epilogue"):
-        if count := int(totals[f"stage:{name}:count"]):
-            stages[name] = StageTime(count, totals[f"stage:{name}:s"])
+    for name in ("fetch", "decode", "collate", "pin", "h2d", "epilogue"):
+        if count := int(totals[f"stage:{name}:count"]):  # beside workers, where epochs of both engines were run
+            before = stages.get(name, StageTime(0, 0.0))
+            stages[name] = StageTime(before.count + count, before.total_s + totals[f"stage:{name}:s"])
     return stages
 
 

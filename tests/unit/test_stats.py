@@ -1,0 +1,313 @@
+"""Statistics: what a batch's road comes to, and that every engine counts what it does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from fastload import FastLoader
+from fastload.bench.photos import PhotoSet, write_photos
+from fastload.device.clock import ALL_OF_FIRST, EVERY, DeviceClock
+from fastload.device.epilogue import NormalizeTable
+from fastload.device.images import TableImages
+from fastload.device.transfer import Transfer
+from fastload.insight import meter as meter_module
+from fastload.insight.board import Board
+from fastload.insight.meter import Meter
+from fastload.insight.stats import StageTime, Totals, make_stats
+
+
+class Samples(Dataset):
+    """Each takes a little while to read."""
+
+    def __init__(self, count=48, seconds=0.002):
+        self.count, self.seconds = count, seconds
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.zeros(4, 4), index
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    photos = write_photos(tmp_path_factory.mktemp("photos") / "set", PhotoSet(count=48, classes=2, edge_px=64)).path
+    steps = [transforms.RandomResizedCrop(32), transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)]
+    return ImageFolder(str(photos), transforms.Compose(steps))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The meter's time, which stands still until a test says otherwise."""
+
+    class Clock:
+        now = 100.0
+
+        def monotonic(self):
+            return self.now
+
+    found = Clock()
+    monkeypatch.setattr(meter_module, "time", found)
+    return found
+
+
+def test_a_wait_is_divided_by_the_road_of_its_batch(clock):
+    board = Board(1, 4)
+    meter = Meter(board, 8)
+    meter.got(meter.ask(), None)  # the first of the epoch: start-up
+    clock.now = 103.0
+    asked = meter.ask()
+    board.note(1, 5, fetch=104.0, collate=106.0, made=107.0)
+    clock.now = 112.0
+    meter.got(asked, 1, [("ipc", 108.0), ("pin", 110.0), ("h2d", 111.5)])
+    counts = meter.totals()
+    waited = {key.partition(":")[2]: value for key, value in counts.items() if key.startswith("waited:")}
+    assert waited == {
+        "before": 1.0,
+        "fetch": 2.0,
+        "collate": 1.0,
+        "ipc": 1.0,
+        "pin": 2.0,
+        "h2d": 1.5,
+        "hand-over": 0.5,
+    }
+    assert (counts["step_s"], counts["wait_s"], counts["asked"]) == (3.0, 9.0, 1)
+    assert (counts["batches"], counts["images"], counts["epochs"]) == (2, 8 + 5, 1)
+    meter.close()
+
+
+def test_a_batch_that_was_there_is_not_divided_and_the_end_of_an_epoch_is_no_step(clock):
+    meter = Meter(None, 8)
+    meter.got(meter.ask(), None)
+    clock.now += 1
+    asked = meter.ask()
+    clock.now += 1e-5
+    meter.got(asked, None, [("decode", clock.now)])
+    meter.stop()
+    clock.now += 1000
+    meter.ask()
+    counts = meter.totals()
+    assert not any(key.startswith("waited:") for key in counts)
+    assert counts["step_s"] == 1.0
+
+
+def test_what_is_ready_is_what_is_made_and_not_taken(clock):
+    board = Board(2, 4)
+    meter = Meter(board, 8)
+    board.add(0, 0, 3)
+    board.add(1, 0, 1)
+    assert meter.ready() == 4
+    meter.got(meter.ask(), None)
+    assert meter.ready() == 3
+    meter.begin_epoch()  # of persistent workers: their counts go on
+    assert meter.ready() == 0
+    assert Meter(None, 8, waiting=lambda: 2).ready() == 2
+    meter.close()
+
+
+def test_a_part_of_the_statistics_is_their_difference():
+    before = make_stats(Totals({"batches": 10, "images": 80, "asked": 9, "step_s": 1.0, "wait_s": 1.0}))
+    after = make_stats(
+        Totals({"batches": 30, "images": 240, "asked": 29, "step_s": 2.0, "wait_s": 2.0}), missed={"too large": 2}
+    )
+    part = after.since(before)
+    assert (part.batches, part.images, part.stall) == (20, 160, 0.5)
+    assert part.images_per_s == pytest.approx(160 / 2.0)
+    assert part.consumer_images_per_s == pytest.approx(160 / 1.0)
+    assert part.missed == {"too large": 2}
+    assert after.since(after).images_per_s == 0.0
+
+
+def test_the_loaders_rate_is_that_of_its_slowest_stage():
+    totals = Totals({"batches": 10, "images": 80, "made:batches": 10, "made:fetch_s": 3.0, "made:collate_s": 1.0})
+    assert make_stats(totals, workers=4).loader_images_per_s == pytest.approx(80.0)
+    totals.update({"stage:pin:count": 10, "stage:pin:s": 2.0})
+    assert make_stats(totals, workers=4).loader_images_per_s == pytest.approx(40.0)
+    assert make_stats(Totals()).loader_images_per_s == 0.0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_torchs_iterators_are_counted(workers, persistent):
+    if persistent and not workers:
+        return
+    with FastLoader(
+        Samples(), batch_size=8, num_workers=workers, persistent_workers=persistent, device="cpu"
+    ) as loader:
+        for _ in range(2):
+            assert sum(1 for _ in loader) == 6
+        stats = loader.stats()
+    assert (stats.batches, stats.images, stats.epochs, stats.workers) == (12, 96, 2, workers)
+    assert stats.stages["fetch"].count == stats.stages["collate"].count == 12
+    assert stats.stages["fetch"].total_s >= 96 * 0.002
+    assert stats.stages["collate"].total_s > 0
+    assert stats.wait_s > 0
+    assert stats.startup_s > 0
+    assert sum(stats.waited_for.values()) == pytest.approx(stats.wait_s, rel=0.2)
+    assert 0 < stats.images_per_s < 1.01 * max(1, workers) / 0.002
+    assert 0 < stats.loader_images_per_s < 1.01 * max(1, workers) / 0.002
+    assert stats.consumer_images_per_s > stats.images_per_s
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_native_engine_counts_every_stage_that_it_has(folder, persistent):
+    with FastLoader(folder, batch_size=8, num_workers=2, persistent_workers=persistent, device="cpu") as loader:
+        for _ in range(2):
+            assert sum(1 for _ in loader) == 6
+        stats = loader.stats()
+        assert loader.plan.engine == "native"
+    assert (stats.batches, stats.images, stats.epochs) == (12, 96, 2)
+    assert list(stats.stages) == ["fetch", "decode", "collate", "epilogue"]
+    assert {stage.count for stage in stats.stages.values()} == {12}
+    assert all(stage.total_s > 0 for stage in stats.stages.values())
+    assert stats.stages["decode"].total_s > stats.stages["fetch"].total_s
+    assert stats.loader_images_per_s > 0
+
+
+def test_batches_that_the_native_engine_has_ready_are_seen(folder):
+    with FastLoader(folder, batch_size=8, num_workers=2, device="cpu") as loader:
+        iterator = iter(loader)
+        next(iterator)
+        line = iterator._line
+        with line._changed:
+            assert line._changed.wait_for(lambda: line.ready == 1, 30)
+        stats = loader.stats()
+        assert stats.queues == {"ready": 1, "device": 0}
+        assert stats.batches_held == 1
+        assert sum(1 for _ in iterator) == 5
+        assert line.ready == 0
+        assert loader.stats().ready_mean > 0
+
+
+def test_epochs_of_both_engines_add_up():
+    totals = Totals({"made:batches": 2, "made:fetch_s": 1.0, "made:collate_s": 1.0})
+    totals.update({"stage:fetch:count": 3, "stage:fetch:s": 2.0})
+    assert make_stats(totals).stages["fetch"] == StageTime(5, 3.0)
+
+
+def test_pixels_cross_the_link_before_their_epilogue(monkeypatch):
+    """Else the device's clock would count the lookup as a part of the copy."""
+    order = []
+    pixels = torch.randint(0, 256, (2, 4, 4, 3), dtype=torch.uint8)
+    images = TableImages(pixels, NormalizeTable(torch.randn(3, 256)), torch.channels_last)
+    crossed = images.cross(torch.device("cpu"))
+    assert torch.equal(crossed.images(), images.to(torch.device("cpu")))
+    real = type(crossed).images
+    monkeypatch.setattr(type(crossed), "images", lambda self: order.append("images") or real(self))
+    transfer = Transfer(torch.device("cpu"), None, None, None)
+    monkeypatch.setattr(transfer, "clock", Recorder(order))
+    moved = transfer.take(transfer.start([images]))
+    assert torch.equal(moved[0], real(crossed))
+    assert order == ["began", "copied", "images"]
+
+
+class Recorder:
+    """Stands for a device's clock, and says when it is asked for what."""
+
+    def __init__(self, order):
+        self.order = order
+        self.names = iter(["copied", "ready"])
+
+    def begin(self, stream):
+        self.order.append("began")
+        return type("Timing", (), {})()
+
+    def event(self):
+        name, order = next(self.names), self.order
+        return type("Event", (), {"record": lambda self, stream: order.append(name)})()
+
+
+class Event:
+    """One of a device whose time is counted in ms."""
+
+    def __init__(self, device):
+        self.device, self.at = device, None
+
+    def record(self, stream=None):
+        self.at = self.device.now
+
+    def query(self):
+        return self.at is not None and self.at <= self.device.done
+
+    def elapsed_time(self, other):
+        if not (self.query() and other.query()):
+            raise RuntimeError("both events must have completed")
+        return other.at - self.at
+
+
+class Device:
+    """Stands for ``torch.cuda``."""
+
+    now = 0.0
+    done = float("inf")
+
+    def Event(self, **_):
+        return Event(self)
+
+
+def one_step(device, clock, *, copy_ms, epilogue_ms, step_ms, idle_ms=0.0):
+    """The copy of a batch, then a step on it, on a device that does one thing at a time."""
+    timing = clock.begin(None)
+    device.now += idle_ms + copy_ms
+    if timing is not None:
+        timing.nbytes, timing.copied = 100, clock.event()
+        timing.copied.record()
+    device.now += epilogue_ms
+    if timing is not None:
+        timing.ready = clock.event()
+        timing.ready.record()
+    clock.handed(timing)
+    device.now += step_ms
+    end = clock.event()
+    end.record()
+    clock.step_ended(end)
+
+
+def test_the_devices_clock_tells_idling_from_copying():
+    device = Device()
+    clock = DeviceClock(device)
+    for _ in range(4):
+        one_step(device, clock, copy_ms=3.0, epilogue_ms=1.0, step_ms=10.0, idle_ms=0.0)
+    times = make_stats(clock.totals()).device
+    assert (times.steps, times.copies, times.copied_bytes) == (3, 4, 400)  # the first step has no beginning
+    assert times.total_s == pytest.approx(3 * 14e-3)
+    assert times.idle_s == pytest.approx(3 * 4e-3)
+    assert times.copying_s == pytest.approx(3 * 4e-3)
+    stages = make_stats(clock.totals()).stages
+    assert stages["h2d"].mean_s == pytest.approx(3e-3)
+    assert stages["epilogue"].mean_s == pytest.approx(1e-3)
+
+
+def test_few_batches_are_timed():
+    device = Device()
+    clock = DeviceClock(device)
+    for _ in range(ALL_OF_FIRST + 5 * EVERY):
+        one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    assert clock.totals()["device:copies"] == ALL_OF_FIRST + 5
+
+
+def test_a_step_that_began_on_a_stream_which_is_still_busy_is_left_out():
+    device = Device()
+    clock = DeviceClock(device)
+    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    clock._last_end.at = device.now + 1000  # the consumer has left that stream, where much is queued yet
+    device.done = device.now + 500
+    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    assert (clock.totals()["device:copies"], clock.totals()["device:steps"]) == (2, 0)
+
+
+def test_what_comes_between_two_epochs_is_no_step():
+    device = Device()
+    clock = DeviceClock(device)
+    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    device.now += 1000.0
+    clock.begin_epoch()
+    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    assert (clock.totals()["device:copies"], clock.totals()["device:steps"]) == (2, 0)

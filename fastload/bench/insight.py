@@ -5,6 +5,8 @@ two taking turns, divided by the calls in it. No tool is attached, so this is wh
 it carries all the time.
 
 A question is a function that takes the repeats and returns its figures in nanoseconds; :data:`QUESTIONS` lists them.
+What statistics and stages add up to is then set beside the time between two real batches, and the loader runs with and
+without statistics; see :mod:`fastload.bench._overhead`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 
 from fastload import _nvtx, annotate, annotate_modules, capture
+from fastload.bench import _overhead
 from fastload.bench._measure import Spread, environment, interleave, write_json
 from fastload.bench._show import console, refuse
 from fastload.insight.modules import hook_while_profiling
@@ -30,6 +33,7 @@ LIMITS_NS: Final[Mapping[str, float]] = {"annotate_modules": 2000}
 
 _MODULES = 200
 _LAPS = 20
+_BATCHES = 500
 
 
 def cost_of_modules(repeats: int) -> dict[str, Spread]:
@@ -100,11 +104,18 @@ def cost_of_capture(repeats: int) -> dict[str, Spread]:
     )
 
 
+def cost_of_statistics(repeats: int) -> dict[str, Spread]:
+    """A batch's statistics, worker's side and all, each fetch looked at closely, beside a batch without."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return _differences(_overhead.stats_of_a_batch(device, _BATCHES), repeats, _BATCHES)
+
+
 QUESTIONS: Final[Mapping[str, Callable[[int], dict[str, Spread]]]] = {
     "a module's call": cost_of_modules,
     "a function's call": cost_of_functions,
     "a stage": cost_of_stages,
     "a batch": cost_of_capture,
+    "a batch's way": cost_of_statistics,
 }
 
 
@@ -131,13 +142,13 @@ def _calls(model: nn.Module) -> Callable[[], object]:
 def _differences(
     contenders: Mapping[str, Callable[[], object]], repeats: int, calls: int, bare: str = "bare"
 ) -> dict[str, Spread]:
-    """Nanoseconds that each contender takes more than ``bare`` per call, round by round."""
+    """Nanoseconds of processor time that each contender takes more than ``bare`` per call, round by round."""
 
     def timed(run: Callable[[], object]) -> Callable[[], float]:
         def measure() -> float:
-            start = time.perf_counter_ns()
+            start = time.process_time_ns()  # all threads', and not that of others on the same cores
             run()
-            return (time.perf_counter_ns() - start) / calls
+            return (time.process_time_ns() - start) / calls
 
         return measure
 
@@ -170,6 +181,31 @@ def ask(repeats: int) -> dict[str, Any]:
     return record
 
 
+def shares(more_ns: Mapping[str, Mapping[str, Any]], seconds: float, repeats: int, *, quick: bool) -> dict[str, Any]:
+    """What statistics and stages come to beside real batches, by engine; shows it too."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = {}
+    for name, road in _overhead.roads(device, quick=quick).items():
+        result = road.run(seconds, repeats)
+        batch_ns = 1e9 / result["batches_per_s"]["on"]["median"]
+        stages = _overhead.stages_of_a_batch(road.make, 4 if quick else 32)
+        result |= {
+            "stages_per_batch": stages,
+            "stats_share": more_ns["stats, native" if name == "native" else "stats"]["median"] / batch_ns,
+            "nvtx_share": stages * more_ns["stage"]["median"] / batch_ns,
+            "limit": _overhead.LOST_MAX,
+        }
+        found[name] = result
+        lost = result["lost"]
+        console().print(
+            f"{name}, {result['images_per_s']['median']:,.0f} images/s: statistics take {result['stats_share']:.3%} of "
+            f"the time between two batches, {stages:.1f} stages {result['nvtx_share']:.4%}, at most "
+            f"{_overhead.LOST_MAX:.1%} wanted; with statistics the loader is {lost['median']:.2%} slower "
+            f"({lost['low']:.2%} to {lost['high']:.2%} by 95%)"
+        )
+    return found
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``fastload bench insight``."""
     parser.add_argument("--repeats", type=int, help="repeats of each measurement (default: 30)")
@@ -179,7 +215,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench insight``."""
-    repeats = args.repeats if args.repeats is not None else 2 if args.quick else 30
+    repeats = args.repeats if args.repeats is not None else 5 if args.quick else 30
     if repeats < 1:
         return refuse(ValueError(f"repeats must be >= 1, got {repeats}"))
     if _nvtx.active():
@@ -187,6 +223,8 @@ def main(args: argparse.Namespace) -> int:
             RuntimeError("a tool is attached to this process, and this measures what things cost without one")
         )
     record = ask(repeats)
+    seconds, rounds = (0.02, 5) if args.quick else (0.25, max(6, repeats // 2))
+    record["shares"] = shares(record["more_ns"], seconds, rounds, quick=args.quick)
     if args.json:
         console().print(f"figures: {write_json(args.json, record)}")
     return 0

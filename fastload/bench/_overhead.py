@@ -1,0 +1,194 @@
+"""What the statistics that are always on cost: a batch's share of processor time, and the loader's throughput without.
+
+There is no switch for the statistics, so the loader without them is one whose hooks are taken out while it is made and
+while it runs. It takes turns with the loader as it is, in the same process.
+
+Throughput on a busy machine says little about half a per cent. So there are two answers: the difference in throughput,
+with the interval that its median is in by 95%; and the processor time that the hooks take per batch, measured on a
+loader that does next to nothing else, as a share of the time between two real batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+from fastload import FastLoader, _nvtx
+from fastload import loader as loader_module
+from fastload.bench._measure import Spread, interleave
+from fastload.device import transfer as transfer_module
+from fastload.engines.auto import cores_for_loading
+from fastload.insight import fetching, meter
+from fastload.rates import endless, in_flight, loop_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fastload.rates import Rate
+
+LOST_MAX = 0.005
+"""Share of the throughput that statistics may cost, and NVTX without a tool."""
+
+
+@contextlib.contextmanager
+def without_stats() -> Iterator[None]:
+    """No statistics in loaders that are made and run within."""
+    with contextlib.ExitStack() as patches:
+
+        def put(place: Any, name: str, value: Any) -> None:
+            patches.enter_context(mock.patch.object(place, name, value))
+
+        put(meter.Meter, "ask", lambda self: 0.0)
+        put(meter.Meter, "got", lambda self, *rest, **more: None)
+        put(loader_module, "measure", lambda iterator, measured: measured)
+        put(loader_module, "measure_here", lambda iterator, measured: None)
+        put(loader_module, "MeasuredWorker", lambda first_call, board: first_call)
+        put(transfer_module, "DeviceClock", lambda module: None)
+        yield
+
+
+def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[], object]]:
+    """Epochs of a loader whose batches cost nothing.
+
+    ``bare`` is without statistics; ``stats`` has them at their most thorough, the worker's side too; ``stats, native``
+    has what the native engine has of them, where no worker fetches.
+    """
+    samples: Any = torch.zeros(batches, 1)
+
+    def epoch(*patches: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[], object]:
+        loader: FastLoader[Any] = FastLoader(samples, batch_size=1, collate_fn=_first, device=device)
+
+        def run() -> None:
+            with contextlib.ExitStack() as patched:
+                for patch in patches:
+                    patched.enter_context(patch())
+                for _ in loader:
+                    pass
+
+        return run
+
+    def no_fetches(module: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        return lambda: mock.patch.object(module, "measure_here", return_value=None)
+
+    return {
+        "bare": epoch(without_stats),
+        "stats": epoch(lambda: mock.patch.object(fetching, "CLOSELY_S", -1.0)),
+        "stats, native": epoch(no_fetches(meter), no_fetches(loader_module)),
+    }
+
+
+def _first(samples: Any) -> Any:
+    return samples[0]
+
+
+class Compared:
+    """One road of batches, run with and without statistics.
+
+    Args:
+        make: Makes the loader.
+        device: Where its batches go.
+        rush: Batches that may be waiting when a turn begins.
+    """
+
+    def __init__(self, make: Callable[[], FastLoader[Any]], device: torch.device, rush: int | None = None) -> None:
+        self.make = make
+        self._device = device
+        self._rush = rush
+
+    def run(self, seconds: float, repeats: int) -> dict[str, Any]:
+        """Let both take turns."""
+        with contextlib.ExitStack() as opened:
+            off = opened.enter_context(self._opened(bare=True))
+            on = opened.enter_context(self._opened(bare=False))
+            rates: dict[str, list[Rate]] = {"off": [], "on": []}
+
+            def turn(name: str, feed: tuple[Iterator[Any], int, int]) -> float:
+                batches, rush, rounds = feed
+                with without_stats() if name == "off" else contextlib.nullcontext():
+                    rate = loop_rate(
+                        batches, _nothing, self._device, seconds=seconds, warm_steps=rush, rounds_of=rounds
+                    )
+                rates[name].append(rate)
+                return rate.steps / rate.seconds
+
+            spreads = interleave({"off": lambda: turn("off", off), "on": lambda: turn("on", on)}, repeats)
+        pairs = zip(spreads["on"].values, spreads["off"].values, strict=True)
+        lost = Spread.of([1 - ours / plain for ours, plain in pairs])
+        low, high = interval_of_median(lost.values)
+        return {
+            "batches_per_s": {name: spread.record() for name, spread in spreads.items()},
+            "images_per_s": Spread.of([rate.images_per_s for rate in rates["on"]]).record(),
+            "lost": lost.record() | {"low": low, "high": high},
+        }
+
+    @contextlib.contextmanager
+    def _opened(self, *, bare: bool) -> Iterator[tuple[Iterator[Any], int, int]]:
+        with self.make() as loader:
+            feed = endless(loader)
+            with without_stats() if bare else contextlib.nullcontext():
+                next(feed)
+            rush = in_flight(loader) if self._rush is None else self._rush
+            yield feed, rush, 1 if self._rush is not None else loader.num_workers
+
+
+def _nothing(batch: Any) -> None:
+    """The step of a loop that only loads."""
+
+
+def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
+    """Where the median of what the values are drawn from is, by 95%: between two of them, whatever their distribution.
+
+    Fewer than 6 values are too few for that; then it is all of them.
+    """
+    ordered, count = sorted(values), len(values)
+    outside = 0.0  # the chance that the median is left of the value at `rank`
+    rank = 0
+    while rank < count // 2 and outside + math.comb(count, rank) / 2**count <= 0.025:
+        outside += math.comb(count, rank) / 2**count
+        rank += 1
+    rank = max(0, rank - 1)
+    return ordered[rank], ordered[count - 1 - rank]
+
+
+def stages_of_a_batch(make: Callable[[], FastLoader[Any]], batches: int) -> float:
+    """Stages that this process opens per batch."""
+    opened = 0
+    plain = _nvtx.stage
+
+    def counted(name: Any, batch: int | None = None) -> Any:
+        nonlocal opened
+        opened += 1
+        return plain(name, batch)
+
+    with contextlib.ExitStack() as patches:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("fastload.") and vars(module).get("stage") is plain:
+                patches.enter_context(mock.patch.object(module, "stage", counted))
+        with make() as loader:
+            feed = endless(loader)
+            for _ in range(batches):
+                next(feed)
+    return opened / batches
+
+
+def roads(device: torch.device, *, quick: bool) -> dict[str, Compared]:
+    """Photographs through each engine."""
+    from fastload.bench._data import EndlessDraws, image_pool, open_images
+
+    dataset, _ = open_images(None, quick or device.type == "cpu")
+    pool, batch_size = image_pool(dataset), 8 if quick else 64 if device.type == "cuda" else 32
+
+    def loader(accelerate: Any, workers: int) -> FastLoader[Any]:
+        draws = EndlessDraws(pool, 1_000_000 * batch_size)
+        return FastLoader(dataset, batch_size, sampler=draws, num_workers=workers, accelerate=accelerate, device=device)
+
+    cores = cores_for_loading()
+    return {
+        "native": Compared(lambda: loader("require", cores), device, rush=6),
+        "worker processes": Compared(lambda: loader("off", min(cores, 8)), device),
+    }

@@ -39,7 +39,8 @@ _TAKE_BYTES_PER_S: Final = 1e10
 
 _STEPS_MIN: Final = 8  # an epoch of fewer says too little about the consumer
 _STARVED: Final = 0.02  # share of the time: the consumer waits
-_TOO_MANY: Final = 0.8  # fewer are only worth it when they are fewer by so much: new workers cost a start
+_FAR_LESS: Final = 0.4  # of what was too few: the consumer is another one by now
+_SLACK: Final = 0.05  # of what is spare: another number is only worth new workers if it is not a matter of noise
 
 
 @dataclass
@@ -50,11 +51,13 @@ class Sizing:
         processes: Worker processes of the next epoch; ``None`` before the trial.
         threads: Decode threads that were enough; ``None`` before the first native epoch.
         why: How ``processes`` came about, in words.
+        too_few: Worker processes that the consumer waited for; 0 before it did.
     """
 
     processes: int | None = None
     threads: int | None = None
     why: str = "a short trial before the first epoch decides"
+    too_few: int = 0
 
 
 class AutoWorkers(int):
@@ -104,15 +107,16 @@ def cores_for_loading() -> int:
     return max(1, usable_cpus() // max(1, int(beside) if beside.isdigit() else 1))
 
 
-def workers_needed(images_per_s: float, cost_s: float, cores: int) -> int:
+def workers_needed(images_per_s: float, cost_s: float, cores: int, spare: float = SPARE) -> int:
     """The smallest number of workers that keeps a consumer fed with 10% to spare; at least 1, at most ``cores``.
 
     Args:
         images_per_s: What the consumer takes when it never waits.
         cost_s: Seconds of one worker for one image.
         cores: Workers at most.
+        spare: How much faster than the consumer they are to be.
     """
-    return max(1, min(cores, math.ceil(SPARE * images_per_s * cost_s - 1e-9)))
+    return max(1, min(cores, math.ceil(spare * images_per_s * cost_s - 1e-9)))
 
 
 def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
@@ -127,7 +131,7 @@ def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
     measured = None if epoch is None else consumption(epoch)
     if sizing.processes is None:
         sizing.processes, sizing.why = _first(loader, run_trial(loader))
-    elif measured is not None and (found := _again(sizing.processes, *measured)) is not None:
+    elif measured is not None and (found := _again(sizing, sizing.processes, *measured)) is not None:
         sizing.processes, sizing.why = found
     loader.num_workers = AutoWorkers(sizing.processes, sizing)
     return epoch is None or measured is not None
@@ -147,13 +151,21 @@ def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
     return most, f"{cost}; as many as there are {_cores_or_batches(most, cores)}, until an epoch has shown the consumer"
 
 
-def _again(processes: int, rate: float, cost_s: float, starved: bool) -> tuple[int, str] | None:
+def _again(sizing: Sizing, processes: int, rate: float, cost_s: float, starved: bool) -> tuple[int, str] | None:
     """Another number than ``processes``, and why; ``None`` to keep it."""
     cores = cores_for_loading()
     wanted = workers_needed(rate, cost_s, cores)
+    fewest, most = (workers_needed(rate, cost_s, cores, SPARE + slack) for slack in (-_SLACK, _SLACK))
     if starved:
+        sizing.too_few = processes
         wanted = min(cores, max(wanted, processes + 1))
-    if wanted == processes or processes > wanted > _TOO_MANY * processes:
+    elif fewest <= processes <= most:
+        return None
+    elif wanted < _FAR_LESS * sizing.too_few:
+        sizing.too_few = 0
+    else:
+        wanted = min(cores, max(wanted, sizing.too_few + 1))
+    if wanted == processes:
         return None
     return wanted, f"the consumer takes {rate:,.0f} samples/s, and a sample costs {cost_s * 1e3:.3g} ms"
 

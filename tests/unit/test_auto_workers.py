@@ -338,6 +338,7 @@ def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=Non
         (4, epoch(cost_s=0.003, rate=1000), 4),
         (5, epoch(cost_s=0.0037, rate=1000), 5),  # exactly
         (6, epoch(cost_s=0.0045, rate=1000), 6),  # 5 would do: not worth new workers
+        (7, epoch(cost_s=0.0045, rate=1000), 5),  # two fewer would do
         (2, epoch(cost_s=0.003, rate=1000), 4),
         (4, epoch(cost_s=0.003, rate=1000, stall=0.3), 5),  # more than the estimate said
         (4, epoch(cost_s=0.003, rate=1000, stall=0.3, waited="pin"), 4),  # workers would not help
@@ -353,6 +354,20 @@ def test_the_next_epoch_gets_what_the_last_one_needed(cores, processes, measured
     choose_processes(loader, measured)
     assert loader.num_workers == chosen
     assert isinstance(loader.num_workers, AutoWorkers)
+
+
+def test_a_number_that_was_too_few_is_not_tried_again_until_the_consumer_is_another(cores):
+    cores(16)
+    loader = SimpleNamespace(num_workers=AutoWorkers(4, Sizing(4)))
+    numbers = []
+    for starved in (True, False, False):
+        choose_processes(loader, epoch(cost_s=0.0034, rate=1000, stall=0.3 if starved else 0.0))
+        numbers.append(int(loader.num_workers))
+    assert numbers == [5, 5, 5]  # by the estimate 4 are enough
+    choose_processes(loader, epoch(cost_s=0.0034, rate=200))
+    assert loader.num_workers == 1
+    choose_processes(loader, epoch(cost_s=0.0034, rate=1000))
+    assert loader.num_workers == 4
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -52,7 +52,14 @@ class EmptyLoaderError(ValueError):
 
 
 def loop_rate(
-    batches: Iterator[Any], step: Step, device: torch.device, *, seconds: float, warm_steps: int, rounds_of: int = 1
+    batches: Iterator[Any],
+    step: Step,
+    device: torch.device,
+    *,
+    seconds: float,
+    warm_steps: int,
+    rounds_of: int = 1,
+    steps: int = FEW_STEPS,
 ) -> Rate:
     """Run ``warm_steps``, then measure for about ``seconds``. Waits for nothing but the batches until the end.
 
@@ -60,16 +67,17 @@ def loop_rate(
         batches: Where ``next()`` is called, once a step; must not end meanwhile.
         step: Trains on one batch.
         device: Where it does; its own clock is used.
-        seconds: How long to measure; a few steps at least.
+        seconds: How long to measure, at least.
         warm_steps: Steps before.
         rounds_of: Measure a multiple of so many steps: workers that began together hand over together.
+        steps: Measure so many at least.
     """
     for _ in range(warm_steps):
         step(next(batches))
     clock = clock_for(device)
     clock.finish()
     waits: list[tuple[Any, Any]] = []
-    images, fewest = 0, max(FEW_STEPS, 2 * rounds_of if rounds_of > 1 else 1)
+    images, fewest = 0, max(steps, 2 * rounds_of if rounds_of > 1 else 1)
     computed, host_begin = _processor_s(), time.perf_counter()
     begin, host_end = clock.mark(), host_begin + seconds
     while len(waits) < fewest or len(waits) % rounds_of or time.perf_counter() < host_end:

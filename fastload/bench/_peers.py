@@ -1,310 +1,172 @@
-"""What the benchmarks against peers share: their options, the check of outputs before any clock starts, and turns."""
+"""What the benchmarks against peers share: contenders are gathered and checked once, then asked one thing or several.
+
+A question is a benchmark such as ``loaders``. ``fastload bench peers`` asks several of the same processes, so that the
+seconds in which a dozen libraries are imported are spent once.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import itertools
 import math
-import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader
-
 from fastload._machine import usable_cpus
-from fastload.bench._data import add_data_argument, image_pool, open_images
+from fastload.bench._data import image_pool, open_images
 from fastload.bench._measure import Spread, environment, interleave, write_json
+from fastload.bench._outputs import check_outputs
 from fastload.bench._pagecache import resident_share
+from fastload.bench._setup import setup_of
 from fastload.bench._show import console, refuse
-from fastload.bench.contenders._job import Job
-from fastload.bench.contenders._registry import CONTENDERS, loading
-from fastload.bench.contenders._remote import ContenderError, Surroundings, Team
+from fastload.bench.contenders._remote import ContenderError, Remote, Team
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fastload.bench.contenders._remote import Remote
+    from fastload.bench._setup import Setup
 
-CHECKED_BATCHES = 2
-CHECKED_BATCH_SIZE = 16
-CHECKED_WORKERS = 2
-CHECKED_DRAWS = 16  # batches whose statistics are compared, where the crops are others
-
-# Of normalized values. Means of two halves of 512 random crops of the photographs differ by less than 0.1.
-STATISTICS_TOLERANCE = 0.25
+    Points = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What a benchmark against peers is asked for.
+class Question:
+    """What the contenders are asked.
 
     Attributes:
-        data: An ImageFolder; ``None`` writes photographs.
-        names: Contenders.
-        surroundings: Interpreters and packages.
-        repeats: Turns of each contender.
-        seconds: Of a turn, about.
-        batch_size: Images per batch.
-        quick: Tiny; the figures mean nothing.
-        device: Where batches go.
+        name: The benchmark's.
+        setup: Who is asked, and how often.
+        parameters: Its own, for the record.
+        measure: Asks; returns the points that were measured.
     """
 
-    data: Path | None = None
-    names: tuple[str, ...] = field(default_factory=lambda: tuple(loading()))
-    surroundings: Surroundings = field(default_factory=Surroundings)
-    repeats: int = 5
-    seconds: float = 2.0
-    batch_size: int = 256
-    quick: bool = False
-    device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")
-
-    def __post_init__(self) -> None:
-        for name in self.names:
-            if name not in CONTENDERS:
-                raise ValueError(f"--contenders must be among {', '.join(CONTENDERS)}, got {name!r}")
-        for name, low in (("repeats", 1), ("batch_size", 1), ("seconds", 0)):
-            if getattr(self, name) < low:
-                raise ValueError(f"--{name.replace('_', '-')} must be >= {low}, got {getattr(self, name)}")
+    name: str
+    setup: Setup
+    parameters: Mapping[str, Any]
+    measure: Callable[[Gathering], Points]
 
 
-def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what every benchmark against peers takes."""
-    default = Setup()
-    add_data_argument(parser)
-    parser.add_argument(
-        "--contenders", metavar="A,B", help=f"who takes part (default: all that can: {','.join(loading())})"
-    )
-    for name, what in (("python", "interpreter"), ("site", "folder with packages")):
-        parser.add_argument(
-            f"--{name}",
-            metavar="NAME=PATH",
-            action="append",
-            default=[],
-            help=f"{what} of one contender, or of a module of contenders; may be given again",
-        )
-    parser.add_argument("--repeats", type=int, help=f"turns of each contender (default: {default.repeats})")
-    parser.add_argument("--seconds", type=float, help=f"of each turn, about (default: {default.seconds})")
-    parser.add_argument("--batch-size", type=int, help=f"images per batch (default: {default.batch_size})")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
-
-
-def add_threads_argument(parser: argparse.ArgumentParser, default: Sequence[int]) -> None:
-    """Declare ``--threads``."""
-    shown = ",".join(map(str, default))
-    parser.add_argument(
-        "--threads", type=numbers, help=f"threads, or worker processes, such as 4,16 (default: {shown})"
-    )
-
-
-def answer(
-    question: str,
-    args: argparse.Namespace,
-    default_threads: Sequence[int],
-    measure: Callable[[Gathering, Setup, int], dict[str, Any]],
-    describe: Callable[[Mapping[str, Any]], str],
-) -> int:
-    """Answer a question that depends on the number of threads; returns the exit code.
-
-    Args:
-        question: The benchmark's name.
-        args: Of :func:`add_peer_arguments` and :func:`add_threads_argument`.
-        default_threads: When none are given; those that are more than the usable cores are left out.
-        measure: Every contender at one number of threads: figures by contender.
-        describe: One contender's figures in words.
-    """
-    try:
-        setup = setup_of(args)
-        most = min(2, usable_cpus()) if setup.quick else usable_cpus()
-        counts = args.threads or tuple(n for n in default_threads if n <= most) or (most,)
-        with gathered(question, setup, {"threads": counts}) as gathering:
-            points = []
-            for threads in counts:
-                results = measure(gathering, setup, threads)
-                points.append({"threads": threads, "contenders": results})
-                for name, result in results.items():
-                    console().print(f"{threads:3} threads, {gathering.team.title(name)}: {describe(result)}")
-            record = {**gathering.finished(), "points": points}
-            right = gathering.all_right
-    except (ValueError, FileNotFoundError) as error:
-        return refuse(error)
-    if args.json:
-        console().print(f"figures: {write_json(args.json, record)}")
-    return 0 if right else 1
-
-
-def setup_of(args: argparse.Namespace) -> Setup:
-    """The setup that the arguments ask for.
-
-    Raises:
-        ValueError: An argument is not what it has to be.
-    """
-    values: dict[str, Any] = {"repeats": 1, "seconds": 0.1, "batch_size": 8} if args.quick else {}
-    given = {name: getattr(args, name) for name in ("repeats", "seconds", "batch_size")}
-    values |= {name: value for name, value in given.items() if value is not None}
-    if args.contenders:
-        values["names"] = tuple(name.strip() for name in args.contenders.split(","))
-    surroundings = Surroundings(pythons=_pairs("--python", args.python), sites=_pairs("--site", args.site))
-    return Setup(data=args.data, surroundings=surroundings, quick=args.quick, **values)
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """``"4,16"`` as numbers; for ``argparse``."""
-    values = tuple(int(part) for part in text.split(","))
-    if any(value < 1 for value in values):
-        raise ValueError(f"numbers must be >= 1, got {text}")
-    return values
-
-
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    known = {*CONTENDERS, *(contender.group for contender in CONTENDERS.values())}
-    pairs = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not equals or name not in known:
-            raise ValueError(f"{option} must be NAME=PATH with a name among {', '.join(sorted(known))}, got {text!r}")
-        if not Path(path).exists():
-            raise ValueError(f"{option} must name something that exists, got {path!r}")
-        pairs[name] = path
-    return pairs
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Gathering:
-    """Contenders whose outputs have been checked, and what stands in the record about them.
+    """Contenders whose outputs have been checked.
 
     Attributes:
         team: Their processes.
         folder: The data set.
-        record: The beginning of the JSON record.
+        described: The data set, for the record.
+        checked: What was seen of each contender's output.
+        environment: What all of it runs on.
     """
 
     team: Team
     folder: str
-    record: dict[str, Any]
+    described: Mapping[str, Any]
+    checked: Mapping[str, Mapping[str, Any]]
+    environment: Mapping[str, Any]
 
-    @property
-    def all_right(self) -> bool:
-        """Whether no contender gave wrong batches or failed."""
-        return not any("failed" in known for known in self.finished()["contenders"].values())
+    def present(self, setup: Setup) -> list[Remote]:
+        """Who of the setup's contenders can answer."""
+        return [remote for remote in self.team.present if remote.name in setup.names]
 
-    def finished(self) -> dict[str, Any]:
-        """The record, with what is known of the contenders at the end."""
-        for name, known in self.team.record().items():
-            self.record["contenders"][name] |= known
-        return self.record
-
-
-@contextlib.contextmanager
-def gathered(question: str, setup: Setup, parameters: Mapping[str, Any]) -> Iterator[Gathering]:
-    """Start the contenders, read the data set into the page cache, and check every contender's output."""
-    dataset, described = open_images(setup.data, setup.quick)
-    pool = image_pool(dataset)
-    files = [dataset.samples[index][0] for index in pool]
-    described |= {"drawn_from": len(pool), "page_cache_share": resident_share(files)}
-    with Team(setup.names, setup.device, setup.surroundings) as team:
-        folder = str(Path(dataset.root).resolve())
+    def answer(self, question: Question) -> tuple[dict[str, Any], bool]:
+        """Ask; returns the record, and whether every contender that could take part has answered."""
+        setup = question.setup
+        self.team.revive()
+        points = question.measure(self)
+        known = {
+            name: {**record, **self.checked.get(name, {})}
+            for name, record in self.team.record().items()
+            if name in setup.names
+        }
         record = {
-            "benchmark": question,
-            "environment": environment(),
-            "dataset": described,
+            "benchmark": question.name,
+            "environment": self.environment,
+            "dataset": self.described,
             "parameters": {
                 "batch_size": setup.batch_size,
                 "repeats": setup.repeats,
                 "seconds": setup.seconds,
                 "device": setup.device,
                 "quick": setup.quick,
-                **parameters,
+                **question.parameters,
             },
-            "contenders": {remote.name: {} for remote in team.all},
+            "contenders": known,
+            "points": points,
         }
-        gathering = Gathering(team, folder, record)
+        return record, not any("failed" in entry for entry in known.values())
+
+
+@contextlib.contextmanager
+def gathered(setup: Setup) -> Iterator[Gathering]:
+    """Start the contenders, read the data set into the page cache, and check every contender's output."""
+    folder, described = prepared(setup.data, quick=setup.quick)
+    with Team(setup.names, setup.device, setup.surroundings) as team:
         for remote in team.all:
             if remote.missing is not None:
                 console().print(f"missing: {remote.contender.title}: {remote.missing}")
-        check_outputs(gathering, setup)
-        yield gathering
+        checked = check_outputs(team, folder)
+        for remote in team.loading:
+            reason = checked[remote.name].get("failed")
+            if reason is not None:
+                console().print(f"failed: {remote.contender.title}: {reason}")
+                remote.refuse(reason)
+        yield Gathering(team, folder, described, checked, environment())
 
 
-def check_outputs(gathering: Gathering, setup: Setup) -> None:
-    """Compare each contender with torch's DataLoader; one that is off by more than it may be takes no further part."""
-    with tempfile.TemporaryDirectory(prefix="fastload-") as folder:
-        for train in (False, True):
-            job = Job(
-                data=gathering.folder,
-                threads=CHECKED_WORKERS,
-                batch_size=CHECKED_BATCH_SIZE,
-                train=train,
-                images=0 if train else CHECKED_BATCHES * CHECKED_BATCH_SIZE,
-                device=setup.device,
-                seed=1,
-            )
-            expected = Path(folder) / f"{train}.npz"
-            usual = write_expected(job, expected)
-            for remote in gathering.team.present:
-                contender = remote.contender
-                if not contender.loads:
-                    continue
-                known = gathering.record["contenders"][remote.name]
-                own_draws = train and contender.tolerance is not None
-                try:
-                    with remote.turn():
-                        if own_draws:
-                            seen = remote.ask("statistics", batches=CHECKED_DRAWS, **job.record())
-                        else:
-                            seen = remote.ask("check", expected=str(expected), **job.record())
-                except ContenderError as error:
-                    reason: str | None = str(error)
-                else:
-                    known["check" if not train else "check_training"] = seen
-                    reason = _unlike(seen, usual) if own_draws else _wrong(seen, contender.tolerance)
-                if reason is not None:
-                    known["failed"] = reason
-                    console().print(f"failed: {contender.title}: {reason}")
-                    gathering.team.drop(remote, reason)
+def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:
+    """The data set at ``data`` (``None``: photographs), in the page cache; its folder and what it is."""
+    dataset, described = open_images(data, quick)
+    pool = image_pool(dataset)
+    files = [dataset.samples[index][0] for index in pool]
+    described |= {"drawn_from": len(pool), "page_cache_share": resident_share(files)}
+    return str(Path(dataset.root).resolve()), described
 
 
-def _wrong(seen: Mapping[str, Any], tolerance: Any) -> str | None:
-    if not seen["labels_equal"]:
-        return "its labels are not those of the same images"
-    if tolerance is None:
-        return None if seen["equal"] else "its batches must be equal bit for bit, but differ"
-    if seen["mean_difference"] <= tolerance.mean:
-        return None
-    return f"its pixels may be off by {tolerance.mean} of 255 on average, but are by {seen['mean_difference']:.2f}"
+def run(args: argparse.Namespace, question: Callable[[argparse.Namespace, Setup], Question]) -> int:
+    """Run one question as a program; returns the exit code."""
+    try:
+        asked = question(args, setup_of(args))
+        with gathered(asked.setup) as gathering:
+            record, right = gathering.answer(asked)
+    except (ValueError, FileNotFoundError, FileExistsError) as error:
+        return refuse(error)
+    if args.json:
+        console().print(f"figures: {write_json(args.json, record)}")
+    return 0 if right else 1
 
 
-def _unlike(seen: Mapping[str, Any], usual: Mapping[str, Any]) -> str | None:
-    for name in ("mean", "deviation"):
-        off = max(abs(a - b) for a, b in zip(seen[name], usual[name], strict=True))
-        if not off <= STATISTICS_TOLERANCE:  # so that NaN is not let through
-            return (
-                f"the {name} of its training images may be off by {STATISTICS_TOLERANCE} from that of the same images "
-                f"by torchvision, but is by {off:.2f}"
-            )
-    return None
+def by_threads(
+    name: str,
+    args: argparse.Namespace,
+    setup: Setup,
+    default_threads: Sequence[int],
+    measure: Callable[[Gathering, Setup, int], dict[str, Any]],
+    describe: Callable[[Mapping[str, Any]], str],
+) -> Question:
+    """A question that depends on the number of threads.
 
+    Args:
+        name: The benchmark's.
+        args: With ``threads``.
+        setup: Of the question.
+        default_threads: When none are given; those that are more than the usable cores are left out.
+        measure: Every contender at one number of threads: figures by contender.
+        describe: One contender's figures in words.
+    """
+    most = min(2, usable_cpus()) if setup.quick else usable_cpus()
+    counts = args.threads or tuple(n for n in default_threads if n <= most) or (most,)
 
-def write_expected(job: Job, path: Path) -> dict[str, list[float]]:
-    """Write the first batches that torch's DataLoader gives of ``job``; returns mean and deviation of the channels."""
-    dataset = job.dataset()
-    torch.manual_seed(job.seed)
-    loader = DataLoader(
-        dataset, batch_size=job.batch_size, sampler=job.sampler(dataset), num_workers=job.threads if job.train else 0
-    )
-    arrays: dict[str, Any] = {}
-    drawn = []
-    for number, (images, labels) in enumerate(itertools.islice(loader, CHECKED_DRAWS if job.train else None)):
-        drawn.append(images)
-        if number < CHECKED_BATCHES:
-            arrays |= {f"images{number}": images.numpy(), f"labels{number}": labels.numpy()}
-    np.savez(path, **arrays)
-    whole = torch.cat(drawn)
-    return {"mean": whole.mean((0, 2, 3)).tolist(), "deviation": whole.std((0, 2, 3)).tolist()}
+    def points(gathering: Gathering) -> Points:
+        measured = []
+        for threads in counts:
+            results = measure(gathering, setup, threads)
+            measured.append({"threads": threads, "contenders": results})
+            for contender, result in results.items():
+                console().print(f"{threads:3} threads, {gathering.team.title(contender)}: {describe(result)}")
+        return measured
+
+    return Question(name=name, setup=setup, parameters={"threads": counts}, measure=points)
 
 
 def warm_up(remote: Remote, threads: int, seconds: float) -> int:
@@ -312,9 +174,8 @@ def warm_up(remote: Remote, threads: int, seconds: float) -> int:
 
     Worker processes finish their batches at about the same time, so a turn is a multiple of ``threads`` batches.
     """
-    with remote.turn():
-        remote.ask("run", batches=2 * threads + 2, seconds=seconds / 2)
-        probe = remote.ask("run", batches=threads, seconds=seconds / 4)
+    remote.ask("run", batches=2 * threads + 2, seconds=seconds / 2)
+    probe = remote.ask("run", batches=threads, seconds=seconds / 4)
     per_batch = probe["seconds"] / probe["batches"]
     return max(1, math.ceil(seconds / float(per_batch) / threads)) * threads
 
@@ -323,6 +184,8 @@ def take_turns(
     remotes: Sequence[Remote], turn: Callable[[Remote], dict[str, Any]], repeats: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Let each contender have ``repeats`` turns, interleaved; returns what each answered, in order.
+
+    One that fails drops out, and what it had answered is left out.
 
     Args:
         remotes: Who.
@@ -333,14 +196,25 @@ def take_turns(
 
     def one(remote: Remote) -> Callable[[], float]:
         def measure() -> float:
-            with remote.turn():
-                answers[remote.name].append(turn(remote))
+            if remote.failed is None:
+                with attempt(remote), remote.turn():
+                    answers[remote.name].append(turn(remote))
             return 0.0
 
         return measure
 
     interleave({remote.name: one(remote) for remote in remotes}, repeats)
-    return answers
+    return {remote.name: answers[remote.name] for remote in remotes if remote.failed is None}
+
+
+@contextlib.contextmanager
+def attempt(remote: Remote) -> Iterator[None]:
+    """A contender that fails within drops out; the others go on."""
+    try:
+        yield
+    except ContenderError as error:
+        console().print(f"failed: {remote.contender.title}: {error}")
+        remote.fail(str(error))
 
 
 def spread_of(answers: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], float]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 VIT_S = "vit_s_16"
 """ViT-S/16: 12 layers, 6 heads, 384 wide, 22 million weights."""
 
+TINY = "tiny"
+"""One convolution on 32 px: a step that a CPU does in milliseconds."""
+
 
 class Clock(Protocol):
     """Marks points of a training loop, and tells the time between them once they have passed."""
@@ -83,14 +86,24 @@ class TrainingStep:
         device: Where to train.
         channels_last: Memory format of the weights.
         classes: Labels are smaller than this.
+        wrap: Makes the module that is trained of the model, on the device: for training on several.
     """
 
-    def __init__(self, model: str, device: torch.device, *, channels_last: bool, classes: int = 1000) -> None:
+    def __init__(
+        self,
+        model: str,
+        device: torch.device,
+        *,
+        channels_last: bool,
+        classes: int = 1000,
+        wrap: Callable[[torch.nn.Module], torch.nn.Module] | None = None,
+    ) -> None:
         torch.manual_seed(0)
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model
         self._device = device
-        self._model = make_model(model, classes).to(device=device, memory_format=memory_format).train()
+        made = make_model(model, classes).to(device=device, memory_format=memory_format).train()
+        self._model = made if wrap is None else wrap(made)
         self._loss = torch.nn.CrossEntropyLoss()
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 
@@ -112,6 +125,11 @@ def make_model(model: str, classes: int) -> Any:
     """An image classifier with random weights."""
     from torchvision import models
 
+    if model == TINY:
+        layers = [torch.nn.AdaptiveAvgPool2d(32), torch.nn.Conv2d(3, 16, 3, 2), torch.nn.ReLU()]
+        return torch.nn.Sequential(
+            *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, classes)
+        )
     if model == VIT_S:  # torchvision has no name for it, but has all its parts
         return models.VisionTransformer(
             image_size=224, patch_size=16, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536, num_classes=classes
@@ -123,7 +141,7 @@ def check_model(model: str) -> None:
     """Raise ``ValueError`` unless ``model`` names one of torchvision's image classifiers."""
     from torchvision import models
 
-    names = [*models.list_models(module=models), VIT_S]
+    names = [*models.list_models(module=models), VIT_S, TINY]
     if model not in names:
         close = difflib.get_close_matches(model, names, 3) or ["resnet50"]
         raise ValueError(f"--model must be one of torchvision's classifiers, got {model!r}; try {', '.join(close)}")

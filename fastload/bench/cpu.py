@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._peers import add_peer_arguments, add_threads_argument, answer
+from fastload.bench._peers import by_threads, run
+from fastload.bench._setup import add_peer_arguments, add_threads_argument
 from fastload.bench.loaders import measure
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
+
+    from fastload.bench._peers import Question
+    from fastload.bench._setup import Setup
 
 THREADS = (8,)
 
@@ -33,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads_argument(parser, THREADS)
 
 
+def question(args: argparse.Namespace, setup: Setup) -> Question:
+    """What is asked."""
+    return by_threads("cpu", args, setup, THREADS, measure, describe)
+
+
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench cpu``."""
-    return answer("cpu", args, THREADS, measure, describe)
+    return run(args, question)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._peers import add_peer_arguments, add_threads_argument, answer, spread_of, take_turns
+from fastload.bench._peers import by_threads, run, spread_of, take_turns
+from fastload.bench._setup import add_peer_arguments, add_threads_argument
 from fastload.bench.contenders._job import Job
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from fastload.bench._peers import Gathering, Setup
+    from fastload.bench._peers import Gathering, Question
+    from fastload.bench._setup import Setup
     from fastload.bench.contenders._remote import Remote
 
 THREADS = (8,)
@@ -30,9 +32,9 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
         remote.ask("close")
         return answer
 
-    gathering.team.open(job)
+    gathering.team.open(gathering.present(setup), job)
     gathering.team.close_feeds()
-    answers = take_turns(gathering.team.present, turn, setup.repeats)
+    answers = take_turns(gathering.present(setup), turn, setup.repeats)
     return {
         name: {
             "first_batch_s": spread_of(turns, lambda a: a["first_batch_s"]),
@@ -54,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads_argument(parser, THREADS)
 
 
+def question(args: argparse.Namespace, setup: Setup) -> Question:
+    """What is asked."""
+    return by_threads("firstbatch", args, setup, THREADS, measure, describe)
+
+
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench firstbatch``."""
-    return answer("firstbatch", args, THREADS, measure, describe)
+    return run(args, question)

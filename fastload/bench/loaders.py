@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._peers import (
-    add_peer_arguments,
-    add_threads_argument,
-    answer,
-    rate_figures,
-    take_turns,
-    warm_up,
-)
+from fastload.bench._peers import attempt, by_threads, rate_figures, run, take_turns, warm_up
+from fastload.bench._setup import add_peer_arguments, add_threads_argument
 from fastload.bench.contenders._job import Job
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from fastload.bench._peers import Gathering, Setup
+    from fastload.bench._peers import Gathering, Question
+    from fastload.bench._setup import Setup
+    from fastload.bench.contenders._remote import Remote
 
 THREADS = (1, 2, 4, 8, 16)
 
@@ -30,9 +26,17 @@ THREADS = (1, 2, 4, 8, 16)
 def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
     """Every contender at one number of threads."""
     team = gathering.team
-    team.open(Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device))
-    batches = {remote.name: warm_up(remote, threads, setup.seconds) for remote in team.present}
-    answers = take_turns(team.present, lambda remote: remote.ask("run", batches=batches[remote.name]), setup.repeats)
+    job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+    team.open(gathering.present(setup), job)
+    batches: dict[str, int] = {}
+    for remote in gathering.present(setup):
+        with attempt(remote), remote.turn():
+            batches[remote.name] = warm_up(remote, threads, setup.seconds)
+
+    def turn(remote: Remote) -> dict[str, Any]:
+        return remote.ask("run", batches=batches[remote.name])
+
+    answers = take_turns(gathering.present(setup), turn, setup.repeats)
     team.close_feeds()
     return {name: {**rate_figures(turns), "batches_per_turn": batches[name]} for name, turns in answers.items()}
 
@@ -53,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads_argument(parser, THREADS)
 
 
+def question(args: argparse.Namespace, setup: Setup) -> Question:
+    """What is asked."""
+    return by_threads("loaders", args, setup, THREADS, measure, describe)
+
+
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench loaders``."""
-    return answer("loaders", args, THREADS, measure, describe)
+    return run(args, question)

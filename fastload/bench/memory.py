@@ -1,9 +1,17 @@
 """Memory of the host and of the GPU that a running loader holds, beside its peers: ``fastload bench memory``.
 
 What counts is what is added to a process in which everything is imported and the GPU is ready; every turn has a process
-of its own, because libraries keep what they once had. Host memory is the private and file pages of the loader's
-processes (each page shared by n of them counts 1/n in each) and all shared memory, pinned memory of CUDA included,
-mapped or not. The peak of samples while batches are taken for some seconds.
+of its own, because libraries keep what they once had. Host memory is
+
+* the private and file pages of the loader's processes (a page that n of them share counts 1/n in each),
+* all shared memory of the machine, mapped or not: batches on their way between processes, FastLoader's slots,
+* pinned memory. Whether the kernel counts it among the above depends on the driver, so a process that pins some tells
+  first, for memory that CUDA allocates and for memory that it registers. Where it is not counted, what torch's pinned
+  allocator holds is added, and FastLoader's slots likewise. What a library pins by itself (DALI) cannot be asked for:
+  its figure is then a lower bound, and the record says so.
+
+The peak of samples while batches are taken for some seconds. Beside it stands by how much the machine's available
+memory fell meanwhile: coarser, but it leaves out nothing.
 """
 
 from __future__ import annotations
@@ -13,19 +21,22 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fastload.bench._measure import Spread
-from fastload.bench._peers import add_peer_arguments, add_threads_argument, answer, take_turns
+from fastload.bench._peers import by_threads, run, take_turns
+from fastload.bench._setup import add_peer_arguments, add_threads_argument
 from fastload.bench.contenders._job import Job
+from fastload.bench.contenders._remote import Remote, Surroundings
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from fastload.bench._peers import Gathering, Setup
+    from fastload.bench._peers import Gathering, Question
+    from fastload.bench._setup import Setup
     from fastload.bench.contenders._processes import Memory
-    from fastload.bench.contenders._remote import Remote
 
 THREADS = (16,)
-_INTERVAL_S = 0.2
+_INTERVAL_S = 0.1
+_PROBE_BYTES = 1 << 28
 
 
 class Sampler:
@@ -49,6 +60,10 @@ class Sampler:
         """The sample with the most host memory."""
         return max(self._samples, key=lambda sample: sample.host_bytes)
 
+    def least_available(self) -> int:
+        """Of the machine's memory, at the tightest moment."""
+        return min(sample.available_bytes for sample in self._samples)
+
     def __enter__(self) -> Sampler:
         self._thread.start()
         return self
@@ -59,37 +74,73 @@ class Sampler:
         self._samples.append(self._remote.memory())
 
 
+def counted_shares(device: str) -> dict[str, float]:
+    """Share of pinned memory that :class:`Memory` sees by itself: torch's, and that of an arena."""
+    shares = {"torch": 1.0, "arena": 1.0}
+    if not device.startswith("cuda"):
+        return shares
+    for kind in shares:
+        probe = Remote("ceiling", device, Surroundings())
+        try:
+            before = probe.memory().host_bytes
+            probe.ask("pin", kind=kind, nbytes=_PROBE_BYTES)
+            shares[kind] = (probe.memory().host_bytes - before) / _PROBE_BYTES
+        finally:
+            probe.end()
+    return shares
+
+
+def host_bytes(before: Memory, peak: Memory, pinned: Mapping[str, int], counted: Mapping[str, float]) -> int:
+    """What was added, with the pinned memory that the kernel did not count."""
+    unseen = sum(pinned[f"{kind}_bytes"] for kind, share in counted.items() if share < 0.5)
+    return peak.host_bytes - before.host_bytes + unseen
+
+
 def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
     """Every contender at one number of threads."""
-    team = gathering.team
+    team, remotes = gathering.team, gathering.present(setup)
     job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+    team.together(team.present, Remote.end)  # shared memory of one would be taken for another's
+    counted = counted_shares(setup.device)
+    answers: dict[str, list[dict[str, Any]]] = {remote.name: [] for remote in remotes}
 
     def turn(remote: Remote) -> dict[str, Any]:
-        remote.restart()
-        device_before = remote.ask("device_memory")["used_bytes"]
-        before = remote.memory()
-        remote.ask("open", **job.record())
-        with Sampler(remote) as sampler:
-            remote.ask("run", batches=2 * threads + 2, seconds=setup.seconds)
-        device_after = remote.ask("device_memory")["used_bytes"]
+        try:
+            device_before = remote.ask("device_memory")["used_bytes"]
+            before = remote.memory()
+            with Sampler(remote) as sampler:
+                remote.ask("open", **job.record())
+                remote.ask("run", batches=2 * threads + 2, seconds=setup.seconds)
+            device_after = remote.ask("device_memory")["used_bytes"]
+            pinned = remote.ask("pinned_memory")
+        finally:
+            remote.end()
         peak = sampler.peak()
-        remote.end()
         return {
-            "host_bytes": peak.host_bytes - before.host_bytes,
+            "host_bytes": host_bytes(before, peak, pinned, counted),
             "device_bytes": None if device_after is None else device_after - device_before,
+            "pinned": pinned,
+            "available_fell_bytes": before.available_bytes - sampler.least_available(),
             "before": asdict(before),
             "peak": asdict(peak),
         }
 
-    for remote in team.present:
-        remote.end()  # its shared memory would be taken for another's
-    answers = take_turns(team.present, turn, setup.repeats)
+    for _ in range(setup.repeats):
+        left = [remote for remote in remotes if remote.failed is None]
+        team.together(left, Remote.restart)  # all at once: a process that stands still holds no batches
+        for name, turns in take_turns([remote for remote in left if remote.failed is None], turn, 1).items():
+            answers[name] += turns
     results = {}
-    for name, turns in answers.items():
-        on_device = [turn["device_bytes"] for turn in turns]
-        results[name] = {
-            "host_bytes": Spread.of([turn["host_bytes"] for turn in turns]).record(),
+    for remote in remotes:
+        turns = answers[remote.name]
+        if len(turns) < setup.repeats:
+            continue
+        on_device = [one["device_bytes"] for one in turns]
+        results[remote.name] = {
+            "host_bytes": Spread.of([one["host_bytes"] for one in turns]).record(),
             "device_bytes": None if None in on_device else Spread.of(on_device).record(),
+            "lower_bound": remote.contender.pins_itself and counted["torch"] < 0.5,
+            "counted": counted,
             "turns": turns,
         }
     return results
@@ -98,7 +149,8 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
 def describe(result: Mapping[str, Any]) -> str:
     """A contender's figures in words."""
     device = result["device_bytes"]
-    host = f"{result['host_bytes']['median'] / 1e6:,.0f} MB of the host"
+    bound = "at least " if result["lower_bound"] else ""
+    host = f"{bound}{result['host_bytes']['median'] / 1e6:,.0f} MB of the host"
     return host if device is None else f"{host}, {device['median'] / 1e6:,.0f} MB of the GPU"
 
 
@@ -108,6 +160,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads_argument(parser, THREADS)
 
 
+def question(args: argparse.Namespace, setup: Setup) -> Question:
+    """What is asked."""
+    return by_threads("memory", args, setup, THREADS, measure, describe)
+
+
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench memory``."""
-    return answer("memory", args, THREADS, measure, describe)
+    return run(args, question)

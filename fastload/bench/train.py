@@ -6,20 +6,23 @@ contender and all that it starts to so many cores, with as many threads; ``--thr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastload._machine import usable_cpus
-from fastload.bench._measure import Spread, ratio, write_json
-from fastload.bench._peers import add_peer_arguments, gathered, numbers, setup_of, spread_of, take_turns
-from fastload.bench._show import console, refuse
-from fastload.bench._steps import VIT_S, check_model
+from fastload.bench._measure import Spread, ratio
+from fastload.bench._peers import Question, attempt, run, spread_of, take_turns
+from fastload.bench._setup import add_peer_arguments, numbers
+from fastload.bench._show import console
+from fastload.bench._steps import TINY, VIT_S, check_model
 from fastload.bench.contenders._job import Job
-from fastload.bench.contenders._remote import ContenderError
 
 if TYPE_CHECKING:
     import argparse
 
-    from fastload.bench._peers import Gathering, Setup
+    from fastload.bench._peers import Gathering, Points
+    from fastload.bench._setup import Setup
+    from fastload.bench.contenders._remote import Remote
 
 MODELS = ("resnet50", "resnet18", VIT_S)
 CEILING = "ceiling"
@@ -28,19 +31,17 @@ CEILING = "ceiling"
 def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps: int) -> dict[str, Any]:
     """Every contender, and the ceiling, with one model at one number of threads."""
     team = gathering.team
-    team.open(Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device))
+    job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+    team.open(gathering.present(setup), job)
     counted = -(-steps // threads) * threads  # workers' batches come in bursts of as many
-    for remote in team.present:
-        try:
-            with remote.turn():
-                remote.ask("train", model=model, steps=1, warm_steps=2 * threads + 4)
-        except ContenderError as error:
-            team.drop(remote, str(error))
-    answers = take_turns(
-        team.present,
-        lambda remote: remote.ask("train", model=model, steps=counted, warm_steps=max(3, threads // 2)),
-        setup.repeats,
-    )
+    for remote in gathering.present(setup):
+        with attempt(remote), remote.turn():
+            remote.ask("train", model=model, steps=1, warm_steps=2 * threads + 4)
+
+    def turn(remote: Remote) -> dict[str, Any]:
+        return remote.ask("train", model=model, steps=counted, warm_steps=max(3, threads // 2))
+
+    answers = take_turns(gathering.present(setup), turn, setup.repeats)
     team.close_feeds()
     rates = {
         name: Spread.of([answer["images"] / answer["seconds"] for answer in turns]) for name, turns in answers.items()
@@ -64,56 +65,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="steps per turn (default: 30)")
 
 
+def question(args: argparse.Namespace, setup: Setup) -> Question:
+    """What is asked."""
+    models = args.models.split(",") if args.models else ([TINY] if setup.quick else list(MODELS))
+    for model in models:
+        check_model(model)
+    steps = args.steps if args.steps is not None else (2 if setup.quick else 30)
+    if steps < 1:
+        raise ValueError(f"--steps must be >= 1, got {steps}")
+    places = _places(args, quick=setup.quick)
+    if CEILING not in setup.names:
+        setup = replace(setup, names=(*setup.names, CEILING))
+
+    def points(gathering: Gathering) -> Points:
+        measured = []
+        for cores, threads in places:
+            _limit(gathering, cores)
+            for model in models:
+                results = measure(gathering, setup, model, threads, steps)
+                measured.append({"model": model, "cores": cores, "threads": threads, "contenders": results})
+                _show(gathering, model, cores, threads, results)
+        _limit(gathering, None)
+        return measured
+
+    parameters = {"models": models, "steps": steps, "autocast": "bfloat16"}
+    return Question(name="train", setup=setup, parameters=parameters, measure=points)
+
+
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench train``."""
-    try:
-        setup = setup_of(args)
-        models = args.models.split(",") if args.models else (["resnet18"] if setup.quick else list(MODELS))
-        for model in models:
-            check_model(model)
-        steps = args.steps if args.steps is not None else (2 if setup.quick else 30)
-        if steps < 1:
-            raise ValueError(f"--steps must be >= 1, got {steps}")
-        points_asked = _points(args, quick=setup.quick)
-        setup = _with_ceiling(setup)
-        record: dict[str, Any] = {}
-        points = []
-        right = True
-        for cores in sorted({cores for cores, _ in points_asked}, key=lambda n: n or 1 << 20):
-            limited = _limited(setup, cores)
-            with gathered("train", limited, {"models": models, "steps": steps, "autocast": "bfloat16"}) as gathering:
-                for model in models:
-                    for threads in (t for c, t in points_asked if c == cores):
-                        results = measure(gathering, limited, model, threads, steps)
-                        points.append({"model": model, "cores": cores, "threads": threads, "contenders": results})
-                        _show(gathering, model, cores, threads, results)
-                record = record or gathering.finished()
-                right &= gathering.all_right
-    except (ValueError, FileNotFoundError) as error:
-        return refuse(error)
-    if args.json:
-        console().print(f"figures: {write_json(args.json, {**record, 'points': points})}")
-    return 0 if right else 1
+    return run(args, question)
 
 
-def _points(args: argparse.Namespace, *, quick: bool) -> list[tuple[int | None, int]]:
+def _limit(gathering: Gathering, cores: int | None) -> None:
+    gathering.team.together(gathering.team.present, lambda remote: remote.ask("limit", cores=cores))
+
+
+def _places(args: argparse.Namespace, *, quick: bool) -> list[tuple[int | None, int]]:
     """Pairs of cores (``None``: all) and threads."""
     threads = args.threads or (() if args.cores else (2,) if quick else (6, 16))
-    return [(None, count) for count in threads] + [(count, count) for count in args.cores or ()]
-
-
-def _with_ceiling(setup: Setup) -> Setup:
-    from dataclasses import replace
-
-    return setup if CEILING in setup.names else replace(setup, names=(*setup.names, CEILING))
-
-
-def _limited(setup: Setup, cores: int | None) -> Setup:
-    from dataclasses import replace
-
-    if cores is not None and cores > usable_cpus():
-        raise ValueError(f"--cores must be <= {usable_cpus()}, the cores that this process may use, got {cores}")
-    return replace(setup, surroundings=replace(setup.surroundings, cores=cores))
+    for cores in args.cores or ():
+        if cores > usable_cpus():
+            raise ValueError(f"--cores must be <= {usable_cpus()}, the cores that this process may use, got {cores}")
+    return [(count, count) for count in args.cores or ()] + [(None, count) for count in threads]
 
 
 def _show(gathering: Gathering, model: str, cores: int | None, threads: int, results: dict[str, Any]) -> None:

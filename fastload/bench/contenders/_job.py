@@ -99,10 +99,12 @@ class Feed:
     Attributes:
         batches: Images and labels where the job wants them.
         close: Ends workers and threads; blocks until they have gone.
+        arena_bytes: Pinned memory now that is registered with CUDA by the loader itself, not allocated by torch.
     """
 
     batches: Batches
     close: Callable[[], object]
+    arena_bytes: Callable[[], int] = int
 
 
 def in_model_layout(images: torch.Tensor) -> torch.Tensor:

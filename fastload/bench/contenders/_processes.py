@@ -39,12 +39,14 @@ class Memory:
         unshared_pss_bytes: ``pss_bytes`` without shared memory (pinned memory of CUDA, arenas, ``/dev/shm``).
         shared_memory_bytes: All shared memory of this machine, mapped or not: a tensor on its way from a worker may be
             mapped by nobody.
+        available_bytes: Memory of this machine that is still to be had.
     """
 
     pss_bytes: int
     uss_bytes: int
     unshared_pss_bytes: int
     shared_memory_bytes: int
+    available_bytes: int
 
     @property
     def host_bytes(self) -> int:
@@ -62,7 +64,13 @@ def memory(group: int, root: Path = Path("/proc")) -> Memory:
             uss += fields.get("Private_Clean", 0) + fields.get("Private_Dirty", 0)
             shared += fields.get("Pss_Shmem", 0)
     machine = _kilobytes((root / "meminfo").read_text())
-    return Memory(1024 * pss, 1024 * uss, 1024 * (pss - shared), 1024 * machine.get("Shmem", 0))
+    return Memory(
+        pss_bytes=1024 * pss,
+        uss_bytes=1024 * uss,
+        unshared_pss_bytes=1024 * (pss - shared),
+        shared_memory_bytes=1024 * machine.get("Shmem", 0),
+        available_bytes=1024 * machine.get("MemAvailable", 0),
+    )
 
 
 def _stat(process: Path) -> list[str] | None:

@@ -38,6 +38,7 @@ class Contender:
         tolerance: ``None``: the same bits as torch's DataLoader from the same seed, crops and flips included.
         needs_gpu: Whether it means nothing without one.
         loads: Whether it loads at all; the ceiling does not.
+        pins_itself: Whether it pins memory otherwise than through torch.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Contender:
     tolerance: Tolerance | None = None
     needs_gpu: bool = False
     loads: bool = True
+    pins_itself: bool = False
 
     @property
     def group(self) -> str:
@@ -106,6 +108,7 @@ CONTENDERS: dict[str, Contender] = {
         variant="cpu",
         packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
         tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
+        pins_itself=True,
     ),
     "dali-gpu": Contender(
         title="DALI, GPU decode",
@@ -114,6 +117,7 @@ CONTENDERS: dict[str, Contender] = {
         packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu13"),
         tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and DALI's resize"),
         needs_gpu=True,
+        pins_itself=True,
     ),
     "timm": Contender(
         title="timm PrefetchLoader",

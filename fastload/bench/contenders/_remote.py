@@ -11,16 +11,18 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import fastload
+from fastload._machine import usable_cpus
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._registry import CONTENDERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fastload.bench.contenders._job import Job
 
@@ -38,12 +40,10 @@ class Surroundings:
     Attributes:
         pythons: Interpreter by contender or group.
         sites: Folder to search for packages first, and its ``lib`` for libraries, by contender or group.
-        cores: Cores that a contender may use; ``None``: those of this process.
     """
 
     pythons: Mapping[str, str] = field(default_factory=dict)
     sites: Mapping[str, str] = field(default_factory=dict)
-    cores: int | None = None
 
 
 class Remote:
@@ -52,13 +52,19 @@ class Remote:
     Args:
         name: In the registry.
         device: Where its batches are to go.
-        surroundings: Interpreter, packages and cores.
+        surroundings: Interpreter and packages.
+
+    Attributes:
+        missing: Why it cannot take part at all.
+        failed: Why it takes no further part in the question that is being asked.
+        ended: Whether it has no process now.
     """
 
     def __init__(self, name: str, device: str, surroundings: Surroundings) -> None:
         self.name = name
         self.contender = CONTENDERS[name]
         self.missing: str | None = None
+        self.failed: str | None = None
         self.versions: dict[str, str] = {}
         self.python = ""
         self._device = device
@@ -77,12 +83,13 @@ class Remote:
             ContenderError: It cannot take part any more.
         """
         self.end()
+        self.failed = None
         self._start()
         if self.missing is not None:
             raise ContenderError(f"{self.name}: {self.missing}")
 
     def _start(self) -> None:
-        self._ended = False
+        self.ended = False
         self._stack = contextlib.ExitStack()
         self._said: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed by the stack
         ours, theirs = socket.socketpair()
@@ -102,7 +109,7 @@ class Remote:
             )
         # A worker that outlives its main process holds the socket open: end it, or an answer would be waited for.
         threading.Thread(target=_outlive, args=(self._process,), name=f"fastload-{self.name}", daemon=True).start()
-        answer = self.ask("hello", device=self._device, cores=self._surroundings.cores)
+        answer = self.ask("hello", device=self._device)
         self.missing = answer["missing"]
         self.versions = answer["versions"]
         self.python = answer["python"]
@@ -139,11 +146,15 @@ class Remote:
         try:
             yield self
         finally:
-            self._signal(signal.SIGSTOP)
+            self.stand_still()
+
+    def stand_still(self) -> None:
+        """Stop it, with its workers and threads."""
+        self._signal(signal.SIGSTOP)
 
     def end(self) -> None:
         """End the process and all that it started. Idempotent."""
-        if self._ended:
+        if self.ended:
             return
         self._signal(signal.SIGCONT)
         if self._process.poll() is None:
@@ -156,7 +167,17 @@ class Remote:
         with contextlib.suppress(OSError, ValueError):
             self._stream.close()
         self._stack.close()
-        self._ended = True
+        self.ended = True
+
+    def fail(self, reason: str) -> None:
+        """It cannot go on with this question; it may begin again with the next."""
+        self.failed = reason
+        self.end()
+
+    def refuse(self, reason: str) -> None:
+        """It is asked nothing any more."""
+        self.missing = reason
+        self.end()
 
     def memory(self) -> _processes.Memory:
         """Host memory of all its processes."""
@@ -167,10 +188,11 @@ class Remote:
         known: dict[str, Any] = {"title": self.contender.title}
         if self.missing is not None:
             return {**known, "missing": self.missing}
-        return {**known, "python": self.python, "versions": self.versions}
+        known |= {"python": self.python, "versions": self.versions}
+        return known if self.failed is None else {**known, "failed": self.failed}
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._ended:  # its number may be another's by now
+        if self.ended:  # its number may be another's by now
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
@@ -192,6 +214,9 @@ class Remote:
             # Another interpreter shall find this package, and nothing else that lies beside it.
             shelf = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
             (shelf / "fastload").symlink_to(Path(fastload.__file__).resolve().parent)
+            metadata = shelf / f"fastload-{fastload.__version__}.dist-info" / "METADATA"
+            metadata.parent.mkdir()
+            metadata.write_text(f"Metadata-Version: 2.1\nName: fastload\nVersion: {fastload.__version__}\n")
             path.append(str(shelf))
         if inherited := os.environ.get("PYTHONPATH"):
             path.append(inherited)
@@ -217,51 +242,62 @@ class Team:
     Args:
         names: In the registry.
         device: Where batches go.
-        surroundings: Interpreters, packages, cores.
+        surroundings: Interpreters and packages.
     """
 
     def __init__(self, names: Sequence[str], device: str, surroundings: Surroundings) -> None:
-        self.all = [Remote(name, device, surroundings) for name in names]
         self.device = device
+        self._hands = ThreadPoolExecutor(max(1, usable_cpus()), thread_name_prefix="fastload-team")
+        self.all = list(self._hands.map(lambda name: Remote(name, device, surroundings), names))
+        for remote in self.present:
+            remote.stand_still()
 
     @property
     def present(self) -> list[Remote]:
         """Those that can take part."""
-        return [remote for remote in self.all if remote.missing is None]
+        return [remote for remote in self.all if remote.missing is None and remote.failed is None]
+
+    @property
+    def loading(self) -> list[Remote]:
+        """Those of them that load."""
+        return [remote for remote in self.present if remote.contender.loads]
 
     def title(self, name: str) -> str:
         """What tables call a contender."""
         return CONTENDERS[name].title
 
-    def drop(self, remote: Remote, reason: str) -> None:
-        """A contender cannot go on; its reason stands in the record."""
-        remote.missing = reason
-        remote.end()
-
     def record(self) -> dict[str, Any]:
         """Every contender, those that are missing with the reason."""
         return {remote.name: remote.record() for remote in self.all}
 
-    def open(self, job: Job) -> dict[str, dict[str, Any]]:
-        """Have every contender load; answers by name. One that fails is dropped."""
-        answers = {}
-        for remote in self.present:
-            with remote.turn():
-                try:
-                    answers[remote.name] = remote.ask("open", **job.record())
-                except ContenderError as error:
-                    self.drop(remote, str(error))
-        return answers
+    def together(self, remotes: Sequence[Remote], do: Callable[[Remote], object]) -> None:
+        """Have all do something at once: nothing is being timed. One that fails drops out."""
+
+        def one(remote: Remote) -> None:
+            try:
+                with remote.turn():
+                    do(remote)
+            except ContenderError as error:
+                remote.fail(str(error))
+
+        list(self._hands.map(one, remotes))
+
+    def open(self, remotes: Sequence[Remote], job: Job) -> None:
+        """Have contenders load."""
+        self.together(remotes, lambda remote: remote.ask("open", **job.record()))
 
     def close_feeds(self) -> None:
         """End every loader; the processes stay."""
-        for remote in self.present:
-            with remote.turn():
-                remote.ask("close")
+        self.together(self.present, lambda remote: remote.ask("close"))
+
+    def revive(self) -> None:
+        """Those that failed, or were ended, begin again."""
+        fallen = [remote for remote in self.all if remote.missing is None and (remote.ended or remote.failed)]
+        self.together(fallen, Remote.restart)
 
     def __enter__(self) -> Team:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for remote in self.all:
-            remote.end()
+        list(self._hands.map(Remote.end, self.all))
+        self._hands.shutdown()

@@ -23,6 +23,7 @@ from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._job import Job
 from fastload.bench.contenders._registry import CONTENDERS
+from fastload.memory.arena import Arena
 
 if TYPE_CHECKING:
     from fastload.bench.contenders._job import Feed
@@ -40,16 +41,23 @@ class Server:
         self._feed: Feed | None = None
         self._job: Job | None = None
         self._train: TrainingStep | None = None
+        self._held: Any = None
+        self._cores = sorted(os.sched_getaffinity(0))
 
-    def hello(self, device: str, cores: int | None) -> dict[str, Any]:
+    def hello(self, device: str) -> dict[str, Any]:
         """Say whether this contender can take part on ``device``, and get the device ready."""
-        if cores is not None:
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
         reason = self._contender.missing(device)
         if reason is None and device.startswith("cuda"):
             torch.zeros(1, device=device).cpu()
             torch.backends.cudnn.benchmark = True  # fixed shapes
         return {"missing": reason, "versions": self._contender.versions(), "python": sys.version.split()[0]}
+
+    def limit(self, cores: int | None) -> dict[str, Any]:
+        """Run on so many cores from now on, with every thread, and whatever is started; ``None``: on all of them."""
+        chosen = self._cores[:cores]
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), chosen)
+        return {"cores": len(os.sched_getaffinity(0))}
 
     def open(self, **job: Any) -> dict[str, Any]:
         """Make a loader and wait for its first batch. Answers with the seconds that took."""
@@ -165,6 +173,21 @@ class Server:
             return {"used_bytes": None}
         free, total = torch.cuda.mem_get_info()
         return {"used_bytes": total - free}
+
+    def pinned_memory(self) -> dict[str, Any]:
+        """Pinned bytes: those that torch's allocator got from the driver, and those in arenas of the loader's own."""
+        torch_bytes = 0
+        if torch.cuda.is_available():
+            torch_bytes = int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+        return {"torch_bytes": torch_bytes, "arena_bytes": self._running().arena_bytes()}
+
+    def pin(self, kind: str, nbytes: int) -> dict[str, Any]:
+        """Hold ``nbytes`` of pinned memory, every page of it touched: ``"torch"``'s, or an ``"arena"``."""
+        if kind == "torch":
+            self._held = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
+        else:
+            self._held = Arena(0, 1, nbytes)
+        return {}
 
     def close(self) -> dict[str, Any]:
         """End the loader."""

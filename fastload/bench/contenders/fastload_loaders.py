@@ -40,4 +40,4 @@ def open_feed(job: Job, variant: str) -> Feed:
     wanted = "torch" if variant == "workers" and not job.on_gpu else variant
     if (engine := loader.plan.engine) != wanted:
         raise RuntimeError(f"the {wanted} engine is to be measured, but the plan says {engine}:\n{loader.plan}")
-    return Feed(iter(loader), loader.close)
+    return Feed(iter(loader), loader.close, lambda: loader.stats().pinned_bytes)

@@ -1,0 +1,181 @@
+"""One process of ``fastload bench multigpu``; torchrun starts it as ``python -m fastload.bench._ranks FOLDER``."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset
+from torch.utils.data.distributed import DistributedSampler
+
+from fastload import FastLoader
+from fastload.bench._measure import interleave, write_json
+from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
+from fastload.bench.contenders import ceiling
+from fastload.bench.contenders._job import Job, in_model_layout
+from fastload.bench.multigpu import CEILING, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+EPOCH_IMAGES = 1 << 19  # of each process: no epoch ends while a clock runs
+_WARM_STEPS = 3
+
+
+class Rank:
+    """This process: the model, and a loader of each kind.
+
+    Args:
+        plan: What to do.
+        device: Of this process.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self._plan = plan
+        self._device = device
+        self._clock: Any = CudaClock() if device.type == "cuda" else HostClock()
+        ids = [device] if device.type == "cuda" else None
+        self._step = TrainingStep(
+            plan.model,
+            device,
+            channels_last=device.type == "cuda",
+            wrap=lambda model: DistributedDataParallel(model, device_ids=ids),
+        )
+        self._loaders: list[Any] = []
+        self._workers: dict[str, list[int]] = {}
+        self._feeds: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
+
+    def open(self) -> None:
+        """Begin to load, with every loader."""
+        plan = self._plan
+        job = Job(data=plan.data, threads=plan.threads, batch_size=plan.batch_size, device=str(self._device))
+        dataset = job.dataset()
+        pool = job.indices(dataset)
+        count = EPOCH_IMAGES * dist.get_world_size()
+        images = Subset(dataset, (pool * -(-count // len(pool)))[:count])
+        common: dict[str, Any] = {"batch_size": plan.batch_size, "num_workers": plan.threads}
+        theirs = DataLoader(images, sampler=DistributedSampler(images), pin_memory=self._on_gpu(), **common)
+        before = {child.pid for child in multiprocessing.active_children()}
+        torch.manual_seed(dist.get_rank())
+        self._feeds["torch-pinned"] = self._delivered(iter(theirs))
+        self._workers["torch-pinned"] = [
+            child.pid for child in multiprocessing.active_children() if child.pid and child.pid not in before
+        ]
+        ours = FastLoader(
+            images, sampler=DistributedSampler(images), device=self._device, accelerate="require", **common
+        )
+        torch.manual_seed(dist.get_rank())
+        self._feeds["fastload"] = iter(ours)
+        self._loaders.append(ours)
+        self._feeds[CEILING] = ceiling.open_feed(job, "").batches
+
+    def check(self, batches: int) -> bool:
+        """Whether both loaders give the same batches, bit for bit, in this process; they go on from there."""
+        same = True
+        for _ in range(batches):
+            theirs, ours = (next(self._feeds[name]) for name in ("torch-pinned", "fastload"))
+            same &= all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+        return same
+
+    def train(self, name: str, steps: int) -> float:
+        """Train so many steps, after a few; returns the seconds of the slowest process."""
+        self._wake(name)
+        before = self._run(name, _WARM_STEPS)[-1]
+        marks = self._run(name, steps)
+        self._clock.finish()
+        self._stop(name)
+        seconds = torch.tensor(self._clock.between_s(before.ended, marks[-1].ended), device=self._device)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        return float(seconds)
+
+    def measure(self) -> dict[str, list[float]]:
+        """Images per second of all processes, turn by turn."""
+        plan, steps = self._plan, {}
+        for name in self._feeds:
+            self.train(name, 2 * plan.threads + 2)
+            per_step = self.train(name, 4) / 4
+            steps[name] = max(2, math.ceil(plan.seconds / per_step))  # the same in every process
+        images = plan.batch_size * dist.get_world_size()
+
+        def turn(name: str) -> Any:
+            return lambda: images * steps[name] / self.train(name, steps[name])
+
+        spreads = interleave({name: turn(name) for name in self._feeds}, plan.repeats)
+        return {name: list(spread.values) for name, spread in spreads.items()}
+
+    def close(self) -> None:
+        """End workers and threads."""
+        for name in self._workers:
+            self._wake(name)
+        for loader in self._loaders:
+            loader.close()
+        self._feeds.clear()
+
+    def _run(self, name: str, count: int) -> Any:
+        return run_steps(self._feeds[name], lambda *batch: batch, self._step, self._clock, count)
+
+    def _delivered(self, iterator: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in iterator:
+            if self._on_gpu():
+                yield (
+                    in_model_layout(images.to(self._device, non_blocking=True)),
+                    labels.to(self._device, non_blocking=True),
+                )
+            else:
+                yield images, labels
+
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _stop(self, name: str) -> None:
+        for worker in self._workers.get(name, ()):
+            os.kill(worker, signal.SIGSTOP)
+
+    def _wake(self, name: str) -> None:
+        for worker in self._workers.get(name, ()):
+            os.kill(worker, signal.SIGCONT)
+
+
+def main() -> None:
+    """Run as a program."""
+    folder = Path(sys.argv[1])
+    plan = Plan(**json.loads((folder / "plan.json").read_text()))
+    rank, on_gpu = int(os.environ["RANK"]), plan.device == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True
+        torch.zeros(1, device=device)
+    (folder / f"ready-{rank}").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.02)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    one = Rank(plan, device)
+    try:
+        one.open()
+        same = torch.tensor(int(one.check(2)), device=device)
+        dist.all_reduce(same, op=dist.ReduceOp.MIN)
+        if not same:
+            raise RuntimeError("FastLoader's batches must equal DataLoader's bit for bit, but they differ")
+        rates = one.measure()
+    finally:
+        one.close()
+    if rank == 0:
+        write_json(folder / "result.json", {"images_per_s": rates, "equal": True})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What a benchmark against peers is asked for, on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastload.bench._data import add_data_argument
+from fastload.bench.contenders._registry import CONTENDERS, loading
+from fastload.bench.contenders._remote import Surroundings
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+QUICK = ("torch-pinned", "fastload")
+"""Who takes part in a quick run, unless somebody is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a benchmark against peers is asked for.
+
+    Attributes:
+        data: An ImageFolder; ``None`` writes photographs.
+        names: Contenders.
+        surroundings: Interpreters and packages.
+        repeats: Turns of each contender.
+        seconds: Of a turn, about.
+        batch_size: Images per batch.
+        quick: Tiny; the figures mean nothing.
+        device: Where batches go.
+    """
+
+    data: Path | None = None
+    names: tuple[str, ...] = field(default_factory=lambda: tuple(loading()))
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    repeats: int = 5
+    seconds: float = 2.0
+    batch_size: int = 256
+    quick: bool = False
+    device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name not in CONTENDERS:
+                raise ValueError(f"--contenders must be among {', '.join(CONTENDERS)}, got {name!r}")
+        for name, low in (("repeats", 1), ("batch_size", 1), ("seconds", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"--{name.replace('_', '-')} must be >= {low}, got {getattr(self, name)}")
+
+
+def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what every benchmark against peers takes."""
+    default = Setup()
+    add_data_argument(parser)
+    parser.add_argument(
+        "--contenders",
+        metavar="A,B",
+        help=f"who takes part (default: all that can: {','.join(loading())}; if quick: {','.join(QUICK)})",
+    )
+    for name, what in (("python", "interpreter"), ("site", "folder with packages")):
+        parser.add_argument(
+            f"--{name}",
+            metavar="NAME=PATH",
+            action="append",
+            default=[],
+            help=f"{what} of one contender, or of a module of contenders; may be given again",
+        )
+    parser.add_argument("--repeats", type=int, help=f"turns of each contender (default: {default.repeats})")
+    parser.add_argument("--seconds", type=float, help=f"of each turn, about (default: {default.seconds})")
+    parser.add_argument("--batch-size", type=int, help=f"images per batch (default: {default.batch_size})")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
+    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
+
+
+def add_threads_argument(parser: argparse.ArgumentParser, default: Sequence[int]) -> None:
+    """Declare ``--threads``."""
+    shown = ",".join(map(str, default))
+    parser.add_argument(
+        "--threads", type=numbers, help=f"threads, or worker processes, such as 4,16 (default: {shown})"
+    )
+
+
+def setup_of(args: argparse.Namespace) -> Setup:
+    """The setup that the arguments ask for.
+
+    Raises:
+        ValueError: An argument is not what it has to be.
+    """
+    values: dict[str, Any] = {}
+    if args.quick:
+        values = {"repeats": 1, "seconds": 0.1, "batch_size": 8, "names": QUICK}
+    given = {name: getattr(args, name) for name in ("repeats", "seconds", "batch_size")}
+    values |= {name: value for name, value in given.items() if value is not None}
+    if args.contenders:
+        values["names"] = tuple(name.strip() for name in args.contenders.split(","))
+    surroundings = Surroundings(pythons=_pairs("--python", args.python), sites=_pairs("--site", args.site))
+    return Setup(data=args.data, surroundings=surroundings, quick=args.quick, **values)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """``"4,16"`` as numbers; for ``argparse``."""
+    values = tuple(int(part) for part in text.split(","))
+    if any(value < 1 for value in values):
+        raise ValueError(f"numbers must be >= 1, got {text}")
+    return values
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    known = {*CONTENDERS, *(contender.group for contender in CONTENDERS.values())}
+    pairs = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not equals or name not in known:
+            raise ValueError(f"{option} must be NAME=PATH with a name among {', '.join(sorted(known))}, got {text!r}")
+        if not Path(path).exists():
+            raise ValueError(f"{option} must name something that exists, got {path!r}")
+        pairs[name] = path
+    return pairs

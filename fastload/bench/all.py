@@ -1,0 +1,117 @@
+"""Every benchmark in turn, each in a process of its own: ``fastload bench all --json DIR``.
+
+The questions about peers are one process: their contenders are started once. A benchmark that fails keeps no other from
+running.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastload.bench._show import console
+from fastload.bench.peers import QUESTIONS
+
+if TYPE_CHECKING:
+    import argparse
+
+PEERS = "peers"
+APART = ("all", "photos", *QUESTIONS)  # asks, is no benchmark, or is asked by ``peers``
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How one benchmark went.
+
+    Attributes:
+        name: Its own.
+        code: Its exit code.
+        seconds: How long it took.
+        tail: The last lines that it wrote.
+    """
+
+    name: str
+    code: int
+    seconds: float
+    tail: str
+
+
+def names() -> list[str]:
+    """Every benchmark that runs by itself."""
+    from fastload.cli import BENCH
+
+    return [name for name in BENCH if name not in APART]
+
+
+def command(name: str, folder: Path, *, quick: bool) -> list[str]:
+    """How one benchmark is run."""
+    options = {
+        PEERS: ["--json", str(folder)],
+        "demo": [],
+        "ladder": ["--json", str(folder / "ladder.json"), "--plot", str(folder / "ladder.png")],
+    }.get(name, ["--json", str(folder / f"{name}.json")])
+    return [sys.executable, "-m", "fastload", "bench", name, *options, *(["--quick"] if quick else [])]
+
+
+def run_one(name: str, folder: Path, *, quick: bool) -> Run:
+    """Run one benchmark; what it writes is shown as it comes."""
+    console().rule(f"fastload bench {name}")
+    begin = time.perf_counter()
+    lines: list[str] = []
+    with subprocess.Popen(
+        command(name, folder, quick=quick),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        for line in process.stdout or ():
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            lines = [*lines[-19:], line]
+    return Run(name, process.returncode, time.perf_counter() - begin, "".join(lines))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench all``."""
+    parser.add_argument("--json", metavar="DIR", type=Path, help="write NAME.json of each benchmark there")
+    parser.add_argument("--quick", action="store_true", help="tiny, to see that all work; the figures mean nothing")
+    parser.add_argument("--only", metavar="A,B", help=f"these alone, among {','.join(names())}")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``fastload bench all``; 1 when a benchmark failed."""
+    chosen = args.only.split(",") if args.only else names()
+    if unknown := [name for name in chosen if name not in names()]:
+        sys.stderr.write(f"error: --only must be among {', '.join(names())}, got {', '.join(unknown)}\n")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="fastload-") as scratch:
+        folder = args.json or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        runs = [run_one(name, folder, quick=args.quick) for name in chosen]
+        show(runs, folder)
+    return int(any(run.code for run in runs))
+
+
+def show(runs: list[Run], folder: Path) -> None:
+    """The summary: what ran, for how long, what failed and with which last words."""
+    from rich.table import Table
+
+    table = Table(title="fastload bench all")
+    for column in ("benchmark", "", "seconds", "figures"):
+        table.add_column(column)
+    for run in runs:
+        expected = [f"{question}.json" for question in QUESTIONS] if run.name == PEERS else [f"{run.name}.json"]
+        written = " ".join(name for name in expected if (folder / name).exists())
+        table.add_row(run.name, "right" if run.code == 0 else f"failed ({run.code})", f"{run.seconds:.0f}", written)
+    console().print(table)
+    for run in runs:
+        if run.code:
+            console().print(f"{run.name}, at the end:\n{run.tail}", markup=False)

@@ -1,0 +1,237 @@
+"""Training on one GPU and on several, one process each: ``fastload bench multigpu``.
+
+Started by torchrun (``torch.distributed.run``), with DistributedDataParallel and a DistributedSampler, bf16 autocast.
+Every process has as many threads, or workers, as there are cores for it, 16 at most. The loaders, and the step with its
+data on the GPU already, have their turns in the same processes; torch's workers stand still while another has its turn.
+The figure of a turn is that of the slowest process. Runs with more and more processes are started together, so that
+imports are waited for once, and measure one after another.
+
+Without GPUs: gloo, a tiny model, one process and two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from fastload._machine import usable_cpus
+from fastload.bench._data import add_data_argument
+from fastload.bench._measure import Spread, environment, ratio, write_json
+from fastload.bench._peers import prepared
+from fastload.bench._setup import numbers
+from fastload.bench._show import console, refuse
+from fastload.bench._steps import TINY, check_model
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+PROCESSES = (1, 2, 4)
+THREADS_MAX = 16
+CEILING = "ceiling"
+TITLES = {"torch-pinned": "DataLoader, pinned", "fastload": "FastLoader, native", CEILING: "data on the GPU already"}
+_PATIENCE_S = 300.0
+
+
+class RunFailedError(RuntimeError):
+    """A run of torchrun failed; the message ends with what it said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What every process is told.
+
+    Attributes:
+        data: An ImageFolder.
+        model: What is trained.
+        batch_size: Images per batch and process.
+        threads: Threads, or workers, of each process.
+        repeats: Turns.
+        seconds: Of a turn, about.
+        device: ``"cuda"`` or ``"cpu"``.
+    """
+
+    data: str
+    model: str
+    batch_size: int
+    threads: int
+    repeats: int
+    seconds: float
+    device: str
+
+
+class Run:
+    """One torchrun; it loads its libraries and waits to be told to go on.
+
+    Args:
+        processes: How many.
+        plan: What they are told.
+        folder: For what passes between them and this process.
+    """
+
+    def __init__(self, processes: int, plan: Plan, folder: Path) -> None:
+        self.processes = processes
+        self._folder = folder
+        folder.mkdir()
+        (folder / "plan.json").write_text(json.dumps(asdict(plan)))
+        self._stack = contextlib.ExitStack()
+        self._said: IO[bytes] = self._stack.enter_context((folder / "said").open("w+b"))
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", str(processes)),
+                *("-m", "fastload.bench._ranks", str(folder)),
+            ],
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # as torchrun sets it by itself, with a warning
+        )
+
+    def wait_until_ready(self) -> None:
+        """Block until every process waits."""
+        self._await(lambda: len(list(self._folder.glob("ready-*"))) == self.processes)
+
+    def measure(self) -> dict[str, Any]:
+        """Let it go on; returns what its first process wrote.
+
+        Raises:
+            RunFailedError: It ended without.
+        """
+        (self._folder / "go").touch()
+        result = self._folder / "result.json"
+        self._await(result.exists)
+        self._process.wait(_PATIENCE_S)
+        measured: dict[str, Any] = json.loads(result.read_text())
+        return measured
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        if self._process.poll() is None:
+            self._process.terminate()  # torchrun ends its processes
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._stack.close()
+
+    def _await(self, come: Any) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not come():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                if come():
+                    return
+                self._said.seek(0)
+                lines = self._said.read().decode(errors="replace").splitlines()
+                errors = [line for line in lines if "Error" in line] or lines
+                raise RunFailedError(f"{self.processes} processes: {errors[-1].strip() if errors else 'no answer'}")
+            time.sleep(0.02)
+
+
+def measure(plan_of: Mapping[int, Plan]) -> list[dict[str, Any]]:
+    """Every number of processes; the runs begin together and measure one after another."""
+    points = []
+    with tempfile.TemporaryDirectory(prefix="fastload-") as folder, contextlib.ExitStack() as stack:
+        runs = []
+        for processes, plan in plan_of.items():
+            run = Run(processes, plan, Path(folder) / str(processes))
+            stack.callback(run.close)
+            runs.append(run)
+        for run in runs:
+            run.wait_until_ready()
+        for run in runs:
+            answer = run.measure()
+            points.append({"processes": run.processes, "threads": plan_of[run.processes].threads, **answer})
+            _show(points)
+    return [_with_shares(point, points[0]) for point in points]
+
+
+def _with_shares(point: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """With the share of the ceiling, and of as many times what the fewest processes do."""
+    contenders = {}
+    rates = {name: Spread.of(values) for name, values in point["images_per_s"].items()}
+    for name, rate in rates.items():
+        alone = Spread.of(first["images_per_s"][name]).median / first["processes"]
+        contenders[name] = {
+            "images_per_s": rate.record(),
+            "share_of_ceiling": ratio(rate, rates[CEILING]).record(),
+            "scaling_efficiency": rate.median / point["processes"] / alone,
+        }
+    return {**{key: value for key, value in point.items() if key != "images_per_s"}, "contenders": contenders}
+
+
+def _show(points: Sequence[Mapping[str, Any]]) -> None:
+    point = _with_shares(points[-1], points[0])
+    for name, result in point["contenders"].items():
+        rate = result["images_per_s"]
+        console().print(
+            f"{point['processes']} processes of {point['threads']} threads, {TITLES[name]}: "
+            f"{rate['median']:,.0f} images/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
+            f"{result['share_of_ceiling']['median']:.1%} of the ceiling, scaling {result['scaling_efficiency']:.1%}"
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench multigpu``."""
+    add_data_argument(parser)
+    parser.add_argument("--processes", type=numbers, help="such as 1,2 (default: 1,2,4, as far as there are GPUs)")
+    parser.add_argument("--model", help=f"torchvision's name (default: resnet50; without a GPU {TINY})")
+    parser.add_argument("--threads", type=int, help="of each process (default: its share of the cores, 16 at most)")
+    parser.add_argument("--batch-size", type=int, help="images per batch and process (default: 256; if quick: 8)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each loader (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="of each turn, about (default: 2; if quick: 0.1)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
+    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``fastload bench multigpu``."""
+    try:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        model = args.model or ("resnet50" if gpus and not args.quick else TINY)
+        check_model(model)
+        counts = args.processes or tuple(n for n in PROCESSES if n <= (gpus or 2))
+        if gpus and max(counts) > gpus:
+            raise ValueError(f"--processes must be <= {gpus}, the GPUs that there are, got {max(counts)}")
+        if args.repeats < 1:
+            raise ValueError(f"--repeats must be >= 1, got {args.repeats}")
+        folder, described = prepared(args.data, quick=args.quick or not gpus)
+        plans = {
+            processes: Plan(
+                data=folder,
+                model=model,
+                batch_size=args.batch_size or (8 if args.quick else 256),
+                threads=args.threads or max(1, min(THREADS_MAX, usable_cpus() // processes)),
+                repeats=args.repeats,
+                seconds=args.seconds if args.seconds is not None else (0.1 if args.quick else 2.0),
+                device="cuda" if gpus else "cpu",
+            )
+            for processes in sorted(counts)
+        }
+        points = measure(plans)
+    except (ValueError, FileNotFoundError) as error:
+        return refuse(error)
+    except RunFailedError as error:
+        console().print(f"failed: {error}")
+        return 1
+    if args.json:
+        record = {
+            "benchmark": "multigpu",
+            "environment": environment(),
+            "dataset": described,
+            "parameters": {"quick": args.quick, **{str(n): asdict(plan) | {"data": ""} for n, plan in plans.items()}},
+            "contenders": {name: {"title": title} for name, title in TITLES.items()},
+            "points": points,
+        }
+        console().print(f"figures: {write_json(args.json, record)}")
+    return 0

@@ -1,0 +1,77 @@
+"""Several questions to the same processes: ``fastload bench peers --json DIR "loaders --threads 4,16" train``.
+
+A dozen libraries are imported, and their outputs checked, once for all of them. What a question does not say it takes
+from the command. Each writes a file of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastload.bench._measure import write_json
+from fastload.bench._peers import gathered
+from fastload.bench._setup import add_peer_arguments, setup_of
+from fastload.bench._show import console, refuse
+
+if TYPE_CHECKING:
+    from fastload.bench._peers import Question
+
+QUESTIONS = ("loaders", "train", "firstbatch", "cpu", "scaling", "memory")
+_OF_ALL = ("data", "python", "site", "quick")
+_UNLESS_SAID = ("contenders", "repeats", "seconds", "batch_size")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ValueError(f"{self.prog}: {message}")
+
+
+def parse(text: str, common: argparse.Namespace) -> Question:
+    """A question such as ``"train --models resnet50 --cores 6"``.
+
+    Raises:
+        ValueError: It is none.
+    """
+    name, *options = shlex.split(text)
+    if name not in QUESTIONS:
+        raise ValueError(f"a question must begin with one of {', '.join(QUESTIONS)}, got {text!r}")
+    module: Any = importlib.import_module(f"fastload.bench.{name}")
+    parser = _Parser(prog=name, add_help=False, allow_abbrev=False)
+    module.add_arguments(parser)
+    args = parser.parse_args(options)
+    if args.json or any(getattr(args, option) for option in _OF_ALL):
+        raise ValueError(f"{', '.join(_OF_ALL)} and json must be said for all questions, got {text!r}")
+    for option in _OF_ALL:
+        setattr(args, option, getattr(common, option))
+    for option in _UNLESS_SAID:
+        if getattr(args, option) is None:
+            setattr(args, option, getattr(common, option))
+    asked: Question = module.question(args, setup_of(args))
+    return asked
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench peers``."""
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"default: {' '.join(QUESTIONS)}")
+    add_peer_arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``fastload bench peers``; ``--json`` is a folder."""
+    try:
+        asked = [parse(text, args) for text in args.questions or QUESTIONS]
+        names = tuple(dict.fromkeys(name for question in asked for name in question.setup.names))
+        all_right = True
+        with gathered(replace(asked[0].setup, names=names)) as gathering:
+            for question in asked:
+                record, right = gathering.answer(question)
+                all_right &= right
+                if args.json:
+                    console().print(f"figures: {write_json(args.json / f'{question.name}.json', record)}")
+    except (ValueError, FileNotFoundError, FileExistsError) as error:
+        return refuse(error)
+    return 0 if all_right else 1

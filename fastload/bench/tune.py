@@ -1,0 +1,335 @@
+"""Does ``num_workers="auto"`` find the number? ``fastload bench tune`` runs it beside every fixed one.
+
+Three workloads: photographs through the native engine, a transform in plain Python through worker processes, and a
+light one whose model is heavy. All loaders of a workload are open at the same time, with persistent workers, and take
+turns at the same training step. A turn of a fixed number measures for a moment once the batches that were waiting are
+used up; a turn of ``"auto"`` is an epoch, for that is when it sizes worker processes, of which the beginning is left
+out likewise.
+
+``"auto"`` is to train at 97% of the best fixed number's rate or more, with at most 1.25 times its workers. That number
+is the smallest whose median rate is within noise (3%) of the highest: more of them would gain nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from fastload import FastLoader
+from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
+from fastload.bench._show import console, refuse
+from fastload.engines.auto import cores_for_loading
+from fastload.insight.clock import clock_for
+from fastload.rates import endless, in_flight, loop_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fastload.rates import Rate
+
+    Step = Callable[[Any], object]
+
+MODEL: Final = "resnet34"
+"""Takes some four threads of an H200's host. Of three, one more would be a third more, however good its reason."""
+
+SHARE_MIN: Final = 0.97
+WORKERS_MAX: Final = 1.25
+NOISE: Final = 0.03
+
+_EPOCH_S: Final = 0.8  # of "auto": natively it decides twice a second
+_NATIVE_AHEAD: Final = 6  # batches that may be ready before they are asked for
+_SETTLED: Final = 3  # epochs of the same number, before the turns begin
+_SETTLE_MAX: Final = 20
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is loaded, and what trains on it.
+
+    Attributes:
+        loader: Makes a loader of so many batches per epoch with so many workers.
+        step: Trains on a batch.
+        is_native: Whether the native engine is to run it.
+    """
+
+    loader: Callable[[int, int | str], FastLoader[Any]]
+    step: Step
+    is_native: bool = False
+
+
+def workloads(device: torch.device, *, quick: bool, data: Path | None, model: str) -> dict[str, Callable[[], Workload]]:
+    """All three, each made when it is wanted."""
+    from fastload.bench.verdicts import Ready, Texts
+
+    gpu = device.type == "cuda"
+    own: dict[str, Any] = {"device": device, "persistent_workers": True, "drop_last": True}
+
+    def photographs() -> Workload:
+        from torchvision import transforms
+
+        from fastload.bench._data import EndlessDraws, image_pool, open_images
+        from fastload.bench._small import SmallStep
+        from fastload.bench._steps import TrainingStep
+
+        dataset, _ = open_images(data, quick or not gpu)
+        if not gpu:
+            steps = [transforms.RandomResizedCrop(112), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+            dataset.transform = transforms.Compose(steps)
+        pool, batch_size = image_pool(dataset), 64 if gpu else 16
+        train = TrainingStep(model, device, channels_last=True) if gpu else SmallStep(device, side_px=48, passes=2)
+
+        def loader(batches: int, num_workers: Any) -> FastLoader[Any]:
+            draws = EndlessDraws(pool, batches * batch_size)
+            return FastLoader(dataset, batch_size, sampler=draws, num_workers=num_workers, accelerate="require", **own)
+
+        return Workload(loader, lambda batch: train(*batch), is_native=True)
+
+    def samples(dataset: Any, step_s: float) -> Workload:
+        def loader(batches: int, num_workers: Any) -> FastLoader[Any]:
+            part = torch.utils.data.Subset(dataset, range(32 * batches))
+            return FastLoader(part, batch_size=32, num_workers=num_workers, **own)
+
+        return Workload(loader, Products(device, step_s))
+
+    light = Ready(torch.zeros(3, 64, 64, dtype=torch.uint8))
+    return {
+        "photographs, native": photographs,
+        "Python transform, worker processes": lambda: samples(Texts(800), 6e-3 if gpu else 50e-3),
+        "light samples, heavy model": lambda: samples(light, 4e-3 if gpu else 30e-3),
+    }
+
+
+class Products:
+    """A step of so many products of matrices that it takes about ``seconds`` by itself.
+
+    Args:
+        device: Where.
+        seconds: How long.
+    """
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        side = 1024 if device.type == "cuda" else 256
+        self._weights = torch.randn(side, side, device=device) / side**0.5
+        self._count = trials = 50
+        clock = clock_for(device)
+        self(torch.zeros(1))
+        begin = clock.mark()
+        self(torch.zeros(1))
+        end = clock.mark()
+        clock.finish()
+        self._count = max(1, round(trials * seconds / clock.between_s(begin, end)))
+
+    def __call__(self, batch: Any) -> None:
+        """One step."""
+        activation = self._weights
+        for _ in range(self._count):
+            activation = activation @ self._weights
+
+
+@dataclass
+class Contender:
+    """One number of workers, or ``"auto"``.
+
+    Attributes:
+        measure: Takes a turn.
+        rates: Of all turns.
+        workers: Of all turns.
+    """
+
+    measure: Callable[[], tuple[Rate, int]]
+    rates: list[Rate] = field(default_factory=list)
+    workers: list[int] = field(default_factory=list)
+
+    def turn(self) -> float:
+        """Take one; returns images/s."""
+        rate, workers = self.measure()
+        self.rates.append(rate)
+        self.workers.append(workers)
+        return rate.images_per_s
+
+
+def fixed(workload: Workload, loader: FastLoader[Any], device: torch.device, seconds: float) -> Contender:
+    """A loader with a number of workers of its own."""
+    workers = int(loader.num_workers)
+    feed = endless(loader)
+    ready = _NATIVE_AHEAD if workload.is_native else in_flight(loader)
+    rounds = 1 if workload.is_native else workers
+
+    def measure() -> tuple[Rate, int]:
+        return (
+            loop_rate(feed, workload.step, device, seconds=seconds, warm_steps=ready, rounds_of=rounds),
+            workers,
+        )
+
+    return Contender(measure)
+
+
+def auto(workload: Workload, loader: FastLoader[Any], device: torch.device, batches: int) -> Contender:
+    """The loader that finds out by itself; one epoch per turn."""
+
+    def measure() -> tuple[Rate, int]:
+        epoch = iter(loader)
+        first = min(_NATIVE_AHEAD if workload.is_native else in_flight(loader), batches // 2)
+        rate = loop_rate(epoch, workload.step, device, seconds=0.0, warm_steps=first, steps=max(1, batches - first - 1))
+        for batch in epoch:
+            workload.step(batch)
+        return rate, workers_of(loader)
+
+    return Contender(measure)
+
+
+def workers_of(loader: FastLoader[Any]) -> int:
+    """How many an ``"auto"`` loader has now."""
+    workers: Any = loader.num_workers
+    threads = workers.sizing.threads if loader.plan.engine == "native" else None
+    return int(threads or workers)
+
+
+def settle(contender: Contender) -> tuple[float, list[int]]:
+    """Take turns until the number stays; returns how long that took, and all numbers."""
+    begin = time.monotonic()
+    seen: list[int] = []
+    while len(seen) < _SETTLE_MAX and (len(seen) < _SETTLED or len(set(seen[-_SETTLED:])) > 1):
+        seen.append(contender.measure()[1])
+    return time.monotonic() - begin, seen
+
+
+def measure(
+    workload: Workload, device: torch.device, counts: Sequence[int], *, seconds: float, epoch_s: float, repeats: int
+) -> dict[str, Any]:
+    """Let all contenders take turns at one workload."""
+    with contextlib.ExitStack() as opened:
+        contenders = {}
+        for count in counts:
+            loader = opened.enter_context(workload.loader(1_000_000, count))
+            contenders[str(count)] = fixed(workload, loader, device, seconds)
+        fastest = max(contender.measure()[0].images_per_s for contender in contenders.values())
+        batch_size = loader.batch_size or 1
+        batches = 2 * int(epoch_s * fastest / batch_size / 2) + 2 * max(_NATIVE_AHEAD, in_flight(loader))
+        loader = opened.enter_context(workload.loader(batches, "auto"))
+        contenders["auto"] = auto(workload, loader, device, batches)
+        settled_s, numbers = settle(contenders["auto"])
+        spreads = interleave({name: contender.turn for name, contender in contenders.items()}, repeats)
+        plan = str(loader.plan)
+    return evaluate(spreads, contenders["auto"].workers) | {
+        "wait_share": {
+            name: Spread.of([rate.wait_share for rate in contender.rates]).record()
+            for name, contender in contenders.items()
+        },
+        "settled_s": settled_s,
+        "numbers_while_settling": numbers,
+        "batches_per_epoch": batches,
+        "plan": plan.splitlines(),
+    }
+
+
+def evaluate(spreads: Mapping[str, Spread], workers: Sequence[int]) -> dict[str, Any]:
+    """Compare ``"auto"`` with the fixed numbers.
+
+    Args:
+        spreads: Images/s by number, and of ``"auto"``.
+        workers: That ``"auto"`` had in its turns.
+    """
+    numbers = {int(name): spread for name, spread in spreads.items() if name != "auto"}
+    fastest = max(numbers, key=lambda count: numbers[count].median)
+    enough = min(n for n, spread in numbers.items() if spread.median >= (1 - NOISE) * numbers[fastest].median)
+    share, many = ratio(spreads["auto"], numbers[fastest]), Spread.of([count / enough for count in workers])
+    return {
+        "images_per_s": {name: spread.record() for name, spread in spreads.items()},
+        "fastest": fastest,
+        "best": enough,
+        "auto_workers": Spread.of(workers).record(),
+        "share_of_fastest": share.record(),
+        "workers_of_best": many.record(),
+        "met": share.median >= SHARE_MIN and many.median <= WORKERS_MAX,
+    }
+
+
+def counts_up_to(cores: int) -> list[int]:
+    """Every number up to 8, then every other."""
+    return [*range(1, min(cores, 8) + 1), *range(10, cores + 1, 2)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench tune``."""
+    from fastload.bench._data import add_data_argument
+
+    add_data_argument(parser)
+    parser.add_argument("--model", default=MODEL, help="trained natively on a GPU (default: %(default)s)")
+    parser.add_argument(
+        "--counts", type=_counts, help="fixed numbers of workers (default: all up to 8, every other on)"
+    )
+    parser.add_argument("--seconds", type=float, help="of a turn (default: 0.25 on a GPU, else 0.8)")
+    parser.add_argument("--repeats", type=int, help="turns of each (default: 5)")
+    parser.add_argument("--workload", action="append", metavar="NAME", help="only this one; may be given again")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
+    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
+
+
+def _counts(text: str) -> list[int]:
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"must be numbers >= 1, such as 1,2,4, got {text!r}")
+    return sorted({int(part) for part in text.split(",")})
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run ``fastload bench tune``; 1 if a workload misses what it is to reach."""
+    from rich.table import Table
+
+    from fastload.bench._steps import check_model
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    quick = arguments.quick
+    usual_s = 0.05 if quick else 0.25 if device.type == "cuda" else 0.8
+    seconds = arguments.seconds if arguments.seconds is not None else usual_s
+    repeats = arguments.repeats if arguments.repeats is not None else 1 if quick else 5
+    counts = arguments.counts or ([1, 2] if quick else counts_up_to(cores_for_loading()))
+    try:
+        if not seconds > 0:
+            raise ValueError(f"--seconds must be > 0, got {seconds}")
+        if repeats < 1:
+            raise ValueError(f"--repeats must be >= 1, got {repeats}")
+        check_model(arguments.model)
+        chosen = workloads(device, quick=quick, data=arguments.data, model=arguments.model)
+        for name in arguments.workload or []:
+            if name not in chosen:
+                raise ValueError(f"--workload must be one of {', '.join(map(repr, chosen))}, got {name!r}")
+        results = {}
+        for name, make in chosen.items():
+            if not arguments.workload or name in arguments.workload:
+                epoch_s = 0.1 if quick else max(_EPOCH_S, 2 * seconds)
+                results[name] = measure(make(), device, counts, seconds=seconds, epoch_s=epoch_s, repeats=repeats)
+                console().print(describe(name, results[name]))
+    except (ValueError, FileNotFoundError) as error:
+        return refuse(error)
+    table = Table(title="num_workers='auto' beside the best fixed number")
+    for column in ("workload", "best", "images/s", "auto", "images/s", "of the fastest"):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+    for name, result in results.items():
+        rates = result["images_per_s"]
+        best, found = str(result["best"]), f"{result['auto_workers']['median']:g}"
+        shown = [f"{rates[key]['median']:,.0f}" for key in (best, "auto")]
+        table.add_row(name, best, shown[0], found, shown[1], f"{result['share_of_fastest']['median']:.1%}")
+    console().print(table)
+    if arguments.json:
+        parameters = {"seconds": seconds, "repeats": repeats, "counts": counts, "model": arguments.model}
+        limits = {"share_min": SHARE_MIN, "workers_max": WORKERS_MAX, "noise": NOISE}
+        record = {"benchmark": "tune", "environment": environment(), "parameters": parameters, "limits": limits}
+        console().print(f"figures: {write_json(arguments.json, {**record, 'workloads': results})}")
+    return 0 if quick or all(result["met"] for result in results.values()) else 1
+
+
+def describe(name: str, result: Mapping[str, Any]) -> str:
+    """One workload's figures in words."""
+    share, many = result["share_of_fastest"], result["workers_of_best"]
+    return (
+        f"{name}: auto reaches {share['median']:.1%} ({share['min']:.1%} to {share['max']:.1%}) of the rate with "
+        f"{result['fastest']} workers, with {many['median']:.2f} times the {result['best']} that are enough"
+        + ("" if result["met"] else f"; wanted: {SHARE_MIN:.0%}, {WORKERS_MAX:g} times")
+    )

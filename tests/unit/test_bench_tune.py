@@ -1,0 +1,133 @@
+"""``fastload bench tune``: how "auto" is judged, when it has settled, and that the whole of it runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from fastload import FastLoader, cli
+from fastload.bench._measure import Spread
+from fastload.bench.tune import Contender, Products, Workload, counts_up_to, evaluate, measure, settle, workers_of
+from fastload.rates import Rate
+
+CPU = torch.device("cpu")
+
+
+class Numbers(Dataset):
+    """Samples without any cost."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+def rates(**by_number):
+    return {name.removeprefix("n"): Spread.of(values) for name, values in by_number.items()}
+
+
+def test_the_best_number_is_the_smallest_within_noise_of_the_fastest():
+    found = evaluate(rates(n1=[50, 51], n2=[98, 99], n3=[100, 101], n8=[99, 101], auto=[97, 99]), [2, 2])
+    assert (found["fastest"], found["best"]) == (3, 2)
+    assert found["share_of_fastest"]["median"] == pytest.approx((97 / 100 + 99 / 101) / 2)
+    assert found["workers_of_best"]["median"] == 1.0
+    assert found["met"]
+
+
+@pytest.mark.parametrize(
+    ("auto", "workers", "met"),
+    [([100.0], [5], True), ([97.1], [5], True), ([96.9], [5], False), ([100.0], [6], False), ([100.0], [4], True)],
+)
+def test_both_figures_have_to_be_met(auto, workers, met):
+    found = evaluate(rates(n2=[50.0], n4=[100.0], n8=[100.0], auto=auto), workers)
+    assert found["met"] is met
+
+
+def test_every_number_is_tried_up_to_eight():
+    assert counts_up_to(2) == [1, 2]
+    assert counts_up_to(16) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
+
+
+def test_auto_has_settled_when_its_number_stays():
+    numbers = iter([8, 6, 6, 5, 5, 5, 4])
+    seconds, seen = settle(Contender(lambda: (Rate(1.0, 0.0, 1, 1.0), next(numbers))))
+    assert seen == [8, 6, 6, 5, 5, 5]
+    assert seconds >= 0
+    changing = iter(range(100))
+    assert len(settle(Contender(lambda: (Rate(1.0, 0.0, 1, 1.0), next(changing))))[1]) == 20
+
+
+def test_a_step_is_as_long_as_it_is_to_be():
+    short, long = Products(CPU, 1e-4), Products(CPU, 1e-1)
+    assert 1 <= short._count < long._count
+
+
+def test_all_contenders_take_turns_at_a_workload():
+    opened = []
+
+    def loader(batches, num_workers):
+        opened.append(num_workers)
+        return FastLoader(
+            Numbers(4 * min(batches, 10_000)),
+            batch_size=4,
+            num_workers=num_workers,
+            persistent_workers=True,
+            device="cpu",
+        )
+
+    steps = []
+    result = measure(Workload(loader, steps.append), CPU, [1], seconds=0.01, epoch_s=0.01, repeats=5)
+    assert opened == [1, "auto"]
+    assert set(result["images_per_s"]) == set(result["wait_share"]) == {"1", "auto"}
+    assert all(len(rates["values"]) == 5 for rates in result["images_per_s"].values())
+    assert len(result["auto_workers"]["values"]) == 5
+    assert (result["fastest"], result["best"]) == (1, 1)
+    assert all(len(batch) == 4 for batch in steps)
+    assert result["numbers_while_settling"]
+
+
+def test_worker_processes_of_auto_are_counted():
+    with FastLoader(Numbers(8), batch_size=4, num_workers="auto", device="cpu") as loader:
+        list(loader)
+        assert workers_of(loader) == int(loader.num_workers)
+
+
+@pytest.mark.timeout(600)
+def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["bench", "tune", "--quick", "--counts", "1", "--json", "tune.json"]
+    assert cli.main(command) == 0
+    record = json.loads((tmp_path / "tune.json").read_text())
+    assert len(record["workloads"]) == 3
+    assert record["workloads"]["photographs, native"]["plan"][0].startswith("engine native")
+    assert record["limits"] == {"share_min": 0.97, "workers_max": 1.25, "noise": 0.03}
+    assert record["environment"]["torch"] == torch.__version__
+    assert "of the rate with 1 workers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--counts", "1,x"], "--counts: must be numbers >= 1, such as 1,2,4, got '1,x'"),
+        (["--counts", "0"], "--counts: must be numbers >= 1"),
+        (["--seconds", "0"], "--seconds must be > 0, got 0.0"),
+        (["--repeats", "0"], "--repeats must be >= 1, got 0"),
+        (["--workload", "gardening"], "--workload must be one of 'photographs, native'"),
+        (["--model", "resnet5"], "--model must be one of torchvision's classifiers"),
+        (["--data", "/no/such/folder"], "--data must be a folder"),
+    ],
+)
+def test_wrong_arguments_are_refused(capsys, arguments, message):
+    try:
+        code = cli.main(["bench", "tune", *arguments])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    assert message in capsys.readouterr().err

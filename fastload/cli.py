@@ -38,6 +38,7 @@ class Group:
 Table: TypeAlias = dict[str, "Command | Group"]
 
 BENCH: Final[Table] = {
+    "all": Command("fastload.bench.all", "every benchmark in turn, each in a process of its own", "bench"),
     "ceiling": Command("fastload.bench.ceiling", "how fast training would be with a perfect loader", "bench"),
     "cpu": Command("fastload.bench.cpu", "processor seconds per image, beside peers", "bench"),
     "decode": Command(
@@ -49,6 +50,8 @@ BENCH: Final[Table] = {
     "ladder": Command("fastload.bench.ladder", "the classic ladder of optimizations of a training run", "bench"),
     "loaders": Command("fastload.bench.loaders", "loaders alone against threads, beside peers", "bench"),
     "memory": Command("fastload.bench.memory", "host and GPU memory of loaders, beside peers", "bench"),
+    "multigpu": Command("fastload.bench.multigpu", "one GPU and several, under torchrun, beside torch", "bench"),
+    "peers": Command("fastload.bench.peers", "several questions to the same contenders", "bench"),
     "photos": Command("fastload.bench.photos", "write a data set of real photographs", "bench"),
     "scaling": Command("fastload.bench.scaling", "loaders alone against the size of images and batches", "bench"),
     "slots": Command("fastload.bench.slots", "pinned shared slots beside pin_memory=True", "bench"),
@@ -63,7 +66,6 @@ COMMANDS: Final[Table] = {
     "verify": Command("fastload.verify", "compare FastLoader with DataLoader on your data, bit by bit"),
     "profile": Command("fastload.profile", "a training script's bottleneck, from a recording of some steps", "insight"),
     "kernels": Command("fastload.kernels", "what bounds the kernels of one range, by Nsight Compute", "insight"),
-    "tune": Command("fastload.tune", "how many workers keep a training step fed", "insight"),
     "tune": Command("fastload.tune", "how many workers keep a training step fed", "insight"),
     "bench": Group(BENCH, "measure on this machine"),
     "doctor": Command("fastload.doctor", "what this machine has and lacks"),

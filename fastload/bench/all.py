@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import argparse
 
 PEERS = "peers"
-APART = ("all", "photos", *QUESTIONS)  # asks, is no benchmark, or is asked by ``peers``
+ORDER = ("peers", "decode", "slots", "step", "ladder", "multigpu", "ceiling", "insight", "verdicts", "tune", "demo")
+"""Every benchmark that runs by itself; the questions of :mod:`~fastload.bench.peers` do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,6 @@ class Run:
     code: int
     seconds: float
     tail: str
-
-
-def names() -> list[str]:
-    """Every benchmark that runs by itself."""
-    from fastload.cli import BENCH
-
-    return [name for name in BENCH if name not in APART]
 
 
 def command(name: str, folder: Path, *, quick: bool) -> list[str]:
@@ -83,14 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload bench all``."""
     parser.add_argument("--json", metavar="DIR", type=Path, help="write NAME.json of each benchmark there")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that all work; the figures mean nothing")
-    parser.add_argument("--only", metavar="A,B", help=f"these alone, among {','.join(names())}")
+    parser.add_argument("--only", metavar="A,B", help=f"these alone, among {','.join(ORDER)}")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench all``; 1 when a benchmark failed."""
-    chosen = args.only.split(",") if args.only else names()
-    if unknown := [name for name in chosen if name not in names()]:
-        sys.stderr.write(f"error: --only must be among {', '.join(names())}, got {', '.join(unknown)}\n")
+    chosen = args.only.split(",") if args.only else list(ORDER)
+    if unknown := [name for name in chosen if name not in ORDER]:
+        sys.stderr.write(f"error: --only must be among {', '.join(ORDER)}, got {', '.join(unknown)}\n")
         return 2
     with tempfile.TemporaryDirectory(prefix="fastload-") as scratch:
         folder = args.json or Path(scratch)

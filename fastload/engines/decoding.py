@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,7 +30,7 @@ from fastload.engines.by_index import number_of
 from fastload.insight.stats import Totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fastload.vision.recipe import Recipe
 
@@ -53,6 +54,7 @@ class Batch:
     job: Any = None
     awaited: tuple[float, float] = (0.0, 0.0)  # from when to when its pixels were waited for, by whoever saw it through
     boxes: torch.Tensor | None = None  # to be erased, where that is done
+    images: int = 0
     stuck: bool = False  # until the consumer has made some of its samples
     made: bool = False
     decoded_at: float = 0.0  # when its pixels and targets were there
@@ -168,7 +170,7 @@ class Line:
             self._changed.notify_all()
         if batch.failure is not None:
             raise batch.failure
-        self.images, self.decoded_at, self.made_at = len(batch.indices), batch.decoded_at, batch.made_at
+        self.images, self.decoded_at, self.made_at = batch.images, batch.decoded_at, batch.made_at
         self.awaited = batch.awaited
         data, batch.data = batch.data, None  # the line's thread may know the batch for a while yet
         return data
@@ -192,18 +194,27 @@ class Line:
 
     def drain(self) -> None:
         """See all batches through, and drop them: persistent workers work off what they were sent."""
-        with self._changed:
-            self._paused = True
-            self._changed.wait_for(lambda: not self._working)
-        try:
-            for batch in self._batches:
-                if not batch.made:
-                    self._see_through(batch, -1.0, in_python=True, drop=True)
-        finally:
-            with self._changed:
+        with self._alone():
+            try:
+                for batch in self._batches:
+                    if not batch.made:
+                        self._see_through(batch, -1.0, in_python=True, drop=True)
+            finally:
                 self._batches.clear()
                 self.ready = 0
-                self._paused = False
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The line's own thread stands still. For the consumer's."""
+        with self._changed:
+            paused, self._paused = self._paused, True
+            self._changed.wait_for(lambda: not self._working)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._paused = paused
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Stop the threads. Idempotent; may be called from any thread."""
@@ -260,12 +271,16 @@ class Line:
                 **draws,
                 **self._recipe.options,
             )
-        except Exception as error:  # noqa: BLE001 - no memory to pin, the pool was closed: the consumer shall know
+        except BaseException as error:
+            if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+                raise
             self._end(batch, None, error)
 
     def _locate(self, batch: Batch) -> None:
         index = None
+        batch.sources, batch.targets, batch.seeds = [], [], []  # an interrupt may have left some
         try:
+            batch.indices = list(batch.indices)
             for index in batch.indices:
                 seed = self._seed(index) if self._by_index else 0
                 source, target = self._recipe.locate(index)
@@ -281,7 +296,7 @@ class Line:
         return _core.seed_for_index(self._base_seed, self.epoch, number_of(index))
 
     def _end(self, batch: Batch, data: Any, failure: BaseException | None = None) -> None:
-        batch.made_at = time.monotonic()
+        batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
         batch.pixels = batch.job = None  # memory; whoever copies from it holds it
         with self._changed:
@@ -308,9 +323,11 @@ class Line:
             with self._changed:
                 batch.stuck = True
                 self._changed.notify_all()
-        except (TookTooLongError, KeyboardInterrupt):
+        except TookTooLongError:
             raise
-        except BaseException as error:  # noqa: BLE001 - no device memory, say: the consumer shall know
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is not self._thread:
+                raise
             self._end(batch, None, error)
         else:
             self._end(batch, data)
@@ -410,23 +427,25 @@ class Line:
             where = f"sample {batch.indices[sample]!r}"
             where += f" ({os.fspath(source)})" if isinstance(source, str | os.PathLike) else ""
             failure = _wrapped(batch.worker, where)
-        after = torch.get_rng_state().numpy().tobytes()
-        torch.set_rng_state(kept)
+        finally:
+            after = torch.get_rng_state().numpy().tobytes()
+            torch.set_rng_state(kept)
         if failure is not None:
             raise _PythonError(sample, failure, None if before is None or self._by_index else after)
         return (torch.from_numpy(pixels), box), after
 
     def _break_off(self, batch: Batch, state: bytes | None) -> None:
         """The worker's generator stands at ``state`` after ``batch``: what was drawn since is drawn anew."""
-        later = [b for b in self._batches if b is not batch and b.worker == batch.worker and b.job is not None]
         if state is None:  # no later batch draws on from this one
-            later = []
-        for void in [*reversed(later), batch]:  # the last first: else the next in line would go on drawing
-            void.job.cancel()
-        if state is not None:
+            batch.job.cancel()
+            return
+        with self._alone():  # else it might be handing over a batch that draws from the former stream
+            later = [b for b in self._batches if b is not batch and b.worker == batch.worker and b.job is not None]
+            for void in [*reversed(later), batch]:  # the last first: else the next in line would go on drawing
+                void.job.cancel()
             self._streams[batch.worker] = _core.RandomStream(state)
-        for void in later:
-            self._start(void)
+            for void in later:
+                self._start(void)
 
 
 def _wrapped(worker: int, where: str | None) -> ExceptionWrapper:

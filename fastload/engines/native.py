@@ -57,7 +57,7 @@ class NativeIterator(_BaseDataLoaderIter):
         workers = loader.num_workers
         self._sizer = ThreadSizer(workers.sizing) if isinstance(workers, AutoWorkers) else None
         self._line = Line(
-            recipe,
+            recipe.snapshot(),
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,
             base_seed=int(self._base_seed),
             workers=self._num_workers,

@@ -5,9 +5,10 @@ Nothing is guessed: what is not known to the letter is refused, with the reason 
 
 from __future__ import annotations
 
+import copy
 import io
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,6 +66,13 @@ class Recipe:
     plan: _core.DrawPlan
     options: dict[str, Any]
 
+    def snapshot(self) -> Recipe:
+        """The same, whatever becomes of the folder's samples, the subsets' indices and the transforms from now on.
+
+        Torch's workers have such copies. A dataset with ``encoded()`` is left as it is.
+        """
+        return replace(self, dataset=_copied(self.dataset), pipeline=copy.deepcopy(self.pipeline))
+
     def locate(self, index: Any) -> tuple[Any, Any]:
         """The encoded image (bytes or path) of a sample and its target. Raises what the dataset would."""
         dataset = self.dataset
@@ -83,6 +91,20 @@ class Recipe:
             with Image.open(io.BytesIO(source)) as opened:
                 image = opened.convert("RGB")
         return self.pipeline.pixels(image)
+
+
+def _copied(dataset: Any) -> Any:
+    if type(dataset) is Subset:
+        part = copy.copy(dataset)
+        indices: Any = dataset.indices
+        part.indices = indices.clone() if isinstance(indices, torch.Tensor) else copy.copy(indices)
+        part.dataset = _copied(dataset.dataset)
+        return part
+    if type(dataset) in _FOLDERS:
+        whole = copy.copy(dataset)
+        whole.samples = copy.copy(dataset.samples)
+        return whole
+    return dataset
 
 
 def read_recipe(

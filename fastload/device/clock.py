@@ -1,11 +1,13 @@
 """What the device did in some of the steps, by its own clock: it alone knows when it waited for a batch.
 
 The host runs ahead of the device, so its clock says little about that. Timed events do: one at the end of the
-consumer's work on a batch, and those around the copy of the next. Few batches are timed: it costs next to nothing.
+consumer's work on a batch, and those around the copy of the next. Of batches in quick succession few are timed, so that
+it costs next to nothing.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any, Final
 
@@ -15,6 +17,11 @@ ALL_OF_FIRST: Final = 16
 """Batches that are all timed, so that a short run says something."""
 
 EVERY: Final = 8
+"""Of so many batches one is timed, on average."""
+
+_RARE_S: Final = 0.004  # batches that are further apart are all timed: some 20 µs for each
+# In steps of the golden ratio, so that no rhythm is hit: of eight workers, say, one may be waited for each time.
+_GOLDEN: Final = 0.6180339887498949
 _PENDING_MAX: Final = 64
 
 
@@ -41,6 +48,7 @@ class DeviceClock:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._started = 0
+        self._begun = 0.0
         self._last_end: Any = None
         self._handed: tuple[Any, Timing] | None = None
         self._pending: deque[tuple[Any, Timing, Any]] = deque()
@@ -53,7 +61,10 @@ class DeviceClock:
     def begin(self, stream: Any) -> Timing | None:
         """A copy is about to be issued on ``stream``; ``None`` if this one is not timed."""
         number, self._started = self._started, self._started + 1
-        if number >= ALL_OF_FIRST and number % EVERY:
+        if not number:
+            self._begun = time.monotonic()
+        is_drawn = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 * EVERY < 1.0
+        if not is_drawn and time.monotonic() - self._begun < number * _RARE_S:
             return None
         timing = Timing(self.event())
         timing.began.record(stream)

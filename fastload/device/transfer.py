@@ -91,10 +91,9 @@ def _copies_asynchronously(leaf: Any) -> bool:
 
 
 def _pageable_bytes(leaf: Any) -> int:
-    """Bytes that are not pinned, of a leaf that has been copied; 0 for a type that does not say."""
+    """Bytes that are not pinned, of a leaf that the side stream copies; 0 for a type that does not say."""
     tensor = leaf.pixels if isinstance(leaf, TableImages) else leaf
-    on_host = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
-    return 0 if not on_host or tensor.is_pinned() else int(tensor.nbytes)
+    return 0 if not isinstance(tensor, torch.Tensor) or tensor.is_pinned() else int(tensor.nbytes)
 
 
 def new_stream(device: torch.device) -> Any:
@@ -223,7 +222,8 @@ class Transfer:
 
         moved = map_leaves(copy, data)
         if timing is not None:
-            timing.nbytes, timing.pageable_bytes = nbytes, sum(map(_pageable_bytes, unchanged))
+            crossed = [leaf for leaf in unchanged if _copies_asynchronously(leaf)]
+            timing.nbytes, timing.pageable_bytes = nbytes, sum(map(_pageable_bytes, crossed))
             timing.copied = self.clock.event()  # type: ignore[union-attr]
             timing.copied.record(stream)
         with stage("epilogue"):

@@ -24,7 +24,7 @@ from fastload import _nvtx
 from fastload._nvtx import stage
 from fastload.engines.arrivals import NONE_FREE
 from fastload.engines.by_index import SeededByIndex
-from fastload.host import HostBatch
+from fastload.host import HostBatch, map_leaves
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Collate:
         if not stacks:
             data = self.collate_fn(samples)
             needed = packed_bytes(data)
-            if not needed:
+            if not needed or _is_pinned(data):
                 return HostBatch(data, worker, self.receiver)
         try:
             acquired = slots.acquire(worker, needed)
@@ -93,6 +93,21 @@ class Collate:
         if data is None:
             data = self.collate_fn(samples)
         return HostBatch(data, worker, self.receiver, missed=missed)
+
+
+def _is_pinned(data: Any) -> bool:
+    """Whether a batch of the main process lies in pinned memory as it is, so that there is nothing to gain from a slot."""
+    if get_worker_info() is not None:
+        return False  # a forked process must not ask CUDA
+    pageable: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        if not (isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.is_pinned()):
+            pageable.append(leaf)
+        return leaf
+
+    map_leaves(note, data)
+    return not pageable
 
 
 class NamedStages:

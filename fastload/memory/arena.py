@@ -142,9 +142,11 @@ class Arena:
             self.mapping = Mapping(self.descriptor, slot_bytes)
             if register:
                 self.mapping.populate(0, self.nbytes)
+                # The header too: torch asks of a tensor's storage, which begins there, whether it is pinned.
+                address = self.mapping.bytes.data_ptr() - _HEADER_BYTES
                 with torch.cuda.device(device):
-                    _register(self.mapping.bytes.data_ptr(), self.nbytes)
-                self._address = self.mapping.bytes.data_ptr()
+                    _register(address, _HEADER_BYTES + self.nbytes)
+                self._address = address
         except BaseException:
             os.close(self.descriptor)
             raise

@@ -228,3 +228,22 @@ def test_poisoned_slots_are_never_seen(monkeypatch):
     pool = loader._runtime.slots
     assert isinstance(pool, SlotPool)
     assert bool((pool._current.mapping.slot(0) == 0xA5).all())
+
+
+def test_slots_are_pinned_memory_to_torch_too():
+    with FastLoader(images(), 16, num_workers=2) as loader:
+        wait_for_slots(loader)
+        list(loader)
+        stats = loader.stats()
+    assert stats.slot_batches > 8
+    assert stats.device.copied_bytes > stats.device.pageable_bytes == 0
+
+
+def test_a_batch_that_is_pinned_already_takes_no_slot():
+    batches = [torch.randn(64, 1000).pin_memory() for _ in range(20)]
+    with FastLoader(batches, batch_size=None) as loader:
+        for _ in range(2):
+            for ours, theirs in zip(loader, batches, strict=True):
+                assert torch.equal(ours.cpu(), theirs)
+        stats = loader.stats()
+    assert (stats.slot_batches, dict(stats.missed), stats.device.pageable_bytes) == (0, {}, 0)

@@ -288,9 +288,28 @@ def test_the_devices_clock_tells_idling_from_copying():
 def test_few_batches_are_timed():
     device = Device()
     clock = DeviceClock(device)
-    for _ in range(ALL_OF_FIRST + 5 * EVERY):
+    for _ in range(ALL_OF_FIRST + 50 * EVERY):
         one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
-    assert clock.totals()["device:copies"] == ALL_OF_FIRST + 5
+    assert clock.totals()["device:copies"] - ALL_OF_FIRST == pytest.approx(50, abs=2)
+
+
+def test_batches_that_are_far_apart_are_all_timed(monkeypatch):
+    device = Device()
+    clock = DeviceClock(device)
+    monkeypatch.setattr("fastload.device.clock.time.monotonic", lambda: device.now * 1e-3)
+    for _ in range(ALL_OF_FIRST + 20):
+        one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=10.0)
+    assert clock.totals()["device:copies"] == ALL_OF_FIRST + 20
+
+
+@pytest.mark.parametrize("phase", range(8))
+def test_a_wait_for_one_worker_of_eight_is_seen(phase):
+    device = Device()
+    clock = DeviceClock(device)
+    for number in range(400):
+        one_step(device, clock, copy_ms=0.0, epilogue_ms=0.0, step_ms=1.0, idle_ms=24.0 * (number % 8 == phase))
+    times = make_stats(clock.totals()).device
+    assert times.idle_s / times.total_s == pytest.approx(0.75, abs=0.15)
 
 
 def test_a_step_that_began_on_a_stream_which_is_still_busy_is_left_out():

@@ -96,7 +96,7 @@ class Collate:
 
 
 def _is_pinned(data: Any) -> bool:
-    """Whether a batch of the main process lies in pinned memory as it is, so that there is nothing to gain from a slot."""
+    """Whether a batch of the main process is in pinned memory already, so that a slot would gain nothing."""
     if get_worker_info() is not None:
         return False  # a forked process must not ask CUDA
     pageable: list[Any] = []

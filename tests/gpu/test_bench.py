@@ -33,7 +33,7 @@ def test_whole_climb(tmp_path: Path) -> None:
     record = climb(
         Ladder(data=photos, model="resnet18", batch_size=16, length=length, cores=4), lambda rung, result: None
     )
-    assert [rung["number"] for rung in record["rungs"]] == [1, 2, 3, 4, 5, 6, 0]
+    assert [rung["number"] for rung in record["rungs"]] == [1, 2, 3, 4, 5, 6, 7, 8, 0]
     for rung in record["rungs"]:
         assert 0 < rung["gpu_busy_share"] <= 1.02, rung["name"]
         assert -0.01 <= rung["wait_share"] <= 1, rung["name"]

@@ -105,8 +105,21 @@ class _Range:
 
 
 _domain: Final[Any] = _attach()
-_attributes: Final[Any] = _Attributes() if _domain is not None else None
+_attributes: Any = _Attributes() if _domain is not None else None
 _OFF: Final = _Off()
+
+
+def _register_again() -> None:
+    """Forget the registered names: Nsight Systems drops a forked process's ranges if its parent registered theirs."""
+    global _attributes
+    register: Any = getattr(type(_domain), "get_registered_string", None)
+    if hasattr(register, "cache_clear"):
+        register.cache_clear()
+    _attributes = _Attributes()
+
+
+if _domain is not None:
+    os.register_at_fork(after_in_child=_register_again)
 
 
 def active() -> bool:

@@ -40,8 +40,10 @@ class _Thread(threading.local):
 
 
 _thread: Final = _Thread()
-# A forked process goes on in a copy of one thread, but that thread's ranges are closed by its parent.
+# A forked process goes on in a copy of one thread. That thread's ranges are closed by its parent, and names are to be
+# registered by each process (see ``_nvtx``).
 os.register_at_fork(after_in_child=lambda: _thread.open.clear())
+os.register_at_fork(after_in_child=lambda: _thread.attributes.clear())
 
 if _domain is not None:
 

@@ -216,6 +216,31 @@ if __name__ == "__main__":
     assert [r.payload for r in waits] == list(range(batches))
 
 
+def test_a_forked_process_registers_the_names_of_its_ranges_itself(tmp_path):
+    """Nsight Systems knows a registered name in the process that registered it alone (seen: it drops the range)."""
+    trace = run_traced(
+        """
+import os
+from fastload._nvtx import stage
+from fastload.insight.ranges import Range
+
+def work():
+    with stage("fetch", 1), Range("mine"):
+        pass
+
+work()
+if os.fork() == 0:
+    work()
+    os._exit(0)
+os.wait()
+""",
+        tmp_path,
+    )
+    registered = {(event.pid, event.message) for event in trace.events if event.kind == "register_string"}
+    assert len(trace.pids) == 2
+    assert registered >= {(pid, name) for pid in trace.pids for name in ("fetch", "mine")}
+
+
 def test_a_failing_sample_leaves_no_range_open_in_its_worker(tmp_path):
     trace = run_traced(
         DATASETS

@@ -76,16 +76,17 @@ def train(folder: Path) -> None:
     in_workers = FastLoader(pictures, **common)
     natively = FastLoader(ImageFolder(str(folder), transforms.Compose(crop)), **common)
     layers = [torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 64, 3), torch.nn.AdaptiveAvgPool2d(1)]
-    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(64, 4)).cuda()
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # to try the program itself
+    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(64, 4)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loss_of = torch.nn.CrossEntropyLoss()
     own = torch.rand(16, 3, SIZE_PX, SIZE_PX)
     annotate_modules(model)
     for (images, labels), (others, targets) in zip(in_workers, natively, strict=False):
         nvtx.range_push("forward")
-        with torch.autocast("cuda", dtype=torch.float16):
+        with torch.autocast(device, dtype=torch.float16 if device == "cuda" else torch.bfloat16):
             loss = loss_of(model(images), labels) + loss_of(model(others), targets)
-            loss = loss + model(own.cuda()).float().mean()
+            loss = loss + model(own.to(device)).float().mean()
         nvtx.range_pop()
         nvtx.range_push("backward")
         loss.backward()

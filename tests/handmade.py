@@ -6,6 +6,7 @@ import sqlite3
 
 from fastload.insight.recording import (
     DOMAIN,
+    LOADING,
     Call,
     Copy,
     Kernel,
@@ -50,7 +51,7 @@ def recording(start, end, ranges=(), calls=(), kernels=(), copies=(), os_calls=(
     def ordered(events):
         return tuple(sorted(events, key=lambda event: event.start_ns))
 
-    readers = {each.thread for each in ranges if each.name == "fetch"}
+    readers = {each.thread for each in ranges if each.name in LOADING}
     return Recording(
         source,
         start * 1000,

@@ -16,6 +16,7 @@ from fastload.insight.intervals import length, part, union
 from fastload.insight.nsight import NsightError
 from fastload.insight.recording import (
     DOMAIN,
+    LOADING,
     STEP,
     Call,
     Copy,
@@ -96,7 +97,7 @@ class _Reader:
         # Nsight lists every thread of the system.
         names = {thread: name for thread, name in self._thread_names().items() if thread.process in processes}
         names |= dict.fromkeys(active - names.keys(), "")
-        readers = {span.thread for span in ranges if span.domain == DOMAIN and span.name == "fetch"}
+        readers = {span.thread for span in ranges if span.domain == DOMAIN and span.name in LOADING}
         notes = []
         if not os_calls:
             notes.append(

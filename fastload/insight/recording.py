@@ -22,6 +22,9 @@ Direction: TypeAlias = Literal["host to device", "device to host", "device to de
 STAGES: Final = ("fetch", "decode", "collate", "h2d", "epilogue", "wait")
 """The loader's own ranges, in the domain ``fastload``."""
 
+LOADING: Final = ("fetch", "collate", "h2d")
+"""Those of them that the loader's own threads and processes are in, and not the decode threads."""
+
 DOMAIN: Final = "fastload"
 OPERATOR: Final = "operator"
 """The domain of torch's operators, which are no ranges of anybody's, but tell what the host did."""
@@ -229,7 +232,7 @@ def assign_roles(
     Args:
         names: Every thread that was seen.
         main: The one that runs the training loop.
-        readers: Threads with a ``fetch`` range.
+        readers: Threads with a range of :data:`LOADING`.
     """
     reading = set(readers)
     threads: dict[ThreadKey, Thread] = {}

@@ -46,6 +46,7 @@ DEPTH_MAX: Final = 5
 BARS_MAX: Final = 20_000
 """Per row; beyond it, bars that nearly touch become one."""
 
+_LETTERS: Final = 230  # of a bar's name, over the width of the picture
 _CALL_SHARE: Final = 1 / 2000  # of the window: shorter calls of the CUDA API are left out
 
 
@@ -266,6 +267,14 @@ def _joined(bars: Sequence[Bar], apart_ns: int) -> list[Bar]:
     return joined
 
 
+def _fitting(name: str, share: float) -> str | None:
+    """As much of a bar's name as fits into its share of the picture's width; None where that would say nothing."""
+    room = int(share * _LETTERS)
+    if room < 4:
+        return None
+    return name if len(name) <= room else f"{name[: room - 1]}…"
+
+
 def draw(timeline: Timeline, path: str | Path, title: str) -> None:
     """Draw the rows as a picture, in the format that the suffix of ``path`` names. Needs matplotlib."""
     from matplotlib.figure import Figure
@@ -284,6 +293,10 @@ def draw(timeline: Timeline, path: str | Path, title: str) -> None:
             spans = [(bar.start_ns / 1e6, max(bar.length_ns, timeline.length_ns / 5000) / 1e6) for bar in bars]
             low = -top - 0.2 - 0.35 * (depth + 1) + 0.025
             axes.broken_barh(spans, (low, 0.32), facecolors=[bar.colour for bar in bars], lw=0, zorder=2)
+            for bar in bars:
+                if (name := _fitting(bar.name, bar.length_ns / timeline.length_ns)) is not None:
+                    middle = (bar.start_ns + bar.length_ns / 2) / 1e6
+                    axes.text(middle, low + 0.15, name, fontsize=7, color="white", ha="center", va="center", zorder=4)
         ticks.append(-top - height / 2)
         labels.append(row.label)
         top += height

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastload.insight.nsight import NsightError, nothing_recorded
 from fastload.insight.recording import (
     DOMAIN,
+    LOADING,
     OPERATOR,
     STEP,
     Call,
@@ -177,7 +178,7 @@ class _Reader:
         threads = set(self._names) - {thread for thread in self._names if thread.process != self._process}
         threads |= {span.thread for span in kept}
         names = {thread: self._names[thread] for thread in threads}
-        readers = {span.thread for span in kept if span.domain == DOMAIN and span.name == "fetch"}
+        readers = {span.thread for span in kept if span.domain == DOMAIN and span.name in LOADING}
         notes = []
         if others:
             notes.append(f"{others} more processes were traced; this is the one with the lowest id")

@@ -298,11 +298,13 @@ class Line:
     def _end(self, batch: Batch, data: Any, failure: BaseException | None = None) -> None:
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
-        batch.pixels = batch.job = None  # memory; whoever copies from it holds it
-        with self._changed:
+        memory = batch.pixels, batch.job  # whoever copies from it holds it
+        with self._changed:  # at one go: what has no job and is not made would be started once more, and draw
+            batch.pixels = batch.job = None
             batch.data, batch.failure, batch.made, batch.stuck = data, failure, True, False
             self.ready += 1
             self._changed.notify_all()
+        del memory
 
     def _see_through(self, batch: Batch, timeout_s: float, *, in_python: bool, drop: bool = False) -> None:
         """Make the batch, or the error that torch's worker would have sent. Blocks.

@@ -392,6 +392,35 @@ def test_a_batch_that_is_begun_while_another_fails_draws_what_the_worker_draws(t
     assert breaks_off.is_set()
 
 
+def test_a_batch_that_has_failed_is_not_begun_again(tmp_path, monkeypatch):
+    """Seen: the line's thread took it for one that had yet to be started, and its draws were made a second time."""
+    folder = make_folder(tmp_path, 12)
+    arguments = {"batch_size": 3, "num_workers": 2, "shuffle": False, "persistent_workers": True}
+    dataset = ImageFolder(folder, train_v1())
+    os.truncate(dataset.samples[4][0], 700)
+    theirs = epochs_of(lambda: DataLoader(dataset, **arguments), count=2)
+    lines, held_up = [], []
+    real_init = decoding.Line.__init__
+
+    def init(line, *args, **kwargs):
+        lines.append(line)
+        real_init(line, *args, **kwargs)
+
+    def set_slowly(batch, name, value):
+        object.__setattr__(batch, name, value)
+        if name == "job" and value is None and batch.stuck:
+            with lines[0]._changed:
+                lines[0]._changed.notify_all()
+            time.sleep(0.1)
+            held_up.append(batch)
+
+    monkeypatch.setattr(decoding.Line, "__init__", init)
+    monkeypatch.setattr(decoding.Batch, "__setattr__", set_slowly)
+    assert_equal(epochs_of(lambda: FastLoader(dataset, **arguments, **NATIVE), count=2), theirs)
+    assert len(held_up) == 2
+    lines.clear()
+
+
 # Processes that end
 
 

@@ -34,7 +34,7 @@ from fastload.bench._steps import TINY, check_model
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 PROCESSES = (1, 2, 4)
 THREADS_MAX = 16
@@ -138,9 +138,14 @@ class Run:
             time.sleep(0.02)
 
 
-def measure(plan_of: Mapping[int, Plan]) -> list[dict[str, Any]]:
-    """Every number of processes; the runs begin together and measure one after another."""
-    points = []
+def measure(plan_of: Mapping[int, Plan], keep: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Every number of processes; the runs begin together and measure one after another.
+
+    Args:
+        plan_of: By the number of processes.
+        keep: Called with the figures so far after each of them.
+    """
+    points: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fastload-") as folder, contextlib.ExitStack() as stack:
         runs = []
         for processes, plan in plan_of.items():
@@ -153,7 +158,7 @@ def measure(plan_of: Mapping[int, Plan]) -> list[dict[str, Any]]:
             answer = run.measure()
             points.append({"processes": run.processes, "threads": plan_of[run.processes].threads, **answer})
             _show(points)
-    return [_with_shares(point, points[0]) for point in points]
+            keep([_with_shares(point, points[0]) for point in points])
 
 
 def _with_shares(point: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,20 +223,24 @@ def main(args: argparse.Namespace) -> int:
             )
             for processes in sorted(counts)
         }
-        points = measure(plans)
-    except (ValueError, FileNotFoundError) as error:
-        return refuse(error)
-    except RunFailedError as error:
-        console().print(f"failed: {error}")
-        return 1
-    if args.json:
+
+        def keep(points: list[dict[str, Any]]) -> None:
+            if args.json:
+                write_json(args.json, {**record, "points": points})
+
         record = {
             "benchmark": "multigpu",
             "environment": environment(),
             "dataset": described,
             "parameters": {"quick": args.quick, **{str(n): asdict(plan) | {"data": ""} for n, plan in plans.items()}},
             "contenders": {name: {"title": title} for name, title in TITLES.items()},
-            "points": points,
         }
-        console().print(f"figures: {write_json(args.json, record)}")
+        measure(plans, keep)
+    except (ValueError, FileNotFoundError) as error:
+        return refuse(error)
+    except RunFailedError as error:
+        console().print(f"failed: {error}")
+        return 1
+    if args.json:
+        console().print(f"figures: {args.json}")
     return 0

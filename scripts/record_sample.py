@@ -4,15 +4,18 @@
 
 A tiny training loop runs under ``fastload profile`` and ``fastload kernels``: one FastLoader with two worker processes,
 one on the native engine, and one plain pageable copy per step, into a model in NCHW, so that cuDNN converts layouts.
-The recording is cut down to what a test needs. Next to each file lies the log of the program that wrote it. About two
-minutes; a step that fails is logged, and the others go on.
+The recordings are cut down to what a test needs and lie in OUT/data then; copy that to tests/data. In OUT are the logs
+of the programs that wrote them. About two minutes; a step that fails, or takes too long, is logged, and the others go
+on.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -101,35 +104,79 @@ def train(folder: Path) -> None:
 # ---- recording
 
 
-def log(out: Path, name: str, command: list[str]) -> str:
-    """Run ``command``, keep what it says, and return it."""
+def log(out: Path, name: str, limit_s: float, command: list[str]) -> None:
+    """Run ``command`` for so long at most, and keep what it says."""
     start = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    text = f"$ {' '.join(command)}\n{done.stdout}\nexit code {done.returncode}, {time.perf_counter() - start:.1f} s\n"
-    (out / f"{name}.log").write_text(text)
+    path = out / f"{name}.log"
+    with path.open("w") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        file.flush()
+        # A file, and a group of its own: a profiler leaves processes behind that would keep a pipe open.
+        running = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = f"exit code {running.wait(limit_s)}"
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+            code = "took too long"
+        file.write(f"\n{code}, {time.perf_counter() - start:.1f} s\n")
+    text = path.read_text(errors="replace")
     say(text if len(text) < 4000 else f"{text[:1500]}\n[...]\n{text[-1500:]}")
-    return done.stdout
 
 
-def record_systems(out: Path) -> None:
-    """Nsight Systems: ``nsys.sqlite``; and torch.profiler: the folder ``torch``."""
-    fastload = [sys.executable, "-m", "fastload", "profile", "--warmup", str(WARMUP), "--steps", str(STEPS)]
-    program = ["--", sys.executable, __file__, "--train", str(out / "pictures")]
+def command_of(what: str, *options: str) -> list[str]:
+    """A command line of fastload's."""
+    return [sys.executable, "-m", "fastload", what, "--warmup", str(WARMUP), *options]
+
+
+def record_systems(out: Path, program: list[str]) -> None:
+    """Nsight Systems."""
     pictures = ["--html", str(out / "nsys.html"), "--png", str(out / "nsys.png")]
-    log(out, "nsys", [*fastload, "--with", "nsys", "--keep", str(out / "nsys"), *pictures, *program])
+    kept = ["--steps", str(STEPS), "--with", "nsys", "--keep", str(out / "nsys")]
+    log(out, "nsys", 60, command_of("profile", *kept, *pictures, *program))
+    say(f"nsys.sqlite: {shrink(out / 'nsys' / 'profile.sqlite', out / 'data' / 'nsys.sqlite')} bytes")
+
+
+def record_modules(out: Path, program: list[str]) -> None:
+    """Nsight Compute, by module."""
+    files = ["--csv", str(out / "kernels.csv"), "--png", str(out / "kernels.png")]
+    log(out, "kernels", 60, command_of("kernels", "--range", "forward", "--keep", str(out / "ncu"), *files, *program))
+    (out / "data" / "ncu").mkdir()
+    for name in ("ncu.csv", "ceilings.json"):
+        shutil.copy(out / "ncu" / name, out / "data" / "ncu" / name)
+
+
+def record_torch(out: Path, program: list[str]) -> None:
+    """Torch.profiler, and the loader's ranges in files."""
     pictures = ["--html", str(out / "torch.html"), "--png", str(out / "torch.png")]
-    log(out, "torch", [*fastload, "--with", "torch", "--keep", str(out / "torch"), *pictures, *program])
-    say(f"nsys.sqlite: {shrink(out / 'nsys' / 'profile.sqlite', out / 'nsys.sqlite')} bytes")
+    kept = ["--steps", "3", "--with", "torch", "--keep", str(out / "torch")]
+    log(out, "torch", 40, command_of("profile", *kept, *pictures, *program))
+    (out / "data" / "torch").mkdir()
+    for path in (out / "torch").glob("*.json*"):
+        if path.name == "profile.json":
+            (out / "data" / "torch" / "profile.json.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+        else:
+            shutil.copy(path, out / "data" / "torch" / path.name)
+
+
+def record_product(out: Path, program: list[str]) -> None:
+    """Nsight Compute on one large matrix product, which is bound by arithmetic if anything is."""
+    product = "import torch; a = torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16)\n"
+    product += "from fastload import DataLoader\nfor _ in DataLoader(range(99), device='cpu'): a @ a"
+    kept = ["--range", "step", "--keep", str(out / "product")]
+    log(out, "product", 40, command_of("kernels", *kept, "--", sys.executable, "-c", product))
 
 
 def shrink(database: Path, small: Path) -> int:
-    """Copy what the parsers read into ``small``; the whole schema and the number of rows go into a text beside it."""
+    """Copy what the parsers read into ``small``; the whole schema and the number of rows go into a text."""
+    if not database.exists():  # connecting would make an empty one
+        raise FileNotFoundError(database)
     small.unlink(missing_ok=True)
     source = sqlite3.connect(database)
     tables = dict(source.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
     rows = {name: source.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in tables}
     schema = "\n".join(f"-- {rows[name]} rows\n{sql};" for name, sql in tables.items())
-    small.with_suffix(".schema.txt").write_text(schema)
+    database.with_name("schema.txt").write_text(schema)
     kept = [
         name
         for name in tables
@@ -144,13 +191,13 @@ def shrink(database: Path, small: Path) -> int:
         if name in ("ThreadNames", "PROCESSES"):  # of the whole system
             own = "globalTid" if name == "ThreadNames" else "globalPid"
             seen = " UNION ".join(
-                f"SELECT globalTid / 0x1000000 FROM source.{of}" for of in ("OSRT_API", "NVTX_EVENTS")
+                f"SELECT globalTid / 0x1000000 FROM source.{of}" for of in ("OSRT_API", "NVTX_EVENTS") if of in tables
             )
             where = f" WHERE {own} / 0x1000000 IN ({seen})"
         target.execute(tables[name])
         target.execute(f"INSERT INTO {name} SELECT * FROM source.{name}{where}")
         for _, column, *_ in target.execute(f"PRAGMA table_info({name})").fetchall():
-            if name != "StringIds" and (column.endswith("Id") or column.endswith("Name")) and column != "globalTid":
+            if name != "StringIds" and column.endswith(("nameId", "NameId", "textId", "TextId", "Name")):
                 used.update(value for (value,) in target.execute(f"SELECT DISTINCT {column} FROM {name}"))
     target.execute("CREATE TEMP TABLE used (id INTEGER PRIMARY KEY)")
     target.executemany("INSERT OR IGNORE INTO used VALUES (?)", [(value,) for value in used if isinstance(value, int)])
@@ -161,24 +208,8 @@ def shrink(database: Path, small: Path) -> int:
     return small.stat().st_size
 
 
-def record_compute(out: Path) -> None:
-    """Nsight Compute: ``forward/ncu.csv`` by module, ``full/ncu.csv`` with ncu's full set."""
-    fastload = [sys.executable, "-m", "fastload", "kernels", "--range", "forward", "--warmup", str(WARMUP)]
-    program = ["--", sys.executable, __file__, "--train", str(out / "pictures")]
-    files = ["--csv", str(out / "kernels.csv"), "--png", str(out / "kernels.png")]
-    log(out, "kernels", [*fastload, "--keep", str(out / "forward"), *files, *program])
-    log(out, "full", [*fastload, "--set", "full", "--most", "4", "--keep", str(out / "full"), *program])
-    product = "import torch; a = torch.randn(4096, 4096, device='cuda', dtype=torch.bfloat16)\n"
-    product += "from fastload import DataLoader\nfor _ in DataLoader(range(99), device='cpu'): a @ a"
-    log(
-        out,
-        "product",
-        [*fastload, "--range", "step", "--keep", str(out / "product"), "--", sys.executable, "-c", product],
-    )
-
-
 def main() -> None:
-    """Record both, or be what is recorded."""
+    """Record everything, or be what is recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--train", action="store_true", help="be the program that is recorded")
@@ -186,12 +217,15 @@ def main() -> None:
     if args.train:
         train(args.out)
         return
-    args.out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(args.out / "data", ignore_errors=True)
+    (args.out / "data").mkdir(parents=True)
+    (args.out / "pictures").mkdir(exist_ok=True)
     Pictures(args.out / "pictures")
-    for step in (record_systems, record_compute):
+    program = ["--", sys.executable, __file__, "--train", str(args.out / "pictures")]
+    for step in (record_systems, record_modules, record_torch, record_product):
         try:
-            step(args.out)
-        except Exception:  # noqa: BLE001 - the other one may still work
+            step(args.out, program)
+        except Exception:  # noqa: BLE001 - the others may still work
             traceback.print_exc()
     shutil.rmtree(args.out / "pictures", ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Write the README's tables and chart from the JSON files in benchmarks/results: no figure there is typed by hand.
+"""Write the tables and the chart of README and docs from the JSON files in benchmarks/results: none is typed by hand.
 
 ``python scripts/figures.py`` writes them; ``--check`` says whether they are up to date and changes nothing.
 """
@@ -6,15 +6,20 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from fastload.bench import _tables
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 CHART = ROOT / "docs" / "ladder.png"
 
 
@@ -26,7 +31,11 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 def _where(record: dict[str, Any], name: str) -> str:
     ran = record["environment"]
     machine = f"{ran['gpu']}, {ran['usable_cpus']} cores" if ran["gpu"] else f"{ran['cpu']}, {ran['usable_cpus']} cores"
-    return f"{machine}, torch {ran['torch']}, {ran['date'][:10]}; [{name}](benchmarks/results/{name})"
+    return f"{machine}, torch {ran['torch']}, {ran['date'][:10]}; {name}"
+
+
+def _link(name: str) -> str:
+    return f"[{name}.json](benchmarks/results/{name}.json)"
 
 
 def _percent(share: float | None) -> str:
@@ -50,7 +59,7 @@ def ladder(record: dict[str, Any]) -> str:
             ]
         )
     header = ["rung", "workers", "images/s", "ms/step", "GPU waited", "GPU busy", "GB/s to the GPU"]
-    return f"{_table(header, rows)}\n\n{_where(record, 'ladder.json')}."
+    return f"{_table(header, rows)}\n\n{_where(record, _link('ladder'))}."
 
 
 def _median(value: Any) -> float:
@@ -74,7 +83,7 @@ def step(record: dict[str, Any]) -> str:
     ]
     parity = record["parity"]["fastloader_over_dataloader"]
     rows.append(["no GPU: images/s of FastLoader over DataLoader", "", f"{_median(parity):.3f}"])
-    return f"{_table(['', 'median', 'ratio'], rows)}\n\n{_where(record, 'step.json')}."
+    return f"{_table(['', 'median', 'ratio'], rows)}\n\n{_where(record, _link('step'))}."
 
 
 def slots(record: dict[str, Any]) -> str:
@@ -93,7 +102,7 @@ def slots(record: dict[str, Any]) -> str:
             ]
         )
     header = ["delivered on the GPU", "torch, pinned", "FastLoader", "speed-up", "held by torch", "held by FastLoader"]
-    return f"{_table(header, rows)}\n\n{_where(record, 'slots.json')}."
+    return f"{_table(header, rows)}\n\n{_where(record, _link('slots'))}."
 
 
 def decode(record: dict[str, Any]) -> str:
@@ -116,25 +125,41 @@ def decode(record: dict[str, Any]) -> str:
         if quotient is not None:
             ratio = f"{quotient:.2f}× its time" if name == "libjpeg-turbo alone" else f"{quotient:.1f}× as fast"
         rows.append([shown, f"{_median(times[name]):,.0f} µs", ratio])
-    return f"{_table(['one core', 'per image', 'fastload is'], rows)}\n\n{_where(record, 'decode.json')}."
+    return f"{_table(['one core', 'per image', 'fastload is'], rows)}\n\n{_where(record, _link('decode'))}."
 
 
 SECTIONS = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
 
 
-def render(readme: str) -> str:
-    """``readme`` with what stands between its markers made anew."""
-    for name, section in SECTIONS.items():
+def _short(name: str, record: dict[str, Any]) -> str:
+    return f"{_tables.short(name, record)}\n\n{_where(record, _link(name))}."
+
+
+def _long(name: str, record: dict[str, Any]) -> str:
+    return f"{_tables.long(name, record)}\n\n{_where(record, f'`benchmarks/results/{name}.json`')}."
+
+
+def sections(page: Path) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """What stands on a page, by the name of its markers."""
+    of_peers = _short if page == README else _long
+    topics = {name: functools.partial(of_peers, name) for name in _tables.TOPICS}
+    return {**SECTIONS, **topics} if page == README else topics
+
+
+def render(text: str, page: Path = README) -> str:
+    """``text`` with what stands between its markers made anew; nothing, where there is no result yet."""
+    for name, section in sections(page).items():
         path = RESULTS / f"{name}.json"
-        if not path.exists():
-            continue
-        body = f"<!-- figures: {name} -->\n{section(json.loads(path.read_text()))}\n<!-- end -->"
-        readme, count = re.subn(
-            rf"<!-- figures: {name} -->.*?<!-- end -->", lambda _, body=body: body, readme, flags=re.S
-        )
+        body = f"<!-- figures: {name} -->\n<!-- end -->"
+        if path.exists():
+            record = json.loads(path.read_text())
+            if record.get("parameters", {}).get("quick"):
+                raise ValueError(f"{path.name} must not be of a quick run, whose figures mean nothing")
+            body = f"<!-- figures: {name} -->\n{section(record)}\n<!-- end -->"
+        text, count = re.subn(rf"<!-- figures: {name} -->.*?<!-- end -->", lambda _, body=body: body, text, flags=re.S)
         if count != 1:
-            raise ValueError(f"README.md must have the markers of {name!r} once, found {count}")
-    return readme
+            raise ValueError(f"{page.name} must have the markers of {name!r} once, found {count}")
+    return text
 
 
 def main() -> int:
@@ -142,13 +167,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when something is out of date")
     arguments = parser.parse_args()
-    before = README.read_text()
-    after = render(before)
-    if arguments.check:
+    stale = {}
+    for page in (README, BENCHMARKS):
+        before = page.read_text()
+        after = render(before, page)
         if before != after:
-            sys.stderr.write("README.md is out of date: run 'make figures'\n")
-        return int(before != after)
-    README.write_text(after)
+            stale[page] = after
+    if arguments.check:
+        for page in stale:
+            sys.stderr.write(f"{page.name} is out of date: run 'make figures'\n")
+        return int(bool(stale))
+    for page, text in stale.items():
+        page.write_text(text)
     from fastload.bench._chart import draw
 
     if (RESULTS / "ladder.json").exists():

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import argparse
 
 PEERS = "peers"
-ORDER = ("peers", "decode", "slots", "step", "ladder", "multigpu", "ceiling", "insight", "verdicts", "tune", "demo")
-"""Every benchmark that runs by itself; the questions of :mod:`~fastload.bench.peers` do not."""
+ORDER = ("peers", "decode", "slots", "step", "ladder", "multigpu", "ceiling", "insight", "verdicts", "tune")
+"""Every benchmark; ``peers`` asks several, and ``demo`` shows what ``ladder`` measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,6 @@ def command(name: str, folder: Path, *, quick: bool) -> list[str]:
     """How one benchmark is run."""
     options = {
         PEERS: ["--json", str(folder)],
-        "demo": [],
         "ladder": ["--json", str(folder / "ladder.json"), "--plot", str(folder / "ladder.png")],
     }.get(name, ["--json", str(folder / f"{name}.json")])
     return [sys.executable, "-m", "fastload", "bench", name, *options, *(["--quick"] if quick else [])]

@@ -193,7 +193,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help=f"torchvision's name (default: resnet50; without a GPU {TINY})")
     parser.add_argument("--threads", type=int, help="of each process (default: its share of the cores, 16 at most)")
     parser.add_argument("--batch-size", type=int, help="images per batch and process (default: 256; if quick: 8)")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each loader (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, help="turns of each loader (default: 5; if quick: 2)")
     parser.add_argument("--seconds", type=float, help="of each turn, about (default: 2; if quick: 0.1)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
@@ -208,8 +208,9 @@ def main(args: argparse.Namespace) -> int:
         counts = args.processes or tuple(n for n in PROCESSES if n <= (gpus or 2))
         if gpus and max(counts) > gpus:
             raise ValueError(f"--processes must be <= {gpus}, the GPUs that there are, got {max(counts)}")
-        if args.repeats < 1:
-            raise ValueError(f"--repeats must be >= 1, got {args.repeats}")
+        repeats = args.repeats if args.repeats is not None else (2 if args.quick else 5)
+        if repeats < 1:
+            raise ValueError(f"--repeats must be >= 1, got {repeats}")
         folder, described = prepared(args.data, quick=args.quick or not gpus)
         plans = {
             processes: Plan(
@@ -217,7 +218,7 @@ def main(args: argparse.Namespace) -> int:
                 model=model,
                 batch_size=args.batch_size or (8 if args.quick else 256),
                 threads=args.threads or max(1, min(THREADS_MAX, usable_cpus() // processes)),
-                repeats=args.repeats,
+                repeats=repeats,
                 seconds=args.seconds if args.seconds is not None else (0.1 if args.quick else 2.0),
                 device="cuda" if gpus else "cpu",
             )
@@ -232,7 +233,10 @@ def main(args: argparse.Namespace) -> int:
             "benchmark": "multigpu",
             "environment": environment(),
             "dataset": described,
-            "parameters": {"quick": args.quick, **{str(n): asdict(plan) | {"data": ""} for n, plan in plans.items()}},
+            "parameters": {
+                "quick": args.quick,
+                **{name: getattr(plan, name) for name in ("model", "batch_size", "repeats", "seconds", "device")},
+            },
             "contenders": {name: {"title": title} for name, title in TITLES.items()},
         }
         measure(plans, keep)

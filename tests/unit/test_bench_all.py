@@ -28,7 +28,7 @@ def common(*given: str) -> argparse.Namespace:
 
 
 def test_no_benchmark_is_forgotten() -> None:
-    assert {*every.ORDER, *peers.QUESTIONS, "all", "photos"} == set(BENCH)
+    assert {*every.ORDER, *peers.QUESTIONS, "all", "demo", "photos"} == set(BENCH)
 
 
 @pytest.fixture

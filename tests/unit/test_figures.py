@@ -1,4 +1,4 @@
-"""The README's figures are those of benchmarks/results, and nobody else's."""
+"""The figures of README and docs are those of benchmarks/results, and nobody else's."""
 
 from __future__ import annotations
 
@@ -19,21 +19,87 @@ def figures():
     return module
 
 
-def test_the_readme_is_up_to_date(figures):
-    readme = (ROOT / "README.md").read_text()
-    assert figures.render(readme) == readme, "run 'make figures'"
+@pytest.mark.parametrize("page", ["README", "BENCHMARKS"])
+def test_a_page_is_up_to_date(figures, page):
+    path = getattr(figures, page)
+    assert figures.render(path.read_text(), path) == path.read_text(), "run 'make figures'"
 
 
-def test_a_changed_result_makes_the_readme_stale(figures, tmp_path, monkeypatch):
-    readme = (ROOT / "README.md").read_text()
-    for name in figures.SECTIONS:
-        text = (ROOT / "benchmarks" / "results" / f"{name}.json").read_text()
-        (tmp_path / f"{name}.json").write_text(text)
-    record = json.loads((tmp_path / "ladder.json").read_text())
-    record["rungs"][0]["workers"] = 77
-    (tmp_path / "ladder.json").write_text(json.dumps(record))
+@pytest.fixture
+def results(figures, tmp_path, monkeypatch):
+    """The results, to be changed."""
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def test_a_changed_result_makes_the_readme_stale(figures, results):
+    readme = figures.README.read_text()
+    record = json.loads((results / "ladder.json").read_text())
+    record["rungs"][0]["workers"] = 77
+    (results / "ladder.json").write_text(json.dumps(record))
     assert figures.render(readme) != readme
+
+
+def spread(median):
+    return {"median": median, "min": 0.9 * median, "max": 1.1 * median, "values": [median]}
+
+
+def peers(question, figure, medians, **point):
+    """A record of a question that one point answers."""
+    titles = {"torch": "DataLoader", "dali-gpu": "DALI, GPU decode", "fastload": "FastLoader, native"}
+    contenders = {name: {"title": title, "versions": {"torch": "2.11"}} for name, title in titles.items()}
+    contenders["ffcv"] = {"title": "FFCV", "missing": "ffcv is not installed"}
+    return {
+        "benchmark": question,
+        "environment": {"gpu": "A GPU", "cpu": "A CPU", "usable_cpus": 16, "torch": "2.11", "date": "2026-11-21"},
+        "dataset": {"images": 1000, "mean_kb": 53.0, "page_cache_share": 1.0},
+        "parameters": {"repeats": 5, "batch_size": 256, "quick": False},
+        "contenders": contenders,
+        "points": [{**point, "contenders": {name: {figure: spread(value)} for name, value in medians.items()}}],
+    }
+
+
+def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(figures, results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=4)
+    (results / "loaders.json").write_text(json.dumps(record))
+    readme = figures.render(figures.README.read_text())
+    assert "| DALI, GPU decode | 21,000 ▲ |" in readme
+    assert "| DataLoader | 1,400 |" in readme
+    assert "▲ ahead of FastLoader. 4 threads: DALI, GPU decode by 4.2×." in readme
+    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    assert "| DALI, GPU decode | 21,000 (18,900 to 23,100) ▲ |" in docs
+    assert "* FFCV: ffcv is not installed" in docs
+
+
+def test_less_is_better_for_time_and_memory(figures, results):
+    record = peers("firstbatch", "first_batch_s", {"torch": 2.0, "dali-gpu": 0.475, "fastload": 0.5}, threads=8)
+    (results / "firstbatch.json").write_text(json.dumps(record))
+    readme = figures.render(figures.README.read_text())
+    assert "▲ ahead of FastLoader. 8 threads: DALI, GPU decode by 5.3%." in readme
+    assert "| DataLoader | 2.00 s |" in readme
+
+
+def test_where_nobody_is_ahead_the_text_says_so(figures, results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
+    (results / "loaders.json").write_text(json.dumps(record))
+    readme = figures.render(figures.README.read_text())
+    assert "No peer that was measured is ahead." in readme
+    assert "▲" not in readme
+
+
+def test_a_quick_run_is_no_result(figures, results):
+    record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4)
+    record["parameters"]["quick"] = True
+    (results / "loaders.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="quick"):
+        figures.render(figures.README.read_text())
+
+
+def test_a_table_without_a_result_is_left_out(figures, results):
+    (results / "loaders.json").unlink(missing_ok=True)
+    assert "<!-- figures: loaders -->\n<!-- end -->" in figures.render(figures.README.read_text())
 
 
 def test_every_result_says_what_it_ran_on():

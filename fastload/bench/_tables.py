@@ -1,0 +1,317 @@
+"""The tables of the benchmarks against peers: a short one of each for the README, a long one for docs/benchmarks.md.
+
+Whoever is ahead of FastLoader is marked, and a sentence says by how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+NATIVE = "fastload"
+OURS = ("fastload", "fastload-workers")
+NO_PEER = (*OURS, "ceiling")
+MARK = " ▲"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of every contender.
+
+    Attributes:
+        title: What stands above it.
+        values: Median by contender; whoever has none is not there.
+        show: A figure in words.
+        more_is_better: Which way is ahead.
+        spread: Smallest and largest of the repeats, by contender, where there are repeats.
+        bounds: Contenders whose figure is a lower bound.
+    """
+
+    title: str
+    values: dict[str, float]
+    show: Callable[[float], str]
+    more_is_better: bool
+    spread: dict[str, tuple[float, float]]
+    bounds: frozenset[str] = frozenset()
+
+    def ahead(self) -> list[str]:
+        """Peers that do better than FastLoader's native engine, the best first."""
+        own = self.values.get(NATIVE)
+        if own is None:
+            return []
+        sign = 1 if self.more_is_better else -1
+        better = [name for name, value in self.values.items() if name not in NO_PEER and sign * (value - own) > 0]
+        return sorted(better, key=lambda name: -sign * self.values[name])
+
+    def lead(self, name: str) -> float:
+        """How many times better a peer is."""
+        own, other = self.values[NATIVE], self.values[name]
+        return other / own if self.more_is_better else own / other
+
+
+def rate(value: float) -> str:
+    """Images per second."""
+    return f"{value:,.0f}"
+
+
+def column(
+    title: str,
+    point: dict[str, Any],
+    figure: str,
+    show: Callable[[float], str] = rate,
+    *,
+    more_is_better: bool = True,
+) -> Column:
+    """The column of one point of a record."""
+    figures = {name: result[figure] for name, result in point["contenders"].items() if result.get(figure) is not None}
+    spreads = {name: value for name, value in figures.items() if isinstance(value, dict)}
+    return Column(
+        title=title,
+        values={name: float(value["median"] if isinstance(value, dict) else value) for name, value in figures.items()},
+        show=show,
+        more_is_better=more_is_better,
+        spread={name: (value["min"], value["max"]) for name, value in spreads.items()},
+        bounds=frozenset(name for name, result in point["contenders"].items() if result.get("lower_bound")),
+    )
+
+
+def table(record: dict[str, Any], columns: list[Column], *, spread: bool) -> str:
+    """Contenders side by side, one a row; those that could not take part below, with the reason."""
+    rows = []
+    for name, known in record["contenders"].items():
+        if not any(name in one.values for one in columns):
+            continue
+        title = f"**{known['title']}**" if name in OURS else known["title"]
+        rows.append([title, *(_cell(one, name, spread=spread) for one in columns)])
+    header = ["", *(one.title for one in columns)]
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(["---"] + ["--:"] * len(columns)) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _cell(one: Column, name: str, *, spread: bool) -> str:
+    if name not in one.values:
+        return "–"
+    text = one.show(one.values[name])
+    if name in one.bounds:
+        text = f"≥ {text}"
+    if spread and name in one.spread:
+        low, high = (one.show(value) for value in one.spread[name])
+        text += f" ({low} to {high})"
+    return text + MARK if name in one.ahead() else text
+
+
+def who_is_ahead(record: dict[str, Any], columns: list[Column]) -> str:
+    """In which columns a peer is ahead, and by how much."""
+    places = []
+    for one in columns:
+        leaders = [f"{record['contenders'][name]['title']} by {_times(one.lead(name))}" for name in one.ahead()]
+        if leaders:
+            places.append(f"{one.title.partition('<br>')[0]}: {', '.join(leaders)}")
+    if places:
+        return f"{MARK.strip()} ahead of FastLoader. {'; '.join(places)}."
+    compared = any(NATIVE in one.values and set(one.values) - set(NO_PEER) for one in columns)
+    return "No peer that was measured is ahead." if compared else ""
+
+
+def _times(lead: float) -> str:
+    return f"{100 * (lead - 1):.1f}%" if lead < 1.1 else f"{lead:.1f}×" if lead < 10 else f"{lead:.0f}×"
+
+
+def absent(record: dict[str, Any]) -> str:
+    """Who did not take part, and why."""
+    reasons = []
+    for known in record["contenders"].values():
+        reason = known.get("missing") or known.get("failed")
+        if reason:
+            reasons.append(f"* {known['title']}: {_first_words(reason)}")
+    return "Not measured:\n\n" + "\n".join(reasons) if reasons else ""
+
+
+def _first_words(reason: str, most: int = 200) -> str:
+    line = " ".join(reason.split()).replace("|", "/").replace("<", "‹").replace(">", "›")
+    return line if len(line) <= most else line[:most].rsplit(" ", 1)[0] + " …"
+
+
+def loaders(record: dict[str, Any]) -> list[Column]:
+    """Images per second against threads."""
+    return [column(_threads(point), point, "images_per_s") for point in record["points"]]
+
+
+def train(record: dict[str, Any]) -> list[Column]:
+    """Share of the ceiling; the ceiling itself in images per second stands in the title."""
+    columns = []
+    for point in record["points"]:
+        where = _threads(point) if point["cores"] is None else f"{point['cores']} cores"
+        top = point["contenders"].get("ceiling")
+        images = f"<br>of {rate(top['images_per_s']['median'])}/s" if top else ""
+        shares = column(f"{_model(point['model'])}, {where}{images}", point, "share_of_ceiling", lambda x: f"{x:.1%}")
+        columns.append(shares)
+    return columns
+
+
+def firstbatch(record: dict[str, Any]) -> list[Column]:
+    """Seconds to the first batch."""
+    return [
+        column(_threads(point), point, "first_batch_s", lambda s: f"{s:.2f} s", more_is_better=False)
+        for point in record["points"]
+    ]
+
+
+def memory(record: dict[str, Any]) -> list[Column]:
+    """Megabytes of host and device."""
+    columns = []
+    for point in record["points"]:
+        for what, figure in (("host", "host_bytes"), ("GPU", "device_bytes")):
+            one = column(f"{what}, {_threads(point)}", point, figure, _megabytes, more_is_better=False)
+            if one.values:
+                columns.append(one)
+    return columns
+
+
+def cpu(record: dict[str, Any]) -> list[Column]:
+    """Processor time per image, and the main thread's per batch."""
+    columns = []
+    for point in record["points"]:
+        columns += [
+            column(
+                f"per image, {_threads(point)}",
+                point,
+                "processor_ms_per_image",
+                lambda ms: f"{ms:.2f} ms",
+                more_is_better=False,
+            ),
+            column(
+                "main thread per batch",
+                point,
+                "main_thread_us_per_batch",
+                lambda us: f"{us:,.0f} µs",
+                more_is_better=False,
+            ),
+        ]
+    return columns
+
+
+def scaling(record: dict[str, Any]) -> list[Column]:
+    """Images per second against the size of images and batches."""
+    columns = []
+    for point in record["points"]:
+        size = f"{point['edge_px']} px" if "edge_px" in point else f"batches of {point['batch_size']}"
+        columns.append(column(size, point, "images_per_s"))
+    return columns
+
+
+def multigpu(record: dict[str, Any]) -> list[Column]:
+    """Images per second of all GPUs, and how much of as many times one GPU that is."""
+    columns = []
+    for point in record["points"]:
+        count = point["processes"]
+        columns.append(column(f"{count} GPU{'s' if count > 1 else ''}", point, "images_per_s"))
+        if count > 1:
+            columns.append(column(f"scaling, {count} GPUs", point, "scaling_efficiency", lambda x: f"{x:.1%}"))
+    return columns
+
+
+def _threads(point: dict[str, Any]) -> str:
+    return f"{point['threads']} thread{'s' if point['threads'] > 1 else ''}"
+
+
+def _model(name: str) -> str:
+    return {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "vit_s_16": "ViT-S/16"}.get(name, name)
+
+
+def _megabytes(value: float) -> str:
+    return f"{value / 1e6:,.0f} MB"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One question.
+
+    Attributes:
+        columns: Of a record.
+        heading: In docs/benchmarks.md.
+        text: What is measured.
+    """
+
+    columns: Callable[[dict[str, Any]], list[Column]]
+    heading: str
+    text: str
+
+
+TOPICS = {
+    "loaders": Topic(
+        loaders,
+        "The loader alone",
+        "Images per second, delivered as normalized float32 on the GPU; nothing is done with them.",
+    ),
+    "train": Topic(
+        train,
+        "Training",
+        "bf16 training as a share of the same step with its data on the GPU already. Cores: loader and training loop "
+        "may use no more.",
+    ),
+    "firstbatch": Topic(
+        firstbatch, "Time to the first batch", "From making the loader, in a process where everything is imported."
+    ),
+    "memory": Topic(
+        memory,
+        "Memory",
+        "Added by a running loader; shared and pinned memory count, for everybody. ≥: what the library pins by itself "
+        "cannot be seen.",
+    ),
+    "cpu": Topic(cpu, "Processor time", "All threads and processes of the loader; and `next()` in the training loop."),
+    "scaling": Topic(
+        scaling, "Size of images and batches", "Images per second of the loader alone, cropped and resized to 224 px."
+    ),
+    "multigpu": Topic(
+        multigpu,
+        "One GPU and several",
+        "Images per second in all, under torchrun with DistributedDataParallel and a DistributedSampler.",
+    ),
+}
+
+
+def short(name: str, record: dict[str, Any]) -> str:
+    """For the README: medians, and who is ahead."""
+    topic = TOPICS[name]
+    columns = topic.columns(record)
+    return "\n\n".join(
+        part for part in (f"{topic.text}", table(record, columns, spread=False), who_is_ahead(record, columns)) if part
+    )
+
+
+def long(name: str, record: dict[str, Any]) -> str:
+    """For docs/benchmarks.md: with the spread of the repeats, how it was measured, and who did not take part."""
+    topic = TOPICS[name]
+    columns = topic.columns(record)
+    parts = [
+        f"## {topic.heading}",
+        f"{topic.text} Median, and in brackets the smallest and the largest of the repeats.",
+        table(record, columns, spread=True),
+        who_is_ahead(record, columns),
+        absent(record),
+        _how(record),
+        _versions(record),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _how(record: dict[str, Any]) -> str:
+    asked, data = record["parameters"], record["dataset"]
+    said = [
+        f"{asked[key]} {what}"
+        for key, what in (("repeats", "repeats"), ("batch_size", "images a batch"))
+        if key in asked
+    ]
+    said.append(f"{data['images']} images of {data['mean_kb']} KB")
+    if data.get("page_cache_share") is not None:
+        said.append(f"{data['page_cache_share']:.0%} of them in the page cache")
+    return f"{'; '.join(said)}."
+
+
+def _versions(record: dict[str, Any]) -> str:
+    found: dict[str, str] = {}
+    for known in record["contenders"].values():
+        found |= known.get("versions", {})
+    return f"Versions: {', '.join(f'{name} {version}' for name, version in sorted(found.items()))}." if found else ""

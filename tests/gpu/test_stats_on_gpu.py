@@ -1,0 +1,73 @@
+"""What statistics say of batches that go to a real GPU, through either engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from fastload import FastLoader
+from fastload.bench.photos import PhotoSet, write_photos
+from fastload.tune import Tuner
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    photos = write_photos(tmp_path_factory.mktemp("photos") / "set", PhotoSet(count=64, classes=2, edge_px=64)).path
+    steps = [transforms.RandomResizedCrop(64), transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)]
+    return ImageFolder(str(photos), transforms.Compose(steps))
+
+
+def compute(batch) -> None:
+    """A step of a few milliseconds."""
+    torch.cuda._sleep(5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("accelerate", "stages"),
+    [
+        ("require", {"fetch", "decode", "collate", "h2d", "epilogue"}),
+        ("off", {"fetch", "collate", "pin", "h2d", "epilogue"}),
+        ("auto without its plan", {"fetch", "collate", "h2d", "epilogue"}),
+    ],
+)
+def test_every_stage_of_an_engine_takes_time(folder, accelerate, stages):
+    dataset = folder
+    if accelerate == "auto without its plan":  # worker processes that write into slots
+        accelerate, dataset = "auto", [(torch.zeros(3, 64, 64), number) for number in range(64)]
+    with FastLoader(dataset, batch_size=4, num_workers=2, accelerate=accelerate, device="cuda") as loader:
+        for _ in range(2):
+            for batch in loader:
+                compute(batch)
+        torch.cuda.synchronize()
+        stats = loader.stats()
+    assert (stats.batches, stats.images) == (32, 128)
+    assert stages <= set(stats.stages)
+    assert all(stats.stages[name].total_s > 0 for name in stages), stats.stages
+    assert stats.device is not None
+    assert stats.device.steps > 0
+    assert 0 <= stats.device_stall <= 1
+    assert stats.device.copied_bytes > 0
+
+
+def test_pixels_and_their_lookup_are_told_apart(folder):
+    """What crosses the link natively is uint8; its lookup is the epilogue, and longer than nothing."""
+    with FastLoader(folder, batch_size=16, num_workers=2, accelerate="require", device="cuda") as loader:
+        for batch in loader:
+            compute(batch)
+        torch.cuda.synchronize()
+        list(loader)
+        stats = loader.stats()
+    assert stats.device.copied_bytes / stats.device.copies == pytest.approx(16 * (64 * 64 * 3 + 8))
+    assert stats.stages["epilogue"].mean_s > 1e-6
+
+
+def test_the_number_of_workers_is_found_on_a_gpu(folder):
+    with FastLoader(folder, batch_size=8, num_workers=1, device="cuda") as loader:
+        tuning = Tuner(loader, compute, seconds=0.2, most=2).run()
+    assert tuning.engine == "native"
+    assert tuning.chosen.workers in (1, 2)
+    assert all(0 <= tried.wait_share <= 1.01 and tried.images_per_s > 0 for tried in tuning.tried)

@@ -141,15 +141,13 @@ def record_modules(out: Path, program: list[str]) -> None:
     """Nsight Compute, by module."""
     files = ["--csv", str(out / "kernels.csv"), "--png", str(out / "kernels.png")]
     log(out, "kernels", 60, command_of("kernels", "--range", "forward", "--keep", str(out / "ncu"), *files, *program))
-    (out / "data" / "ncu").mkdir()
-    for name in ("ncu.csv", "ceilings.json"):
-        shutil.copy(out / "ncu" / name, out / "data" / "ncu" / name)
+    keep(out, "ncu")
 
 
 def record_torch(out: Path, program: list[str]) -> None:
     """Torch.profiler, and the loader's ranges in files."""
     pictures = ["--html", str(out / "torch.html"), "--png", str(out / "torch.png")]
-    kept = ["--steps", "3", "--with", "torch", "--keep", str(out / "torch")]
+    kept = ["--steps", str(STEPS), "--with", "torch", "--keep", str(out / "torch")]
     log(out, "torch", 40, command_of("profile", *kept, *pictures, *program))
     (out / "data" / "torch").mkdir()
     for path in (out / "torch").glob("*.json*"):
@@ -161,10 +159,18 @@ def record_torch(out: Path, program: list[str]) -> None:
 
 def record_product(out: Path, program: list[str]) -> None:
     """Nsight Compute on one large matrix product, which is bound by arithmetic if anything is."""
-    product = "import torch; a = torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16)\n"
+    product = "import torch; a = torch.randn(4096, 4096, device='cuda', dtype=torch.bfloat16)\n"
     product += "from fastload import DataLoader\nfor _ in DataLoader(range(99), device='cpu'): a @ a"
     kept = ["--range", "step", "--keep", str(out / "product")]
     log(out, "product", 40, command_of("kernels", *kept, "--", sys.executable, "-c", product))
+    keep(out, "product")
+
+
+def keep(out: Path, name: str) -> None:
+    """Put what ``fastload kernels --keep`` kept among the files for the tests."""
+    (out / "data" / name).mkdir()
+    for file in ("ncu.csv", "ceilings.json"):
+        shutil.copy(out / name / file, out / "data" / name / file)
 
 
 def shrink(database: Path, small: Path) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from fastload.insight.nsight import NsightError
-from fastload.insight.recording import kernel_name
+from fastload.insight.recording import STEP, kernel_name
 from fastload.insight.roofline import classify, shares
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def sum_up(runs: Iterable[KernelRun], inside: str, ceilings: Ceilings, by: By = 
     """
     groups: dict[str, list[KernelRun]] = defaultdict(list)
     for run in runs:
-        innermost = run.ranges[-1] if run.ranges else inside
+        # Of ranges in several domains ncu does not tell the order; but the step is around all others.
+        innermost = next((name for name in reversed(run.ranges) if name != STEP), inside)
         groups[innermost if by == "range" and innermost != inside else run.name].append(run)
     sums = [_sum(name, members, ceilings) for name, members in groups.items()]
     return sorted(sums, key=lambda each: -each.seconds)

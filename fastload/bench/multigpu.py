@@ -225,6 +225,8 @@ def main(args: argparse.Namespace) -> int:
             for processes in sorted(counts)
         }
 
+        plan = plans[min(plans)]
+
         def keep(points: list[dict[str, Any]]) -> None:
             if args.json:
                 write_json(args.json, {**record, "points": points})

@@ -111,9 +111,10 @@ class BackwardRange:
         with self._lock:
             self._renew(task)
             if self._exits and self._range is None and not self._over:
+                opened = _thread.task(task).ranges  # first: it closes what a pass that failed has left open here
                 spans = len(self._devices) > 1
                 self._range = ProcessRange(self._name) if spans else push(Range(self._name))
-                _thread.task(task).ranges.append(self._range)
+                opened.append(self._range)
 
     def _end(self, *_: Any) -> None:
         with self._lock:

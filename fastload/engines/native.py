@@ -14,6 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch._utils import ExceptionWrapper
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload._nvtx import stage
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from fastload.vision.recipe import Recipe
+
+_NEXT = _BaseDataLoaderIter.__next__
 
 
 class NativeIterator(_BaseDataLoaderIter):
@@ -92,6 +95,13 @@ class NativeIterator(_BaseDataLoaderIter):
             return
         self._line.add(self._sent % self._num_workers, self._sent, indices)
         self._sent += 1
+
+    def __next__(self) -> Any:
+        if _profiler_enabled() or _BaseDataLoaderIter.__next__ is not _NEXT:  # or a tracer's patch
+            return super().__next__()  # opens a range, which is the dearest part of a next() whose batch is ready
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
 
     def _next_data(self) -> Any:
         if self._closed:

@@ -95,7 +95,7 @@ class Recipe:
 
 def _copied(dataset: Any) -> Any:
     if type(dataset) is Subset:
-        part = copy.copy(dataset)
+        part: Any = copy.copy(dataset)
         indices: Any = dataset.indices
         part.indices = indices.clone() if isinstance(indices, torch.Tensor) else copy.copy(indices)
         part.dataset = _copied(dataset.dataset)

@@ -254,6 +254,20 @@ def test_a_bit_that_differs_falls_back_loudly(root, monkeypatch):
         assert len(list(loader)) == 3
 
 
+def test_draws_that_differ_fall_back_loudly(root, monkeypatch):
+    real = selfcheck._real
+
+    def draws_more(read, index, state):
+        batch, after = real(read, index, state)
+        return batch, after[:-1] + bytes([after[-1] ^ 1])
+
+    monkeypatch.setattr(selfcheck, "_real", draws_more)
+    loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=1, batch_size=4)
+    with pytest.warns(FallbackWarning, match="draws other random numbers natively"):
+        assert len(list(loader)) == 3
+    assert loader.plan.engine == "torch"
+
+
 def test_require_raises_when_a_bit_differs(root, monkeypatch):
     plant(monkeypatch)
     loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=1, accelerate="require")

@@ -1,4 +1,4 @@
-"""Small recordings by Nsight Systems, Nsight Compute and torch.profiler, made by ``scripts/record_sample.py``, as read."""
+"""Small recordings by Nsight Systems, Nsight Compute and torch.profiler (``scripts/record_sample.py`` made them)."""
 
 from __future__ import annotations
 

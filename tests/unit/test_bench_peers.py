@@ -1,0 +1,130 @@
+"""What the benchmarks against peers count, on a machine made of files; contenders in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("skimage")
+pytest.importorskip("rich")
+
+from fastload import cli
+from fastload.bench import multigpu
+from fastload.bench._outputs import _unlike, _wrong
+from fastload.bench.contenders import _processes
+from fastload.bench.contenders._registry import Tolerance
+from fastload.bench.contenders._remote import ContenderError, Remote, Surroundings
+from fastload.bench.memory import host_bytes
+from fastload.bench.photos import PhotoSet, write_photos
+
+
+def memory(**given: int) -> _processes.Memory:
+    names = ("pss_bytes", "uss_bytes", "unshared_pss_bytes", "shared_memory_bytes", "available_bytes")
+    return _processes.Memory(**{name: given.get(name, 0) for name in names})
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """Two processes of group 7, one of another, as /proc shows them."""
+    for pid, group, pss in ((7, 7, 100), (8, 7, 60), (9, 9, 999)):
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        fields = ["S", "1", str(group), *["0"] * 8, "5", "3", "2", "1"]
+        (folder / "stat").write_text(f"{pid} (a) odd (name) {' '.join(fields)}")
+        (folder / "smaps_rollup").write_text(f"Pss: {pss} kB\nPss_Shmem: 40 kB\nPrivate_Dirty: 10 kB\n")
+    (tmp_path / "meminfo").write_text("MemAvailable: 5000 kB\nShmem: 300 kB\n")
+    return tmp_path
+
+
+def test_memory_counts_each_page_once(machine) -> None:
+    seen = _processes.memory(7, machine)
+    assert (seen.pss_bytes, seen.uss_bytes, seen.available_bytes) == (160 * 1024, 20 * 1024, 5000 * 1024)
+    assert seen.host_bytes == (160 - 2 * 40 + 300) * 1024
+
+
+def test_processor_time_is_that_of_the_group(machine) -> None:
+    assert _processes.processor_s(7, machine) == 2 * 11 / _processes.TICKS_PER_S
+
+
+def test_pinned_memory_is_counted_where_the_kernel_does_not() -> None:
+    before, peak = memory(unshared_pss_bytes=10), memory(unshared_pss_bytes=110)
+    pinned = {"torch_bytes": 1000, "arena_bytes": 5000}
+    assert host_bytes(before, peak, pinned, {"torch": 1.0, "arena": 1.0}) == 100
+    assert host_bytes(before, peak, pinned, {"torch": 0.0, "arena": 1.0}) == 1100
+    assert host_bytes(before, peak, pinned, {"torch": 0.02, "arena": 0.0}) == 6100
+
+
+def test_pixels_may_be_off_by_the_tolerance_alone() -> None:
+    seen = {"labels_equal": True, "equal": False, "mean_difference": 0.4}
+    assert _wrong(seen, Tolerance(mean=0.5, why="")) is None
+    assert "0.3" in (_wrong(seen, Tolerance(mean=0.3, why="")) or "")
+    assert "bit for bit" in (_wrong(seen, None) or "")
+    assert "labels" in (_wrong({**seen, "labels_equal": False}, Tolerance(mean=0.5, why="")) or "")
+
+
+def test_images_of_another_brightness_or_of_none_are_seen() -> None:
+    usual = {"mean": [0.0, 0.1, 0.2], "deviation": [1.0, 1.0, 1.0]}
+    assert _unlike({"mean": [0.1, 0.1, 0.2], "deviation": [1.1, 1.0, 1.0]}, usual) is None
+    assert "mean" in (_unlike({**usual, "mean": [0.5, 0.1, 0.2]}, usual) or "")
+    assert "deviation" in (_unlike({**usual, "deviation": [float("nan"), 1.0, 1.0]}, usual) or "")
+
+
+def test_scaling_is_measured_by_one_process() -> None:
+    first = {"processes": 1, "threads": 4, "images_per_s": {"fastload": [90, 100], "ceiling": [200, 200]}}
+    four = {"processes": 4, "threads": 4, "images_per_s": {"fastload": [300, 460], "ceiling": [800, 800]}}
+    result = multigpu._with_shares(four, first)["contenders"]["fastload"]
+    assert result["scaling_efficiency"] == pytest.approx(380 / 4 / 95)
+    assert result["share_of_ceiling"]["values"] == [0.375, 0.575]
+
+
+@pytest.fixture
+def ceiling():
+    remote = Remote("ceiling", "cpu", Surroundings())
+    yield remote
+    remote.end()
+
+
+def test_a_contender_keeps_to_its_cores(ceiling) -> None:
+    usable = len(os.sched_getaffinity(0))
+    assert ceiling.ask("limit", cores=1) == {"cores": 1}
+    status = Path(f"/proc/{ceiling.group}/task")
+    allowed = {(task / "status").read_text().split("Cpus_allowed:\t")[1].split()[0] for task in status.iterdir()}
+    assert len(allowed) == 1
+    assert int(allowed.pop().replace(",", ""), 16).bit_count() == 1
+    assert ceiling.ask("limit", cores=None) == {"cores": usable}
+
+
+def test_a_contender_that_dies_is_an_error_and_can_begin_again(ceiling) -> None:
+    os.kill(ceiling.group, 9)
+    with pytest.raises(ContenderError, match="ceiling"):
+        ceiling.ask("close")
+    ceiling.fail("died")
+    assert ceiling.record()["failed"] == "died"
+    ceiling.restart()
+    assert "failed" not in ceiling.record()
+
+
+def test_another_interpreter_finds_the_package(tmp_path) -> None:
+    elsewhere = tmp_path / "python"
+    elsewhere.write_text(f'#!/bin/sh\ncd / && exec {sys.executable} "$@"\n')
+    elsewhere.chmod(0o755)
+    remote = Remote("ceiling", "cpu", Surroundings(pythons={"ceiling": str(elsewhere)}))
+    try:
+        assert remote.missing is None
+    finally:
+        remote.end()
+
+
+def test_questions_are_answered_by_contenders_that_were_checked(tmp_path) -> None:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
+    common = ["--quick", "--contenders", "fastload", "--data", str(data), "--json", str(tmp_path / "out")]
+    assert cli.main(["bench", "peers", "loaders --threads 1", "memory --threads 1", "train --threads 1", *common]) == 0
+    for question in ("loaders", "memory", "train"):
+        record = json.loads((tmp_path / "out" / f"{question}.json").read_text())
+        assert record["contenders"]["fastload"]["check_training"]["equal"] is True
+        assert "fastload" in record["points"][0]["contenders"]
+    assert record["points"][0]["contenders"]["ceiling"]["share_of_ceiling"]["median"] == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload._version import __version__
-from fastload.insight.report import LAYOUT_REMEDY, activities, milliseconds
+from fastload.insight.report import LAYOUT_REMEDY, activities, milliseconds, sentence
 from fastload.insight.timeline import COLOURS, Bar, Timeline
 
 if TYPE_CHECKING:
@@ -30,12 +30,11 @@ def write(report: Report, timeline: Timeline, path: str | Path) -> None:
 def render(report: Report, timeline: Timeline) -> str:
     """The page's text."""
     findings, verdict = report.findings, report.verdict
-    remedy = verdict.remedy
     parts = {
         "TITLE": html.escape(f"{verdict.name} · fastload profile"),
         "VERDICT": html.escape(verdict.name),
-        "EVIDENCE": html.escape("; ".join(verdict.evidence) + "."),
-        "REMEDY": html.escape(f"{remedy[:1].upper()}{remedy[1:]}."),
+        "EVIDENCE": html.escape(sentence("; ".join(verdict.evidence))),
+        "REMEDY": html.escape(sentence(verdict.remedy)),
         "TILES": "".join(_tile(*tile) for tile in _tiles(findings)),
         "TABLES": "".join(_tables(report)),
         "FOOT": html.escape(f"Recorded by {findings.source}. fastload {__version__}."),

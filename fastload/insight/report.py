@@ -70,8 +70,8 @@ def show(report: Report, console: Console) -> None:
     from rich.text import Text
 
     verdict = report.verdict
-    body = Text(f"{'; '.join(verdict.evidence)}.")
-    body.append(f"\n→ {verdict.remedy[:1].upper()}{verdict.remedy[1:]}.", "bold")
+    body = Text(sentence("; ".join(verdict.evidence)))
+    body.append(f"\n→ {sentence(verdict.remedy)}", "bold")
     console.print(Panel(body, title=f"[bold]{verdict.name}[/bold]", title_align="left", border_style="cyan"))
     for line in overview(report.findings):
         console.print(Text(line))
@@ -99,6 +99,11 @@ def overview(findings: Findings) -> Iterator[str]:
         )
     if not findings.devices:
         yield "no GPU was used"
+
+
+def sentence(text: str) -> str:
+    """Part of a sentence as a whole one."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def milliseconds(seconds: float) -> str:

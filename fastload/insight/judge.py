@@ -93,7 +93,7 @@ def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck, *tupl
     fetched = f"{where} fetched samples {fetching:.0%} of it"
     blocked = _blocked(readers)
     if blocked is not None and blocked > _BLOCKED:
-        return Bottleneck.STORAGE, fetched, f"and was blocked for {blocked:.0%} of that"
+        return Bottleneck.STORAGE, fetched, f"blocked for {blocked:.0%} of that"
     if found := _trust(seen):
         return found[0], fetched, *found[1:]
     computed = "computing" if blocked is not None else "reading or computing"

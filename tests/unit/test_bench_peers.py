@@ -46,6 +46,14 @@ def test_memory_counts_each_page_once(machine) -> None:
     assert seen.host_bytes == (160 - 2 * 40 + 300) * 1024
 
 
+def test_without_a_rollup_the_mappings_are_added_up(machine) -> None:
+    whole = _processes.memory(7, machine)
+    (machine / "7" / "smaps_rollup").unlink()
+    mapping = "7f00-7f01 r-xp 0 00:01 5 /lib: odd\nPss: {} kB\nPss_Shmem: 20 kB\nPrivate_Dirty: 5 kB\n"
+    (machine / "7" / "smaps").write_text(mapping.format(70) + mapping.format(30))
+    assert _processes.memory(7, machine) == whole
+
+
 def test_processor_time_is_that_of_the_group(machine) -> None:
     assert _processes.processor_s(7, machine) == 2 * 11 / _processes.TICKS_PER_S
 

@@ -59,7 +59,9 @@ def memory(group: int, root: Path = Path("/proc")) -> Memory:
     pss = uss = shared = 0
     for process in members(group, root):
         with contextlib.suppress(OSError):
-            fields = _kilobytes((root / str(process) / "smaps_rollup").read_text())
+            folder = root / str(process)
+            rollup = folder / "smaps_rollup"  # gVisor has none
+            fields = _kilobytes((rollup if rollup.exists() else folder / "smaps").read_text())
             pss += fields.get("Pss", 0)
             uss += fields.get("Private_Clean", 0) + fields.get("Private_Dirty", 0)
             shared += fields.get("Pss_Shmem", 0)
@@ -82,10 +84,11 @@ def _stat(process: Path) -> list[str] | None:
 
 
 def _kilobytes(text: str) -> dict[str, int]:
+    """Fields by name; what comes several times is added up."""
     fields = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         value = rest.split()
         if len(value) == 2 and value[1] == "kB":
-            fields[name] = int(value[0])
+            fields[name] = fields.get(name, 0) + int(value[0])
     return fields

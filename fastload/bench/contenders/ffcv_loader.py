@@ -31,7 +31,10 @@ def missing(variant: str, device: str) -> str | None:
     """Why this cannot take part."""
     del variant
     if importlib.util.find_spec("ffcv") is None:
-        return "ffcv is not installed; it is built from source, with the headers of OpenCV and libturbojpeg"
+        return (
+            "ffcv is not installed; PyPI has its source alone, whose setup.py stops with 'Could not find required "
+            "package: opencv' unless pkg-config knows the headers of OpenCV and libturbojpeg"
+        )
     try:
         importlib.import_module("ffcv.loader")
         if device.startswith("cuda"):

@@ -17,16 +17,15 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
 
 from fastload import _core
 from fastload._nvtx import stage
 from fastload.engines.by_index import number_of
+from fastload.engines.underway import Batch, NeedsConsumerError, PythonError, TookTooLongError, check_size, wrapped
 from fastload.insight.stats import Totals
 
 if TYPE_CHECKING:
@@ -37,48 +36,6 @@ if TYPE_CHECKING:
 _Made: TypeAlias = "tuple[torch.Tensor, tuple[int, int, int, int]]"  # a sample's pixels, and its box to erase
 
 DECODING = 3  # submitted and not yet made: one being finished, one under way, one that threads can turn to
-
-
-@dataclass(eq=False)
-class Batch:
-    """One batch of the epoch, from its indices on."""
-
-    worker: int
-    number: int
-    indices: Any
-    sources: list[Any] = field(default_factory=list)
-    targets: list[Any] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)  # of each sample, where randomness is by index
-    error: ExceptionWrapper | None = None  # of the sample after the last of `sources`
-    pixels: Any = None  # the tensor and the job that fills it, once it is started
-    job: Any = None
-    awaited: tuple[float, float] = (0.0, 0.0)  # from when to when its pixels were waited for, by whoever saw it through
-    boxes: torch.Tensor | None = None  # to be erased, where that is done
-    images: int = 0
-    stuck: bool = False  # until the consumer has made some of its samples
-    made: bool = False
-    decoded_at: float = 0.0  # when its pixels and targets were there
-    made_at: float = 0.0
-    data: Any = None  # once made; an ExceptionWrapper for what torch's worker would have sent
-    failure: BaseException | None = None  # ours, not the worker's
-
-
-class _PythonError(Exception):
-    """A sample raised in Python; carries what torch's worker would have sent, and where its generator stood then."""
-
-    def __init__(self, sample: int, wrapper: ExceptionWrapper, state: bytes | None) -> None:
-        super().__init__(sample)
-        self.sample = sample
-        self.wrapper = wrapper
-        self.state = state
-
-
-class TookTooLongError(Exception):
-    """A batch was not there in time."""
-
-
-class _NeedsConsumerError(Exception):
-    """A sample has to be made in Python, which the line's own thread may not do."""
 
 
 class Line:
@@ -290,7 +247,7 @@ class Line:
                 batch.targets.append(target)
                 batch.seeds.append(seed)
         except Exception:  # noqa: BLE001 - the user's dataset or sampler, whatever it raises: in the batch's turn
-            batch.error = _wrapped(batch.worker, f"sample {index!r}")
+            batch.error = wrapped(batch.worker, f"sample {index!r}")
 
     def _seed(self, index: Any) -> int:
         return _core.seed_for_index(self._base_seed, self.epoch, number_of(index))
@@ -321,7 +278,7 @@ class Line:
             if batch.made:
                 return
             data = self._make(batch, timeout_s, in_python=in_python, drop=drop)
-        except _NeedsConsumerError:
+        except NeedsConsumerError:
             with self._changed:
                 batch.stuck = True
                 self._changed.notify_all()
@@ -337,7 +294,7 @@ class Line:
     def _make(self, batch: Batch, timeout_s: float, *, in_python: bool, drop: bool) -> Any:
         try:
             self._complete(batch, timeout_s, in_python=in_python)
-        except _PythonError as error:
+        except PythonError as error:
             self._break_off(batch, error.state)
             return error.wrapper
         if batch.error is not None or drop:
@@ -350,7 +307,7 @@ class Line:
             self._decoded += 1
             self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - default_collate's, of targets of any type
-            return _wrapped(batch.worker, None)
+            return wrapped(batch.worker, None)
         try:
             return self._finish(batch.pixels, batch.boxes, targets, batch.number)
         finally:
@@ -367,7 +324,7 @@ class Line:
                 job.provide_exp(value, torch.exp(torch.tensor([value])).item())
             elif kind == "sample":
                 if not in_python:
-                    raise _NeedsConsumerError
+                    raise NeedsConsumerError
                 before = job.generator_before(sample)
                 made[sample], after = self._in_python(batch, sample, before)
                 job.skip(after)
@@ -377,7 +334,7 @@ class Line:
         statuses = job.statuses()
         if any(statuses):
             if not in_python:
-                raise _NeedsConsumerError
+                raise NeedsConsumerError
             for sample, status in enumerate(statuses):
                 if status and sample not in made:
                     before = self._before(batch, sample)
@@ -423,17 +380,17 @@ class Line:
         failure = None
         try:
             pixels = self._recipe.pixels(source)
-            _check_size(pixels, tuple(batch.pixels.shape[1:3]))
+            check_size(pixels, tuple(batch.pixels.shape[1:3]))
             box = self._recipe.pipeline.erased()
         except Exception:  # noqa: BLE001 - whatever Pillow or the transforms raise, the worker would send
             where = f"sample {batch.indices[sample]!r}"
             where += f" ({os.fspath(source)})" if isinstance(source, str | os.PathLike) else ""
-            failure = _wrapped(batch.worker, where)
+            failure = wrapped(batch.worker, where)
         finally:
             after = torch.get_rng_state().numpy().tobytes()
             torch.set_rng_state(kept)
         if failure is not None:
-            raise _PythonError(sample, failure, None if before is None or self._by_index else after)
+            raise PythonError(sample, failure, None if before is None or self._by_index else after)
         return (torch.from_numpy(pixels), box), after
 
     def _break_off(self, batch: Batch, state: bytes | None) -> None:
@@ -448,17 +405,3 @@ class Line:
             self._streams[batch.worker] = _core.RandomStream(state)
             for void in later:
                 self._start(void)
-
-
-def _wrapped(worker: int, where: str | None) -> ExceptionWrapper:
-    """The exception being handled, as torch's worker sends it; its message says which sample it was."""
-    wrapper: ExceptionWrapper = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
-    if where is not None:
-        wrapper.exc_msg = f"{wrapper.exc_msg}\n{where}"
-    return wrapper
-
-
-def _check_size(pixels: Any, size: tuple[int, ...]) -> None:
-    """Raise what default_collate raises of images that differ in size."""
-    if pixels.shape[:2] != size:
-        torch.stack([torch.empty(3, *size), torch.empty(3, *pixels.shape[:2])])

@@ -19,8 +19,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload._nvtx import stage
 from fastload.engines.auto import AutoWorkers
-from fastload.engines.decoding import Line, TookTooLongError
+from fastload.engines.decoding import Line
 from fastload.engines.threads import ThreadSizer
+from fastload.engines.underway import TookTooLongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

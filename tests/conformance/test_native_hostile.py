@@ -339,7 +339,7 @@ def test_an_interrupt_while_a_sample_is_made_in_python_leaves_the_random_state(m
         iterator = iter(loader)
         state = torch.get_rng_state()
         with monkeypatch.context() as patched:
-            patched.setattr(decoding, "_check_size", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patched.setattr(decoding, "check_size", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 next(iterator)
         assert torch.equal(torch.get_rng_state(), state)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from handmade import MAIN, WORKERS, Call, export, h2d, kernel, launch, recording, span, stage, starved
 
-from fastload.insight import nsysdb, torchtrace
+from fastload.insight import nsysdb, timeline, torchtrace
 from fastload.insight.nsight import NsightError
 from fastload.insight.recording import DOMAIN, OPERATOR, ThreadKey
 
@@ -195,3 +195,11 @@ def test_ranges_of_users_keep_their_domain(tmp_path):
     )
     found = nsysdb.read(export(made, tmp_path / "profile.sqlite"))
     assert [(s.name, s.domain) for s in found.ranges] == [("step", DOMAIN), ("mine", "")]
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "shown"),
+    [("forward", 0.1, "forward"), ("Sequential backward", 0.05, "Sequential…"), ("forward", 0.01, None)],
+)
+def test_a_bar_of_the_picture_bears_as_much_of_its_name_as_fits(name, share, shown):
+    assert timeline._fitting(name, share) == shown

@@ -1,7 +1,8 @@
 """Several questions to the same processes: ``fastload bench peers --json DIR "loaders --threads 4,16" train``.
 
 A dozen libraries are imported, and their outputs checked, once for all of them. What a question does not say it takes
-from the command. Each writes a file of its own.
+from the command. Each writes a file of its own; one that is asked twice, of others or with other options, adds its
+points to those that are there.
 """
 
 from __future__ import annotations
@@ -66,12 +67,17 @@ def main(args: argparse.Namespace) -> int:
         asked = [parse(text, args) for text in args.questions or QUESTIONS]
         names = tuple(dict.fromkeys(name for question in asked for name in question.setup.names))
         all_right = True
+        records: dict[str, dict[str, Any]] = {}
         with gathered(replace(asked[0].setup, names=names)) as gathering:
             for question in asked:
                 record, right = gathering.answer(question)
                 all_right &= right
+                whole = records.setdefault(question.name, record)
+                if whole is not record:
+                    whole["points"] += record["points"]
+                    whole["contenders"] |= record["contenders"]
                 if args.json:
-                    console().print(f"figures: {write_json(args.json / f'{question.name}.json', record)}")
+                    console().print(f"figures: {write_json(args.json / f'{question.name}.json', whole)}")
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         return refuse(error)
     return 0 if all_right else 1

@@ -130,9 +130,12 @@ def test_another_interpreter_finds_the_package(tmp_path) -> None:
 def test_questions_are_answered_by_contenders_that_were_checked(tmp_path) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     common = ["--quick", "--contenders", "fastload", "--data", str(data), "--json", str(tmp_path / "out")]
-    assert cli.main(["bench", "peers", "loaders --threads 1", "memory --threads 1", "train --threads 1", *common]) == 0
+    asked = ["loaders --threads 1", "memory --threads 1", "train --threads 1", "loaders --threads 2"]
+    assert cli.main(["bench", "peers", *asked, *common]) == 0
     for question in ("loaders", "memory", "train"):
         record = json.loads((tmp_path / "out" / f"{question}.json").read_text())
         assert record["contenders"]["fastload"]["check_training"]["equal"] is True
         assert "fastload" in record["points"][0]["contenders"]
     assert record["points"][0]["contenders"]["ceiling"]["share_of_ceiling"]["median"] == 1
+    points = json.loads((tmp_path / "out" / "loaders.json").read_text())["points"]
+    assert [point["threads"] for point in points] == [1, 2]

@@ -118,10 +118,19 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
         seconds_of[copying] = seconds_of.get(copying, 0.0) + waited.get("h2d", 0.0)
         return seconds_of
     # The device's clock says how long it idled, and how much of that was the copy; the host's divides what remains.
-    total, rest = sum(seconds_of.values()), device.idle_s - device.copying_s
+    # A batch is copied while the next is made, so that the copy holds up no more than the link is busy.
+    crossing_s = device.copying_s * _link_busy(stats)
+    total, rest = sum(seconds_of.values()), device.idle_s - crossing_s
     seconds_of = {key: rest * value / total if total else 0.0 for key, value in seconds_of.items()}
-    seconds_of[copying] = seconds_of.get(copying, 0.0) + device.copying_s + (0.0 if total else rest)
+    seconds_of[copying] = seconds_of.get(copying, 0.0) + crossing_s + (0.0 if total else rest)
     return seconds_of
+
+
+def _link_busy(stats: Stats) -> float:
+    """The share of the time in which a copy was under way, or the epilogue that follows it on the device."""
+    elapsed, steps = stats.wait_s + stats.step_s, stats.totals.get("asked", 0.0)
+    each = sum(stats.stages[name].mean_s for name in ("h2d", "epilogue") if name in stats.stages)
+    return min(1.0, each * steps / elapsed) if elapsed > 0 else 1.0
 
 
 def _is_pageable(stats: Stats) -> bool:

@@ -68,6 +68,19 @@ CASES = {
         "from pageable memory (10.0 MB a batch at 1.0 GB/s)",
     ),
     "link": (stats(h2d=90, device={**DEVICE, "copying_s": 0.9}, stages={"h2d": 10}), Bottleneck.LINK, "to the device"),
+    "copies beside a collate that is slower": (
+        stats(
+            step_ms=0.2,
+            collate=8.4,
+            ipc=0.3,
+            h2d=0.5,
+            made_ms=(0.01, 18.9),
+            stages={"h2d": 5.0},
+            device={"steps": 100, "total_s": 0.94, "idle_s": 0.93, "copying_s": 0.5, "copies": 100, "copied_bytes": 10},
+        ),
+        Bottleneck.COLLATE,
+        "18.9 ms to collate",
+    ),
     "gpu": (stats(fetch=0.5, made_ms=(9, 1)), Bottleneck.GPU, "the model is the limit"),
     "native": (
         stats(decode=90, made_ms=(0, 0), stages={"fetch": 1, "decode": 150, "collate": 1}),

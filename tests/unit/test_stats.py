@@ -151,7 +151,7 @@ def test_torchs_iterators_are_counted(workers, persistent):
     assert stats.wait_s > 0
     assert stats.startup_s > 0
     assert sum(stats.waited_for.values()) == pytest.approx(stats.wait_s, rel=0.2)
-    assert 0 < stats.images_per_s < 1.01 * max(1, workers) / 0.002
+    assert 0 < stats.images_per_s < 2 * max(1, workers) / 0.002  # some batches were made before the clock started
     assert 0 < stats.loader_images_per_s < 1.01 * max(1, workers) / 0.002
     assert stats.consumer_images_per_s > stats.images_per_s
 

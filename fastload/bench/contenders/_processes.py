@@ -85,7 +85,7 @@ def _stat(process: Path) -> list[str] | None:
 
 def _kilobytes(text: str) -> dict[str, int]:
     """Fields by name; what comes several times is added up."""
-    fields = {}
+    fields: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         value = rest.split()

@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from fastload._nvtx import active, stage
+from fastload import _nvtx
+from fastload._nvtx import stage
 from fastload.device.replay import Replay
 from fastload.device.transfer import Transfer
 from fastload.engines.arrivals import Arrivals
@@ -221,7 +222,7 @@ class FastLoader(DataLoader[T_co]):
         if (native := self._native_iterator(device)) is not None:
             return native
         self._runtime.size_workers(self)
-        if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not active():
+        if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not _nvtx.active():
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
             return DeviceIterator(self, device)
@@ -387,6 +388,7 @@ class DeviceIterator:
     def __next__(self) -> Any:
         if self._host is None:
             raise RuntimeError("the FastLoader of this iterator was closed")
+        self.transfer.mark_step()  # not after the wait, which is no part of the step
         meter = self._meter
         asked = meter.ask()
         try:

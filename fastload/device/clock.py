@@ -19,23 +19,28 @@ ALL_OF_FIRST: Final = 16
 EVERY: Final = 8
 """Of so many batches one is timed, on average."""
 
-_RARE_S: Final = 0.004  # batches that are further apart are all timed: some 20 µs for each
+_RARE_S: Final = 0.05  # batches that are further apart are all timed
 # In steps of the golden ratio, so that no rhythm is hit: of eight workers, say, one may be waited for each time.
 _GOLDEN: Final = 0.6180339887498949
 _PENDING_MAX: Final = 64
 
 
 class Timing:
-    """Events around one batch's copy."""
+    """One batch's number, and the events around its copy if it is timed."""
 
-    __slots__ = ("began", "copied", "nbytes", "pageable_bytes", "ready")
+    __slots__ = ("began", "copied", "nbytes", "number", "pageable_bytes", "ready")
 
-    def __init__(self, began: Any) -> None:
+    def __init__(self, number: int, began: Any) -> None:
+        self.number = number
         self.began = began
         self.copied: Any = None
         self.ready: Any = None
         self.nbytes = 0
         self.pageable_bytes = 0
+
+    @property
+    def is_timed(self) -> bool:  # noqa: D102
+        return self.began is not None
 
 
 class DeviceClock:
@@ -49,6 +54,7 @@ class DeviceClock:
         self._module = module
         self._started = 0
         self._begun = 0.0
+        self._chosen: dict[int, bool] = {}
         self._last_end: Any = None
         self._handed: tuple[Any, Timing] | None = None
         self._pending: deque[tuple[Any, Timing, Any]] = deque()
@@ -58,33 +64,52 @@ class DeviceClock:
         """One that knows when it was, and can be waited for asleep."""
         return self._module.Event(blocking=True, enable_timing=True)
 
-    def begin(self, stream: Any) -> Timing | None:
-        """A copy is about to be issued on ``stream``; ``None`` if this one is not timed."""
+    def begin(self, stream: Any) -> Timing:
+        """A copy is about to be issued on ``stream``."""
         number, self._started = self._started, self._started + 1
-        if not number:
-            self._begun = time.monotonic()
-        is_drawn = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 * EVERY < 1.0
-        if not is_drawn and time.monotonic() - self._begun < number * _RARE_S:
-            return None
-        timing = Timing(self.event())
+        if not self._chosen_for(number):
+            return Timing(number, None)
+        timing = Timing(number, self.event())
         timing.began.record(stream)
         return timing
+
+    def _chosen_for(self, number: int) -> bool:
+        """Whether this batch is timed; asked several times, always the same answer."""
+        if number not in self._chosen:
+            now = time.monotonic()
+            self._begun = self._begun or now
+            is_drawn = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 * EVERY < 1.0
+            self._chosen[number] = is_drawn or now - self._begun > number * _RARE_S
+        return self._chosen[number]
 
     def begin_epoch(self) -> None:
         """What comes before the next batch is no step on a batch."""
         self._last_end = None
         self._handed = None
 
-    def handed(self, timing: Timing | None) -> None:
+    def handed(self, timing: Timing) -> None:
         """A batch is handed to the consumer, whose work on the last one ended just before."""
-        last, self._handed = self._last_end, None
-        if timing is not None:
-            self._handed = (last, timing)
+        self._handed = (self._last_end, timing)
+
+    def times_end(self) -> bool:
+        """Whether the end of the step on the batch handed last must be timed: for its own sake, or the next one's."""
+        if self._handed is None:
+            return False
+        number = self._handed[1].number
+        return self._chosen_for(number) or self._chosen_for(number + 1)
 
     def step_ended(self, end: Any) -> None:
-        """The consumer has queued all its work on the batch that it was handed last."""
+        """The consumer has queued all its work on the batch that it was handed last.
+
+        Args:
+            end: An event of :meth:`event`; ``None`` if :meth:`times_end` said no.
+        """
         if self._handed is not None:
-            self._pending.append((*self._handed, end))
+            before, timing = self._handed
+            if timing.is_timed:
+                self._pending.append((before, timing, end))
+            for number in [number for number in self._chosen if number <= timing.number]:
+                del self._chosen[number]
             self._handed = None
         self._last_end = end
         while len(self._pending) > _PENDING_MAX:

@@ -197,7 +197,10 @@ class Transfer:
         unchanged: list[Any] = []
         late = False
         nbytes = 0
-        timing = self.clock.begin(stream) if self.clock is not None else None
+        timing = None
+        if self.clock is not None:
+            with self._lock:
+                timing = self.clock.begin(stream)
         moved_small = None if small is None else small.to(self.device, non_blocking=True)
         begin = 0 if small is None else small.data_ptr()
         end = begin if small is None else begin + small.numel()
@@ -221,11 +224,12 @@ class Transfer:
             return _Copied(len(leaves) - 1)
 
         moved = map_leaves(copy, data)
-        if timing is not None:
+        timed = timing if timing is not None and timing.is_timed else None
+        if timed is not None:
             crossed = [leaf for leaf in unchanged if _copies_asynchronously(leaf)]
-            timing.nbytes, timing.pageable_bytes = nbytes, sum(map(_pageable_bytes, crossed))
-            timing.copied = self.clock.event()  # type: ignore[union-attr]
-            timing.copied.record(stream)
+            timed.nbytes, timed.pageable_bytes = nbytes, sum(map(_pageable_bytes, crossed))
+            timed.copied = self.clock.event()  # type: ignore[union-attr]
+            timed.copied.record(stream)
         with stage("epilogue"):
             leaves = [self._finish(leaf) for leaf in leaves]
             if all(map(operator.is_, leaves, unchanged)):  # on the CPU, with nothing to cast
@@ -234,7 +238,7 @@ class Transfer:
                 moved = map_leaves(lambda leaf: leaves[leaf.index], moved)
         ready = None
         if has_streams(self.device):
-            ready = self._event() if timing is None else self.clock.event()  # type: ignore[union-attr]
+            ready = self.clock.event() if timed is not None else self._event()  # type: ignore[union-attr]
             ready.record(stream or self._module.current_stream(self.device))
         tensors = [leaf for leaf in leaves if not isinstance(leaf, _Late)]
         usual = self._usual if stream is not None else None
@@ -242,8 +246,9 @@ class Transfer:
             for tensor in tensors:
                 tensor.record_stream(usual)
         copied = DeviceBatch(moved, tensors, ready, usual, late, nbytes)
-        if timing is not None:
-            timing.ready, copied.timing = ready, timing
+        copied.timing = timing
+        if timed is not None:
+            timed.ready = ready
         return copied
 
     def _finish(self, leaf: Any) -> Any:
@@ -263,7 +268,7 @@ class Transfer:
                 tensor.record_stream(current)
         with self._lock:
             self._consumer = self._usual = current
-            if self.clock is not None:
+            if self.clock is not None and copied.timing is not None:
                 self.clock.handed(copied.timing)
         return self._settle(copied)
 
@@ -282,12 +287,13 @@ class Transfer:
         """Say that the consumer has queued all its work on the batch that it was handed last (it asks for the next)."""
         with self._lock:
             if self._consumer is not None:
-                end = self._event() if self.clock is None else self.clock.event()
+                is_timed = self.clock is not None and self.clock.times_end()
+                end = self.clock.event() if is_timed else self._event()  # type: ignore[union-attr]
                 end.record(self._consumer)
                 self._unfinished.append(end)
                 self._consumer = None
                 if self.clock is not None:
-                    self.clock.step_ended(end)
+                    self.clock.step_ended(end if is_timed else None)
 
     def begin_epoch(self) -> None:
         """What the consumer has queued since its last batch is no step on a batch."""

@@ -154,7 +154,6 @@ class Arrivals:
 
     def take(self, arrived: Any) -> Any:
         """Hand over the batch that torch's iterator has just given out. Called by the consumer."""
-        self.transfer.mark_step()
         arrival = arrived if isinstance(arrived, Arrival) else self._opened(arrived)
         with self._changed:
             self._advance(arrival)

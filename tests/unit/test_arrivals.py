@@ -34,7 +34,7 @@ class FakeTransfer:
         self.started: list[str] = []
         self.numbers: list[int] = []
         self.threads: list[str] = []
-        self.steps = self.closed = 0
+        self.closed = 0
         self.fails: dict[str, BaseException] = {}
         self.gates: dict[str, threading.Event] = {}
         self.entered = threading.Semaphore(0)
@@ -54,9 +54,6 @@ class FakeTransfer:
 
     def take(self, copied):
         return copied.removeprefix("copy of ")
-
-    def mark_step(self):
-        self.steps += 1
 
     def wait_copied(self):
         pass
@@ -113,7 +110,6 @@ def test_the_first_batch_is_copied_on_arrival_and_the_next_when_it_has_been_take
     assert settle(arrivals) == ["0.0", "0.1"]
     assert [arrivals.take(second), arrivals.take(third)] == ["0.1", "0.2"]
     assert arrivals.transfer.started == ["0.0", "0.1", "0.2"]
-    assert arrivals.transfer.steps == 3
 
 
 def test_copies_are_made_by_the_feeder_and_not_by_the_consumer(make):

@@ -13,6 +13,7 @@ from roads.datasets import Images, Numbers, Pids, collect, first
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from fastload import FastLoader, _nvtx
+from fastload.device.transfer import Transfer
 from fastload.insight.stats import Stats
 from fastload.loader import DeviceIterator
 
@@ -98,7 +99,7 @@ def test_a_profiler_changes_nothing(profiled):
     epochs = [torch.cat(collect(loader)).unique() for _ in range(3)]
     assert epochs[0].numel() == 1
     assert all(torch.equal(epoch, epochs[0]) for epoch in epochs)
-    assert type(iter(FastLoader(Numbers(2), device="cpu"))) is _SingleProcessDataLoaderIter
+    assert type(iter(FastLoader(Numbers(2), device="cpu"))) is DeviceIterator  # and so does the main process
     x, _ = next(iter(FastLoader(Images(2), num_workers=1, device="cpu")))
     assert x.is_contiguous()
 
@@ -196,3 +197,16 @@ def test_batches_with_nothing_to_copy_miss_no_slots(cuda, collate_fn):
     loader = FastLoader(["a"] * 6, batch_size=2, num_workers=1, collate_fn=collate_fn)
     assert collect(loader) == [["a", "a"]] * 3
     assert not loader.stats().missed
+
+
+def test_a_step_ends_when_the_next_batch_is_asked_for_not_when_it_has_come(monkeypatch):
+    order = []
+
+    class Noting(Numbers):
+        def __getitem__(self, index):
+            order.append("made")
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(Transfer, "mark_step", lambda self: order.append("step ended"))
+    list(FastLoader(Noting(2), device="cpu", dtype=torch.float32))
+    assert order == ["step ended", "made", "step ended", "made", "step ended"]

@@ -217,7 +217,7 @@ class Recorder:
 
     def begin(self, stream):
         self.order.append("began")
-        return type("Timing", (), {})()
+        return type("Timing", (), {"is_timed": True})()
 
     def event(self):
         name, order = next(self.names), self.order
@@ -256,17 +256,18 @@ def one_step(device, clock, *, copy_ms, epilogue_ms, step_ms, idle_ms=0.0):
     """The copy of a batch, then a step on it, on a device that does one thing at a time."""
     timing = clock.begin(None)
     device.now += idle_ms + copy_ms
-    if timing is not None:
+    if timing.is_timed:
         timing.nbytes, timing.copied = 100, clock.event()
         timing.copied.record()
     device.now += epilogue_ms
-    if timing is not None:
+    if timing.is_timed:
         timing.ready = clock.event()
         timing.ready.record()
     clock.handed(timing)
     device.now += step_ms
-    end = clock.event()
-    end.record()
+    end = clock.event() if clock.times_end() else None
+    if end is not None:
+        end.record()
     clock.step_ended(end)
 
 
@@ -298,8 +299,21 @@ def test_batches_that_are_far_apart_are_all_timed(monkeypatch):
     clock = DeviceClock(device)
     monkeypatch.setattr("fastload.device.clock.time.monotonic", lambda: device.now * 1e-3)
     for _ in range(ALL_OF_FIRST + 20):
-        one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=10.0)
+        one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=100.0)
     assert clock.totals()["device:copies"] == ALL_OF_FIRST + 20
+
+
+def test_batches_that_are_not_timed_take_no_timed_events():
+    device = Device()
+    made = []
+    device.Event = lambda **_: made.append(Event(device)) or made[-1]
+    clock = DeviceClock(device)
+    for _ in range(ALL_OF_FIRST + 50 * EVERY):
+        one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    # began, copied, ready, the end of this step and of the one before
+    assert len(made) <= 5 * clock.totals()["device:copies"]
+    assert clock.totals()["device:steps"] == clock.totals()["device:copies"] - 1
+    assert len(clock._chosen) <= 2
 
 
 @pytest.mark.parametrize("phase", range(8))

@@ -300,12 +300,17 @@ def main(arguments: argparse.Namespace) -> int:
         for name in arguments.workload or []:
             if name not in chosen:
                 raise ValueError(f"--workload must be one of {', '.join(map(repr, chosen))}, got {name!r}")
+        parameters = {"seconds": seconds, "repeats": repeats, "counts": counts, "model": arguments.model}
+        limits = {"share_min": SHARE_MIN, "workers_max": WORKERS_MAX, "noise": NOISE}
+        record = {"benchmark": "tune", "environment": environment(), "parameters": parameters, "limits": limits}
         results = {}
         for name, make in chosen.items():
             if not arguments.workload or name in arguments.workload:
                 epoch_s = 0.1 if quick else max(_EPOCH_S, 2 * seconds)
                 results[name] = measure(make(), device, counts, seconds=seconds, epoch_s=epoch_s, repeats=repeats)
                 console().print(describe(name, results[name]))
+                if arguments.json:  # each time: a run that is cut off has shown something
+                    write_json(arguments.json, {**record, "workloads": results})
     except (ValueError, FileNotFoundError) as error:
         return refuse(error)
     table = Table(title="num_workers='auto' beside the best fixed number")
@@ -318,10 +323,7 @@ def main(arguments: argparse.Namespace) -> int:
         table.add_row(name, best, shown[0], found, shown[1], f"{result['share_of_fastest']['median']:.1%}")
     console().print(table)
     if arguments.json:
-        parameters = {"seconds": seconds, "repeats": repeats, "counts": counts, "model": arguments.model}
-        limits = {"share_min": SHARE_MIN, "workers_max": WORKERS_MAX, "noise": NOISE}
-        record = {"benchmark": "tune", "environment": environment(), "parameters": parameters, "limits": limits}
-        console().print(f"figures: {write_json(arguments.json, {**record, 'workloads': results})}")
+        console().print(f"figures: {arguments.json}")
     return 0 if quick or all(result["met"] for result in results.values()) else 1
 
 

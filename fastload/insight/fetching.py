@@ -45,6 +45,7 @@ class Sheet:
         self._worker = worker
         self._computed = time.process_time if whole_process else time.thread_time
         self.is_fetching = False
+        self.is_inside = False  # between begin() and end() or fail()
         self._fetched_s = 0.0  # in all
         self._last_s = 0.0
         self._count = 0
@@ -58,6 +59,7 @@ class Sheet:
 
     def begin(self) -> None:
         """A fetch begins."""
+        self.is_inside = True
         self._count += 1
         self._closely = self._last_s > CLOSELY_S or self._count % CLOSELY_EVERY == 2
         self._images = 1
@@ -88,9 +90,11 @@ class Sheet:
 
     def end(self, batch: int | None) -> None:
         """A batch is made."""
-        self.is_fetching = False
+        if not self._split:  # nobody said when it was collated
+            self.collates((), False)
+        self.is_fetching = self.is_inside = False
         now = time.monotonic()
-        split = self._split or now
+        split = self._split
         board, worker = self._board, self._worker
         board.add(worker, _COLLATE, now - split)
         board.add(worker, _IMAGES, self._images)
@@ -100,7 +104,7 @@ class Sheet:
 
     def fail(self) -> None:
         """The batch is an error, or the end of a stream."""
-        self.is_fetching = False
+        self.is_fetching = self.is_inside = False
 
     def close(self) -> None:
         """Stop looking. Idempotent."""
@@ -154,6 +158,14 @@ class _Collate:
         return self.collate_fn(samples)
 
 
+def _listen(fetcher: Any, sheet: Sheet) -> None:
+    """Have ``sheet`` told when the fetcher collates, if it is as torch's are; else all counts as fetching."""
+    collate_fn = getattr(fetcher, "collate_fn", None)
+    if collate_fn is not None and type(collate_fn) is not _Collate:
+        with contextlib.suppress(AttributeError, TypeError):  # no place for it
+            fetcher.collate_fn = _Collate(collate_fn, sheet, getattr(fetcher, "auto_collation", True))
+
+
 class MeasuredWorker:
     """A worker's first call: has its fetches measured, then runs the user's ``worker_init_fn``. Picklable if that is.
 
@@ -187,12 +199,13 @@ def measure_class(sheet: Sheet) -> None:
 def _measured(fetch: Callable[[Any, Any], Any], sheet: Sheet) -> Callable[[Any, Any], Any]:
     @functools.wraps(fetch)
     def fetch_measured(self: Any, possibly_batched_index: Any) -> Any:
+        if sheet.is_inside:  # a loader that the dataset iterates while it makes a sample
+            return fetch(self, possibly_batched_index)
         caller = sys._getframe(1)  # torch's loop: it alone knows the batch's number
         while caller.f_code.co_name != "_worker_loop" and caller.f_back is not None:
             caller = caller.f_back
         batch = caller.f_locals.get("idx")
-        if type(self.collate_fn) is not _Collate:
-            self.collate_fn = _Collate(self.collate_fn, sheet, self.auto_collation)
+        _listen(self, sheet)
         sheet.begin()
         try:
             data = fetch(self, possibly_batched_index)
@@ -212,7 +225,7 @@ class Fetch:
         self._fetcher = weakref.ref(fetcher)
         self._sheet = sheet
         self._num_yielded = 0  # the batch's number; a profiler's range looks for it under this name
-        fetcher.collate_fn = _Collate(fetcher.collate_fn, sheet, fetcher.auto_collation)
+        _listen(fetcher, sheet)
 
     def __call__(self, possibly_batched_index: Any) -> Any:  # noqa: D102
         fetcher = self._fetcher()

@@ -25,12 +25,14 @@ INTERVAL_S: Final = 0.023  # no multiple of anything that beats
 _DEPTH: Final = 12
 _STANDARD: Final = os.path.dirname(os.__file__) + os.sep
 
+# Of installed packages and of the standard library: somebody's own folder may have any name.
 _CODECS: Final = re.compile(
-    r"/(PIL/(ImageFile|JpegImagePlugin|PngImagePlugin|WebPImagePlugin|TiffImagePlugin|\w+ImagePlugin)\.py"
-    r"|torchvision/io/|torchcodec/|torchaudio/|imageio/|tifffile/|soundfile|librosa/core/audio|decord/|av/"
-    r"|simplejpeg|turbojpeg|skimage/io/|pydicom/|nibabel/|zipfile|gzip\.py|lzma\.py|bz2\.py|zarr/|blosc)"
+    r"/(?:site|dist)-packages/"
+    r"(PIL/\w*Image(File|Plugin)\.py|torchvision/io/|torchcodec/|torchaudio/|imageio/|tifffile/|soundfile|decord/|av/"
+    r"|librosa/core/audio|simplejpeg|turbojpeg|skimage/io/|pydicom/|nibabel/|zarr/|blosc)"
+    rf"|^{re.escape(_STANDARD)}(zipfile|gzip\.py|lzma\.py|bz2\.py)"
 )
-_PILLOW: Final = re.compile(r"/PIL/Image\.py$")
+_PILLOW: Final = re.compile(r"/(?:site|dist)-packages/PIL/Image\.py$")
 # Pillow's own loops in C. Its getpixel() and putpixel() are not: who calls those computes in Python.
 _PILLOW_LOOPS: Final = frozenset(
     {"convert", "crop", "_crop", "draft", "filter", "frombytes", "load", "open", "quantize", "reduce", "resize"}
@@ -101,6 +103,7 @@ class Looker:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._target = threading.get_ident()
+        self._clock = 0
 
     @property
     def is_done(self) -> bool:
@@ -112,6 +115,11 @@ class Looker:
         if self._thread is not None or self.is_done:
             return
         self._target = threading.get_ident()
+        try:
+            self._clock = time.pthread_getcpuclockid(self._target)  # here: of a thread that has ended it is undefined
+        except (AttributeError, OSError):  # no such clock here
+            self._left = 0
+            return
         self._stop.clear()
         self._thread = threading.Thread(target=self._look, name="fastload-looker", daemon=True)
         try:
@@ -131,7 +139,7 @@ class Looker:
 
     def _look(self) -> None:
         try:
-            clock = time.pthread_getcpuclockid(self._target)
+            clock = self._clock
             computed, now = time.clock_gettime(clock), time.monotonic()
             while self._left > 0 and not self._stop.wait(INTERVAL_S):
                 frame = sys._current_frames().get(self._target)
@@ -143,7 +151,7 @@ class Looker:
                 self._left -= 1
                 self._saw(spent, max(0.0, now - then - spent), is_codec(frame), place_of(frame))
                 del frame
-        except (AttributeError, OSError, ValueError):  # no such clock here, or the thread is gone
+        except (OSError, ValueError):  # the thread is gone
             self._left = 0
 
 

@@ -201,6 +201,7 @@ class Stats:
             workers=self.workers,
             slots=(self.slots, self.slot_bytes, self.pinned_bytes),
             queues=self.queues,
+            looks=self.totals,
         )
 
 
@@ -212,6 +213,7 @@ def make_stats(
     workers: int = 0,
     slots: tuple[int, int, int] = (0, 0, 0),
     queues: Mapping[str, int] | None = None,
+    looks: Mapping[str, float] | None = None,
 ) -> Stats:
     """Put counts into words.
 
@@ -222,6 +224,8 @@ def make_stats(
         workers: Likewise.
         slots: How many, bytes of each, and of all.
         queues: See :class:`Stats`.
+        looks: Counts whose looks at the workers' stacks stand in where ``totals`` has none: workers are looked at for
+            some seconds only.
     """
     now = queues or {}
     return Stats(
@@ -242,7 +246,7 @@ def make_stats(
             {key.partition(":")[2]: seconds for key, seconds in totals.items() if key.startswith("waited:") and seconds}
         ),
         stages=MappingProxyType(_stages(totals)),
-        fetch=_fetch(totals, places),
+        fetch=_fetch(totals, places, looks or totals),
         device=_device(totals),
         workers=workers,
         queues=MappingProxyType(dict(now)),
@@ -265,13 +269,15 @@ def _stages(totals: Totals) -> dict[str, StageTime]:
     return stages
 
 
-def _fetch(totals: Totals, places: tuple[tuple[str, ...], tuple[str, ...]]) -> Fetch:
+def _fetch(totals: Totals, places: tuple[tuple[str, ...], tuple[str, ...]], looks: Mapping[str, float]) -> Fetch:
     looked = totals["made:looked_s"]
     if looked <= 0:
         return Fetch(waits_at=places[0], computes_at=places[1])
     busy, queued = totals["made:busy_s"] / looked, totals["made:queued_s"] / looked
-    seen = totals["made:decode_s"] + totals["made:python_s"]
-    in_codec = totals["made:decode_s"] / seen if seen > 0 else 0.0
+    decode_s, python_s = (totals[name] for name in ("made:decode_s", "made:python_s"))
+    if decode_s + python_s <= 0:
+        decode_s, python_s = (looks.get(name, 0.0) for name in ("made:decode_s", "made:python_s"))
+    in_codec = decode_s / (decode_s + python_s) if decode_s + python_s > 0 else 0.0
     return Fetch(
         blocked=max(0.0, 1.0 - busy - queued),
         queued=queued,

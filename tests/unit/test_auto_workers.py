@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -440,5 +441,5 @@ def test_the_plan_says_why_so_many(cores):
     loader = FastLoader(Costly(40, 0.001), batch_size=2, num_workers="auto")
     assert "note: num_workers='auto': a short trial before the first epoch decides" in str(loader.plan)
     next(iter(loader))
-    assert "note: num_workers='auto': a sample costs 1." in str(loader.plan)
+    assert re.search(r"note: num_workers='auto': a sample costs \d[\d.]* ms", str(loader.plan))
     loader.close()

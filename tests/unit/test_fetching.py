@@ -1,0 +1,89 @@
+"""What is measured of fetches, whatever fetches: torch's own, somebody's replacement, loaders within loaders."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import fetch as torch_fetch
+
+from fastload import FastLoader
+from fastload.insight import looking
+from fastload.insight.loader_report import report
+from fastload.insight.stats import Totals, make_stats
+from fastload.insight.verdict import Bottleneck
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+class Nested(Numbers):
+    """Iterates a loader of its own for each sample."""
+
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return sum(batch.sum() for batch in DataLoader(Numbers(), batch_size=2)) + index
+
+
+class Replaced:
+    """A fetcher that is not as torch's are: it has no collate function."""
+
+    def __init__(self, dataset, auto_collation, collate_fn, drop_last):
+        self.dataset, self.auto_collation = dataset, auto_collation
+
+    def fetch(self, indices):
+        return torch.stack([self.dataset[index] for index in indices])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_replaced_fetcher_works_and_all_of_it_counts_as_fetching(monkeypatch, num_workers):
+    monkeypatch.setattr(torch_fetch, "_MapDatasetFetcher", Replaced)
+    with FastLoader(Numbers(), batch_size=2, num_workers=num_workers, device="cpu") as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(8))
+        stages = loader.stats().stages
+    assert stages["fetch"].count == 4
+    assert stages["fetch"].total_s > stages["collate"].total_s
+
+
+def test_loaders_within_a_dataset_are_not_counted():
+    with FastLoader(Nested(), batch_size=2, num_workers=1, device="cpu") as loader:
+        assert len(list(loader)) == 4
+        stats = loader.stats()
+    assert stats.stages["fetch"].count == 4
+    assert stats.stages["fetch"].total_s >= 8 * 0.001
+    assert stats.ready_mean <= 4
+
+
+def test_what_was_seen_of_decoding_stands_when_nobody_looks_any_more():
+    """Workers are looked at for a second or two; a profiler's window opens later."""
+    first = {"batches": 101.0, "images": 808.0, "epochs": 1.0, "asked": 100.0, "step_s": 0.1, "wait_s": 9.0}
+    first |= {"waited:fetch": 9.0, "made:batches": 101.0, "made:fetch_s": 9.0, "made:looked_s": 9.0, "made:busy_s": 9.0}
+    looks = {"made:decode_s": 1.4, "made:python_s": 0.1}
+    before = make_stats(Totals(first | looks), workers=1)
+    after = make_stats(Totals({name: 2 * value for name, value in first.items()} | looks), workers=1)
+    window = after.since(before)
+    assert window.fetch.decoding > 0.9
+    assert report(window).verdict.bottleneck is Bottleneck.DECODE
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/usr/lib/python3/dist-packages/PIL/JpegImagePlugin.py", True),
+        ("/venv/lib/python3.12/site-packages/PIL/ImageFile.py", True),
+        ("/venv/lib/python3.12/site-packages/av/container/core.py", True),
+        (os.__file__.replace("os.py", "zipfile.py"), True),
+        ("/home/av/project/dataset.py", False),
+        ("/data/zarr/zipfile.py", False),
+    ],
+)
+def test_codecs_are_told_from_folders_that_are_called_like_them(path, expected):
+    assert bool(looking._CODECS.search(path)) is expected

@@ -125,7 +125,14 @@ def decode(record: dict[str, Any]) -> str:
         if quotient is not None:
             ratio = f"{quotient:.2f}× its time" if name == "libjpeg-turbo alone" else f"{quotient:.1f}× as fast"
         rows.append([shown, f"{_median(times[name]):,.0f} µs", ratio])
-    return f"{_table(['one core', 'per image', 'fastload is'], rows)}\n\n{_where(record, _link('decode'))}."
+    elsewhere = []
+    for path in sorted(RESULTS.glob("decode-*.json")):
+        other = json.loads(path.read_text())
+        quotient, ran = _median(other["one core"]["torchvision"]), other["environment"]
+        elsewhere.append(f"{quotient:.1f}× ({ran['cpu']}, {ran['usable_cpus']} cores, {_link(path.stem)})")
+    others = f" Beside torchvision on other machines: {', '.join(elsewhere)}." if elsewhere else ""
+    table = _table(["one core", "per image", "fastload is"], rows)
+    return f"{table}\n\n{_where(record, _link('decode'))}.{others}"
 
 
 SECTIONS = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}

@@ -65,13 +65,13 @@ def main(args: argparse.Namespace) -> int:
         if args.source is not None:
             code, runs, ceilings = 0, kernels.read(args.source / "ncu.csv"), read_ceilings(args.source)
         elif args.keep is not None:
-            args.keep.mkdir(parents=True, exist_ok=True)
+            profile.make_folder(args.keep)
             code, runs, ceilings = measure(args, program, args.keep.absolute())
         else:
             with tempfile.TemporaryDirectory(prefix="fastload-kernels-") as folder:
                 code, runs, ceilings = measure(args, program, Path(folder))
     except NsightError as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), error.code)
     _deliver(runs, ceilings, args)
     return code
 
@@ -80,6 +80,7 @@ def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> t
     """Run the program under ncu, then measure the device's ceilings.
 
     Raises:
+        ProgramFailed: The program failed, and ncu wrote nothing.
         NsightError: There is no ncu or no GPU, or ncu measured nothing.
     """
     ncu = find_nsight("ncu")
@@ -96,12 +97,17 @@ def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> t
     environment = profile.environment(f"{args.warmup}:{args.steps}:exit")
     # With --json the report has stdout to itself.
     done = subprocess.run(command, env=environment, check=False, stdout=sys.stderr if args.json else None)
+    code = profile.exit_code(done.returncode)
     if not table.exists():
-        raise NsightError(nsight.nothing_recorded("ncu", done.returncode))
-    runs = kernels.read(table)
+        raise nsight.nothing_recorded("ncu", code)
+    try:
+        runs = kernels.read(table)
+    except NsightError as error:
+        error.code = code or error.code  # ncu starts its table before the program does what it may fail at
+        raise
     ceilings = roofline.measure()
     (folder / "ceilings.json").write_text(json.dumps(ceilings.to_dict(), indent=2), encoding="utf-8")
-    return done.returncode, runs, ceilings
+    return code, runs, ceilings
 
 
 def command_line(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastload import run
 from fastload._checks_gpu import find_nsight
 from fastload.insight import nsight, nsysdb, torchtrace
-from fastload.insight.nsight import NsightError
+from fastload.insight.nsight import NsightError, ProgramFailed
 from fastload.insight.report import Report, make_report, show
 from fastload.insight.verdict import Bottleneck, Verdict
 
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
             with _folder(args.keep) as folder:
                 code, recording, seen = record(args, python(program), folder)
     except NsightError as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), error.code)
     report = make_report(recording, seen)
     _deliver(report, recording, args)
     return code
@@ -99,6 +99,7 @@ def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tu
     """Run the program and record it; returns its exit code, the recording, and the loader's own verdict.
 
     Raises:
+        ProgramFailed: The program failed before there was anything to record; it is not run again for that.
         NsightError: Nothing was recorded.
     """
     recorder = None if args.tool == "torch" else _find_recorder(args.tool, folder)
@@ -106,6 +107,8 @@ def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tu
         try:
             code = _execute(recorder.command(folder / STEM, program, sampling=args.sampling), args, folder)
             return code, nsysdb.read(recorder.finish(folder / STEM, code)), loaders_verdict(folder)
+        except ProgramFailed:
+            raise
         except NsightError as error:
             if args.tool == "nsys":
                 raise
@@ -142,9 +145,15 @@ def _execute(
     _say(f"runs {shlex.join(command)}")
     try:
         # With --json the report has stdout to itself.
-        return subprocess.run(command, env=inherited, check=False, stdout=sys.stderr if args.json else None).returncode
+        done = subprocess.run(command, env=inherited, check=False, stdout=sys.stderr if args.json else None)
     except OSError as error:
         raise NsightError(f"{command[0]} does not start: {error.strerror}") from error
+    return exit_code(done.returncode)
+
+
+def exit_code(returned: int) -> int:
+    """What a shell makes of ``subprocess``'s return code: 128 and its number for a signal, which is negative there."""
+    return returned if returned >= 0 else 128 - returned
 
 
 def loaders_verdict(folder: Path) -> Verdict | None:
@@ -172,10 +181,22 @@ def _folder(kept: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="fastload-profile-") as folder:
             yield Path(folder)
         return
-    kept.mkdir(parents=True, exist_ok=True)
+    make_folder(kept)
     for old in [*kept.glob(f"{STEM}.*"), *kept.glob("ranges-*.jsonl"), *kept.glob(_LOADER.replace(".", "*"))]:
         old.unlink()
     yield kept.absolute()
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder of ``--keep``.
+
+    Raises:
+        NsightError: It cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NsightError(f"{path} cannot be made a folder to keep files in: {error.strerror}") from error
 
 
 def _deliver(report: Report, recording: Recording, args: argparse.Namespace) -> None:

@@ -138,9 +138,12 @@ def read(path: Path) -> list[KernelRun]:
     """Read what ``ncu --csv --page raw --log-file`` wrote, its messages among it.
 
     Raises:
-        NsightError: There is no table in it, or one without the metrics that are needed.
+        NsightError: It cannot be read, or there is no table in it, or one without the metrics that are needed.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise NsightError(f"{path} cannot be read ({error.strerror}): measure again with --keep") from error
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID",')), None)
     if start is None:
         raise NsightError(_why(lines))

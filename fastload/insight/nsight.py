@@ -38,7 +38,21 @@ _MISSING_LIBRARY: Final = re.compile(r"(lib[\w.+-]+\.so[\w.]*)(?:: cannot open s
 
 
 class NsightError(RuntimeError):
-    """Nsight is missing, or one of its steps failed; the message ends with what to do about it."""
+    """Nsight is missing, or one of its steps failed; the message ends with what to do about it.
+
+    Attributes:
+        code: What a command that ends with this error exits with.
+    """
+
+    code: int = 1
+
+
+class ProgramFailed(NsightError):
+    """The program ended with an error of its own, and nothing had been recorded until then: ``code`` is its."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +101,8 @@ class Recorder:
             code: The exit code of that command, for the error.
 
         Raises:
-            NsightError: There is no recording, or it cannot be imported or exported.
+            ProgramFailed: There is no recording, and ``code`` says why.
+            NsightError: There is none, or it cannot be imported or exported.
         """
         report = imported(output, self.importer, code)
         return exported(self.nsys, report)
@@ -148,7 +163,7 @@ def imported(output: Path, importer: Path | None, code: int = 0) -> Path:
         return report
     stream = output.with_name(output.name + ".qdstrm")
     if not stream.exists():
-        raise NsightError(nothing_recorded("nsys", code))
+        raise nothing_recorded("nsys", code)
     if importer is None:
         raise NsightError(
             f"nsys left {stream.name}, which only QdstrmImporter can read, and its installation has none: "
@@ -162,11 +177,12 @@ def imported(output: Path, importer: Path | None, code: int = 0) -> Path:
     return report
 
 
-def nothing_recorded(tool: str, code: int) -> str:
+def nothing_recorded(tool: str, code: int) -> NsightError:
     """Why a program that ended with ``code`` left no recording."""
     if code:
-        return f"{tool} recorded nothing: the program ended with exit code {code} before the capture window"
-    return (
+        why = f"{tool} recorded nothing: the program ended with exit code {code} before the capture window"
+        return ProgramFailed(why, code)
+    return NsightError(
         f"{tool} recorded nothing: no loop of the program came past its warm-up, or none iterates a DataLoader; "
         "ask for fewer --warmup steps"
     )

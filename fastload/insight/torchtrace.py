@@ -57,12 +57,13 @@ def read(folder: Path, code: int = 0) -> Recording:
         code: The exit code of the program that was traced, for the error.
 
     Raises:
-        NsightError: There is no trace in it.
+        ProgramFailed: There is no trace in it, and ``code`` says why.
+        NsightError: There is none.
     """
     traces = sorted((path for pattern in TRACES for path in folder.glob(pattern)), key=lambda path: path.name)
     found = [trace for path in traces if (trace := _load(path)) is not None]
     if not found:
-        raise NsightError(nothing_recorded("torch.profiler", code))
+        raise nothing_recorded("torch.profiler", code)
     trace = min(found, key=_process_of)
     reader = _Reader(trace)
     for path in sorted(folder.glob("ranges-*.jsonl")):

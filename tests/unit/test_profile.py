@@ -105,7 +105,7 @@ def test_the_script_may_go_on_and_its_exit_code_counts(here, capfd):
 
 
 def test_a_script_that_fails_before_the_window_is_not_blamed_on_the_profiler(here, capfd):
-    assert run("--", "python", "-c", "import sys; sys.exit(3)") == 1
+    assert run("--", "python", "-c", "import sys; sys.exit(3)") == 3
     assert "the program ended with exit code 3 before the capture window" in capfd.readouterr().err
 
 
@@ -199,6 +199,37 @@ def test_what_nsys_loses_torch_profiler_records(here, nsys, capfd):
     assert "nsys recorded nothing" in err
     assert "runs again under torch.profiler" in err
     assert json.loads(out)["source"] == "torch.profiler"
+
+
+def test_a_program_that_fails_under_nsys_is_not_run_again(here, nsys, capfd):
+    nsys(records="pass")
+    code = "import sys; open('runs', 'a').write('x'); sys.exit(3)"
+    assert run("--", "python", "-c", code) == 3
+    assert (here / "runs").read_text() == "x", "whatever it does, it does once"
+    assert "nsys recorded nothing: the program ended with exit code 3 before" in capfd.readouterr().err
+
+
+def test_a_recording_that_cannot_be_read_is_made_again(here, nsys, capfd):
+    """Whatever the program's exit code was: there was something to record."""
+    nsys(records="open(output + '.nsys-rep', 'w').write('damaged')")
+    path = script(here)
+    path.write_text(path.read_text() + "    sys.exit(7)\n")
+    assert run("--to-the-end", "--json", "--", path) == 7
+    out, err = capfd.readouterr()
+    assert "runs again under torch.profiler" in err
+    assert json.loads(out)["source"] == "torch.profiler"
+
+
+def test_a_signal_ends_a_command_as_it_ends_a_shell(here, capfd):
+    assert run("--", "python", "-c", "import os; os.kill(os.getpid(), 9)") == 128 + 9
+    assert "the program ended with exit code 137 before the capture window" in capfd.readouterr().err
+
+
+def test_a_file_is_no_folder_to_keep_a_recording_in(here, capfd):
+    (here / "file").touch()
+    assert run("--keep", "file", "--", "python", "-c", "open('ran', 'w')") == 1
+    assert capfd.readouterr().err == "fastload profile: file cannot be made a folder to keep files in: File exists\n"
+    assert not (here / "ran").exists()
 
 
 def test_nsys_may_be_insisted_on(here, nsys, capfd):

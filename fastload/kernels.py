@@ -19,6 +19,7 @@ from fastload import profile
 from fastload._checks_gpu import cuda_available, find_nsight
 from fastload.insight import kernels, nsight, roofline
 from fastload.insight.nsight import NsightError
+from fastload.insight.recording import STEP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,11 @@ SHOWN: Final = 40
 _SETS: Final = {"memory": ["--section", "MemoryWorkloadAnalysis"], "none": []}
 """What ``--set`` adds to the metrics that the report needs; others are ncu's own sets."""
 
+BACKWARD_NOTE: Final = (
+    "note: the backward pass is not among these: autograd launches it from a thread of its own, outside of the range "
+    'step; annotate_modules gives it ranges, as --range "ResNet backward" for a model of that class'
+)
+
 _STYLES: Final = {"compute-bound": "red", "memory-bound": "green", "latency-bound": "dim"}
 
 
@@ -38,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [--range NAME] [options] -- python train.py ..."
     parser.add_argument(
         "--range",
-        default="step",
+        default=STEP,
         metavar="NAME",
         help="the NVTX range to measure, of the script's or fastload's own (default: step, the training step; it does "
         "not hold the backward pass, whose kernels autograd launches from a thread of its own)",
@@ -80,7 +86,7 @@ def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> t
     """Run the program under ncu, then measure the device's ceilings.
 
     Raises:
-        ProgramFailed: The program failed, and ncu wrote nothing.
+        ProgramError: The program failed, and ncu wrote nothing.
         NsightError: There is no ncu or no GPU, or ncu measured nothing.
     """
     ncu = find_nsight("ncu")
@@ -196,16 +202,19 @@ def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, 
             Text(each.bound, _STYLES[each.bound]),
             style="bold" if each is everything else None,
         )
+    tf32 = "" if ceilings.tf32_flops is None else f"{ceilings.tf32_flops / 1e12:,.0f} TF32, "
     console.print(
         Text(
             f"{inside} on {ceilings.device}; measured ceilings: {ceilings.bytes_per_s / 1e12:.2f} TB/s, "
-            f"{ceilings.tensor_flops / 1e12:,.0f} TFLOP/s bfloat16, {ceilings.fp32_flops / 1e12:,.0f} float32; "
+            f"{ceilings.tensor_flops / 1e12:,.0f} TFLOP/s bfloat16, {tf32}{ceilings.fp32_flops / 1e12:,.0f} float32; "
             f"ridge at {ceilings.ridge:,.0f} FLOP/byte"
         )
     )
     console.print(table)
     if (more := len(sums) - SHOWN) > 0:
         console.print(Text(f"and {more} more; --csv writes them all", "dim"))
+    if inside == STEP:
+        console.print(Text(BACKWARD_NOTE, "dim"))
 
 
 def _say(text: str) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastload import run
 from fastload._checks_gpu import find_nsight
 from fastload.insight import nsight, nsysdb, torchtrace
-from fastload.insight.nsight import NsightError, ProgramFailed
+from fastload.insight.nsight import NsightError, ProgramError
 from fastload.insight.report import Report, make_report, show
 from fastload.insight.verdict import Bottleneck, Verdict
 
@@ -99,7 +99,7 @@ def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tu
     """Run the program and record it; returns its exit code, the recording, and the loader's own verdict.
 
     Raises:
-        ProgramFailed: The program failed before there was anything to record; it is not run again for that.
+        ProgramError: The program failed before there was anything to record; it is not run again for that.
         NsightError: Nothing was recorded.
     """
     recorder = None if args.tool == "torch" else _find_recorder(args.tool, folder)
@@ -107,7 +107,7 @@ def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tu
         try:
             code = _execute(recorder.command(folder / STEM, program, sampling=args.sampling), args, folder)
             return code, nsysdb.read(recorder.finish(folder / STEM, code)), loaders_verdict(folder)
-        except ProgramFailed:
+        except ProgramError:
             raise
         except NsightError as error:
             if args.tool == "nsys":

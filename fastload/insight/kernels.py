@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from fastload.insight.nsight import NsightError
 from fastload.insight.recording import STEP, kernel_name
-from fastload.insight.roofline import classify, shares
+from fastload.insight.roofline import SCALAR, TENSOR, classify, shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,9 +31,13 @@ _SCALAR: Final[dict[str, tuple[str, int]]] = {
     for what in ("add", "mul", "fma")
 }
 # Operations on tensor cores by the type of what they multiply; which of them there are depends on the device.
-_TENSOR: Final = tuple(
-    f"sm__ops_path_tensor_src_{kind}.sum" for kind in ("bf16_dst_fp32", "fp16", "tf32_dst_fp32", "fp8", "int8", "fp64")
-)
+_TENSOR: Final = {
+    f"sm__ops_path_tensor_src_{source}.sum": kind
+    for source, kind in (
+        *(("bf16_dst_fp32", "tensor"), ("fp16", "tensor"), ("tf32_dst_fp32", "tf32")),
+        *(("fp8", "fp8"), ("int8", "int8"), ("fp64", "fp64_tensor")),
+    )
+}
 
 METRICS: Final = (TIME, READ, WRITTEN, *_SCALAR, *_TENSOR)
 """All that is asked of ncu, as far as the device has it."""
@@ -67,7 +71,7 @@ class KernelRun:
         seconds: Its duration.
         read_bytes: From device memory to L2.
         written_bytes: From L2 to device memory.
-        operations: Arithmetic by kind: ``tensor``, ``fp16``, ``fp32``, ``fp64``.
+        operations: Arithmetic by kind: those of :data:`roofline.TENSOR` and :data:`roofline.SCALAR`.
     """
 
     name: str
@@ -127,7 +131,7 @@ class Sum:
             "bytes": self.size_bytes,
             "bytes_per_s": self.bytes_per_s,
             "bandwidth_share": self.memory_share,
-            **{f"{kind}_operations": self.operations.get(kind, 0.0) for kind in ("tensor", "fp16", "fp32", "fp64")},
+            **{f"{kind}_operations": self.operations.get(kind, 0.0) for kind in (*TENSOR, *SCALAR)},
             "operations_per_s": self.flops,
             "compute_share": self.compute_share,
             "operations_per_byte": self.intensity,
@@ -166,7 +170,8 @@ def read(path: Path) -> list[KernelRun]:
         operations: dict[str, float] = defaultdict(float)
         for name, (kind, weight) in _SCALAR.items():
             operations[kind] += weight * value(row, name)
-        operations["tensor"] = sum(value(row, name) for name in _TENSOR)
+        for name, kind in _TENSOR.items():
+            operations[kind] += value(row, name)
         found.append(
             KernelRun(
                 kernel_name(row[column["Kernel Name"]]),

@@ -47,7 +47,7 @@ class NsightError(RuntimeError):
     code: int = 1
 
 
-class ProgramFailed(NsightError):
+class ProgramError(NsightError):
     """The program ended with an error of its own, and nothing had been recorded until then: ``code`` is its."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -101,7 +101,7 @@ class Recorder:
             code: The exit code of that command, for the error.
 
         Raises:
-            ProgramFailed: There is no recording, and ``code`` says why.
+            ProgramError: There is no recording, and ``code`` says why.
             NsightError: There is none, or it cannot be imported or exported.
         """
         report = imported(output, self.importer, code)
@@ -181,7 +181,7 @@ def nothing_recorded(tool: str, code: int) -> NsightError:
     """Why a program that ended with ``code`` left no recording."""
     if code:
         why = f"{tool} recorded nothing: the program ended with exit code {code} before the capture window"
-        return ProgramFailed(why, code)
+        return ProgramError(why, code)
     return NsightError(
         f"{tool} recorded nothing: no loop of the program came past its warm-up, or none iterates a DataLoader; "
         "ask for fewer --warmup steps"

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch
+
 Class: TypeAlias = Literal["compute-bound", "memory-bound", "latency-bound"]
+
+TENSOR: Final = ("tensor", "tf32", "fp8", "int8", "fp64_tensor")
+"""Kinds of arithmetic on tensor cores, by what is multiplied; ``"tensor"`` is bfloat16 and float16, at one rate."""
+
+SCALAR: Final = ("fp16", "fp32", "fp64")
+"""Kinds off them."""
 
 NEAR: Final = 0.6
 """A kernel that reaches this share of a ceiling is bound by it; one that reaches it of none, by latency."""
@@ -17,6 +25,13 @@ NEAR: Final = 0.6
 _BYTES: Final = 1 << 30
 _SIDE: Final = 8192
 _REPEATS: Final = 7
+_PRODUCTS: Final = {
+    "tensor_flops": ("bfloat16", 1, "highest"),
+    "fp32_flops": ("float32", 2, "highest"),
+    "fp64_flops": ("float64", 4, "highest"),
+    "tf32_flops": ("float32", 1, "high"),
+}
+"""Matrix products by what they measure: the type, how many times smaller a side is, and torch's float32 precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +43,8 @@ class Ceilings:
         bytes_per_s: Between L2 and device memory: a large copy, read and written bytes together.
         tensor_flops: Operations per second on tensor cores: a large bfloat16 matrix product.
         fp32_flops: On the float32 cores: a large float32 matrix product without TF32.
-        fp64_flops: In float64.
+        fp64_flops: A large float64 one, which runs on tensor cores where they can do it.
+        tf32_flops: A large float32 one with TF32; None in files that were written without it.
     """
 
     device: str
@@ -36,11 +52,27 @@ class Ceilings:
     tensor_flops: float
     fp32_flops: float
     fp64_flops: float
+    tf32_flops: float | None = None
 
     def flops(self, kind: str) -> float:
-        """The ceiling of one kind of arithmetic. Float16 off the tensor cores runs at most at twice float32's rate."""
-        known = {"tensor": self.tensor_flops, "fp32": self.fp32_flops, "fp64": self.fp64_flops}
-        return 2 * self.fp32_flops if kind == "fp16" else known[kind]
+        """The ceiling of one kind of arithmetic.
+
+        What is not measured follows by the ratios that NVIDIA documents. On tensor cores (data sheets of A100 and
+        H100): int8 and fp8 run at twice bfloat16's rate, TF32 at half of it. Off them (CUDA C++ Programming Guide,
+        throughput of native arithmetic instructions): float16 runs at twice float32's rate on most devices (four times
+        on an A100), float64 at most at half of it.
+        """
+        ceilings = {
+            "tensor": self.tensor_flops,
+            "tf32": self.tensor_flops / 2 if self.tf32_flops is None else self.tf32_flops,
+            "fp8": 2 * self.tensor_flops,
+            "int8": 2 * self.tensor_flops,
+            "fp64_tensor": self.fp64_flops,
+            "fp16": 2 * self.fp32_flops,
+            "fp32": self.fp32_flops,
+            "fp64": min(self.fp64_flops, self.fp32_flops / 2),
+        }
+        return ceilings[kind]
 
     @property
     def ridge(self) -> float:
@@ -63,11 +95,15 @@ def classify(seconds: float, size_bytes: float, operations: Mapping[str, float],
 def shares(
     seconds: float, size_bytes: float, operations: Mapping[str, float], ceilings: Ceilings
 ) -> tuple[float, float]:
-    """Shares of the ceilings that were reached: of bandwidth, and of arithmetic (kinds run side by side)."""
+    """Shares of the ceilings that were reached: of bandwidth, and of arithmetic.
+
+    All kinds on tensor cores share them, so their times add up; the others run beside them and each other.
+    """
     if seconds <= 0:
         return 0.0, 0.0
-    compute = max((count / seconds / ceilings.flops(kind) for kind, count in operations.items()), default=0.0)
-    return size_bytes / seconds / ceilings.bytes_per_s, compute
+    reached = {kind: count / seconds / ceilings.flops(kind) for kind, count in operations.items()}
+    on_tensor_cores = sum(reached.pop(kind, 0.0) for kind in TENSOR)
+    return size_bytes / seconds / ceilings.bytes_per_s, max(on_tensor_cores, *reached.values(), 0.0)
 
 
 def measure() -> Ceilings:
@@ -81,21 +117,24 @@ def measure() -> Ceilings:
         target = torch.empty_like(source)
         return _median_s(lambda: target.copy_(source))
 
-    def product_s(dtype: torch.dtype, side: int) -> float:
-        left, right = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
-        out = torch.empty_like(left)
-        return _median_s(lambda: torch.mm(left, right, out=out))
+    rates = {name: product_flops(device, name) for name in _PRODUCTS}
+    return Ceilings(torch.cuda.get_device_name(device), 2 * _BYTES / copy_s(), **rates)
 
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+
+def product_flops(device: torch.device, name: str) -> float:
+    """Operations per second of a large matrix product on ``device``, as ``name`` of :class:`Ceilings` says. Blocks."""
+    import torch
+
+    dtype, parts, precision = _PRODUCTS[name]
+    side = _SIDE // parts
+    left, right = (torch.randn(side, side, dtype=getattr(torch, dtype), device=device) for _ in range(2))
+    out = torch.empty_like(left)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
     try:
-        rates = [
-            2 * side**3 / product_s(dtype, side)
-            for dtype, side in ((torch.bfloat16, _SIDE), (torch.float32, _SIDE // 2), (torch.float64, _SIDE // 4))
-        ]
+        return 2 * side**3 / _median_s(lambda: torch.mm(left, right, out=out))
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-    return Ceilings(torch.cuda.get_device_name(device), 2 * _BYTES / copy_s(), *rates)
+        torch.set_float32_matmul_precision(before)
 
 
 def _median_s(work: Callable[[], object]) -> float:

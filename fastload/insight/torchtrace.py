@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.insight.nsight import NsightError, nothing_recorded
+from fastload.insight.nsight import nothing_recorded
 from fastload.insight.recording import (
     DOMAIN,
     LOADING,
@@ -57,7 +57,7 @@ def read(folder: Path, code: int = 0) -> Recording:
         code: The exit code of the program that was traced, for the error.
 
     Raises:
-        ProgramFailed: There is no trace in it, and ``code`` says why.
+        ProgramError: There is no trace in it, and ``code`` says why.
         NsightError: There is none.
     """
     traces = sorted((path for pattern in TRACES for path in folder.glob(pattern)), key=lambda path: path.name)

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from fastload import cli, kernels
+from fastload.insight import kernels as tables
+from fastload.insight import roofline
+from fastload.insight.roofline import TENSOR, Ceilings, classify, shares
+from fastload.kernels import read_ceilings
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -37,7 +41,7 @@ def ncu(here, monkeypatch):
         path.chmod(0o755)
         monkeypatch.setattr(kernels, "find_nsight", lambda _: path)
         monkeypatch.setattr(kernels, "cuda_available", lambda: True)
-        monkeypatch.setattr(kernels.roofline, "measure", lambda: kernels.read_ceilings(DATA / "ncu"))
+        monkeypatch.setattr(kernels.roofline, "measure", lambda: read_ceilings(DATA / "ncu"))
 
     return install
 
@@ -86,3 +90,79 @@ def test_a_folder_that_is_none_takes_one_line_to_say(here, capfd, argv, said):
     assert run(*argv) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"fastload kernels: {said}")
+
+
+CEILINGS = Ceilings("a device", 4e12, 800e12, 50e12, 57e12, 400e12)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "tf32", "fp8", "int8", "fp64_tensor", "fp16", "fp32", "fp64"])
+def test_each_kind_of_arithmetic_has_a_ceiling_of_its_own(kind):
+    peak = CEILINGS.flops(kind)
+    assert shares(1.0, 1e9, {kind: 0.98 * peak}, CEILINGS)[1] == pytest.approx(0.98)
+    assert classify(1.0, 1e9, {kind: 0.98 * peak}, CEILINGS) == "compute-bound"
+    assert classify(1.0, 1e9, {kind: 0.5 * peak}, CEILINGS) == "latency-bound"
+
+
+def test_ceilings_that_were_not_measured_follow_the_documented_ratios():
+    old = read_ceilings(DATA / "product")
+    assert old.tf32_flops is None
+    assert old.flops("tf32") == old.tensor_flops / 2
+    assert CEILINGS.flops("tf32") == 400e12
+    assert CEILINGS.flops("fp8") == CEILINGS.flops("int8") == 2 * CEILINGS.flops("tensor")
+    assert CEILINGS.flops("fp64_tensor") == 57e12
+    assert CEILINGS.flops("fp64") == CEILINGS.flops("fp32") / 2 == 25e12
+
+
+def test_kinds_on_tensor_cores_take_turns_and_others_run_beside_them():
+    mixed = {"tensor": 0.4 * 800e12, "tf32": 0.4 * 400e12, "fp32": 0.3 * 50e12}
+    assert shares(1.0, 0.0, mixed, CEILINGS) == (0.0, pytest.approx(0.8))
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        *(("bf16_dst_fp32", "tensor"), ("fp16", "tensor"), ("tf32_dst_fp32", "tf32")),
+        *(("fp8", "fp8"), ("int8", "int8"), ("fp64", "fp64_tensor")),
+    ],
+)
+def test_a_table_tells_the_kinds_on_tensor_cores_apart(here, source, kind):
+    """The table of a bfloat16 product, with the names of two columns exchanged."""
+    text = (DATA / "product" / "ncu.csv").read_text()
+    names = [f"sm__ops_path_tensor_src_{name}.sum" for name in ("bf16_dst_fp32", source)]
+    for old, new in ((names[0], "first"), (names[1], names[0]), ("first", names[1])):
+        text = text.replace(old, new)
+    (here / "ncu.csv").write_text(text)
+    (run,) = tables.read(here / "ncu.csv")
+    assert {each: count for each, count in run.operations.items() if each in TENSOR} == {kind: 2 * 4096**3}
+    assert tables.total([run], CEILINGS).to_dict()[f"{kind}_operations"] == 2 * 4096**3
+
+
+def test_products_are_measured_at_the_precision_they_stand_for(monkeypatch):
+    import torch
+
+    seen = {}
+    monkeypatch.setattr(roofline, "_SIDE", 64)
+
+    def median_s(work):
+        work()
+        seen[name] = torch.get_float32_matmul_precision()
+        return 0.5
+
+    monkeypatch.setattr(roofline, "_median_s", median_s)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        for name in ("tensor_flops", "fp32_flops", "fp64_flops", "tf32_flops"):
+            side = {"fp32_flops": 32, "fp64_flops": 16}.get(name, 64)
+            assert roofline.product_flops(torch.device("cpu"), name) == 2 * side**3 / 0.5
+            assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen["fp32_flops"] == "highest"
+    assert seen["tf32_flops"] == "high"
+
+
+def test_the_table_says_that_a_step_does_not_hold_the_backward_pass(capfd):
+    for inside, said in (("step", True), ("forward", False)):
+        assert run("--range", inside, "--from", DATA / "ncu") == 0
+        assert ("the backward pass is not among these" in capfd.readouterr().out) == said

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from fastload.bench._likeness import EPOCHS, Likeness, batch_size, lay_out
 from fastload.bench.contenders._job import Job
 from fastload.bench.contenders._remote import ContenderError
 
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
 CHECKED_BATCHES = 2
 CHECKED_BATCH_SIZE = 16
 CHECKED_WORKERS = 2
-CHECKED_DRAWS = 16  # batches whose statistics are compared, where the crops are others
-
-# Of normalized values. Means of two halves of 512 random crops of the photographs differ by less than 0.1.
-STATISTICS_TOLERANCE = 0.25
 
 
 def check_outputs(team: Team, data: str) -> dict[str, dict[str, Any]]:
     """Compare each contender's batches of whole images and of random crops, all contenders at once.
+
+    Whoever draws crops as torch does, from its generator and in its order, is compared image by image; the others'
+    crops are compared as :mod:`fastload.bench._likeness` says.
 
     Returns:
         What was seen, by name; with ``failed``, the reason, where it is off by more than it may be.
@@ -47,28 +47,57 @@ def check_outputs(team: Team, data: str) -> dict[str, dict[str, Any]]:
                 seed=1,
             )
             expected = Path(folder) / f"{train}.npz"
-            usual = write_expected(job, expected)
+            write_expected(job, expected)
+            follows = [remote for remote in team.loading if not (train and remote.contender.draws_itself)]
 
-            def check(remote: Remote, job: Job = job, expected: Path = expected, usual: Any = usual) -> None:
-                seen[remote.name] |= _check(remote, job, expected, usual)
+            def check(remote: Remote, job: Job = job, expected: Path = expected) -> None:
+                seen[remote.name] |= _check(remote, job, expected)
 
-            team.together([remote for remote in team.loading if "failed" not in seen[remote.name]], check)
+            team.together([remote for remote in follows if "failed" not in seen[remote.name]], check)
+        _check_drawing(team, data, Path(folder) / "images", seen)
     return seen
 
 
-def _check(remote: Remote, job: Job, expected: Path, usual: Mapping[str, Any]) -> dict[str, Any]:
-    tolerance = remote.contender.tolerance
+def _check(remote: Remote, job: Job, expected: Path) -> dict[str, Any]:
     try:
-        if job.train and tolerance is not None:  # it draws crops of its own
-            answer = remote.ask("statistics", batches=CHECKED_DRAWS, **job.record())
-            reason = _unlike(answer, usual)
-        else:
-            answer = remote.ask("check", expected=str(expected), **job.record())
-            reason = _wrong(answer, tolerance)
+        answer = remote.ask("check", expected=str(expected), **job.record())
     except ContenderError as error:
         return {"failed": str(error)}
-    known = {"check_training" if job.train else "check": answer}
-    return known if reason is None else {**known, "failed": reason}
+    return _known("check_training" if job.train else "check", answer, _wrong(answer, remote.contender.tolerance))
+
+
+def _check_drawing(team: Team, data: str, folder: Path, seen: dict[str, dict[str, Any]]) -> None:
+    drawing = [remote for remote in team.loading if remote.contender.draws_itself and "failed" not in seen[remote.name]]
+    if not drawing:
+        return
+    files, _ = Job(data=data, threads=1, batch_size=1).files()
+    count = lay_out(files, folder)
+    job = Job(
+        data=str(folder),
+        threads=CHECKED_WORKERS,
+        batch_size=batch_size(count),
+        images=count,
+        device=team.device,
+        seed=1,
+    )
+    usual = Likeness.of(job)
+
+    def check(remote: Remote) -> None:
+        try:
+            answer = remote.ask("draw", epochs=EPOCHS, **job.record())
+        except ContenderError as error:
+            seen[remote.name] |= {"failed": str(error)}
+            return
+        # The labels of this job are the numbers of its images.
+        off, reason = usual.unlike(answer["labels"], np.asarray(answer["traits"]))
+        known = {"images": count, "epochs": EPOCHS, "labels_equal": bool(off), "off": off, "allowed": usual.allowed}
+        seen[remote.name] |= _known("check_training", known, reason)
+
+    team.together(drawing, check)
+
+
+def _known(what: str, answer: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
+    return {what: answer} if reason is None else {what: answer, "failed": reason}
 
 
 def _wrong(seen: Mapping[str, Any], tolerance: Any) -> str | None:
@@ -81,30 +110,14 @@ def _wrong(seen: Mapping[str, Any], tolerance: Any) -> str | None:
     return f"its pixels may be off by {tolerance.mean} of 255 on average, but are by {seen['mean_difference']:.2f}"
 
 
-def _unlike(seen: Mapping[str, Any], usual: Mapping[str, Any]) -> str | None:
-    for name in ("mean", "deviation"):
-        off = max(abs(a - b) for a, b in zip(seen[name], usual[name], strict=True))
-        if not off <= STATISTICS_TOLERANCE:  # so that NaN is not let through
-            return (
-                f"the {name} of its training images may be off by {STATISTICS_TOLERANCE} from that of the same images "
-                f"by torchvision, but is by {off:.2f}"
-            )
-    return None
-
-
-def write_expected(job: Job, path: Path) -> dict[str, list[float]]:
-    """Write the first batches that torch's DataLoader gives of ``job``; returns mean and deviation of the channels."""
+def write_expected(job: Job, path: Path) -> None:
+    """Write the first batches that torch's DataLoader gives of ``job``."""
     dataset = job.dataset()
     torch.manual_seed(job.seed)
     loader = DataLoader(
         dataset, batch_size=job.batch_size, sampler=job.sampler(dataset), num_workers=job.threads if job.train else 0
     )
     arrays: dict[str, Any] = {}
-    drawn = []
-    for number, (images, labels) in enumerate(itertools.islice(loader, CHECKED_DRAWS if job.train else None)):
-        drawn.append(images)
-        if number < CHECKED_BATCHES:
-            arrays |= {f"images{number}": images.numpy(), f"labels{number}": labels.numpy()}
+    for number, (images, labels) in enumerate(itertools.islice(loader, CHECKED_BATCHES)):
+        arrays |= {f"images{number}": images.numpy(), f"labels{number}": labels.numpy()}
     np.savez(path, **arrays)
-    whole = torch.cat(drawn)
-    return {"mean": whole.mean((0, 2, 3)).tolist(), "deviation": whole.std((0, 2, 3)).tolist()}

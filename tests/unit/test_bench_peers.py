@@ -14,7 +14,7 @@ pytest.importorskip("rich")
 
 from fastload import cli
 from fastload.bench import multigpu
-from fastload.bench._outputs import _unlike, _wrong
+from fastload.bench._outputs import _wrong
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._registry import Tolerance
 from fastload.bench.contenders._remote import ContenderError, Remote, Surroundings
@@ -72,13 +72,6 @@ def test_pixels_may_be_off_by_the_tolerance_alone() -> None:
     assert "0.3" in (_wrong(seen, Tolerance(mean=0.3, why="")) or "")
     assert "bit for bit" in (_wrong(seen, None) or "")
     assert "labels" in (_wrong({**seen, "labels_equal": False}, Tolerance(mean=0.5, why="")) or "")
-
-
-def test_images_of_another_brightness_or_of_none_are_seen() -> None:
-    usual = {"mean": [0.0, 0.1, 0.2], "deviation": [1.0, 1.0, 1.0]}
-    assert _unlike({"mean": [0.1, 0.1, 0.2], "deviation": [1.1, 1.0, 1.0]}, usual) is None
-    assert "mean" in (_unlike({**usual, "mean": [0.5, 0.1, 0.2]}, usual) or "")
-    assert "deviation" in (_unlike({**usual, "deviation": [float("nan"), 1.0, 1.0]}, usual) or "")
 
 
 def test_scaling_is_measured_by_one_process() -> None:

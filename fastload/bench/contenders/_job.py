@@ -33,7 +33,7 @@ class Job:
         batch_size: Images per batch.
         train: Random crops and flips of shuffled images without end; otherwise one pass of the first ``images`` images
             of the pool in order, whole, resized.
-        images: How many images there are without ``train``.
+        images: How many images of the pool there are; with ``train`` 0 stands for all.
         device: Where batches go: float32, normalized, in channels_last order on a GPU.
         seed: For draws, where the contender can be told.
     """
@@ -74,7 +74,7 @@ class Job:
     def indices(self, dataset: ImageFolder) -> list[int]:
         """What is drawn from; without ``train``, what is loaded."""
         pool = pool_indices(dataset)
-        return pool if self.train else pool[: self.images]
+        return pool[: self.images] if self.images else pool
 
     def sampler(self, dataset: ImageFolder) -> Sampler[int] | list[int]:
         """For loaders that take torch's samplers."""

@@ -36,6 +36,7 @@ class Contender:
         variant: Passed to both.
         packages: Distributions whose versions are recorded.
         tolerance: ``None``: the same bits as torch's DataLoader from the same seed, crops and flips included.
+        draws_itself: Whether its crops and flips are others than torch's from the same seed.
         needs_gpu: Whether it means nothing without one.
         loads: Whether it loads at all; the ceiling does not.
         pins_itself: Whether it pins memory otherwise than through torch.
@@ -46,6 +47,7 @@ class Contender:
     variant: str = ""
     packages: tuple[str, ...] = ()
     tolerance: Tolerance | None = None
+    draws_itself: bool = False
     needs_gpu: bool = False
     loads: bool = True
     pins_itself: bool = False
@@ -108,6 +110,7 @@ CONTENDERS: dict[str, Contender] = {
         variant="cpu",
         packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
         tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
+        draws_itself=True,
         pins_itself=True,
     ),
     "dali-gpu": Contender(
@@ -116,6 +119,7 @@ CONTENDERS: dict[str, Contender] = {
         variant="mixed",
         packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu13"),
         tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and DALI's resize"),
+        draws_itself=True,
         needs_gpu=True,
         pins_itself=True,
     ),
@@ -130,12 +134,14 @@ CONTENDERS: dict[str, Contender] = {
         module="spdl_io",
         packages=("spdl", "spdl-core", "spdl-io"),
         tolerance=Tolerance(mean=1.0, why="FFmpeg's color conversion and resize"),
+        draws_itself=True,
     ),
     "ffcv": Contender(
         title="FFCV",
         module="ffcv_loader",
         packages=("ffcv", "numba"),
         tolerance=Tolerance(mean=0.01, why="float32 arithmetic of its own"),
+        draws_itself=True,
     ),
     "fastload-workers": Contender(
         title="FastLoader, workers", module="fastload_loaders", variant="workers", packages=("fastload", "pillow")

@@ -23,6 +23,7 @@ from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._job import Job
 from fastload.bench.contenders._registry import CONTENDERS
+from fastload.bench.contenders._traits import traits
 from fastload.memory.arena import Arena
 
 if TYPE_CHECKING:
@@ -159,13 +160,19 @@ class Server:
             "largest_difference": largest,
         }
 
-    def statistics(self, batches: int, **job: Any) -> dict[str, Any]:
-        """Mean and deviation of each channel, over some batches, of what a contender that draws by itself gives."""
+    def draw(self, epochs: int, **job: Any) -> dict[str, Any]:
+        """Labels and traits of some epochs of random crops, in the order in which they come."""
         self.close()
-        feed = self._contender.open_feed(Job(**job))
-        images = torch.cat([next(feed.batches)[0].float().cpu() for _ in range(batches)])
+        wanted = Job(**job)
+        feed = self._contender.open_feed(wanted)
+        labels: list[list[int]] = []
+        seen: list[Any] = []
+        for _ in range(epochs):
+            batches = [next(feed.batches) for _ in range(wanted.images // wanted.batch_size)]
+            labels.append([label for _, came in batches for label in came.tolist()])
+            seen.append(np.concatenate([traits(images) for images, _ in batches]).tolist())
         feed.close()
-        return {"mean": images.mean((0, 2, 3)).tolist(), "deviation": images.std((0, 2, 3)).tolist()}
+        return {"labels": labels, "traits": seen}
 
     def device_memory(self) -> dict[str, Any]:
         """Bytes of the GPU that are in use, whoever uses them."""

@@ -146,3 +146,15 @@ class HostBatch:
         """Deliver the batch; without a receiver (its iterator is gone) it is dropped."""
         receiver = _receivers.get(self.receiver)
         return None if receiver is None else receiver.arrive(self)
+
+
+def count_pinned(data: Any) -> tuple[int, int]:
+    """How many leaves of ``data`` are pinned, and how many there are. Asks CUDA: not for a forked process."""
+    pinned: list[bool] = []
+
+    def note(leaf: Any) -> Any:
+        pinned.append(isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.is_pinned())
+        return leaf
+
+    map_leaves(note, data)
+    return sum(pinned), len(pinned)

@@ -339,6 +339,7 @@ class DeviceIterator:
             pin=self._pins or (asked_to_pin and device.type == "cpu"),
             tuple_type=_pinned_tuple_type() if asked_to_pin else None,
             slots=slots,
+            borrows=loader.num_workers == 0,
         )
         writer = None if slots is None else SlotWriter(slots.handle)
         self._collate = Collate(loader.collate_fn, self.arrivals.key, writer)

@@ -173,7 +173,9 @@ class NativeDeviceIterator:
             data = [images, pin_memory(targets) if pins else targets]  # type: ignore[no-untyped-call]
             return data if stream is None else transfer.start(data, number)
 
-        self._host: Any = NativeIterator(loader, recipe, finish_batch, pin=pins, ahead=max(1, loader.device_prefetch))
+        self._host: Any = NativeIterator(
+            loader, recipe, finish_batch, pin=pins, ahead=max(1, loader.device_prefetch), device=device
+        )
         self.meter = native_meter(self._host, loader, on_device=stream is not None)
         self._finalizer = weakref.finalize(self, _end, self._host._line.close, transfer, retire)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload import _nvtx
-from fastload.host import HostBatch, map_leaves, register
+from fastload.host import HostBatch, count_pinned, map_leaves, register
 from fastload.insight.stats import Totals
 from fastload.memory.packing import Packed, packed_bytes, unpack
 
@@ -32,7 +32,10 @@ JOIN_S = 5.0  # as long as torch waits for a worker
 class Arrival:
     """One batch between its arrival on the host and its hand-over."""
 
-    __slots__ = ("__weakref__", "arrived", "copied", "data", "failed", "lease", "opened", "small", "starting", "worker")
+    __slots__ = (
+        *("__weakref__", "arrived", "borrowed", "copied", "data", "failed", "lease", "opened", "small", "starting"),
+        "worker",
+    )
 
     def __init__(self, data: Any, worker: int, lease: Lease | None = None, small: torch.Tensor | None = None) -> None:
         self.data = data
@@ -40,6 +43,7 @@ class Arrival:
         self.lease = lease
         self.small = small
         self.copied: DeviceBatch | None = None
+        self.borrowed = False  # from memory of the user's, which may be written again when the next one is made
         self.failed = False  # the feeder could not copy it
         self.starting = False  # the feeder is about to copy it
         self.arrived = self.opened = 0.0  # when it had come, and when it had been pinned
@@ -75,6 +79,8 @@ class Arrivals:
         pin: Whether to pin batches on arrival.
         tuple_type: See :func:`fastload.host.map_leaves`.
         slots: The pool that workers write into, or ``None``.
+        borrows: Whether batches are made in this process, out of memory that may be the user's own: what is pinned may
+            be written again when the next batch is asked for, and is copied by then.
     """
 
     def __init__(
@@ -85,8 +91,11 @@ class Arrivals:
         pin: bool,
         tuple_type: type | None,
         slots: SlotPool | None = None,
+        *,
+        borrows: bool = False,
     ) -> None:
         self.transfer = transfer
+        self._borrows = borrows
         self.key = register(self)
         self._ahead = ahead
         self._pin = pin
@@ -128,6 +137,7 @@ class Arrivals:
     def _opened(self, batch: HostBatch) -> Arrival:
         arrived = time.monotonic()
         arrival = self._open(batch)
+        arrival.borrowed = self._borrows and arrival.lease is None and count_pinned(batch.data)[0] > 0
         arrival.arrived, arrival.opened = arrived, time.monotonic()
         if self._pin and arrival.lease is None:
             self.pinned += 1
@@ -164,6 +174,8 @@ class Arrivals:
             self._taken += 1
         if copied is None:
             copied = arrival.start(self.transfer, number)
+        if arrival.borrowed:
+            copied.wait_copied()
         data = self.transfer.take(copied)
         self.road = (
             ("ipc", arrival.arrived),

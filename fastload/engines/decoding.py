@@ -52,6 +52,7 @@ class Line:
         finish_is_epilogue: Whether that is the batches' epilogue, and not the way to one.
         pin: Whether the pixels lie in pinned memory.
         ahead: Batches to make before they are asked for, at least 1.
+        device: Where ``finish`` works, if that is not the host.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Line:
         pin: bool,
         ahead: int,
         finish_is_epilogue: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         self.epoch = -1  # counted up by the user
         self._recipe = recipe
@@ -74,6 +76,7 @@ class Line:
         self._finish = finish
         self._finish_is_epilogue = finish_is_epilogue
         self._pin = pin
+        self._device = device
         self._ahead = ahead
         self._streams = [_core.RandomStream.from_seed(base_seed + w) for w in range(workers)]
         self._batches: deque[Batch] = deque()
@@ -104,7 +107,7 @@ class Line:
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> Any:
-        """The next batch's data, or an ExceptionWrapper. Blocks. There must be one.
+        """The next batch's data, or an ExceptionWrapper, or an error of ours. Blocks. There must be one.
 
         Args:
             timeout_s: 0 waits for ever.
@@ -126,7 +129,7 @@ class Line:
             self.ready -= 1
             self._changed.notify_all()
         if batch.failure is not None:
-            raise batch.failure
+            return batch.failure
         self.images, self.decoded_at, self.made_at = batch.images, batch.decoded_at, batch.made_at
         self.awaited = batch.awaited
         data, batch.data = batch.data, None  # the line's thread may know the batch for a while yet
@@ -186,6 +189,8 @@ class Line:
         self._batches.clear()
 
     def _run(self) -> None:
+        if self._device is not None:  # a new thread's is device 0, where a context of this process would cost memory
+            torch.accelerator.set_device_index(self._device)
         while (found := self._next()) is not None:
             for batch in found[0]:
                 self._start(batch)
@@ -201,7 +206,8 @@ class Line:
         with self._changed:
             while not self._closed:
                 unmade = [batch for batch in self._batches if not batch.made]
-                has_room = len(self._batches) - len(unmade) < self._ahead
+                # Those that come before it: one that failed early, further on, takes nobody's room.
+                has_room = not unmade or self._batches.index(unmade[0]) < self._ahead
                 to_start = [batch for batch in unmade[:DECODING] if batch.job is None]
                 head = unmade[0] if unmade and has_room and not unmade[0].stuck else None
                 if not self._paused and (to_start or head is not None):
@@ -241,8 +247,13 @@ class Line:
             for index in batch.indices:
                 seed = self._seed(index) if self._by_index else 0
                 source, target = self._recipe.locate(index)
-                if not isinstance(source, str | os.PathLike):
+                if isinstance(source, str | os.PathLike):
+                    if "\0" in str(os.fspath(source)):
+                        open(source, "rb").close()  # raises what it raises in a worker
+                else:
                     source = memoryview(source)
+                    if not (source.readonly and source.c_contiguous):
+                        source = bytes(source)  # it may be written again before the threads have read it
                 batch.sources.append(source)
                 batch.targets.append(target)
                 batch.seeds.append(seed)
@@ -326,7 +337,11 @@ class Line:
                 if not in_python:
                     raise NeedsConsumerError
                 before = job.generator_before(sample)
-                made[sample], after = self._in_python(batch, sample, before)
+                try:
+                    made[sample], after = self._in_python(batch, sample, before)
+                except PythonError:
+                    self._raise_earlier(batch, sample, made)
+                    raise
                 job.skip(after)
         if answer == "timeout":
             raise TookTooLongError
@@ -348,6 +363,13 @@ class Line:
             batch.pixels[sample] = pixels
             if batch.boxes is not None:
                 batch.boxes[sample] = torch.tensor(box, dtype=torch.int32)
+
+    def _raise_earlier(self, batch: Batch, sample: int, made: dict[int, _Made]) -> None:
+        """A sample has raised; had one before it done so, which the core could not decode, a worker would end there."""
+        batch.job.cancel()
+        for earlier, status in enumerate(batch.job.statuses()[:sample]):
+            if status and earlier not in made:
+                self._in_python(batch, earlier, self._before(batch, earlier))
 
     def _before(self, batch: Batch, sample: int) -> bytes | None:
         """The state to draw a sample from; ``None`` if nothing is drawn."""

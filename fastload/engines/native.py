@@ -44,6 +44,7 @@ class NativeIterator(_BaseDataLoaderIter):
         finish_is_epilogue: Likewise.
         pin: Whether the pixels lie in pinned memory.
         ahead: Batches to make before they are asked for, at least 1.
+        device: Where ``finish`` works, if that is not the host.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class NativeIterator(_BaseDataLoaderIter):
         finish_is_epilogue: bool = False,
         pin: bool = False,
         ahead: int = 1,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
         self._window = (loader.prefetch_factor or 2) * self._num_workers
@@ -70,6 +72,7 @@ class NativeIterator(_BaseDataLoaderIter):
             finish_is_epilogue=finish_is_epilogue,
             pin=pin,
             ahead=ahead,
+            device=device,
         )
         if self._sizer is not None:
             self._sizer.attach(self._line.pool)
@@ -118,6 +121,8 @@ class NativeIterator(_BaseDataLoaderIter):
             except TookTooLongError:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         self._send()
+        if isinstance(data, BaseException):
+            raise data
         if self._sizer is not None:  # only what more threads would have shortened counts as waiting
             begun, ended = self._line.awaited
             self._sizer.note(self._line.images, max(0.0, ended - max(begun, asked)))

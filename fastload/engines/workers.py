@@ -24,7 +24,7 @@ from fastload import _nvtx
 from fastload._nvtx import stage
 from fastload.engines.arrivals import NONE_FREE
 from fastload.engines.by_index import SeededByIndex
-from fastload.host import HostBatch, map_leaves
+from fastload.host import HostBatch, count_pinned
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 
 if TYPE_CHECKING:
@@ -98,16 +98,9 @@ class Collate:
 def _is_pinned(data: Any) -> bool:
     """Whether a batch of the main process is in pinned memory already, so that a slot would gain nothing."""
     if get_worker_info() is not None:
-        return False  # a forked process must not ask CUDA
-    pageable: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        if not (isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.is_pinned()):
-            pageable.append(leaf)
-        return leaf
-
-    map_leaves(note, data)
-    return not pageable
+        return False
+    pinned, leaves = count_pinned(data)
+    return 0 < pinned == leaves
 
 
 class NamedStages:

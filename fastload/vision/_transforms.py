@@ -80,6 +80,8 @@ def read_transform(transform: Any) -> Pipeline:
     for position, (step, role) in enumerate(zip(steps, roles, strict=True)):
         if role in RESIZES and tensor:
             _check_tensor_resize(step, tensor)
+        elif role == "center_crop" and tensor:
+            _check_padding(step, tensor)
         elif role == "to_tensor":
             if tensor:
                 raise Refused(f"{name_of(step)} comes after {name_of(tensor[0])}, which made a tensor; leave it out")
@@ -127,6 +129,16 @@ def _check_tensor_resize(step: Any, tensor: list[Any]) -> None:
         raise Refused(f"{name} resizes a tensor with antialias={step.antialias}; use True, or {before}")
     if _pillow_filter(step) not in TENSOR_FILTERS:
         raise Refused(f"{name} resizes a tensor with {step.interpolation!r}; use BILINEAR, or {before}")
+
+
+def _check_padding(step: Any, tensor: list[Any]) -> None:
+    """Refuse what would pad an image that is smaller than the crop with a value that black does not have there."""
+    table = table_of(tensor)
+    if table is not None and not _same(table[:, 0], torch.zeros(3, dtype=table.dtype)):
+        raise Refused(
+            f"{name_of(step)} comes after {name_of(tensor[-1])} and would pad small images with 0, which is not black "
+            "there; put it before"
+        )
 
 
 def _flat(transform: Any, depth: int) -> Iterator[Any]:

@@ -248,3 +248,14 @@ def test_a_batch_that_is_pinned_already_takes_no_slot():
                 assert torch.equal(ours.cpu(), theirs)
         stats = loader.stats()
     assert (stats.slot_batches, dict(stats.missed), stats.device.pageable_bytes) == (0, {}, 0)
+
+
+def test_a_pinned_batch_that_is_made_anew_in_the_same_memory_is_copied_before():
+    buffer = torch.empty(64, 3, 512, 512, pin_memory=True)
+
+    def refill(samples):
+        buffer.fill_(samples[0])
+        return buffer
+
+    with FastLoader(range(20), collate_fn=refill) as loader:
+        assert all((batch == number).all() for number, batch in enumerate(list(loader)))

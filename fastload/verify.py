@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import array
+import collections
+import collections.abc
+import dataclasses
+import enum
+import itertools
+import math
 import os
 import sys
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
+from fastload.engines.auto import AutoWorkers
 from fastload.engines.by_index import SeededByIndex, seeded
 from fastload.engines.workers import start_epoch, view_of
 from fastload.loader import FastLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,8 @@ class Verification:
         difference: The first difference: where, and what; ``None`` if there is none.
         errors: Batches that failed, with an error of the same type in both loaders: which, and why.
         notes: Why FastLoader ran the dataset and its transforms as they are, where it did.
+        opaque: Where in the batches there are objects that cannot be compared, and of what type.
+        blind: Batches in which there is nothing else.
     """
 
     batches: int
@@ -38,11 +49,13 @@ class Verification:
     difference: str | None
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
+    blind: int = 0
 
     @property
     def compared(self) -> int:
-        """Batches whose values were compared: those that did not fail."""
-        return self.batches - len(self.errors)
+        """Batches whose values were compared: those that did not fail, and in which there were some."""
+        return self.batches - len(self.errors) - self.blind
 
     def __bool__(self) -> bool:
         return self.difference is None and self.compared > 0
@@ -54,11 +67,13 @@ class Verification:
         elif not self.batches:
             said = "nothing was compared: both loaders are empty"
         elif not self.compared:
-            said = f"nothing was compared: of {self.batches} batches, {failed}"
+            blind = f"{self.blind} hold nothing but objects that cannot be compared" if self.blind else ""
+            said = f"nothing was compared: of {self.batches} batches, {'; '.join(filter(None, (blind, failed)))}"
         else:
             said = f"equal to the bit: {self.compared} batches, engine {self.engine}"
             said += f"; of {self.batches} batches, {failed}" if failed else ""
-        return "\n".join([said, *(f"  note: {note}" for note in self.notes)])
+        notes = [f"not compared: {what}" for what in self.opaque] + list(self.notes)
+        return "\n".join([said, *(f"  note: {note}" for note in notes)])
 
 
 def verify(
@@ -86,7 +101,11 @@ def verify(
         torchs = _as_torch(_made(loader))
         theirs, made = _batches(torchs, seed, batches), _made(loader)
         if isinstance(made, FastLoader):
-            return _compare(made, torchs, theirs, _batches(made, seed, batches))
+            ours = _batches(made, seed, batches)
+            if isinstance(made.num_workers, AutoWorkers):  # its epoch's number is known once that has begun
+                ours = itertools.chain(list(itertools.islice(ours, 1)), ours)
+                torchs.num_workers = int(made.num_workers)
+            return _compare(made, torchs, theirs, ours)
         with FastLoader.wrap(made) as fast:
             return _compare(fast, torchs, theirs, _batches(fast, seed, batches))
     finally:
@@ -157,11 +176,13 @@ def _compare(
     number = 0
     missing = object()
     errors: list[str] = []
+    opaque: dict[str, None] = {}
+    blind = 0
 
     def result(found: str | None) -> Verification:
         plan = loader.plan  # of now: a recipe may have failed its check
         notes = () if plan.engine == "native" else plan.notes
-        return Verification(number, plan.engine, found, tuple(errors), notes)
+        return Verification(number, plan.engine, found, tuple(errors), notes, tuple(opaque), blind)
 
     while True:
         a, b = next(theirs, missing), next(ours, missing)
@@ -170,34 +191,108 @@ def _compare(
         if a is missing or b is missing:
             more = "FastLoader" if a is missing else "torch"
             return result(f"{more} has more than {number} batches")
-        found = difference(a, b)
+        seen = Seen()
+        found = difference(a, b, seen=seen)
+        opaque.update(dict.fromkeys(seen.opaque))
         if found is not None:
             return result(f"batch {number}, {found}{_file(torchs, number, found)}")
+        blind += bool(seen.opaque) and not seen.values
         if isinstance(b, BaseException):
             last = str(b).strip().rpartition("\n")[2]  # after the traceback: the error, or the sample and its file
             errors.append(f"batch {number}, {type(b).__name__}: {last.removeprefix(f'{type(b).__name__}: ')}")
         number += 1
 
 
-def difference(theirs: Any, ours: Any, place: str = "batch") -> str | None:
-    """The first place where two batches differ in type, dtype, shape or a bit; ``None`` if nowhere. Not: in layout."""
+@dataclass(slots=True)
+class Seen:
+    """What there was in two batches.
+
+    Attributes:
+        values: How many were compared.
+        opaque: What was not: objects whose ``==`` only knows themselves, or that have none that says yes or no.
+    """
+
+    values: int = 0
+    opaque: list[str] = dataclasses.field(default_factory=list)
+
+
+def difference(theirs: Any, ours: Any, place: str = "batch", *, seen: Seen | None = None) -> str | None:
+    """The first place where two batches differ in type, dtype, shape or a bit; ``None`` if nowhere. Not: in layout.
+
+    Args:
+        theirs: One of them. Containers are those of :func:`fastload.host.map_leaves`.
+        ours: The other.
+        place: Where they are, in words.
+        seen: Is told what was compared and what could not be.
+    """
+    seen = Seen() if seen is None else seen
     if type(theirs) is not type(ours):
         return f"{place}: {type(theirs).__name__} and {type(ours).__name__}"
+    if isinstance(theirs, BaseException):
+        return None
+    pairs = _entries(theirs, ours, place)
+    if isinstance(pairs, str):
+        return pairs
+    if pairs is not None:
+        return next((found for a, b, at in pairs if (found := difference(a, b, at, seen=seen)) is not None), None)
     if isinstance(theirs, torch.Tensor):
+        seen.values += 1
         return _tensor_difference(theirs, ours.to(theirs.device), place)
-    if isinstance(theirs, dict):
+    same = _same(theirs, ours)
+    if same is None:
+        seen.opaque.append(f"{place}, {type(theirs).__name__}")
+        return None
+    seen.values += 1
+    return None if same else f"{place}: {theirs!r} and {ours!r}"
+
+
+def _entries(theirs: Any, ours: Any, place: str) -> Iterable[tuple[Any, Any, str]] | str | None:
+    """What is in two containers of a type, pair by pair, and where; how they differ; ``None`` if they are none."""
+    if isinstance(theirs, collections.abc.Mapping):
         if theirs.keys() != ours.keys():
             return f"{place}: keys {list(theirs)} and {list(ours)}"
-        pairs = [(theirs[key], ours[key], f"{place}[{key!r}]") for key in theirs]
-    elif isinstance(theirs, list | tuple):
+        return [(theirs[key], ours[key], f"{place}[{key!r}]") for key in theirs]
+    if isinstance(theirs, np.ndarray):
+        if (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
+            return f"{place}: {theirs.dtype} {theirs.shape} and {ours.dtype} {ours.shape}"
+        if not theirs.dtype.hasobject and theirs.tobytes() == ours.tobytes():
+            return [(True, True, place)]
+        return ((theirs[at], ours[at], f"{place}{list(at)}") for at in np.ndindex(theirs.shape))
+    if isinstance(theirs, collections.abc.Sequence) and not isinstance(theirs, _WHOLE):
         if len(theirs) != len(ours):
             return f"{place}: {len(theirs)} and {len(ours)} items"
-        pairs = [(a, b, f"{place}[{i}]") for i, (a, b) in enumerate(zip(theirs, ours, strict=True))]
-    elif isinstance(theirs, BaseException):
+        return [(a, b, f"{place}[{i}]") for i, (a, b) in enumerate(zip(theirs, ours, strict=True))]
+    if dataclasses.is_dataclass(theirs) and not isinstance(theirs, type):
+        names = [field.name for field in dataclasses.fields(theirs)]
+        return [(getattr(theirs, name, None), getattr(ours, name, None), f"{place}.{name}") for name in names]
+    return None
+
+
+_BUFFERS = (bytes, bytearray, memoryview, array.array)
+_WHOLE = (str, range, collections.UserString, *_BUFFERS)
+
+
+def _same(theirs: Any, ours: Any) -> bool | None:
+    """Whether two values of a type are equal, to the bit if they are numbers; ``None`` if that cannot be said."""
+    if isinstance(theirs, np.generic) and not theirs.dtype.hasobject:
+        return bool(theirs.dtype == ours.dtype and theirs.tobytes() == ours.tobytes())
+    if isinstance(theirs, float):
+        return (theirs == ours and math.copysign(1, theirs) == math.copysign(1, ours)) or (
+            math.isnan(theirs) and math.isnan(ours)
+        )
+    if isinstance(theirs, complex):
+        return bool(_same(theirs.real, ours.real) and _same(theirs.imag, ours.imag))
+    if isinstance(theirs, _BUFFERS):
+        a, b = memoryview(theirs), memoryview(ours)
+        return (a.format, a.shape) == (b.format, b.shape) and a.tobytes() == b.tobytes()
+    if theirs is ours or isinstance(theirs, type | enum.Enum | torch.dtype):  # one of each in a process
+        return theirs is ours
+    if type(theirs).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
         return None
-    else:
-        return None if theirs == ours else f"{place}: {theirs!r} and {ours!r}"
-    return next((found for a, b, where in pairs if (found := difference(a, b, where)) is not None), None)
+    try:
+        return bool(theirs == ours)
+    except Exception:  # noqa: BLE001 - the user's own; with tensors in it, torch's or NumPy's
+        return None
 
 
 def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str) -> str | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import collections
+import dataclasses
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
@@ -13,8 +17,9 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, cli
-from fastload.engines import decoding
-from fastload.verify import difference, verify
+from fastload.engines import auto, decoding
+from fastload.engines.trial import Trial
+from fastload.verify import Seen, difference, verify
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +169,82 @@ def test_what_is_no_loader_is_refused():
         verify([1, 2])
     with pytest.raises(ValueError, match="batches"):
         verify(DataLoader([1]), batches=0)
+
+
+@dataclasses.dataclass
+class Pair:
+    x: object
+    y: object = 1
+
+
+class Opaque:
+    def __init__(self, x):
+        self.x = x
+
+
+class Grumpy(Opaque):
+    def __eq__(self, other):
+        return self.x == other.x  # of tensors: neither true nor false
+
+    __hash__ = None
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    ("make", "other", "place"),
+    [
+        (lambda: Pair(torch.zeros(2)), lambda: Pair(torch.tensor([0.0, 1.0])), "batch.x[1]: 0.0 and 1.0"),
+        (lambda: collections.UserDict(a=torch.zeros(2)), lambda: collections.UserDict(a=torch.ones(2)), "['a'][0]"),
+        (lambda: collections.UserList([torch.zeros(2)]), lambda: collections.UserList([torch.ones(2)]), "[0][0]"),
+        (lambda: collections.deque([1, 2]), lambda: collections.deque([1, 3]), "batch[1]: 2 and 3"),
+        (lambda: Point(torch.zeros(1), 1), lambda: Point(torch.ones(1), 1), "batch[0][0]"),
+        (lambda: {"a": np.arange(3)}, lambda: {"a": np.array([0, 1, 3])}, "batch['a'][2]"),
+        (lambda: np.array([0.0, np.nan]), lambda: np.array([-0.0, np.nan]), "batch[0]"),
+        (lambda: np.array([None, float("nan")]), lambda: np.array([None, 1.0]), "batch[1]: nan and 1.0"),
+        (lambda: np.zeros(2), lambda: np.zeros(3), "(2,) and float64 (3,)"),
+        (lambda: np.array(1.5), lambda: np.array(2.5), "1.5"),
+        (lambda: np.float32("nan"), lambda: np.float32(1), "nan"),
+        (lambda: [float("nan")], lambda: [0.0], "batch[0]: nan and 0.0"),
+        (lambda: 0.0, lambda: -0.0, "0.0 and -0.0"),
+        (lambda: complex(0, float("nan")), lambda: complex(1, float("nan")), "nanj"),
+        (lambda: array.array("d", [float("nan")]), lambda: array.array("d", [1.0]), "array"),
+        (lambda: range(3), lambda: range(4), "range"),
+        (lambda: torch.float32, lambda: torch.float16, "torch.float16"),
+    ],
+)
+def test_every_kind_of_batch_is_walked_through(make, other, place):
+    seen = Seen()
+    assert difference(make(), make(), seen=seen) is None
+    assert (seen.values > 0, seen.opaque) == (True, [])
+    assert place in difference(make(), other())
+
+
+@pytest.mark.parametrize("kind", [Opaque, Grumpy])
+def test_what_cannot_be_compared_is_named_and_not_called_different_or_equal(kind):
+    seen = Seen()
+    assert difference([kind(torch.zeros(2)), 1], [kind(torch.ones(2)), 1], seen=seen) is None
+    assert (seen.values, seen.opaque) == (1, [f"batch[0], {kind.__name__}"])
+    assert difference([kind(torch.zeros(2)), 1], [kind(torch.zeros(2)), 2]) == "batch[1]: 1 and 2"
+    loader = DataLoader(range(4), 2, collate_fn=lambda samples: [kind(torch.tensor(samples)), torch.tensor(samples)])
+    result = verify(loader)
+    assert (bool(result), result.compared) == (True, 2)
+    assert str(result).splitlines()[1] == f"  note: not compared: batch[0], {kind.__name__}"
+    result = verify(DataLoader(range(4), 2, collate_fn=lambda samples: kind(torch.tensor(samples))))
+    assert (bool(result), result.compared, result.difference) == (False, 0, None)
+    assert "nothing was compared: of 2 batches, 2 hold nothing but objects" in str(result)
+
+
+@pytest.mark.parametrize("accelerate", ["require", "off"])
+def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatch, accelerate):
+    monkeypatch.setattr(auto, "cores_for_loading", lambda: 3)
+    cheap = Trial(4, 1e-4, 2e-4, 100)  # cheap samples: fewer workers than there are cores
+    monkeypatch.setattr(auto, "run_trial", lambda loader: cheap)
+    dataset = ImageFolder(root, train_v1())
+    loader = FastLoader(dataset, 2, num_workers="auto", device="cpu", accelerate=accelerate)
+    result = verify(loader)
+    assert result, result
+    used = int(loader.num_workers)
+    loader.close()
+    assert used == (auto.NATIVE_STREAMS if accelerate == "require" else 2)

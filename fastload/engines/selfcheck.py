@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from fastload import _core
 from fastload.engines.by_index import random_states_kept
@@ -27,6 +29,9 @@ def check_recipe(
 ) -> str | None:
     """Make a few samples both ways. Leaves the global random states as they were.
 
+    The samples are those of a shallow copy of the dataset. A file that it opens when it is first read stays with the
+    copy: forked workers that inherited it would share its offset.
+
     Args:
         recipe: To check.
         images_of: Makes images of pixels and of boxes to erase, on the CPU, as the native engine will.
@@ -35,7 +40,14 @@ def check_recipe(
     Returns:
         What differs, or why the workers are better; ``None`` when all is well.
     """
-    count = len(recipe.dataset)
+    try:
+        recipe = replace(recipe, dataset=_copied(recipe.dataset))
+    except Exception as error:  # noqa: BLE001 - the user's own __getstate__ or __copy__
+        return f"the dataset cannot be checked: copy.copy() of it raises {type(error).__name__}: {error}"
+    try:
+        count = len(recipe.dataset)
+    except Exception as error:  # noqa: BLE001 - none (torch needs none with a sampler), or the user's own
+        return f"the dataset cannot be checked: len() of it raises {type(error).__name__}: {error}; give it a __len__"
     indices = sorted({round(i * (count - 1) / (SAMPLES - 1)) for i in range(SAMPLES)}) if count else []
     missed = 0
     pool = _core.Pool(1)
@@ -55,6 +67,13 @@ def check_recipe(
     return None
 
 
+def _copied(dataset: Any) -> Any:
+    copied = copy.copy(dataset)
+    if type(dataset) is Subset:
+        copied.dataset = _copied(dataset.dataset)
+    return copied
+
+
 def _compare(
     recipe: Recipe, images_of: Callable[[torch.Tensor, torch.Tensor], Any], pool: _core.Pool, index: int
 ) -> tuple[bool, str | None]:
@@ -62,12 +81,21 @@ def _compare(
     expected, after = _real(recipe, index, state)
     try:
         source, target = recipe.locate(index)
+        source = source if isinstance(source, str | os.PathLike) else memoryview(source)
     except Exception as error:  # noqa: BLE001 - if the dataset raises too, that is its business
         return False, None if expected is None else f"sample {index} raises {type(error).__name__} in encoded()"
-    source = source if isinstance(source, str | os.PathLike) else memoryview(source)
     pixels = torch.empty((2, *recipe.pipeline.size, 3), dtype=torch.uint8)
     # Twice, so that the state between the two can be seen.
-    job = pool.submit([source, source], pixels, plan=recipe.plan, stream=_core.RandomStream(state), **recipe.options)
+    stream = _core.RandomStream(state)
+    try:
+        job = pool.submit([source, source], pixels, plan=recipe.plan, stream=stream, **recipe.options)
+    except (
+        TypeError,
+        ValueError,
+        OSError,
+        BufferError,
+    ):  # a path with a NUL, say; the sample's batch says so in its turn
+        return False, None
     try:
         while job.wait() == "requested":
             kind, sample, value = job.request()

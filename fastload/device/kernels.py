@@ -49,6 +49,8 @@ class _Loaded:
         self._kernels: dict[tuple[int, int, int], dict[torch.memory_format, _Kernel]] = {}
         self._failures: dict[tuple[int, int, int], str] = {}
         self._asked: Counter[tuple[int, int, int]] = Counter()
+        self._compiling: set[tuple[int, int, int]] = set()  # or tried; by a thread that nobody waits for
+        self._asking = threading.Lock()  # of these two; the other one is held while a kernel is compiled
 
     def kernel(
         self, index: int, value_bytes: int, channels: int, memory_format: torch.memory_format, *, wait: bool = True
@@ -62,8 +64,12 @@ class _Loaded:
         kernels = self._kernels.get(key)  # without the lock, because this is the way of every batch but the first
         if kernels is None and not wait:
             if key not in self._failures:
-                self._asked[key] += 1
-                if self._asked[key] == 2:
+                with self._asking:
+                    self._asked[key] += 1
+                    starts = self._asked[key] >= 2 and key not in self._compiling
+                    if starts:
+                        self._compiling.add(key)
+                if starts:
                     compiler = threading.Thread(target=self._kernel_for, args=key, name="fastload-nvrtc", daemon=True)
                     with contextlib.suppress(RuntimeError):  # no more threads: torch does it
                         compiler.start()

@@ -114,6 +114,18 @@ class DevicePrefetcher(Generic[T]):
             yield transfer.take(transfer.start(batch))
 
 
+def _use_one_thread() -> None:
+    """Let torch compute with one thread in this thread: pinning must not take the CPU from the training loop.
+
+    ``set_num_threads`` also says what threads that begin later start with; one of those puts that back.
+    """
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    other = threading.Thread(target=torch.set_num_threads, args=(usual,), name="fastload-num-threads", daemon=True)
+    other.start()
+    other.join()
+
+
 class Feeder:
     """A thread that reads a source and copies each batch as soon as there is room on the device.
 
@@ -138,7 +150,7 @@ class Feeder:
         _nvtx.name_thread("fastload-feeder")
         try:
             torch.accelerator.set_device_index(self.transfer.device)
-            torch.set_num_threads(1)  # this thread only; pinning must not take the CPU from the training loop
+            _use_one_thread()
             number = 0
             while self._read(number):
                 number += 1

@@ -8,7 +8,9 @@ import importlib.util
 import pickle
 import sys
 import threading
+import time
 import warnings
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -250,6 +252,29 @@ def test_a_kernel_that_nobody_waits_for_is_compiled_beside_the_second_batch(monk
     assert loaded.kernel(0, 4, 3, torch.channels_last) == "the kernel"
     assert loaded.kernel(0, 4, 3, torch.channels_last, wait=False) == "the kernel"
     assert compiled == ["fastload-nvrtc"]
+
+
+def test_two_threads_that_ask_at_once_do_not_step_past_the_compilation(monkeypatch, loaded):
+    compiled = []
+
+    class Slow(Counter):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, value)
+            time.sleep(0.2)  # another thread counts, too, before this one looks at the sum
+
+    loaded._asked = Slow()
+    monkeypatch.setattr(loaded, "_kernel_for", lambda *key: compiled.append(key))
+    ask = lambda: loaded.kernel(0, 4, 3, torch.channels_last, wait=False)  # noqa: E731
+    ask()
+    both = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    for thread in threading.enumerate():
+        if thread.name == "fastload-nvrtc":
+            thread.join()
+    assert compiled == [(0, 4, 3)]
 
 
 def test_a_device_without_kernel_is_named():

@@ -126,6 +126,26 @@ def test_batches_come_in_order_and_end(feed):
     assert iterator._feeder.transfer.steps == 20 + 3
 
 
+def test_only_the_feeder_computes_with_one_thread(feed):
+    def threads_of_a_new_thread():
+        found = []
+        thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    def source():
+        yield torch.get_num_threads()
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert list(feed(source())) == [1]
+        assert (threads_of_a_new_thread(), torch.get_num_threads()) == (3, 3)
+    finally:
+        torch.set_num_threads(usual)
+
+
 def test_a_ready_batch_is_not_held_back_by_the_next_one(feed):
     source = Source(3, gate_at=1)
     iterator = feed(source)

@@ -29,6 +29,7 @@ TRIAL_S: Final = 0.5
 _FIRST_BATCH_S: Final = 3.0  # a batch that takes longer says enough: as many workers as there are cores
 _START_S: Final = 60.0  # a spawned process imports torch, and the user's module
 _BATCHES_MAX: Final = 20
+_GRACE_S: Final = 5.0  # for the sample that is being made when the time is up
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class Trial:
 def run_trial(loader: DataLoader[Any], seconds: float = TRIAL_S) -> Trial | None:
     """Make some of the loader's batches in a process of its own and time them. Blocks for about ``seconds``.
 
+    It then waits for the sample that is being made, for up to 5 s more: a process that is killed in the middle of one
+    may hold a lock, or leave half a file, of which the epoch's workers know nothing. What takes longer is killed.
+
     ``None`` when no batch came: it takes too long, or raises, or the dataset cannot be sent to another process. The
     epoch will say so, in torch's words.
     """
@@ -60,7 +64,9 @@ def run_trial(loader: DataLoader[Any], seconds: float = TRIAL_S) -> Trial | None
     view = view_of(loader, **changes, timeout=0, _DataLoader__multiprocessing_context=None)
     vars(view).pop("_runtime", None)
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_make_batches, args=(view, sender, seconds), name="fastload-trial", daemon=True)
+    enough = torch.zeros((), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+    args = (view, sender, seconds, enough)
+    process = context.Process(target=_make_batches, args=args, name="fastload-trial", daemon=True)
     try:
         _forking.workers = True  # garbage is left alone there, as in torch's workers
         try:
@@ -74,9 +80,13 @@ def run_trial(loader: DataLoader[Any], seconds: float = TRIAL_S) -> Trial | None
     finally:
         receiver.close()
         if process.pid is not None:
-            process.kill()
-            process.join()
-            process.close()
+            enough.fill_(True)
+            try:
+                process.join(_GRACE_S)
+            finally:
+                process.kill()
+                process.join()
+                process.close()
 
 
 def _reports(receiver: Connection, seconds: float) -> list[tuple[int, float, int]]:
@@ -104,7 +114,27 @@ def _evaluate(reports: list[tuple[int, float, int]]) -> Trial | None:
     return Trial(len(reports), took / max(1, images), took / len(steady), nbytes // len(steady))
 
 
-def _make_batches(view: DataLoader[Any], sender: Connection, seconds: float) -> None:
+class _EnoughError(Exception):
+    """The trial is over."""
+
+
+class _Interruptible:
+    """A dataset as torch's fetcher asks it for samples; asked for one more when the trial is over, it raises."""
+
+    def __init__(self, dataset: Any, enough: torch.Tensor) -> None:
+        self._dataset = dataset
+        self._enough = enough
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._enough:
+            raise _EnoughError
+        return self._dataset[index]
+
+    def __getattr__(self, name: str) -> Any:  # above all __getitems__, if there is one
+        return getattr(self._dataset, name)
+
+
+def _make_batches(view: DataLoader[Any], sender: Connection, seconds: float, enough: torch.Tensor) -> None:
     """The process: reports ``(images, seconds, bytes)`` of each batch."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits; it ends this one
     torch.set_num_threads(1)
@@ -112,7 +142,9 @@ def _make_batches(view: DataLoader[Any], sender: Connection, seconds: float) -> 
         _become_worker(view)
         sender.send(None)
         begin = previous = time.perf_counter()
-        for number, batch in enumerate(view, start=1):
+        batches: Any = iter(view)
+        batches._dataset_fetcher.dataset = _Interruptible(view.dataset, enough)
+        for number, batch in enumerate(batches, start=1):
             images, nbytes = _hand_on(batch, view._auto_collation)
             now = time.perf_counter()
             sender.send((images, now - previous, nbytes))

@@ -185,10 +185,36 @@ def test_a_worker_that_dies_in_the_trial_is_no_error_of_the_trial(cores):
 
 def test_samples_slower_than_the_trial_get_all_cores(cores, monkeypatch):
     monkeypatch.setattr(trial, "_FIRST_BATCH_S", 0.2)
+    monkeypatch.setattr(trial, "_GRACE_S", 0.5)
     begun = time.perf_counter()
     assert run_trial(FastLoader(Costly(4, 60.0), num_workers="auto")) is None
     assert time.perf_counter() - begun < 10
     assert multiprocessing.active_children() == []
+
+
+class Locked(Costly):
+    """Its workers fetch one at a time."""
+
+    def __init__(self, count, seconds):
+        super().__init__(count, seconds)
+        self.lock = multiprocessing.Lock()
+        self.made = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, index):
+        with self.lock:
+            time.sleep(self.seconds)
+            self.made += 1
+            return index
+
+
+def test_the_trial_is_not_ended_in_the_middle_of_a_sample(cores, monkeypatch):
+    monkeypatch.setattr(trial, "_FIRST_BATCH_S", 0.5)
+    dataset = Locked(40, 0.4)
+    begun = time.perf_counter()
+    assert run_trial(FastLoader(dataset, batch_size=20, num_workers="auto")) is None
+    assert time.perf_counter() - begun < 5  # nor only at the end of the batch
+    assert 1 <= dataset.made < 20
+    assert dataset.lock.acquire(timeout=1)
 
 
 def error_of(loader):

@@ -54,7 +54,9 @@ def main() -> None:
         .map_tuple(augment, int)
         .batched(args.batch_size)
     )
-    loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=args.workers)
+    # Each worker reads shards of its own: one that is left with none is an error of webdataset's.
+    workers = min(args.workers, sum(len(webdataset.shardlists.expand_urls(shard)) for shard in args.shards))
+    loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=workers)
     batches = prefetch_to_device(loader)  # was: loader, and .to(device, non_blocking=True) in the loop
 
     model = get_model(args.model, weights=None, num_classes=args.classes)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     Step = Callable[[Any], object]
 
+NATIVE_AHEAD = 6  # batches that the native engine may have ready before it is asked
 FEW_STEPS = 3  # a rate is measured over at least so many, however short the time
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from fastload.bench.contenders._job import Job
 from fastload.bench.contenders._remote import ContenderError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from fastload.bench.contenders._remote import Remote, Team
 
@@ -30,6 +31,9 @@ def check_outputs(team: Team, data: str) -> dict[str, dict[str, Any]]:
 
     Whoever draws crops as torch does, from its generator and in its order, is compared image by image; the others'
     crops are compared as :mod:`fastload.bench._likeness` says.
+
+    Raises:
+        ValueError: Torchvision cannot read an image.
 
     Returns:
         What was seen, by name; with ``failed``, the reason, where it is off by more than it may be.
@@ -47,7 +51,8 @@ def check_outputs(team: Team, data: str) -> dict[str, dict[str, Any]]:
                 seed=1,
             )
             expected = Path(folder) / f"{train}.npz"
-            write_expected(job, expected)
+            with _readable():
+                write_expected(job, expected)
             follows = [remote for remote in team.loading if not (train and remote.contender.draws_itself)]
 
             def check(remote: Remote, job: Job = job, expected: Path = expected) -> None:
@@ -80,7 +85,8 @@ def _check_drawing(team: Team, data: str, folder: Path, seen: dict[str, dict[str
         device=team.device,
         seed=1,
     )
-    usual = Likeness.of(job)
+    with _readable():
+        usual = Likeness.of(job)
 
     def check(remote: Remote) -> None:
         try:
@@ -94,6 +100,18 @@ def _check_drawing(team: Team, data: str, folder: Path, seen: dict[str, dict[str
         seen[remote.name] |= _known("check_training", known, reason)
 
     team.together(drawing, check)
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """An image that cannot be read is said in one line; a worker's error ends with the one that was raised there."""
+    try:
+        yield
+    except OSError as error:
+        said = str(error).strip().splitlines()
+        raise ValueError(
+            f"--data must hold images that torchvision reads: {said[-1] if said else type(error).__name__}"
+        ) from error
 
 
 def _known(what: str, answer: Mapping[str, Any], reason: str | None) -> dict[str, Any]:

@@ -73,7 +73,9 @@ class Gathering:
         """Ask; returns the record, and whether every contender that could take part has answered."""
         setup = question.setup
         self.team.revive()
-        points = question.measure(self)
+        asked = {"batch_size": setup.batch_size, "repeats": setup.repeats, "seconds": setup.seconds}
+        # In each point: those of a question that is asked twice stand in one record.
+        points = [{**asked, **point} for point in question.measure(self)]
         known = {
             name: {**record, **self.checked.get(name, {})}
             for name, record in self.team.record().items()
@@ -84,9 +86,7 @@ class Gathering:
             "environment": self.environment,
             "dataset": self.described,
             "parameters": {
-                "batch_size": setup.batch_size,
-                "repeats": setup.repeats,
-                "seconds": setup.seconds,
+                **asked,
                 "device": setup.device,
                 "quick": setup.quick,
                 **question.parameters,

@@ -24,6 +24,7 @@ from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
 from fastload.bench.contenders import ceiling
 from fastload.bench.contenders._job import Job, in_model_layout
 from fastload.bench.multigpu import CEILING, Plan
+from fastload.rates import NATIVE_AHEAD, in_flight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EPOCH_IMAGES = 1 << 19  # of each process: no epoch ends while a clock runs
-_WARM_STEPS = 3
 
 
 class Rank:
@@ -53,6 +53,9 @@ class Rank:
             channels_last=device.type == "cuda",
             wrap=lambda model: DistributedDataParallel(model, device_ids=ids),
         )
+        # So many batches may be ready when a turn begins: FastLoader's threads do not stand still before they have
+        # filled its buffers, torch's workers had filled theirs. The same number for all, in every process.
+        self.warm_steps = 0
         self._loaders: list[Any] = []
         self._workers: dict[str, list[int]] = {}
         self._feeds: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
@@ -79,6 +82,7 @@ class Rank:
         torch.manual_seed(dist.get_rank())
         self._feeds["fastload"] = iter(ours)
         self._loaders.append(ours)
+        self.warm_steps = max(in_flight(theirs), NATIVE_AHEAD)
         self._feeds[CEILING] = ceiling.open_feed(job, "").batches
 
     def check(self, batches: int) -> bool:
@@ -90,9 +94,9 @@ class Rank:
         return same
 
     def train(self, name: str, steps: int) -> float:
-        """Train so many steps, after a few; returns the seconds of the slowest process."""
+        """Train so many steps, after those whose batches were ready; returns the seconds of the slowest process."""
         self._wake(name)
-        before = self._run(name, _WARM_STEPS)[-1]
+        before = self._run(name, self.warm_steps)[-1]
         marks = self._run(name, steps)
         self._clock.finish()
         self._stop(name)
@@ -104,7 +108,7 @@ class Rank:
         """Images per second of all processes, turn by turn."""
         plan, steps = self._plan, {}
         for name in self._feeds:
-            self.train(name, 2 * plan.threads + 2)
+            self.train(name, 1)
             per_step = self.train(name, 4) / 4
             steps[name] = max(2, math.ceil(plan.seconds / per_step))  # the same in every process
         images = plan.batch_size * dist.get_world_size()

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastload.bench._show import console
+from fastload.bench._data import add_data_argument, check_data
+from fastload.bench._show import console, refuse
 from fastload.bench.peers import QUESTIONS
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 PEERS = "peers"
 ORDER = ("peers", "decode", "slots", "step", "ladder", "multigpu", "ceiling", "insight", "verdicts", "tune")
 """Every benchmark; ``peers`` asks several, and ``demo`` shows what ``ladder`` measures."""
+TAKE_DATA = ("peers", "decode", "step", "ladder", "multigpu", "ceiling", "tune")
+"""Those that load images; the others measure with figures of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +46,24 @@ class Run:
     tail: str
 
 
-def command(name: str, folder: Path, *, quick: bool) -> list[str]:
-    """How one benchmark is run."""
+def command(name: str, folder: Path, *, quick: bool, data: Path | None = None) -> list[str]:
+    """How one benchmark is run; ``data`` goes to those that take it."""
     options = {
         PEERS: ["--json", str(folder)],
         "ladder": ["--json", str(folder / "ladder.json"), "--plot", str(folder / "ladder.png")],
     }.get(name, ["--json", str(folder / f"{name}.json")])
+    if data is not None and name in TAKE_DATA:
+        options = [*options, "--data", str(data)]
     return [sys.executable, "-m", "fastload", "bench", name, *options, *(["--quick"] if quick else [])]
 
 
-def run_one(name: str, folder: Path, *, quick: bool) -> Run:
+def run_one(name: str, folder: Path, *, quick: bool, data: Path | None = None) -> Run:
     """Run one benchmark; what it writes is shown as it comes."""
     console().rule(f"fastload bench {name}")
     begin = time.perf_counter()
     lines: list[str] = []
     with subprocess.Popen(
-        command(name, folder, quick=quick),
+        command(name, folder, quick=quick, data=data),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -74,6 +79,7 @@ def run_one(name: str, folder: Path, *, quick: bool) -> Run:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload bench all``."""
+    add_data_argument(parser)
     parser.add_argument("--json", metavar="DIR", type=Path, help="write NAME.json of each benchmark there")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that all work; the figures mean nothing")
     parser.add_argument("--only", metavar="A,B", help=f"these alone, among {','.join(ORDER)}")
@@ -85,10 +91,14 @@ def main(args: argparse.Namespace) -> int:
     if unknown := [name for name in chosen if name not in ORDER]:
         sys.stderr.write(f"error: --only must be among {', '.join(ORDER)}, got {', '.join(unknown)}\n")
         return 2
+    try:
+        check_data(args.data)
+    except FileNotFoundError as error:
+        return refuse(error)
     with tempfile.TemporaryDirectory(prefix="fastload-") as scratch:
         folder = args.json or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        runs = [run_one(name, folder, quick=args.quick) for name in chosen]
+        runs = [run_one(name, folder, quick=args.quick, data=args.data) for name in chosen]
         show(runs, folder)
     return int(any(run.code for run in runs))
 

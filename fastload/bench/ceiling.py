@@ -18,7 +18,7 @@ from fastload._factory import FactoryError, add_factory_argument, call_factory
 from fastload._machine import usable_cpus
 from fastload.bench._measure import Spread, environment, ratio, write_json
 from fastload.bench._show import console, refuse
-from fastload.rates import Rate, ceiling_rate, fed_rate
+from fastload.rates import EmptyLoaderError, Rate, ceiling_rate, fed_rate
 
 if TYPE_CHECKING:
     import argparse
@@ -131,7 +131,10 @@ def main(arguments: argparse.Namespace) -> int:
     except (FactoryError, ValueError, FileNotFoundError) as error:
         return refuse(error)
     record = {"benchmark": "ceiling", "environment": environment(), "factory": arguments.factory}
-    record |= measure(loader, step, seconds=seconds, repeats=repeats, hold=arguments.hold)
+    try:
+        record |= measure(loader, step, seconds=seconds, repeats=repeats, hold=arguments.hold)
+    except EmptyLoaderError as error:
+        return refuse(error)
     table = Table(title="The same training loop")
     for column in ("fed by", "images/s", "spread", "of the ceiling"):
         table.add_column(column, justify="left" if column == "fed by" else "right")

@@ -241,7 +241,10 @@ def main(arguments: argparse.Namespace) -> int:
         Path(".fastload") / f"large-photos-{arguments.large}",
         PhotoSet(count=arguments.large, classes=min(8, arguments.large), edge_px=1000 if arguments.quick else 4000),
     ).path
-    crops, large_crops = (Crops(_jpegs(folder, arguments.images)) for folder in (usual, large))
+    try:
+        crops, large_crops = (Crops(_jpegs(folder, arguments.images)) for folder in (usual, large))
+    except (FileNotFoundError, RuntimeError) as error:
+        return refuse(error)
     crops.check()
     large_crops.check()
     most = arguments.threads or usable_cpus()

@@ -19,6 +19,8 @@ from fastload.bench._setup import add_peer_arguments, setup_of
 from fastload.bench._show import console, refuse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastload.bench._peers import Question
 
 QUESTIONS = ("loaders", "train", "firstbatch", "cpu", "scaling", "memory")
@@ -37,7 +39,7 @@ def parse(text: str, common: argparse.Namespace) -> Question:
     Raises:
         ValueError: It is none.
     """
-    name, *options = shlex.split(text)
+    name, *options = shlex.split(text) or [""]
     if name not in QUESTIONS:
         raise ValueError(f"a question must begin with one of {', '.join(QUESTIONS)}, got {text!r}")
     module: Any = importlib.import_module(f"fastload.bench.{name}")
@@ -53,6 +55,16 @@ def parse(text: str, common: argparse.Namespace) -> Question:
             setattr(args, option, getattr(common, option))
     asked: Question = module.question(args, setup_of(args))
     return asked
+
+
+def join(whole: dict[str, Any], record: Mapping[str, Any]) -> None:
+    """Add another answer to the same question; parameters that differ stand in the points alone."""
+    whole["points"] += record["points"]
+    whole["contenders"] |= record["contenders"]
+    parameters = whole["parameters"]
+    for name, value in record["parameters"].items():
+        if parameters[name] != value:
+            parameters[name] = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +86,7 @@ def main(args: argparse.Namespace) -> int:
                 all_right &= right
                 whole = records.setdefault(question.name, record)
                 if whole is not record:
-                    whole["points"] += record["points"]
-                    whole["contenders"] |= record["contenders"]
+                    join(whole, record)
                 if args.json:
                     console().print(f"figures: {write_json(args.json / f'{question.name}.json', whole)}")
     except (ValueError, FileNotFoundError, FileExistsError) as error:

@@ -26,7 +26,7 @@ from fastload.bench._measure import Spread, environment, interleave, ratio, writ
 from fastload.bench._show import console, refuse
 from fastload.engines.auto import cores_for_loading
 from fastload.insight.clock import clock_for
-from fastload.rates import endless, in_flight, loop_rate
+from fastload.rates import NATIVE_AHEAD, endless, in_flight, loop_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,6 @@ WORKERS_MAX: Final = 1.25
 NOISE: Final = 0.03
 
 _EPOCH_S: Final = 0.8  # of "auto": natively it decides twice a second
-_NATIVE_AHEAD: Final = 6  # batches that may be ready before they are asked for
 _SETTLED: Final = 3  # epochs of the same number, before the turns begin
 _SETTLE_MAX: Final = 20
 
@@ -158,7 +157,7 @@ def fixed(workload: Workload, loader: FastLoader[Any], device: torch.device, sec
     """A loader with a number of workers of its own."""
     workers = int(loader.num_workers)
     feed = endless(loader)
-    ready = _NATIVE_AHEAD if workload.is_native else in_flight(loader)
+    ready = NATIVE_AHEAD if workload.is_native else in_flight(loader)
     rounds = 1 if workload.is_native else workers
 
     def measure() -> tuple[Rate, int]:
@@ -175,7 +174,7 @@ def auto(workload: Workload, loader: FastLoader[Any], device: torch.device, batc
 
     def measure() -> tuple[Rate, int]:
         epoch = iter(loader)
-        first = min(_NATIVE_AHEAD if workload.is_native else in_flight(loader), batches // 2)
+        first = min(NATIVE_AHEAD if workload.is_native else in_flight(loader), batches // 2)
         rate = loop_rate(epoch, workload.step, device, seconds=0.0, warm_steps=first, steps=max(1, batches - first - 1))
         for batch in epoch:
             workload.step(batch)
@@ -211,7 +210,7 @@ def measure(
             contenders[str(count)] = fixed(workload, loader, device, seconds)
         fastest = max(contender.measure()[0].images_per_s for contender in contenders.values())
         batch_size = loader.batch_size or 1
-        batches = 2 * int(epoch_s * fastest / batch_size / 2) + 2 * max(_NATIVE_AHEAD, in_flight(loader))
+        batches = 2 * int(epoch_s * fastest / batch_size / 2) + 2 * max(NATIVE_AHEAD, in_flight(loader))
         loader = opened.enter_context(workload.loader(batches, "auto"))
         contenders["auto"] = auto(workload, loader, device, batches)
         settled_s, numbers = settle(contenders["auto"])

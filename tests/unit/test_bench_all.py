@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 
 import pytest
@@ -31,6 +32,21 @@ def test_no_benchmark_is_forgotten() -> None:
     assert {*every.ORDER, *peers.QUESTIONS, "all", "demo", "photos"} == set(BENCH)
 
 
+def test_data_is_passed_on_to_those_that_take_it(tmp_path) -> None:
+    for name in every.ORDER:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"fastload.bench.{name}").add_arguments(parser)
+        takes = any("--data" in action.option_strings for action in parser._actions)
+        assert (name in every.TAKE_DATA) is takes, name
+        given = every.command(name, tmp_path, quick=True, data=tmp_path / "images")[5:]
+        assert (getattr(parser.parse_args(given), "data", None) == tmp_path / "images") is takes
+
+
+def test_data_that_is_none_is_refused(tmp_path, capsys) -> None:
+    assert every.main(arguments("--data", str(tmp_path / "nowhere"))) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
 @pytest.fixture
 def scripts(monkeypatch, tmp_path):
     """Benchmarks that are one line of Python, by name."""
@@ -40,7 +56,7 @@ def scripts(monkeypatch, tmp_path):
         "step": f"open({str(tmp_path / 'ran')!r}, 'w')",
     }
     monkeypatch.setattr(every, "ORDER", tuple(programs))
-    monkeypatch.setattr(every, "command", lambda name, folder, *, quick: [sys.executable, "-c", programs[name]])
+    monkeypatch.setattr(every, "command", lambda name, folder, **_: [sys.executable, "-c", programs[name]])
     return tmp_path
 
 
@@ -72,11 +88,24 @@ def test_training_asks_the_ceiling_too() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["haste", "loaders --haste", "loaders --threads 0", "train --models haste", "loaders --quick", "cpu --json a"],
+    ["", "haste", "loaders --haste", "loaders --threads 0", "train --models haste", "loaders --quick", "cpu --json a"],
 )
 def test_what_is_no_question_is_refused(text) -> None:
     with pytest.raises(ValueError, match=r"haste|must be|'0'"):
         peers.parse(text, common())
+
+
+def test_parameters_that_differ_stand_in_the_points_alone() -> None:
+    def answer(batch_size: int) -> dict[str, object]:
+        known = {"batch_size": batch_size, "repeats": 5}
+        return {"parameters": dict(known), "points": [known], "contenders": {str(batch_size): {}}}
+
+    whole = answer(64)
+    peers.join(whole, answer(256))
+    peers.join(whole, answer(64))
+    assert whole["parameters"] == {"batch_size": None, "repeats": 5}
+    assert [point["batch_size"] for point in whole["points"]] == [64, 256, 64]
+    assert set(whole["contenders"]) == {"64", "256"}
 
 
 def test_a_contender_that_fails_drops_out_and_the_others_go_on() -> None:

@@ -108,6 +108,16 @@ def test_times_are_per_image() -> None:
     np.testing.assert_allclose(record["x"]["values"], [1000, 2000])
 
 
+def test_files_that_the_core_does_not_decode_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad" / "one").mkdir(parents=True)
+    (tmp_path / "bad" / "one" / "a.jpg").write_bytes(b"nothing")
+    assert decode.main(arguments("--quick", "--data", str(tmp_path / "bad"))) == 2
+    assert "must hold folders with JPEG files" in capsys.readouterr().err
+
+
 def test_missing_data_is_refused(tmp_path: Path) -> None:
     assert decode.main(arguments("--data", str(tmp_path / "nowhere"))) == 2
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
 from fastload import cli
-from fastload.bench import multigpu
+from fastload.bench import _ranks, multigpu
 from fastload.bench._outputs import _wrong
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._registry import Tolerance
@@ -74,6 +75,39 @@ def test_pixels_may_be_off_by_the_tolerance_alone() -> None:
     assert "labels" in (_wrong({**seen, "labels_equal": False}, Tolerance(mean=0.5, why="")) or "")
 
 
+def test_an_image_that_cannot_be_read_is_refused_in_one_line(tmp_path, capsys) -> None:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=8, classes=2, edge_px=64)).path
+    broken = min(data.glob("*/*.jpg"))
+    broken.write_bytes(b"nothing")
+    common = ["--quick", "--contenders", "ceiling", "--data", str(data)]
+    assert cli.main(["bench", "loaders", "--threads", "1", *common]) == 2
+    said = capsys.readouterr().err
+    assert broken.name in said
+    assert said.count("\n") == 1
+
+
+def test_fewer_images_than_a_batch_are_refused(tmp_path, capsys) -> None:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=4, classes=2, edge_px=64)).path
+    assert cli.main(["bench", "ceiling", "--quick", "--workers", "1", "--data", str(data)]) == 2
+    assert "at least 1 batch" in capsys.readouterr().err
+
+
+def test_what_was_ready_before_a_turn_is_not_measured(monkeypatch) -> None:
+    taken: list[int] = []
+    rank = _ranks.Rank.__new__(_ranks.Rank)
+    rank.warm_steps, rank._device, rank._workers = 18, "cpu", {}
+    rank._clock = SimpleNamespace(finish=lambda: None, between_s=lambda begin, end: end - begin)
+
+    def run(name: str, count: int) -> list[SimpleNamespace]:
+        taken.append(count)
+        return [SimpleNamespace(ended=float(sum(taken)))]
+
+    monkeypatch.setattr(rank, "_run", run)
+    monkeypatch.setattr(_ranks.dist, "all_reduce", lambda *_, **__: None)
+    assert rank.train("fastload", 5) == 5
+    assert taken == [18, 5]
+
+
 def test_scaling_is_measured_by_one_process() -> None:
     first = {"processes": 1, "threads": 4, "images_per_s": {"fastload": [90, 100], "ceiling": [200, 200]}}
     four = {"processes": 4, "threads": 4, "images_per_s": {"fastload": [300, 460], "ceiling": [800, 800]}}
@@ -123,7 +157,7 @@ def test_another_interpreter_finds_the_package(tmp_path) -> None:
 def test_questions_are_answered_by_contenders_that_were_checked(tmp_path) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     common = ["--quick", "--contenders", "fastload", "--data", str(data), "--json", str(tmp_path / "out")]
-    asked = ["loaders --threads 1", "memory --threads 1", "train --threads 1", "loaders --threads 2"]
+    asked = ["loaders --threads 1", "memory --threads 1", "train --threads 1", "loaders --threads 2 --batch-size 4"]
     assert cli.main(["bench", "peers", *asked, *common]) == 0
     for question in ("loaders", "memory", "train"):
         record = json.loads((tmp_path / "out" / f"{question}.json").read_text())
@@ -131,4 +165,4 @@ def test_questions_are_answered_by_contenders_that_were_checked(tmp_path) -> Non
         assert "fastload" in record["points"][0]["contenders"]
     assert record["points"][0]["contenders"]["ceiling"]["share_of_ceiling"]["median"] == 1
     points = json.loads((tmp_path / "out" / "loaders.json").read_text())["points"]
-    assert [point["threads"] for point in points] == [1, 2]
+    assert [(point["threads"], point["batch_size"]) for point in points] == [(1, 8), (2, 4)]

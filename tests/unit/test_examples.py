@@ -109,7 +109,7 @@ def test_webdataset_example_runs(photos: Path, tmp_path: Path) -> None:
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
     shards = [str(path) for path in sorted(tmp_path.glob("*.tar"))]
-    done = run("train_webdataset.py", *shards, "--classes", "2", "--epochs", "1", *SMALL)
+    done = run("train_webdataset.py", *shards, "--classes", "2", "--epochs", "1", *SMALL, "--workers", "8")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"epoch 1: loss [\d.]+, 4 batches\n", done.stdout)
 

@@ -59,7 +59,7 @@ def open_feed(job: Job, variant: str) -> Feed:
             os_cache=True,  # the data set fits into memory
             order=order,
             drop_last=job.train,
-            indices=_many(len(job.files()[0]), job.batch_size) if job.train else None,
+            indices=_many(len(job.files()[0]), job.batch_size) if job.train and not job.images else None,
             seed=job.seed,
             pipelines={"image": _image_pipeline(job), "label": _label_pipeline(job)},
         )

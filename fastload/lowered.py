@@ -15,7 +15,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from fastload.device.epilogue import NormalizeTable, finish
 from fastload.device.images import Erased, TableImages, to_images
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.engines.workers import next_of
 from fastload.insight.meter import Meter
 from fastload.options import can_pin, has_streams
 
@@ -197,7 +196,7 @@ class NativeDeviceIterator:
         asked = self.meter.ask()
         number = self._host._num_yielded
         try:
-            batch = next_of(self._host)
+            batch = next(self._host)
             copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
             data = self.transfer.take(copied)
         except BaseException:

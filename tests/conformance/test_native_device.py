@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from photos import PIPELINES, assert_same, epochs_of, make_folder, mix_in, train_v1
@@ -40,6 +42,20 @@ def test_epochs_and_generators_on_a_simulated_device(root, monkeypatch, persiste
 @pytest.mark.parametrize("name", ["train_on_tensors", "erasing_v1", "erasing_v2", "erasing_bytes"])
 def test_pipelines_on_a_simulated_device(root, monkeypatch, name):
     compare_on_a_simulated_device(root, monkeypatch, PIPELINES[name])
+
+
+def test_the_thread_that_issues_copies_works_on_their_device(root, monkeypatch):
+    set_by = {}
+    simulated.install(monkeypatch)
+    monkeypatch.setattr(lowered, "Transfer", simulated.SimulatedTransfer)
+    real_empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real_empty(*a, **k))
+    monkeypatch.setattr(
+        torch.accelerator, "set_device_index", lambda device: set_by.update({threading.current_thread().name: device})
+    )
+    dataset = ImageFolder(root, train_v1())
+    assert list(FastLoader(dataset, **ARGUMENTS, device="cuda", accelerate="require"))
+    assert set_by == {"fastload-feeder": torch.device("cuda", 0)}
 
 
 def compare_on_a_simulated_device(root, monkeypatch, pipeline, persistent=False, prefetch=1, breaks_at=None):

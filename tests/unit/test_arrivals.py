@@ -23,6 +23,10 @@ class Copied(str):
     """As a batch on the device: says when there was room for it, and when its copy had been issued."""
 
     roomed, issued = 3.0, 4.0
+    waited = False
+
+    def wait_copied(self):
+        self.waited = True
 
 
 class FakeTransfer:
@@ -34,6 +38,7 @@ class FakeTransfer:
         self.started: list[str] = []
         self.numbers: list[int] = []
         self.threads: list[str] = []
+        self.waited_for: list[bool] = []
         self.closed = 0
         self.fails: dict[str, BaseException] = {}
         self.gates: dict[str, threading.Event] = {}
@@ -53,6 +58,7 @@ class FakeTransfer:
         return Copied(f"copy of {data}")
 
     def take(self, copied):
+        self.waited_for.append(copied.waited)
         return copied.removeprefix("copy of ")
 
     def wait_copied(self):
@@ -303,6 +309,16 @@ def test_a_slot_is_free_after_the_copy_and_ready_again_when_there_was_none():
     arrival.start(transfer, 0)
     assert lease.log == ["copying", "not_copying", "copying", "release"]
     assert arrival.data is None
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+@pytest.mark.parametrize("pinned", [0, 1])
+def test_pinned_memory_of_the_users_own_is_copied_before_it_is_handed_over(monkeypatch, in_process, pinned):
+    monkeypatch.setattr(arrivals_module, "count_pinned", lambda data: (pinned, 8 * pinned))
+    transfer = FakeTransfer()
+    arrivals = Arrivals(transfer, 1, 0, False, None, borrows=in_process)
+    arrivals.take(HostBatch("0.0", 0, arrivals.key))
+    assert transfer.waited_for == [in_process and pinned == 1]
 
 
 def test_nothing_is_copied_while_torch_drains_an_epoch_that_was_broken_off(make):

@@ -222,14 +222,13 @@ class Tuner:
             rate = loop_rate(feed, step, self._device, seconds=self._seconds, warm_steps=0, rounds_of=count)
             stats = twin.stats().since(before)
             self._engine = twin.plan.engine
-        for_workers = sum(stats.waited_for.get(place, 0.0) for place in ("before", "fetch", "collate", "decode"))
         making = sum(stats.stages[name].total_s for name in ("fetch", "decode", "collate") if name in stats.stages)
         tried = Tried(
             workers=count,
             prefetch_factor=ahead,
             images_per_s=rate.images_per_s,
             wait_share=rate.wait_share,
-            starved_share=rate.wait_share * min(1.0, for_workers / stats.wait_s) if stats.wait_s else 0.0,
+            starved_share=rate.wait_share * min(1.0, stats.wait_share("before", "fetch", "collate", "decode")),
             loader_images_per_s=max(stats.loader_images_per_s, rate.images_per_s),
             cores=rate.cores,
             cost_s=making / stats.images if stats.images else 0.0,

@@ -56,12 +56,13 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
     """Epochs of a loader whose batches cost nothing.
 
     ``bare`` is without statistics; ``stats`` has them at their most thorough, the worker's side too; ``stats, native``
-    has what the native engine has of them, where no worker fetches.
+    has what the native engine has of them, where no worker fetches. Batches are copied when they are asked for, in the
+    one thread that there is: two that contend for the interpreter's lock take time that has nothing to do with it.
     """
     samples: Any = torch.zeros(batches, 1)
 
     def epoch(*patches: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[], object]:
-        loader: FastLoader[Any] = FastLoader(samples, batch_size=1, collate_fn=_first, device=device)
+        loader: FastLoader[Any] = FastLoader(samples, batch_size=1, collate_fn=_first, device=device, device_prefetch=0)
 
         def run() -> None:
             with contextlib.ExitStack() as patched:
@@ -91,12 +92,16 @@ class Compared:
 
     Args:
         make: Makes the loader.
-        device: Where its batches go.
+        batch_size: Its batches'.
+        device: Where they go.
         rush: Batches that may be waiting when a turn begins.
     """
 
-    def __init__(self, make: Callable[[], FastLoader[Any]], device: torch.device, rush: int | None = None) -> None:
+    def __init__(
+        self, make: Callable[[], FastLoader[Any]], batch_size: int, device: torch.device, rush: int | None = None
+    ) -> None:
         self.make = make
+        self.batch_size = batch_size
         self._device = device
         self._rush = rush
 
@@ -181,14 +186,18 @@ def roads(device: torch.device, *, quick: bool) -> dict[str, Compared]:
     from fastload.bench._data import EndlessDraws, image_pool, open_images
 
     dataset, _ = open_images(None, quick or device.type == "cpu")
-    pool, batch_size = image_pool(dataset), 8 if quick else 64 if device.type == "cuda" else 32
+    pool, gpu, cores = image_pool(dataset), device.type == "cuda", cores_for_loading()
 
-    def loader(accelerate: Any, workers: int) -> FastLoader[Any]:
-        draws = EndlessDraws(pool, 1_000_000 * batch_size)
-        return FastLoader(dataset, batch_size, sampler=draws, num_workers=workers, accelerate=accelerate, device=device)
+    def road(accelerate: Any, workers: int, batch_size: int, rush: int | None = None) -> Compared:
+        batch_size = 8 if quick else batch_size if gpu else 32
 
-    cores = cores_for_loading()
-    return {
-        "native": Compared(lambda: loader("require", cores), device, rush=6),
-        "worker processes": Compared(lambda: loader("off", min(cores, 8)), device),
-    }
+        def make() -> FastLoader[Any]:
+            draws = EndlessDraws(pool, 1_000_000 * batch_size)
+            return FastLoader(
+                dataset, batch_size, sampler=draws, num_workers=workers, accelerate=accelerate, device=device
+            )
+
+        return Compared(make, batch_size, device, rush)
+
+    # Worker processes have many batches under way, all of which are made anew in each turn: few images in each.
+    return {"native": road("require", cores, 256, rush=6), "worker processes": road("off", min(cores, 8), 64)}

@@ -190,6 +190,7 @@ def shares(more_ns: Mapping[str, Mapping[str, Any]], seconds: float, repeats: in
         batch_ns = 1e9 / result["batches_per_s"]["on"]["median"]
         stages = _overhead.stages_of_a_batch(road.make, 4 if quick else 32)
         result |= {
+            "batch_size": road.batch_size,
             "stages_per_batch": stages,
             "stats_share": more_ns["stats, native" if name == "native" else "stats"]["median"] / batch_ns,
             "nvtx_share": stages * more_ns["stage"]["median"] / batch_ns,
@@ -198,10 +199,10 @@ def shares(more_ns: Mapping[str, Mapping[str, Any]], seconds: float, repeats: in
         found[name] = result
         lost = result["lost"]
         console().print(
-            f"{name}, {result['images_per_s']['median']:,.0f} images/s: statistics take {result['stats_share']:.3%} of "
-            f"the time between two batches, {stages:.1f} stages {result['nvtx_share']:.4%}, at most "
-            f"{_overhead.LOST_MAX:.1%} wanted; with statistics the loader is {lost['median']:.2%} slower "
-            f"({lost['low']:.2%} to {lost['high']:.2%} by 95%)"
+            f"{name}, {result['images_per_s']['median']:,.0f} images/s in batches of {road.batch_size}: statistics "
+            f"take {result['stats_share']:.3%} of the time between two batches, {stages:.1f} stages "
+            f"{result['nvtx_share']:.4%}, at most {_overhead.LOST_MAX:.1%} wanted; with statistics the loader is "
+            f"{lost['median']:.2%} slower ({lost['low']:.2%} to {lost['high']:.2%} by 95%)"
         )
     return found
 
@@ -223,7 +224,7 @@ def main(args: argparse.Namespace) -> int:
             RuntimeError("a tool is attached to this process, and this measures what things cost without one")
         )
     record = ask(repeats)
-    seconds, rounds = (0.02, 5) if args.quick else (0.25, max(6, repeats // 2))
+    seconds, rounds = (0.02, 5) if args.quick else (0.25, max(6, repeats))
     record["shares"] = shares(record["more_ns"], seconds, rounds, quick=args.quick)
     if args.json:
         console().print(f"figures: {write_json(args.json, record)}")

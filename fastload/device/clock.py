@@ -1,8 +1,8 @@
 """What the device did in some of the steps, by its own clock: it alone knows when it waited for a batch.
 
 The host runs ahead of the device, so its clock says little about that. Timed events do: one at the end of the
-consumer's work on a batch, and those around the copy of the next. Of batches in quick succession few are timed, so that
-it costs next to nothing.
+consumer's work on a batch, and those around the copy of the next. So many batches are timed per second, on average,
+that it costs next to nothing however quick they are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fastload.insight.stats import Totals
 ALL_OF_FIRST: Final = 16
 """Batches that are all timed, so that a short run says something."""
 
-EVERY: Final = 8
-"""Of so many batches one is timed, on average."""
+PER_SECOND: Final = 20
+"""Batches that are timed per second after that, on average."""
 
-_RARE_S: Final = 0.05  # batches that are further apart are all timed
+_PAUSE_S: Final = 1.0  # what is longer between two batches does not make all that follow seem rare
 # In steps of the golden ratio, so that no rhythm is hit: of eight workers, say, one may be waited for each time.
 _GOLDEN: Final = 0.6180339887498949
 _PENDING_MAX: Final = 64
@@ -53,7 +53,8 @@ class DeviceClock:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._started = 0
-        self._begun = 0.0
+        self._known_s = 0.0  # the time that went by while numbers were chosen, pauses left out
+        self._chose_at = 0.0
         self._chosen: dict[int, bool] = {}
         self._last_end: Any = None
         self._handed: tuple[Any, Timing] | None = None
@@ -77,9 +78,10 @@ class DeviceClock:
         """Whether this batch is timed; asked several times, always the same answer."""
         if number not in self._chosen:
             now = time.monotonic()
-            self._begun = self._begun or now
-            is_drawn = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 * EVERY < 1.0
-            self._chosen[number] = is_drawn or now - self._begun > number * _RARE_S
+            self._known_s += min(now - (self._chose_at or now), _PAUSE_S)
+            self._chose_at = now
+            share = PER_SECOND * self._known_s / max(1, number)
+            self._chosen[number] = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 < share
         return self._chosen[number]
 
     def begin_epoch(self) -> None:

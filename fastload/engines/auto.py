@@ -41,6 +41,7 @@ _STEPS_MIN: Final = 8  # an epoch of fewer says too little about the consumer
 _STARVED: Final = 0.02  # share of the time: the consumer waits
 _FAR_LESS: Final = 0.4  # of what was too few: the consumer is another one by now
 _SLACK: Final = 0.05  # of what is spare: another number is only worth new workers if it is not a matter of noise
+_A_FEW_MORE: Final = 1.25  # times the smallest number that may do
 
 
 @dataclass
@@ -151,18 +152,21 @@ def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
     return most, f"{cost}; as many as there are {_cores_or_batches(most, cores)}, until an epoch has shown the consumer"
 
 
-def _again(sizing: Sizing, processes: int, rate: float, cost_s: float, starved: bool) -> tuple[int, str] | None:
+def _again(sizing: Sizing, processes: int, rate: float, cost_s: float, stall: float) -> tuple[int, str] | None:
     """Another number than ``processes``, and why; ``None`` to keep it."""
     cores = cores_for_loading()
     wanted = workers_needed(rate, cost_s, cores)
     fewest, most = (workers_needed(rate, cost_s, cores, SPARE + slack) for slack in (-_SLACK, _SLACK))
-    if starved:
+    if stall > _STARVED:  # workers that wait for each other's batches make fewer than their cost says
         sizing.too_few = processes
-        wanted = min(cores, max(wanted, processes + 1))
+        faster = min(math.ceil(SPARE * processes / (1.0 - stall)), int(_A_FEW_MORE * (processes + 1)))
+        wanted = min(cores, max(wanted, processes + 1, faster))
     elif fewest <= processes <= most:
         return None
     elif wanted < _FAR_LESS * sizing.too_few:
         sizing.too_few = 0
+    elif wanted <= sizing.too_few < processes <= _A_FEW_MORE * (sizing.too_few + 1):
+        return None
     else:
         wanted = min(cores, max(wanted, sizing.too_few + 1))
     if wanted == processes:
@@ -170,22 +174,23 @@ def _again(sizing: Sizing, processes: int, rate: float, cost_s: float, starved: 
     return wanted, f"the consumer takes {rate:,.0f} samples/s, and a sample costs {cost_s * 1e3:.3g} ms"
 
 
-def consumption(epoch: Stats) -> tuple[float, float, bool] | None:
-    """The consumer's rate in samples/s, seconds of a worker per sample, and whether the consumer waited for workers.
+def consumption(epoch: Stats) -> tuple[float, float, float] | None:
+    """The consumer's rate in samples/s, seconds of a worker per sample, and the share of time it waited for workers.
 
     ``None`` when too little was measured.
     """
-    made = epoch.stages.get("fetch")
+    made, elapsed = epoch.stages.get("fetch"), epoch.wait_s + epoch.step_s
     if epoch.totals.get("asked", 0) < _STEPS_MIN or made is None or not made.count or not epoch.images:
         return None
     collate = epoch.stages.get("collate")
     seconds = made.total_s + (collate.total_s if collate is not None else 0.0)
     cost_s = seconds / made.count / (epoch.images / epoch.batches)
-    for_workers = sum(epoch.waited_for.get(place, 0.0) for place in ("before", "fetch", "collate"))
-    stall = epoch.stall if epoch.device_stall is None else epoch.device_stall
-    starved = stall > _STARVED and for_workers > 0.5 * epoch.wait_s
+    share = epoch.wait_share("before", "fetch", "collate")
+    stall = epoch.batch_wait_s * share / elapsed if share > 0.5 and elapsed else 0.0  # else workers would not help
+    if epoch.device_stall is not None:
+        stall = min(stall, epoch.device_stall)
     rate = epoch.consumer_images_per_s
-    return (rate, cost_s, starved) if rate > 0 else None
+    return (rate, cost_s, stall) if rate > 0 else None
 
 
 def _batches(loader: DataLoader[Any]) -> int | None:

@@ -14,6 +14,8 @@ no thread; the others belong to the thread that runs them, with which tools show
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -30,6 +32,22 @@ _sequence_number: Final[Any] = getattr(torch._C._autograd, "_get_sequence_nr", l
 _graph_task: Final[Any] = torch._C._current_graph_task_id
 _variable: Final[Any] = torch.autograd.Variable  # older versions of torch do not declare its engine
 _engine: Final[Any] = _variable._execution_engine
+
+
+_hooked_on: Final[set[torch.device]] = set()
+
+
+@atexit.register
+def _settle() -> None:
+    """Wait until autograd's threads have let go of the hooked graphs.
+
+    A thread that frees a hook once the interpreter is being torn down aborts the process ("terminate called without an
+    active exception"; seen on an H200 in a script that ended with its last backward pass). It takes up another pass
+    only when it is through with the last one.
+    """
+    for device in _hooked_on:
+        with contextlib.suppress(Exception):  # the device may be what the program died of
+            torch.zeros((), device=device, requires_grad=True).mul(1).backward()  # type: ignore[no-untyped-call]
 
 
 class Boundary:
@@ -99,6 +117,7 @@ class BackwardRange:
         self._devices |= boundary.devices
         if self._outer is not None:
             self._outer._devices |= self._devices
+        _hooked_on.update(self._devices)
         for node in entries:
             node.register_prehook(self._begin)
         for node in exits:

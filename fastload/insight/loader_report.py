@@ -78,8 +78,7 @@ def _stall(stats: Stats) -> tuple[float, str]:
     if stall is not None and stats.device is not None and stats.device.steps >= BATCHES_MIN:
         return stall, "GPU"
     elapsed = stats.wait_s + stats.step_s
-    waited = stats.wait_s - stats.waited_for.get("gpu", 0.0)  # that is the host, waiting for the device
-    return (waited / elapsed if elapsed > 0 else 0.0), "training loop"
+    return (stats.batch_wait_s / elapsed if elapsed > 0 else 0.0), "training loop"
 
 
 def _waited_for(stats: Stats) -> dict[Bottleneck, float]:

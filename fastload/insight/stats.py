@@ -154,10 +154,27 @@ class Stats:
         return self.wait_s / elapsed if elapsed else 0.0
 
     @property
+    def batch_wait_s(self) -> float:
+        """``wait_s`` without the time in which the batch was there and had to wait for the device."""
+        return self.wait_s - self.waited_for.get("gpu", 0.0)
+
+    def wait_share(self, *places: str) -> float:
+        """The share of ``batch_wait_s`` in which the batch was at one of ``places``; see ``waited_for``."""
+        waited = self.batch_wait_s
+        return sum(self.waited_for.get(place, 0.0) for place in places) / waited if waited > 0 else 0.0
+
+    @property
     def device_stall(self) -> float | None:
-        """The share of its time that the device had nothing to do for want of a batch; ``None`` if nobody measured."""
-        device = self.device
-        return device.idle_s / device.total_s if device is not None and device.total_s else None
+        """The share of its time that the device had nothing to do for want of a batch; ``None`` if nobody measured.
+
+        What remains of the time between batches when the device's work on one is taken off. The time is that of all
+        batches: workers deliver in bursts, so those that were timed may all have come without a wait.
+        """
+        device, elapsed = self.device, self.wait_s + self.step_s
+        if device is None or not device.steps or not elapsed:
+            return None
+        busy_s = (device.total_s - device.idle_s) / device.steps * self.totals.get("asked", 0.0)
+        return max(0.0, 1.0 - busy_s / elapsed)
 
     @property
     def images_per_s(self) -> float:

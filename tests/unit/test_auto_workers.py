@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -25,7 +25,7 @@ from fastload import FastLoader
 from fastload.engines import auto, trial
 from fastload.engines.auto import AutoWorkers, Sizing, choose_processes, cores_for_loading, workers_needed
 from fastload.engines.trial import Trial, run_trial
-from fastload.insight.stats import StageTime
+from fastload.insight.stats import Totals, make_stats
 
 
 class Costly(Dataset):
@@ -344,18 +344,19 @@ def test_the_smallest_number_with_ten_per_cent_to_spare(rate, cost, count):
 
 
 def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=None):
-    """Statistics of an epoch of 50 batches of 10."""
-    return SimpleNamespace(
-        batches=50,
-        images=500,
-        totals={"asked": steps},
-        stages={"fetch": StageTime(50, 450 * cost_s), "collate": StageTime(50, 50 * cost_s)},
-        waited_for=MappingProxyType({waited: 1.0}),
-        wait_s=1.0,
-        stall=stall,
-        device_stall=device_stall,
-        consumer_images_per_s=rate,
-    )
+    """Statistics of an epoch of 50 batches of 10.
+
+    A consumer without a device waits for batches alone; one with a device also waits for that one.
+    """
+    busy_s = 10 * steps / rate
+    elapsed = busy_s / (1 - (stall if device_stall is None else device_stall))
+    step_s = elapsed * (1 - stall) * (1 if device_stall is None else 0.1)
+    totals = {"batches": 50, "images": 500, "asked": steps, "step_s": step_s, "wait_s": elapsed - step_s}
+    totals |= {"made:batches": 50, "made:fetch_s": 450 * cost_s, "made:collate_s": 50 * cost_s}
+    totals |= {f"waited:{waited}": elapsed * stall, "waited:gpu": elapsed * (1 - stall) - step_s}
+    if device_stall is not None:
+        totals |= {"device:copies": steps, "device:steps": steps, "device:total_s": busy_s}
+    return make_stats(Totals(totals))
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,10 @@ def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=Non
         (6, epoch(cost_s=0.0045, rate=1000), 6),  # 5 would do: not worth new workers
         (7, epoch(cost_s=0.0045, rate=1000), 5),  # two fewer would do
         (2, epoch(cost_s=0.003, rate=1000), 4),
-        (4, epoch(cost_s=0.003, rate=1000, stall=0.3), 5),  # more than the estimate said
+        (4, epoch(cost_s=0.003, rate=1000, stall=0.05), 5),  # more than the estimate said
+        (8, epoch(cost_s=0.003, rate=1000, stall=0.15), 11),  # eight that make 15% too little: 10.4 with 10% to spare
+        (8, epoch(cost_s=0.003, rate=1000, stall=0.6), 11),  # but no more than a quarter above the least that may do
+        (8, epoch(cost_s=0.003, rate=1000, stall=0.15, device_stall=0.15), 11),  # though it waits for the device, too
         (4, epoch(cost_s=0.003, rate=1000, stall=0.3, waited="pin"), 4),  # workers would not help
         (4, epoch(cost_s=0.003, rate=1000, stall=0.3, device_stall=0.0), 4),  # the device was busy all the time
         (16, epoch(cost_s=0.003, rate=90000, stall=0.9), 16),
@@ -388,13 +392,21 @@ def test_a_number_that_was_too_few_is_not_tried_again_until_the_consumer_is_anot
     loader = SimpleNamespace(num_workers=AutoWorkers(4, Sizing(4)))
     numbers = []
     for starved in (True, False, False):
-        choose_processes(loader, epoch(cost_s=0.0034, rate=1000, stall=0.3 if starved else 0.0))
+        choose_processes(loader, epoch(cost_s=0.0034, rate=1000, stall=0.05 if starved else 0.0))
         numbers.append(int(loader.num_workers))
     assert numbers == [5, 5, 5]  # by the estimate 4 are enough
     choose_processes(loader, epoch(cost_s=0.0034, rate=200))
     assert loader.num_workers == 1
     choose_processes(loader, epoch(cost_s=0.0034, rate=1000))
     assert loader.num_workers == 4
+
+
+def test_a_few_more_than_may_do_are_left_alone_and_many_more_are_not(cores):
+    cores(16)
+    for processes, chosen in ((9, 9), (11, 11), (12, 9)):
+        loader = SimpleNamespace(num_workers=AutoWorkers(processes, Sizing(processes, too_few=8)))
+        choose_processes(loader, epoch(cost_s=0.006, rate=1000))
+        assert loader.num_workers == chosen
 
 
 @pytest.mark.parametrize("persistent", [False, True])

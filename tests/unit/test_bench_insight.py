@@ -57,7 +57,7 @@ def test_stages_are_counted_per_batch():
 
 
 def test_both_contenders_run_the_same_batches():
-    result = Compared(lambda: FastLoader(Numbers(), batch_size=8, num_workers=1, device="cpu"), CPU).run(0.02, 6)
+    result = Compared(lambda: FastLoader(Numbers(), batch_size=8, num_workers=1, device="cpu"), 8, CPU).run(0.02, 6)
     assert len(result["lost"]["values"]) == 6
     assert result["lost"]["low"] <= result["lost"]["median"] <= result["lost"]["high"]
     assert result["images_per_s"]["median"] == pytest.approx(8 * result["batches_per_s"]["on"]["median"])

@@ -136,10 +136,18 @@ def test_a_batch_that_waits_while_another_is_pinned_waits_for_pinning():
 
 
 def test_the_device_decides_how_long_was_waited():
-    fed = {**DEVICE, "idle_s": 0.02, "copying_s": 0.01}
+    fed = {**DEVICE, "total_s": 10.0, "idle_s": 0.1, "copying_s": 0.05}
     verdict = report(stats(fetch=90, made_ms=(95, 1), device=fed)).verdict
     assert verdict.bottleneck is Bottleneck.GPU
     assert verdict.evidence[0] == "the GPU waited for batches 1% of the time"
+
+
+def test_batches_that_come_in_bursts_were_waited_for_although_no_wait_was_timed():
+    """Seen on an H200: 8 workers handed over together every 1.9 s, and the step with the wait had yet to end."""
+    burst = {"steps": 7, "total_s": 7 * 0.88e-3, "idle_s": 7 * 0.02e-3, "copies": 7, "copied_bytes": 10**8}
+    verdict = report(stats(fetch=234, step_ms=0.7, made_ms=(1839, 3), looked=(1, 0, 0.99), device=burst)).verdict
+    assert verdict.bottleneck is Bottleneck.DECODE
+    assert verdict.evidence[0] == "the GPU waited for batches 100% of the time"
 
 
 def test_waiting_for_the_device_is_no_waiting_for_batches():

@@ -12,7 +12,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.device.clock import ALL_OF_FIRST, EVERY, DeviceClock
+from fastload.device.clock import ALL_OF_FIRST, PER_SECOND, DeviceClock
 from fastload.device.epilogue import NormalizeTable
 from fastload.device.images import TableImages
 from fastload.device.transfer import Transfer
@@ -286,40 +286,54 @@ def test_the_devices_clock_tells_idling_from_copying():
     assert stages["epilogue"].mean_s == pytest.approx(1e-3)
 
 
-def test_few_batches_are_timed():
+def of_its_time(monkeypatch, device):
+    """Let the host's clock go with the device's."""
+    monkeypatch.setattr("fastload.device.clock.time.monotonic", lambda: 1.0 + device.now * 1e-3)
+    return DeviceClock(device)
+
+
+@pytest.mark.parametrize("step_ms", [1.0, 9.0])
+def test_so_many_batches_are_timed_per_second(monkeypatch, step_ms):
     device = Device()
-    clock = DeviceClock(device)
-    for _ in range(ALL_OF_FIRST + 50 * EVERY):
-        one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
-    assert clock.totals()["device:copies"] - ALL_OF_FIRST == pytest.approx(50, abs=2)
+    clock = of_its_time(monkeypatch, device)
+    while device.now < 10_000:
+        one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=step_ms)
+    assert clock.totals()["device:copies"] - ALL_OF_FIRST == pytest.approx(10 * PER_SECOND, abs=8)
 
 
 def test_batches_that_are_far_apart_are_all_timed(monkeypatch):
     device = Device()
-    clock = DeviceClock(device)
-    monkeypatch.setattr("fastload.device.clock.time.monotonic", lambda: device.now * 1e-3)
+    clock = of_its_time(monkeypatch, device)
     for _ in range(ALL_OF_FIRST + 20):
         one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=100.0)
     assert clock.totals()["device:copies"] == ALL_OF_FIRST + 20
 
 
-def test_batches_that_are_not_timed_take_no_timed_events():
+def test_a_pause_does_not_make_quick_batches_rare(monkeypatch):
+    device = Device()
+    clock = of_its_time(monkeypatch, device)
+    for number in range(1000):
+        one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=600_000.0 if number == 500 else 1.0)
+    assert clock.totals()["device:copies"] == pytest.approx(ALL_OF_FIRST + (2.0 + 1.0) * PER_SECOND, abs=16)
+
+
+def test_batches_that_are_not_timed_take_no_timed_events(monkeypatch):
     device = Device()
     made = []
     device.Event = lambda **_: made.append(Event(device)) or made[-1]
-    clock = DeviceClock(device)
-    for _ in range(ALL_OF_FIRST + 50 * EVERY):
+    clock = of_its_time(monkeypatch, device)
+    for _ in range(ALL_OF_FIRST + 400):
         one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
     # began, copied, ready, the end of this step and of the one before
-    assert len(made) <= 5 * clock.totals()["device:copies"]
+    assert len(made) <= 5 * clock.totals()["device:copies"] <= 5 * (ALL_OF_FIRST + 30)
     assert clock.totals()["device:steps"] == clock.totals()["device:copies"] - 1
     assert len(clock._chosen) <= 2
 
 
 @pytest.mark.parametrize("phase", range(8))
-def test_a_wait_for_one_worker_of_eight_is_seen(phase):
+def test_a_wait_for_one_worker_of_eight_is_seen(monkeypatch, phase):
     device = Device()
-    clock = DeviceClock(device)
+    clock = of_its_time(monkeypatch, device)
     for number in range(400):
         one_step(device, clock, copy_ms=0.0, epilogue_ms=0.0, step_ms=1.0, idle_ms=24.0 * (number % 8 == phase))
     times = make_stats(clock.totals()).device

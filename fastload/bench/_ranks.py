@@ -108,8 +108,7 @@ class Rank:
         """Images per second of all processes, turn by turn."""
         plan, steps = self._plan, {}
         for name in self._feeds:
-            self.train(name, 1)
-            per_step = self.train(name, 4) / 4
+            per_step = self.train(name, 4) / 4  # after the warm steps, in which the libraries choose their kernels
             steps[name] = max(2, math.ceil(plan.seconds / per_step))  # the same in every process
         images = plan.batch_size * dist.get_world_size()
 

@@ -16,8 +16,7 @@ from fastload.device.transfer import Transfer
 from fastload.engines.arrivals import Arrivals
 from fastload.engines.auto import auto_workers
 from fastload.engines.by_index import check_seedable, seeded
-from fastload.engines.workers import Collate, next_of, refresh, stages_of, start_epoch, view_of
-from fastload.insight.fetching import MeasuredWorker
+from fastload.engines.workers import Collate, first_call_of, next_of, refresh, stages_of, start_epoch, view_of
 from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
 from fastload.insight.meter import Meter, board_for, go_on, measure, measure_here
@@ -61,9 +60,9 @@ class FastLoader(DataLoader[T_co]):
             applied on the CPU.
         dtype: Cast floating-point tensors to this floating-point type, on the device, after the copy.
         device_prefetch: Batches copied ahead of the one in use. 0 copies on the consumer's stream when it asks.
-        accelerate: ``"auto"`` lets workers write batches straight into pinned memory, and runs natively what can be run
-            natively with the same bits; ``"off"`` does neither; ``"require"`` raises with the reasons when nothing can
-            be run natively.
+        accelerate: ``"auto"`` lets workers write batches straight into pinned memory and send them without delay
+            (:class:`~fastload.engines.workers.SendsPromptly`), and runs natively what can be run natively with the same
+            bits; ``"off"`` does none of it; ``"require"`` raises with the reasons when nothing can be run natively.
         max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
             process may use. 0 turns pinned memory off altogether.
         rng: ``"torch"``: random draws as in torch, from each worker's stream. ``"index"``: from one that depends on the
@@ -275,7 +274,7 @@ class FastLoader(DataLoader[T_co]):
         view: Any = object.__new__(type(self))  # what a subclass computes, it goes on computing
         vars(view).update(vars(self))
         if self.num_workers:
-            vars(view)["worker_init_fn"] = first_call = MeasuredWorker(self.worker_init_fn, board)
+            vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, board)
         iterator: Any = DataLoader.__iter__(view)
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
@@ -361,7 +360,7 @@ class DeviceIterator:
         changes = {"collate_fn": self._collate, **stages_of(loader)}
         if loader.num_workers:
             first_call = changes.get("worker_init_fn", loader.worker_init_fn)
-            changes["worker_init_fn"] = MeasuredWorker(first_call, self._board)
+            changes["worker_init_fn"] = first_call_of(loader, first_call, self._board)
         if self._pins:
             changes |= {"pin_memory": True}
             if not loader.pin_memory:

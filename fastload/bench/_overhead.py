@@ -22,6 +22,7 @@ from fastload import FastLoader, _nvtx
 from fastload import loader as loader_module
 from fastload.bench._measure import Spread, interleave
 from fastload.device import transfer as transfer_module
+from fastload.engines import workers
 from fastload.engines.auto import cores_for_loading
 from fastload.insight import fetching, meter
 from fastload.rates import endless, in_flight, loop_rate
@@ -47,7 +48,7 @@ def without_stats() -> Iterator[None]:
         put(meter.Meter, "got", lambda self, *rest, **more: None)
         put(loader_module, "measure", lambda iterator, measured: measured)
         put(loader_module, "measure_here", lambda iterator, measured: None)
-        put(loader_module, "MeasuredWorker", lambda first_call, board: first_call)
+        put(workers, "MeasuredWorker", lambda first_call, board: first_call)
         put(transfer_module, "DeviceClock", lambda module: None)
         yield
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Step = Callable[[Any], object]
 
 MODEL: Final = "resnet34"
-"""Takes some four threads of an H200's host. Of three, one more would be a third more, however good its reason."""
+"""Light enough for several threads of an H200's host: of three, one more is a third more, however good its reason."""
 
 SHARE_MIN: Final = 0.97
 WORKERS_MAX: Final = 1.25
@@ -80,7 +80,7 @@ def workloads(device: torch.device, *, quick: bool, data: Path | None, model: st
         if not gpu:
             steps = [transforms.RandomResizedCrop(112), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
             dataset.transform = transforms.Compose(steps)
-        pool, batch_size = image_pool(dataset), 64 if gpu else 16
+        pool, batch_size = image_pool(dataset), 256 if gpu else 16
         train = TrainingStep(model, device, channels_last=True) if gpu else SmallStep(device, side_px=48, passes=2)
 
         def loader(batches: int, num_workers: Any) -> FastLoader[Any]:
@@ -139,11 +139,13 @@ class Contender:
         measure: Takes a turn.
         rates: Of all turns.
         workers: Of all turns.
+        seen: What the loader itself has seen of its epochs, as far as it sizes itself.
     """
 
     measure: Callable[[], tuple[Rate, int]]
     rates: list[Rate] = field(default_factory=list)
     workers: list[int] = field(default_factory=list)
+    seen: list[dict[str, Any]] = field(default_factory=list)
 
     def turn(self) -> float:
         """Take one; returns images/s."""
@@ -171,16 +173,22 @@ def fixed(workload: Workload, loader: FastLoader[Any], device: torch.device, sec
 
 def auto(workload: Workload, loader: FastLoader[Any], device: torch.device, batches: int) -> Contender:
     """The loader that finds out by itself; one epoch per turn."""
+    seen: list[dict[str, Any]] = []
 
     def measure() -> tuple[Rate, int]:
-        epoch = iter(loader)
+        before, epoch = loader.stats(), iter(loader)
         first = min(NATIVE_AHEAD if workload.is_native else in_flight(loader), batches // 2)
         rate = loop_rate(epoch, workload.step, device, seconds=0.0, warm_steps=first, steps=max(1, batches - first - 1))
         for batch in epoch:
             workload.step(batch)
-        return rate, workers_of(loader)
+        stats, workers = loader.stats().since(before), workers_of(loader)
+        shares = {place: stats.wait_share(place) for place in stats.waited_for if place != "gpu"}
+        seen.append(
+            {"workers": workers, "stall": stats.stall, "device_stall": stats.device_stall, "waited_for": shares}
+        )
+        return rate, workers
 
-    return Contender(measure)
+    return Contender(measure, seen=seen)
 
 
 def workers_of(loader: FastLoader[Any]) -> int:
@@ -221,6 +229,7 @@ def measure(
             name: Spread.of([rate.wait_share for rate in contender.rates]).record()
             for name, contender in contenders.items()
         },
+        "seen_by_auto": contenders["auto"].seen,
         "settled_s": settled_s,
         "numbers_while_settling": numbers,
         "batches_per_epoch": batches,

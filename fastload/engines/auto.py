@@ -39,6 +39,7 @@ _TAKE_BYTES_PER_S: Final = 1e10
 
 _STEPS_MIN: Final = 8  # an epoch of fewer says too little about the consumer
 _STARVED: Final = 0.02  # share of the time: the consumer waits
+_BUSY: Final = 0.5  # share of the workers' time
 _FAR_LESS: Final = 0.4  # of what was too few: the consumer is another one by now
 _SLACK: Final = 0.05  # of what is spare: another number is only worth new workers if it is not a matter of noise
 _A_FEW_MORE: Final = 1.25  # times the smallest number that may do
@@ -185,7 +186,10 @@ def consumption(epoch: Stats) -> tuple[float, float, float] | None:
     collate = epoch.stages.get("collate")
     seconds = made.total_s + (collate.total_s if collate is not None else 0.0)
     cost_s = seconds / made.count / (epoch.images / epoch.batches)
-    share = epoch.wait_share("before", "fetch", "collate")
+    places = ["before", "fetch", "collate"]
+    if elapsed and seconds > _BUSY * epoch.workers * elapsed:  # a worker that computes is slow to send what it has made
+        places += ["ipc", "hand-over"]
+    share = epoch.wait_share(*places)
     stall = epoch.batch_wait_s * share / elapsed if share > 0.5 and elapsed else 0.0  # else workers would not help
     if epoch.device_stall is not None:
         stall = min(stall, epoch.device_stall)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.utils.data.dataloader
@@ -25,13 +26,18 @@ from fastload._nvtx import stage
 from fastload.engines.arrivals import NONE_FREE
 from fastload.engines.by_index import SeededByIndex
 from fastload.host import HostBatch, count_pinned
+from fastload.insight.fetching import MeasuredWorker
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fastload.insight.board import Board
     from fastload.memory.slots import SlotWriter
 
+
+SWITCH_S: Final = 2e-4
+"""How long a worker's Python code keeps the interpreter's lock from a thread that wants it."""
 
 TOO_SMALL = "larger than a slot"
 
@@ -113,6 +119,28 @@ class NamedStages:
         _nvtx.instrument_fetch()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+
+
+class SendsPromptly:
+    """A worker's first call: shortens the interpreter's switch interval, then runs the user's ``worker_init_fn``.
+
+    Torch's workers send a batch from a second thread, which takes the interpreter's lock some fifteen times for it.
+    Each time it waits for one interval, 5 ms by default, if the next batch is made by Python code meanwhile: a batch
+    then arrives 70 ms after it was made, and 8 ms after it with 0.2 ms (Python 3.11, torch 2.15).
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self.worker_init_fn = worker_init_fn
+
+    def __call__(self, worker_id: int) -> None:  # noqa: D102
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+def first_call_of(loader: Any, worker_init_fn: Callable[[int], None] | None, board: Board) -> Callable[[int], None]:
+    """What a worker runs first: has its fetches measured, sends promptly, and does as the user says."""
+    return MeasuredWorker(worker_init_fn if loader.accelerate == "off" else SendsPromptly(worker_init_fn), board)
 
 
 def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:

@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import queue
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -17,8 +19,11 @@ import pytest
 import torch
 from roads import simulated
 from roads.datasets import Gated, Images, Numbers, collect
+from torch.utils.data import Dataset
 
+from fastload import FastLoader
 from fastload import loader as loader_module
+from fastload.engines.workers import SWITCH_S
 
 WAIT_S = 60  # longer than any machine takes, short of the test's own limit
 TESTS = Path(__file__).parents[1]
@@ -31,6 +36,41 @@ def gate():
     reached, may_go_on = context.Event(), context.Event()
     yield reached, may_go_on
     may_go_on.set()
+
+
+class Computing(Dataset):
+    """Samples that Python code makes; each is the time at which it was made, and the worker's switch interval."""
+
+    def __len__(self):
+        return 16 * 14
+
+    def __getitem__(self, index):
+        end = time.thread_time() + 1e-3
+        while time.thread_time() < end:
+            pass
+        return time.monotonic(), sys.getswitchinterval()
+
+
+def test_a_batch_is_sent_while_python_code_makes_the_next_one():
+    """Torch's worker sends from a thread that waits for the interpreter's lock, 5 ms each time by default."""
+    took, intervals = {}, {}
+    for accelerate in ("off", "auto"):
+        with FastLoader(Computing(), batch_size=16, num_workers=1, device="cpu", accelerate=accelerate) as loader:
+            came = [(time.monotonic() - made[-1].item(), interval[0].item()) for made, interval in loader]
+        took[accelerate] = statistics.median(seconds for seconds, _ in came)
+        intervals[accelerate] = came[-1][1]
+    assert intervals == {"off": pytest.approx(sys.getswitchinterval()), "auto": pytest.approx(SWITCH_S)}
+    assert took["auto"] < took["off"] / 2
+
+
+@pytest.mark.parametrize("own_s", [1e-4, 1e-2])
+def test_the_users_own_switch_interval_stands(own_s):
+    """Set in ``worker_init_fn``, it is the last word."""
+    dataset = torch.utils.data.Subset(Computing(), range(2))
+    with FastLoader(
+        dataset, num_workers=1, device="cpu", worker_init_fn=lambda worker: sys.setswitchinterval(own_s)
+    ) as loader:
+        assert next(iter(loader))[1].item() == pytest.approx(own_s)
 
 
 @pytest.mark.parametrize(("num_workers", "persistent"), [(1, False), (2, True)])

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from leaks import Holdings, survivors
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fastload import FastLoader
@@ -23,10 +24,6 @@ def wait_for_slots(loader: FastLoader) -> None:
     deadline = time.monotonic() + 20
     while not loader.stats().slots and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def images(count: int = 256, side: int = 64) -> TensorDataset:
@@ -163,7 +160,7 @@ def test_the_cap_bounds_pinned_bytes_and_the_plan_says_so():
 def test_nothing_is_left_after_close_and_after_garbage_collection():
     data = images()
     torch.zeros(1, device="cuda")
-    before, shm = descriptors(), set(os.listdir("/dev/shm"))
+    before = Holdings.now()
     for how in ("close", "garbage", "break", "error"):
         loader = FastLoader(data, 16, num_workers=2)
         for _ in range(2):
@@ -180,12 +177,7 @@ def test_nothing_is_left_after_close_and_after_garbage_collection():
         if how == "close":
             loader.close()
         del loader, x
-        gc.collect()
-        deadline = time.monotonic() + 10
-        while descriptors() > before and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert descriptors() <= before, how
-        assert set(os.listdir("/dev/shm")) <= shm, how
+        assert not survivors(before, grace_s=10), how
 
 
 def test_an_address_can_be_registered_again_after_an_arena_is_gone():

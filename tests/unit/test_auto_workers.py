@@ -343,7 +343,7 @@ def test_the_smallest_number_with_ten_per_cent_to_spare(rate, cost, count):
     assert workers_needed(rate, cost, 16) == count
 
 
-def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=None):
+def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=None, workers=4):
     """Statistics of an epoch of 50 batches of 10.
 
     A consumer without a device waits for batches alone; one with a device also waits for that one.
@@ -356,7 +356,7 @@ def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=Non
     totals |= {f"waited:{waited}": elapsed * stall, "waited:gpu": elapsed * (1 - stall) - step_s}
     if device_stall is not None:
         totals |= {"device:copies": steps, "device:steps": steps, "device:total_s": busy_s}
-    return make_stats(Totals(totals))
+    return make_stats(Totals(totals), workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -373,6 +373,8 @@ def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=Non
         (8, epoch(cost_s=0.003, rate=1000, stall=0.6), 11),  # but no more than a quarter above the least that may do
         (8, epoch(cost_s=0.003, rate=1000, stall=0.15, device_stall=0.15), 11),  # though it waits for the device, too
         (4, epoch(cost_s=0.003, rate=1000, stall=0.3, waited="pin"), 4),  # workers would not help
+        (4, epoch(cost_s=0.003, rate=1000, stall=0.05, waited="ipc"), 5),  # computing, they are slow to send
+        (4, epoch(cost_s=0.003, rate=1000, stall=0.05, waited="ipc", workers=8), 4),  # idle, they are not
         (4, epoch(cost_s=0.003, rate=1000, stall=0.3, device_stall=0.0), 4),  # the device was busy all the time
         (16, epoch(cost_s=0.003, rate=90000, stall=0.9), 16),
         (9, epoch(cost_s=0.003, rate=1000, steps=3), 9),  # too short to tell

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_WARM_STEPS = 4  # after another one's turn
 EPOCH_IMAGES = 1 << 19  # of each process: no epoch ends while a clock runs
 
 
@@ -54,8 +55,8 @@ class Rank:
             wrap=lambda model: DistributedDataParallel(model, device_ids=ids),
         )
         # So many batches may be ready when a turn begins: FastLoader's threads do not stand still before they have
-        # filled its buffers, torch's workers had filled theirs. The same number for all, in every process.
-        self.warm_steps = 0
+        # filled its buffers, torch's workers had filled theirs. The same in every process.
+        self._ready: dict[str, int] = {}
         self._loaders: list[Any] = []
         self._workers: dict[str, list[int]] = {}
         self._feeds: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
@@ -82,7 +83,7 @@ class Rank:
         torch.manual_seed(dist.get_rank())
         self._feeds["fastload"] = iter(ours)
         self._loaders.append(ours)
-        self.warm_steps = max(in_flight(theirs), NATIVE_AHEAD)
+        self._ready = {"torch-pinned": in_flight(theirs), "fastload": NATIVE_AHEAD}
         self._feeds[CEILING] = ceiling.open_feed(job, "").batches
 
     def check(self, batches: int) -> bool:
@@ -96,7 +97,7 @@ class Rank:
     def train(self, name: str, steps: int) -> float:
         """Train so many steps, after those whose batches were ready; returns the seconds of the slowest process."""
         self._wake(name)
-        before = self._run(name, self.warm_steps)[-1]
+        before = self._run(name, max(_WARM_STEPS, self._ready.get(name, 0)))[-1]
         marks = self._run(name, steps)
         self._clock.finish()
         self._stop(name)

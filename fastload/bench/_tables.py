@@ -300,10 +300,10 @@ def long(name: str, record: dict[str, Any]) -> str:
 def _how(record: dict[str, Any]) -> str:
     asked, data = record["parameters"], record["dataset"]
     said = []
-    for key, what in (("repeats", "repeats"), ("batch_size", "images a batch")):
+    for key, one, what in (("repeats", "repeat", "repeats"), ("batch_size", "image a batch", "images a batch")):
         found = sorted({point.get(key, asked.get(key)) for point in record["points"]} - {None})
         if found:
-            said.append(f"{' or '.join(map(str, found))} {what}")
+            said.append(f"{' or '.join(map(str, found))} {one if found == [1] else what}")
     said.append(f"{data['images']} images of {data['mean_kb']} KB")
     if data.get("page_cache_share") is not None:
         said.append(f"{data['page_cache_share']:.0%} of them in the page cache")

@@ -1,7 +1,8 @@
 """Training fed by each loader, as a share of the step with its data on the GPU already: ``fastload bench train``.
 
-bf16 autocast, SGD, channels_last. Times are those of the GPU's clock between the ends of steps. ``--cores`` limits a
-contender and all that it starts to so many cores, with as many threads; ``--threads`` leaves it all cores.
+bf16 autocast, SGD, channels_last. Times are those of the GPU's clock between the ends of steps; the main thread's is
+its processor time in ``next()``, which the next step waits for. ``--cores`` limits a contender and all that it starts
+to so many cores, with as many threads; ``--threads`` leaves it all cores.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps:
         results[name] = {
             "images_per_s": rates[name].record(),
             "wait_share": spread_of(turns, lambda a: a["wait_share"]),
+            "main_thread_us_per_batch": spread_of(turns, lambda a: 1e6 * a["main_thread_s"] / a["batches"]),
             "share_of_ceiling": ratio(rates[name], rates[CEILING]).record() if CEILING in rates else None,
         }
     return results
@@ -118,4 +120,5 @@ def _show(gathering: Gathering, model: str, cores: int | None, threads: int, res
             f"{model}, {where}, {gathering.team.title(name)}: {rate['median']:,.0f} images/s"
             + ("" if share is None else f", {share['median']:.1%} of the ceiling")
             + f", GPU waited {result['wait_share']['median']:.0%}"
+            + f", main thread {result['main_thread_us_per_batch']['median']:,.0f} µs per batch"
         )

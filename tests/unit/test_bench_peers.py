@@ -95,7 +95,7 @@ def test_fewer_images_than_a_batch_are_refused(tmp_path, capsys) -> None:
 def test_what_was_ready_before_a_turn_is_not_measured(monkeypatch) -> None:
     taken: list[int] = []
     rank = _ranks.Rank.__new__(_ranks.Rank)
-    rank.warm_steps, rank._device, rank._workers = 18, "cpu", {}
+    rank._ready, rank._device, rank._workers = {"torch-pinned": 18}, "cpu", {}
     rank._clock = SimpleNamespace(finish=lambda: None, between_s=lambda begin, end: end - begin)
 
     def run(name: str, count: int) -> list[SimpleNamespace]:
@@ -104,8 +104,8 @@ def test_what_was_ready_before_a_turn_is_not_measured(monkeypatch) -> None:
 
     monkeypatch.setattr(rank, "_run", run)
     monkeypatch.setattr(_ranks.dist, "all_reduce", lambda *_, **__: None)
-    assert rank.train("fastload", 5) == 5
-    assert taken == [18, 5]
+    assert [rank.train(name, 5) for name in ("torch-pinned", "ceiling")] == [5, 5]
+    assert taken == [18, 5, _ranks._WARM_STEPS, 5]
 
 
 def test_scaling_is_measured_by_one_process() -> None:

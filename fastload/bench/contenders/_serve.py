@@ -27,6 +27,8 @@ from fastload.bench.contenders._traits import traits
 from fastload.memory.arena import Arena
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fastload.bench.contenders._job import Feed
 
 
@@ -112,11 +114,21 @@ class Server:
             self._train = TrainingStep(model, device, channels_last=device.type == "cuda")
         step = self._train
         clock: Any = CudaClock() if device.type == "cuda" else HostClock()
+        main_thread_s = 0.0
+
+        def batches() -> Iterator[Any]:
+            nonlocal main_thread_s
+            while True:
+                begin = time.thread_time()
+                batch = next(feed.batches)
+                main_thread_s += time.thread_time() - begin
+                yield batch
 
         def advance(count: int) -> Any:
-            return run_steps(feed.batches, lambda *batch: batch, step, clock, count)
+            return run_steps(batches(), lambda *batch: batch, step, clock, count)
 
         before = advance(max(1, warm_steps))[-1]
+        main_thread_s = 0.0
         marks = advance(steps)
         clock.finish()
         seconds = clock.between_s(before.ended, marks[-1].ended)
@@ -125,7 +137,13 @@ class Server:
         step.forget()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        return {"images": steps * self._batch_size(), "seconds": seconds, "wait_share": waited / seconds}
+        return {
+            "batches": steps,
+            "images": steps * self._batch_size(),
+            "seconds": seconds,
+            "wait_share": waited / seconds,
+            "main_thread_s": main_thread_s,
+        }
 
     def check(self, expected: str, **job: Any) -> dict[str, Any]:
         """Compare batches with those in ``expected``: equal bits, or how far they are off in steps of 1/255."""

@@ -46,9 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--with", dest="tool", choices=("auto", "nsys", "torch"), default="auto", help="what records")
     parser.add_argument("--sampling", action="store_true", help="nsys also samples call stacks (large recordings)")
     parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
-    parser.add_argument("--html", type=Path, metavar="FILE", help=f"the page to write (default: fastload-{STEM}.html)")
+    parser.add_argument(
+        "--html", type=output_file, metavar="FILE", help=f"the page to write (default: fastload-{STEM}.html)"
+    )
     parser.add_argument("--no-html", action="store_true", help="write no page")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the timeline as a picture")
+    parser.add_argument("--png", type=output_file, metavar="FILE", help="also draw the timeline as a picture")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the recording there")
     parser.add_argument("--from", dest="source", type=Path, metavar="PATH", help="report on a kept recording again")
@@ -227,6 +229,15 @@ def at_least(least: int) -> Any:
         return int(text)
 
     return parse
+
+
+def output_file(text: str) -> Path:
+    """A type for ``argparse``: a file that can be written, known before minutes of measuring."""
+    path = Path(text)
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"must be a file that can be written, in a folder that exists, got {text!r}")
+    return path
 
 
 def _say(text: str) -> None:

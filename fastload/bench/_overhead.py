@@ -23,6 +23,7 @@ from fastload import loader as loader_module
 from fastload.bench._measure import Spread, interleave
 from fastload.device import transfer as transfer_module
 from fastload.engines import workers
+from fastload.engines.arrivals import Arrivals
 from fastload.engines.auto import cores_for_loading
 from fastload.insight import fetching, meter
 from fastload.rates import endless, in_flight, loop_rate
@@ -57,16 +58,18 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
     """Epochs of a loader whose batches cost nothing.
 
     ``bare`` is without statistics; ``stats`` has them at their most thorough, the worker's side too; ``stats, native``
-    has what the native engine has of them, where no worker fetches. Batches are copied when they are asked for, in the
-    one thread that there is: two that contend for the interpreter's lock take time that has nothing to do with it.
+    has what the native engine has of them, where no worker fetches. Batches are copied when they are asked for, on the
+    side stream, in the one thread that there is: two that contend for the interpreter's lock take time that has nothing
+    to do with it.
     """
     samples: Any = torch.zeros(batches, 1)
 
     def epoch(*patches: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[], object]:
-        loader: FastLoader[Any] = FastLoader(samples, batch_size=1, collate_fn=_first, device=device, device_prefetch=0)
+        loader: FastLoader[Any] = FastLoader(samples, batch_size=1, collate_fn=_first, device=device)
 
         def run() -> None:
             with contextlib.ExitStack() as patched:
+                patched.enter_context(mock.patch.object(loader_module, "Arrivals", _copied_when_asked_for))
                 for patch in patches:
                     patched.enter_context(patch())
                 for _ in loader:
@@ -82,6 +85,11 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
         "stats": epoch(lambda: mock.patch.object(fetching, "CLOSELY_S", -1.0)),
         "stats, native": epoch(no_fetches(meter), no_fetches(loader_module)),
     }
+
+
+def _copied_when_asked_for(transfer: Any, *, ahead: int, **arguments: Any) -> Arrivals:
+    del ahead
+    return Arrivals(transfer, ahead=0, **arguments)
 
 
 def _first(samples: Any) -> Any:

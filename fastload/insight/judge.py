@@ -35,18 +35,12 @@ def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
             return Verdict.of(Bottleneck.GPU, waited, busy, *_layout(findings))
         if device.starved_share < device.idle_share / 2:
             evidence = ["it is the loop that leaves the GPU idle, not the loader", waited, busy, *_host(findings)]
-            return Verdict.of(Bottleneck.GPU, *evidence, *_layout(findings), remedy=_HOST_REMEDY)
+            return Verdict.of(Bottleneck.LOOP, *evidence, *_layout(findings))
         waited += f", the GPU ran kernels {device.busy_share:.0%} of it"
     elif findings.wait_share < FED:
         return Verdict.of(Bottleneck.GPU, waited)
     bottleneck, *evidence = _loader(findings, seen)
     return Verdict.of(bottleneck, waited, *evidence)
-
-
-_HOST_REMEDY: Final = (
-    "launch fewer and larger kernels (torch.compile, CUDA graphs, a larger batch), and let the host run ahead: no "
-    ".item(), no prints, no synchronization in every step"
-)
 
 
 def _layout(findings: Findings) -> list[str]:

@@ -28,6 +28,8 @@ class Bottleneck(enum.Enum):
     """Bytes are crossing from host to device."""
     GPU = "GPU"
     """The model: batches are there before they are asked for."""
+    LOOP = "loop"
+    """The training loop on the host: batches are there, and the GPU has nothing to do. Only a recording shows it."""
 
 
 REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
@@ -47,6 +49,8 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
         "narrower float",
         Bottleneck.GPU: "nothing to gain in the loader: speed the model up (channels_last, bfloat16, torch.compile), "
         "or use fewer workers",
+        Bottleneck.LOOP: "launch fewer and larger kernels (torch.compile, CUDA graphs, a larger batch), and let the "
+        "host run ahead: no .item(), no prints, no synchronization in every step",
     }
 )
 

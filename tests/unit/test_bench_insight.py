@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 
 import pytest
 import torch
+from roads import simulated
+from roads.simulated import SimulatedTransfer
 from torch.utils.data import Dataset
 
 from fastload import FastLoader, cli
+from fastload import loader as loader_module
 from fastload.bench import _overhead
 from fastload.bench._overhead import Compared, interval_of_median, stages_of_a_batch, stats_of_a_batch, without_stats
 
@@ -49,6 +53,28 @@ def test_each_contender_has_what_its_name_says(monkeypatch):
         stats = loaders[0].stats()
         seen[name] = stats.batches, stats.fetch.looked_s > 0
     assert seen == {"bare": (0, False), "stats": (10, True), "stats, native": (10, False)}
+
+
+def test_one_thread_copies_and_the_devices_clock_times_it(monkeypatch):
+    """Without a side stream there would be no clock; with a feeder, two threads would contend."""
+    transfers = []
+
+    class Watched(SimulatedTransfer):
+        def __init__(self, device, stream, *rest):
+            super().__init__(device, stream, *rest)
+            transfers.append((stream, self))
+
+        def start(self, *args, **kwargs):
+            threads.add(threading.current_thread())
+            return super().start(*args, **kwargs)
+
+    threads = set()
+    simulated.install(monkeypatch)
+    monkeypatch.setattr(loader_module, "Transfer", Watched)
+    stats_of_a_batch(torch.device("cuda"), 10)["stats"]()
+    assert transfers[0][0] is not None
+    assert transfers[0][1].batches == 10
+    assert threads == {threading.current_thread()}
 
 
 def test_stages_are_counted_per_batch():

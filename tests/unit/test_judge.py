@@ -67,7 +67,7 @@ def test_a_loop_that_leaves_the_gpu_idle_by_itself_is_told_so():
         0, 1000, [stage("step", 0, 1000), span("loss.item", 100, 900)], kernels=[kernel(1, 0, 100), kernel(2, 900, 990)]
     )
     verdict = judge(find(busy))
-    assert verdict.bottleneck is Bottleneck.GPU
+    assert verdict.bottleneck is Bottleneck.LOOP
     assert verdict.evidence[0] == "it is the loop that leaves the GPU idle, not the loader"
     assert "the training thread was in loss.item" in " ".join(verdict.evidence)
     assert "torch.compile" in verdict.remedy

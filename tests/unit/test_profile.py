@@ -126,6 +126,14 @@ def test_a_command_line_that_makes_no_sense_is_refused(capfd, argv, message):
     assert message in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("command", "option"), [("profile", "--html"), ("profile", "--png"), ("kernels", "--csv")])
+@pytest.mark.parametrize("path", [".", "no-such-folder/file"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(here, capfd, command, option, path):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([command, option, path, "--", "no-such-program"])
+    assert f"argument {option}: must be a file that can be written" in capfd.readouterr().err
+
+
 def test_a_program_that_is_not_there_is_an_error(here, capfd):
     assert run("--", "no-such-program") == 1
     assert "no-such-program does not start: No such file" in capfd.readouterr().err

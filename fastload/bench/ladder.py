@@ -76,13 +76,18 @@ class Ladder:
         check_shared_memory(max(worker_counts(self.cores)), self.batch_size)
 
 
-def climb(ladder: Ladder, on_result: Callable[[Rung, RungResult | None], None]) -> dict[str, Any]:
+def climb(
+    ladder: Ladder,
+    on_result: Callable[[Rung, RungResult | None], None],
+    keep: Callable[[dict[str, Any]], object] = lambda record: None,
+) -> dict[str, Any]:
     """Measure every rung, the lowest first.
 
     Args:
         ladder: What to climb.
         on_result: Called with a rung and ``None`` when it begins, and again with its result; a rung that is skipped
             gets neither call.
+        keep: Called with the record so far after each rung.
 
     Returns:
         The record for the JSON file.
@@ -94,6 +99,30 @@ def climb(ladder: Ladder, on_result: Callable[[Rung, RungResult | None], None]) 
     trainers: dict[bool, TrainingStep] = {}
     results: list[RungResult] = []
     skipped: list[dict[str, Any]] = []
+    where = environment()
+
+    def record() -> dict[str, Any]:
+        return {
+            "benchmark": "ladder",
+            "environment": where,
+            "dataset": data_record,
+            "parameters": {
+                "model": ladder.model,
+                "batch_size": ladder.batch_size,
+                "autocast": "bfloat16",
+                "optimizer": "SGD, momentum 0.9",
+                **asdict(ladder.length),
+            },
+            "trained": ladder.train,
+            "rungs": [result.record() for result in results],
+            "skipped": skipped,
+            "reference": {
+                "name": REFERENCE_NAME,
+                "images_per_s": REFERENCE_RATES,
+                "gpu_busy_share": REFERENCE_BUSY,
+            },
+        }
+
     previous_benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True  # fixed shapes: let cuDNN pick its fastest kernels during the warm-up
     try:
@@ -128,28 +157,10 @@ def climb(ladder: Ladder, on_result: Callable[[Rung, RungResult | None], None]) 
                 feed.close()
             results.append(result)
             on_result(rung, result)
+            keep(record())  # minutes: a climb that is cut off has shown something
     finally:
         torch.backends.cudnn.benchmark = previous_benchmark
-    return {
-        "benchmark": "ladder",
-        "environment": environment(),
-        "dataset": data_record,
-        "parameters": {
-            "model": ladder.model,
-            "batch_size": ladder.batch_size,
-            "autocast": "bfloat16",
-            "optimizer": "SGD, momentum 0.9",
-            **asdict(ladder.length),
-        },
-        "trained": ladder.train,
-        "rungs": [result.record() for result in results],
-        "skipped": skipped,
-        "reference": {
-            "name": REFERENCE_NAME,
-            "images_per_s": REFERENCE_RATES,
-            "gpu_busy_share": REFERENCE_BUSY,
-        },
-    }
+    return record()
 
 
 def _why_not_alone(rung: Rung, results: list[RungResult]) -> str | None:
@@ -160,8 +171,8 @@ def _why_not_alone(rung: Rung, results: list[RungResult]) -> str | None:
     return None
 
 
-def show(ladder: Ladder) -> dict[str, Any]:
-    """Climb with a table that grows on the terminal; returns the record."""
+def show(ladder: Ladder, keep: Callable[[dict[str, Any]], object] = lambda record: None) -> dict[str, Any]:
+    """Climb with a table that grows on the terminal; returns the record, which ``keep`` gets after each rung too."""
     from rich.box import SIMPLE_HEAD
     from rich.live import Live
     from rich.table import Table
@@ -189,9 +200,9 @@ def show(ladder: Ladder) -> dict[str, Any]:
 
     if screen.is_terminal:
         with Live(table(), console=screen, auto_refresh=False) as live:
-            record = climb(ladder, on_result)
+            record = climb(ladder, on_result, keep)
     else:
-        record = climb(ladder, on_result)
+        record = climb(ladder, on_result, keep)
         screen.print(table())
     for skip in record["skipped"]:
         screen.print(f"skipped: {skip['name']} ({skip['reason']})")
@@ -258,7 +269,7 @@ def main(args: argparse.Namespace) -> int:
         )
     except (ValueError, FileNotFoundError, SharedMemoryError) as error:
         return refuse(error)
-    record = show(ladder)
+    record = show(ladder, lambda record: write_json(args.json, record) if args.json else None)
     if args.json:
         console().print(f"figures: {write_json(args.json, record)}")
     if args.plot:

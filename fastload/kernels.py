@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=profile.at_least(0), default=10, help="steps before them")
     parser.add_argument("--most", type=profile.at_least(1), metavar="N", help="measure at most so many kernels")
     parser.add_argument("--csv", type=profile.output_file, metavar="FILE", help="write the sums")
-    parser.add_argument("--png", type=profile.output_file, metavar="FILE", help="draw bytes moved against latency")
+    parser.add_argument("--png", type=profile.picture_file, metavar="FILE", help="draw bytes moved against latency")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep ncu's table and the ceilings there")
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="report on a kept table again")

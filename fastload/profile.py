@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 STEM: Final = "profile"
 """Name of the recording in its folder."""
 
+_PAGE: Final = f"fastload-{STEM}.html"
+_PICTURES: Final = (".png", ".svg", ".pdf", ".jpg")
 _LOADER: Final = "loader.json"
 
 
@@ -46,11 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--with", dest="tool", choices=("auto", "nsys", "torch"), default="auto", help="what records")
     parser.add_argument("--sampling", action="store_true", help="nsys also samples call stacks (large recordings)")
     parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
-    parser.add_argument(
-        "--html", type=output_file, metavar="FILE", help=f"the page to write (default: fastload-{STEM}.html)"
-    )
+    parser.add_argument("--html", type=output_file, metavar="FILE", help=f"the page to write (default: {_PAGE})")
     parser.add_argument("--no-html", action="store_true", help="write no page")
-    parser.add_argument("--png", type=output_file, metavar="FILE", help="also draw the timeline as a picture")
+    parser.add_argument("--png", type=picture_file, metavar="FILE", help="also draw the timeline as a picture")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the recording there")
     parser.add_argument("--from", dest="source", type=Path, metavar="PATH", help="report on a kept recording again")
@@ -63,6 +63,10 @@ def main(args: argparse.Namespace) -> int:
     if bool(program) == (args.source is not None):
         return _fail("nothing to run: fastload profile -- python train.py ...; or --from DIR, but not both", 2)
     try:
+        page = None if args.no_html else args.html or output_file(_PAGE)
+    except argparse.ArgumentTypeError as error:
+        return _fail(f"the page {error}; or give --html FILE, or --no-html", 2)
+    try:
         if args.source is not None:
             code, recording = 0, read(args.source)
             seen = loaders_verdict(args.source) if args.source.is_dir() else None
@@ -72,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     except NsightError as error:
         return _fail(str(error), error.code)
     report = make_report(recording, seen)
-    _deliver(report, recording, args)
+    _deliver(report, recording, args, page)
     return code
 
 
@@ -201,20 +205,20 @@ def make_folder(path: Path) -> None:
         raise NsightError(f"{path} cannot be made a folder to keep files in: {error.strerror}") from error
 
 
-def _deliver(report: Report, recording: Recording, args: argparse.Namespace) -> None:
+def _deliver(report: Report, recording: Recording, args: argparse.Namespace, page: Path | None) -> None:
     from rich.console import Console
 
-    from fastload.insight import page, timeline
+    from fastload.insight import timeline
+    from fastload.insight.page import write
 
     if args.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
         show(report, Console(highlight=False, width=shutil.get_terminal_size((130, 40)).columns))
     rows = timeline.lay_out(recording, report.findings)
-    if not args.no_html:
-        path = args.html or Path(f"fastload-{STEM}.html")
-        page.write(report, rows, path)
-        _say(f"the timeline is in {path}")
+    if page is not None:
+        write(report, rows, page)
+        _say(f"the timeline is in {page}")
     if args.png:
         timeline.draw(rows, args.png, f"{report.verdict.name}: {'; '.join(report.verdict.evidence[:2])}")
         _say(f"the picture is {args.png}")
@@ -234,9 +238,18 @@ def at_least(least: int) -> Any:
 def output_file(text: str) -> Path:
     """A type for ``argparse``: a file that can be written, known before minutes of measuring."""
     path = Path(text)
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise argparse.ArgumentTypeError(f"must be a file that can be written, in a folder that exists, got {text!r}")
+    with suppress(OSError):
+        folder = path.absolute().parent
+        if folder.is_dir() and not path.is_dir() and os.access(path if path.exists() else folder, os.W_OK):
+            return path
+    raise argparse.ArgumentTypeError(f"must be a file that can be written, in a folder that exists, got {text!r}")
+
+
+def picture_file(text: str) -> Path:
+    """Likewise, of a kind that matplotlib draws."""
+    path = output_file(text)
+    if path.suffix not in _PICTURES:
+        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(_PICTURES)}, got {text!r}")
     return path
 
 

@@ -69,7 +69,7 @@ class Runtime:
         if native:
             loader.num_workers = AutoWorkers(NATIVE_STREAMS, workers.sizing)
             return
-        now = self.stats(workers)
+        now = self.stats(workers.sizing.processes or workers)
         if not choose_processes(loader, now.since(self._sized[1]) if self._sized is not None else None):
             return
         before, self._sized = self._sized, (int(loader.num_workers), now)

@@ -19,6 +19,7 @@ ALL_OF_FIRST: Final = 16
 PER_SECOND: Final = 20
 """Batches that are timed per second after that, on average."""
 
+_RECENT: Final = 0.02  # the weight of the last batch among the recent ones
 _PAUSE_S: Final = 1.0  # what is longer between two batches does not make all that follow seem rare
 # In steps of the golden ratio, so that no rhythm is hit: of eight workers, say, one may be waited for each time.
 _GOLDEN: Final = 0.6180339887498949
@@ -26,13 +27,14 @@ _PENDING_MAX: Final = 64
 
 
 class Timing:
-    """One batch's number, and the events around its copy if it is timed."""
+    """One batch's number, the events around its copy if it is timed, and for how many batches that is."""
 
-    __slots__ = ("began", "copied", "nbytes", "number", "pageable_bytes", "ready")
+    __slots__ = ("began", "copied", "nbytes", "number", "pageable_bytes", "ready", "weight")
 
-    def __init__(self, number: int, began: Any) -> None:
+    def __init__(self, number: int, began: Any, weight: float) -> None:
         self.number = number
         self.began = began
+        self.weight = weight
         self.copied: Any = None
         self.ready: Any = None
         self.nbytes = 0
@@ -53,9 +55,9 @@ class DeviceClock:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._started = 0
-        self._known_s = 0.0  # the time that went by while numbers were chosen, pauses left out
+        self._recent_s = 0.0  # between two batches, of late
         self._chose_at = 0.0
-        self._chosen: dict[int, bool] = {}
+        self._chosen: dict[int, float] = {}
         self._last_end: Any = None
         self._handed: tuple[Any, Timing] | None = None
         self._pending: deque[tuple[Any, Timing, Any]] = deque()
@@ -68,20 +70,22 @@ class DeviceClock:
     def begin(self, stream: Any) -> Timing:
         """A copy is about to be issued on ``stream``."""
         number, self._started = self._started, self._started + 1
-        if not self._chosen_for(number):
-            return Timing(number, None)
-        timing = Timing(number, self.event())
-        timing.began.record(stream)
+        weight = self._chosen_for(number)
+        timing = Timing(number, self.event() if weight else None, weight)
+        if timing.is_timed:
+            timing.began.record(stream)
         return timing
 
-    def _chosen_for(self, number: int) -> bool:
-        """Whether this batch is timed; asked several times, always the same answer."""
+    def _chosen_for(self, number: int) -> float:
+        """For how many batches this one is timed; 0 if it is not."""
         if number not in self._chosen:
             now = time.monotonic()
-            self._known_s += min(now - (self._chose_at or now), _PAUSE_S)
+            took = min(now - (self._chose_at or now), _PAUSE_S)
             self._chose_at = now
-            share = PER_SECOND * self._known_s / max(1, number)
-            self._chosen[number] = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 < share
+            self._recent_s = (1.0 - _RECENT) * self._recent_s + _RECENT * took if number > 1 else took
+            share = 1.0 if number < ALL_OF_FIRST else min(1.0, PER_SECOND * self._recent_s)
+            is_drawn = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 < share
+            self._chosen[number] = 1.0 / share if is_drawn else 0.0
         return self._chosen[number]
 
     def begin_epoch(self) -> None:
@@ -98,7 +102,7 @@ class DeviceClock:
         if self._handed is None:
             return False
         number = self._handed[1].number
-        return self._chosen_for(number) or self._chosen_for(number + 1)
+        return bool(self._chosen_for(number) or self._chosen_for(number + 1))
 
     def step_ended(self, end: Any) -> None:
         """The consumer has queued all its work on the batch that it was handed last.
@@ -108,7 +112,7 @@ class DeviceClock:
         """
         if self._handed is not None:
             before, timing = self._handed
-            if timing.is_timed:
+            if timing.is_timed and end is not None:  # batches that are handed over out of order may be asked for anew
                 self._pending.append((before, timing, end))
             for number in [number for number in self._chosen if number <= timing.number]:
                 del self._chosen[number]
@@ -135,10 +139,10 @@ class DeviceClock:
         if before is None or not before.query():  # of another stream, which the consumer has left
             return
         idle_s = max(0.0, before.elapsed_time(timing.ready) * 1e-3)
-        sums["device:steps"] += 1
-        sums["device:total_s"] += max(0.0, before.elapsed_time(end) * 1e-3)
-        sums["device:idle_s"] += idle_s
-        sums["device:copying_s"] += min(idle_s, copy_s + epilogue_s)
+        sums["device:steps"] += timing.weight
+        sums["device:total_s"] += timing.weight * max(0.0, before.elapsed_time(end) * 1e-3)
+        sums["device:idle_s"] += timing.weight * idle_s
+        sums["device:copying_s"] += timing.weight * min(idle_s, copy_s + epilogue_s)
 
     def totals(self) -> Totals:
         """All sums so far."""

@@ -5,7 +5,8 @@ on every machine, and the threads that serve them come and go without a trace in
 random streams, so their number stands for a whole epoch, and that epoch is the one of torch's DataLoader with that
 ``num_workers``. Before the first epoch a trial measures what a sample costs (:mod:`fastload.engines.trial`), and as
 many workers start as could be of use to any consumer; the first epoch measures the consumer, and later ones get the
-smallest number that keeps it fed with 10% to spare.
+number that by its rate and a sample's cost keeps it fed with 10% to spare. Where the consumer waits for them all the
+same, or fewer workers turn out slower, that number is raised, by a quarter at most, as long as it helps.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ _TAKE_BYTES_PER_S: Final = 1e10
 _STEPS_MIN: Final = 8  # an epoch of fewer says too little about the consumer
 _STARVED: Final = 0.02  # share of the time: the consumer waits
 _BUSY: Final = 0.5  # share of the workers' time
-_FAR_LESS: Final = 0.4  # of what was too few: the consumer is another one by now
+_FAR_LESS: Final = 0.4  # of the estimate before: the consumer is another one by now
 _SLACK: Final = 0.05  # of what is spare: another number is only worth new workers if it is not a matter of noise
 _A_FEW_MORE: Final = 1.25  # times the smallest number that may do
+_WORTH: Final = 0.25  # of the rate that so many more workers should have added
+_SLOWER: Final = 0.95  # of the rate before
 
 
 @dataclass
@@ -54,12 +57,35 @@ class Sizing:
         threads: Decode threads that were enough; ``None`` before the first native epoch.
         why: How ``processes`` came about, in words.
         too_few: Worker processes that the consumer waited for; 0 before it did.
+        estimate: The number that was said to be enough when ``too_few`` showed.
+        former: The number before this one, and the samples per second with it.
     """
 
     processes: int | None = None
     threads: int | None = None
     why: str = "a short trial before the first epoch decides"
     too_few: int = 0
+    estimate: int = 0
+    former: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Consumption:
+    """What an epoch showed.
+
+    Attributes:
+        rate: Samples per second that the consumer takes when it never waits.
+        cost_s: Seconds of a worker per sample.
+        got: Samples per second that the consumer got.
+        stall: Share of the time that it waited for batches.
+        for_workers: Of the time too: such waits as more workers shorten.
+    """
+
+    rate: float
+    cost_s: float
+    got: float
+    stall: float
+    for_workers: float
 
 
 class AutoWorkers(int):
@@ -130,13 +156,14 @@ def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
     """
     workers: Any = loader.num_workers
     sizing: Sizing = workers.sizing
-    measured = None if epoch is None else consumption(epoch)
+    seen = None if epoch is None or sizing.processes is None else consumption(epoch, sizing.processes)
     if sizing.processes is None:
         sizing.processes, sizing.why = _first(loader, run_trial(loader))
-    elif measured is not None and (found := _again(sizing, sizing.processes, *measured)) is not None:
-        sizing.processes, sizing.why = found
+    elif seen is not None and (wanted := _again(sizing, sizing.processes, seen)) not in (None, sizing.processes):
+        sizing.former, sizing.processes = (sizing.processes, seen.got), wanted
+        sizing.why = f"the consumer takes {seen.rate:,.0f} samples/s, and a sample costs {seen.cost_s * 1e3:.3g} ms"
     loader.num_workers = AutoWorkers(sizing.processes, sizing)
-    return epoch is None or measured is not None
+    return epoch is None or seen is not None
 
 
 def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
@@ -153,48 +180,54 @@ def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
     return most, f"{cost}; as many as there are {_cores_or_batches(most, cores)}, until an epoch has shown the consumer"
 
 
-def _again(sizing: Sizing, processes: int, rate: float, cost_s: float, stall: float) -> tuple[int, str] | None:
-    """Another number than ``processes``, and why; ``None`` to keep it."""
+def _again(sizing: Sizing, processes: int, seen: Consumption) -> int | None:
+    """Another number than ``processes``; ``None``, or the same, to keep it."""
     cores = cores_for_loading()
-    wanted = workers_needed(rate, cost_s, cores)
-    fewest, most = (workers_needed(rate, cost_s, cores, SPARE + slack) for slack in (-_SLACK, _SLACK))
-    if stall > _STARVED:  # workers that wait for each other's batches make fewer than their cost says
-        sizing.too_few = processes
-        faster = min(math.ceil(SPARE * processes / (1.0 - stall)), int(_A_FEW_MORE * (processes + 1)))
-        wanted = min(cores, max(wanted, processes + 1, faster))
-    elif fewest <= processes <= most:
+    wanted = workers_needed(seen.rate, seen.cost_s, cores)
+    fewest, most = (workers_needed(seen.rate, seen.cost_s, cores, SPARE + slack) for slack in (-_SLACK, _SLACK))
+    former, got = sizing.former or (processes, seen.got)
+    if processes < former and seen.stall > _STARVED and seen.got < _SLOWER * got:
+        sizing.too_few, sizing.estimate = processes, wanted
+        return min(cores, former)
+    if seen.for_workers > _STARVED:  # workers that wait for each other's batches make fewer than their cost says
+        if processes > former and seen.got / got - 1.0 < _WORTH * (processes / former - 1.0):
+            return None  # something else is the limit
+        sizing.too_few, sizing.estimate = processes, wanted
+        faster = min(math.ceil(SPARE * processes / (1.0 - seen.for_workers)), int(_A_FEW_MORE * (processes + 1)))
+        return min(cores, max(wanted, processes + 1, faster))
+    if fewest <= processes <= most:
         return None
-    elif wanted < _FAR_LESS * sizing.too_few:
-        sizing.too_few = 0
-    elif wanted <= sizing.too_few < processes <= _A_FEW_MORE * (sizing.too_few + 1):
+    if wanted < _FAR_LESS * sizing.estimate:  # another consumer
+        sizing.too_few = sizing.estimate = 0
+    if wanted > sizing.too_few:
+        return wanted
+    if processes <= _A_FEW_MORE * (sizing.too_few + 1):
         return None
-    else:
-        wanted = min(cores, max(wanted, sizing.too_few + 1))
-    if wanted == processes:
-        return None
-    return wanted, f"the consumer takes {rate:,.0f} samples/s, and a sample costs {cost_s * 1e3:.3g} ms"
+    return (sizing.too_few + 1 + processes) // 2
 
 
-def consumption(epoch: Stats) -> tuple[float, float, float] | None:
-    """The consumer's rate in samples/s, seconds of a worker per sample, and the share of time it waited for workers.
-
-    ``None`` when too little was measured.
-    """
+def consumption(epoch: Stats, processes: int) -> Consumption | None:
+    """What an epoch of so many processes showed; ``None`` when it was too little."""
     made, elapsed = epoch.stages.get("fetch"), epoch.wait_s + epoch.step_s
-    if epoch.totals.get("asked", 0) < _STEPS_MIN or made is None or not made.count or not epoch.images:
-        return None
-    collate = epoch.stages.get("collate")
-    seconds = made.total_s + (collate.total_s if collate is not None else 0.0)
-    cost_s = seconds / made.count / (epoch.images / epoch.batches)
-    places = ["before", "fetch", "collate"]
-    if elapsed and seconds > _BUSY * epoch.workers * elapsed:  # a worker that computes is slow to send what it has made
-        places += ["ipc", "hand-over"]
-    share = epoch.wait_share(*places)
-    stall = epoch.batch_wait_s * share / elapsed if share > 0.5 and elapsed else 0.0  # else workers would not help
-    if epoch.device_stall is not None:
-        stall = min(stall, epoch.device_stall)
     rate = epoch.consumer_images_per_s
-    return (rate, cost_s, stall) if rate > 0 else None
+    if epoch.totals.get("asked", 0) < _STEPS_MIN or made is None or not made.count or not epoch.images or not rate:
+        return None
+    making_s = sum(epoch.stages[name].total_s for name in ("fetch", "collate") if name in epoch.stages)
+    waited = epoch.batch_wait_s / elapsed
+    share = epoch.wait_share("before", "fetch", "collate")
+    if (
+        making_s > _BUSY * processes * elapsed
+    ):  # workers that compute are slow to send, unless the receiver is the limit
+        pinning = min(1.0, epoch.stages["pin"].total_s / elapsed) if "pin" in epoch.stages else 0.0
+        share += (1.0 - pinning) * epoch.wait_share("ipc", "hand-over")
+    stall = waited if epoch.device_stall is None else min(waited, epoch.device_stall)
+    return Consumption(
+        rate=rate,
+        cost_s=making_s / made.count / (epoch.images / epoch.batches),
+        got=epoch.images_per_s,
+        stall=stall,
+        for_workers=min(waited * share, stall) if share > 0.5 else 0.0,  # else more of them would not help
+    )
 
 
 def _batches(loader: DataLoader[Any]) -> int | None:

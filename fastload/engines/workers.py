@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 SWITCH_S: Final = 2e-4
 """How long a worker's Python code keeps the interpreter's lock from a thread that wants it."""
 
+_USUAL_SWITCH_S: Final = 5e-3  # Python's
 TOO_SMALL = "larger than a slot"
 
 
@@ -133,7 +134,8 @@ class SendsPromptly:
         self.worker_init_fn = worker_init_fn
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
+        if sys.getswitchinterval() == _USUAL_SWITCH_S:  # else somebody has chosen
+            sys.setswitchinterval(SWITCH_S)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 

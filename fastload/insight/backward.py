@@ -45,8 +45,9 @@ def _settle() -> None:
     active exception"; seen on an H200 in a script that ended with its last backward pass). It takes up another pass
     only when it is through with the last one.
     """
-    for device in _hooked_on:
-        with contextlib.suppress(Exception):  # the device may be what the program died of
+    for device in tuple(_hooked_on):
+        with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
+            # Any error: the device may be what the program died of.
             torch.zeros((), device=device, requires_grad=True).mul(1).backward()  # type: ignore[no-untyped-call]
 
 

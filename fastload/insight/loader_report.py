@@ -75,7 +75,7 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
 def _stall(stats: Stats) -> tuple[float, str]:
     """The share of its time for which the consumer waited, and who that is."""
     stall = stats.device_stall
-    if stall is not None and stats.device is not None and stats.device.steps >= BATCHES_MIN:
+    if stall is not None and stats.device is not None and stats.device.copies >= BATCHES_MIN:
         return stall, "GPU"
     elapsed = stats.wait_s + stats.step_s
     return (stats.batch_wait_s / elapsed if elapsed > 0 else 0.0), "training loop"
@@ -111,17 +111,19 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
         Bottleneck.COLLATE: waited.get("collate", 0.0) + waited.get("epilogue", 0.0) + ipc,
         Bottleneck.PIN: pin,
     }
-    copying = Bottleneck.PIN if _is_pageable(stats) else Bottleneck.LINK
-    device = stats.device
-    if device is None or device.steps < BATCHES_MIN:
-        seconds_of[copying] = seconds_of.get(copying, 0.0) + waited.get("h2d", 0.0)
+    by = Bottleneck.PIN if _is_pageable(stats) else Bottleneck.LINK
+    device, stall = stats.device, stats.device_stall
+    if device is None or stall is None or device.copies < BATCHES_MIN:
+        seconds_of[by] = seconds_of.get(by, 0.0) + waited.get("h2d", 0.0)
         return seconds_of
-    # The device's clock says how long it idled, and how much of that was the copy; the host's divides what remains.
-    # A batch is copied while the next is made, so that the copy holds up no more than the link is busy.
-    crossing_s = device.copying_s * _link_busy(stats)
-    total, rest = sum(seconds_of.values()), device.idle_s - crossing_s
+    # The device's clock says how much of its idling was the copy; the host's divides what remains. A batch is copied
+    # while the next is made, so that the copy holds up no more than the link is busy.
+    copying = device.copying_s / device.idle_s if device.idle_s else 0.0
+    idle_s = stall * elapsed
+    crossing_s = idle_s * copying * _link_busy(stats)
+    total, rest = sum(seconds_of.values()), idle_s - crossing_s
     seconds_of = {key: rest * value / total if total else 0.0 for key, value in seconds_of.items()}
-    seconds_of[copying] = seconds_of.get(copying, 0.0) + crossing_s + (0.0 if total else rest)
+    seconds_of[by] = seconds_of.get(by, 0.0) + crossing_s + (0.0 if total else rest)
     return seconds_of
 
 

@@ -72,7 +72,7 @@ class DeviceTimes:
     """What the device did, by its own clock, in the steps and copies that were timed there.
 
     Attributes:
-        steps: How many were timed.
+        steps: How many were timed, each counted as often as steps that were not timed stand behind it.
         total_s: Their length, from the end of the work on one batch to the end of the work on the next.
         idle_s: Of that: the device had done its work and the next batch was not there.
         copying_s: Of ``idle_s``: that batch was being copied.
@@ -81,7 +81,7 @@ class DeviceTimes:
         pageable_bytes: Of ``copied_bytes``: from memory that was not pinned.
     """
 
-    steps: int = 0
+    steps: float = 0
     total_s: float = 0.0
     idle_s: float = 0.0
     copying_s: float = 0.0
@@ -159,7 +159,7 @@ class Stats:
         return self.wait_s - self.waited_for.get("gpu", 0.0)
 
     def wait_share(self, *places: str) -> float:
-        """The share of ``batch_wait_s`` in which the batch was at one of ``places``; see ``waited_for``."""
+        """The share of ``batch_wait_s`` in which the batch was at ``places``; not ``gpu``, of ``waited_for``."""
         waited = self.batch_wait_s
         return sum(self.waited_for.get(place, 0.0) for place in places) / waited if waited > 0 else 0.0
 
@@ -167,14 +167,15 @@ class Stats:
     def device_stall(self) -> float | None:
         """The share of its time that the device had nothing to do for want of a batch; ``None`` if nobody measured.
 
-        What remains of the time between batches when the device's work on one is taken off. The time is that of all
-        batches: workers deliver in bursts, so those that were timed may all have come without a wait.
+        By the steps that were timed; but workers deliver in bursts, and all of those may have come without a wait. So
+        it is at least what the device's work leaves of the time between all batches, as far as the host waited.
         """
         device, elapsed = self.device, self.wait_s + self.step_s
-        if device is None or not device.steps or not elapsed:
+        if device is None or not device.total_s or not elapsed:
             return None
         busy_s = (device.total_s - device.idle_s) / device.steps * self.totals.get("asked", 0.0)
-        return max(0.0, 1.0 - busy_s / elapsed)
+        unseen = min(1.0 - busy_s / elapsed, self.batch_wait_s / elapsed)
+        return max(device.idle_s / device.total_s, unseen)
 
     @property
     def images_per_s(self) -> float:
@@ -310,7 +311,7 @@ def _device(totals: Totals) -> DeviceTimes | None:
     if not totals["device:copies"]:
         return None
     return DeviceTimes(
-        steps=int(totals["device:steps"]),
+        steps=totals["device:steps"],
         total_s=totals["device:total_s"],
         idle_s=totals["device:idle_s"],
         copying_s=totals["device:copying_s"],

@@ -71,12 +71,19 @@ def test_a_batch_is_sent_while_python_code_makes_the_next_one():
 
 @pytest.mark.parametrize("own_s", [1e-4, 1e-2])
 def test_the_users_own_switch_interval_stands(own_s):
-    """Set in ``worker_init_fn``, it is the last word."""
+    """Set in ``worker_init_fn``, it is the last word; one of the parent's is inherited."""
     dataset = torch.utils.data.Subset(Computing(), range(2))
     with FastLoader(
         dataset, num_workers=1, device="cpu", worker_init_fn=lambda worker: sys.setswitchinterval(own_s)
     ) as loader:
         assert next(iter(loader))[1].item() == pytest.approx(own_s)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(own_s)
+    try:
+        with FastLoader(dataset, num_workers=1, device="cpu") as loader:
+            assert next(iter(loader))[1].item() == pytest.approx(own_s)
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize(("num_workers", "persistent"), [(1, False), (2, True)])

@@ -177,9 +177,9 @@ def test_the_next_copy_starts_without_being_asked_for():
         waits_ms = []
         while len(waits_ms) < 3 and not any(waited < 2.0 for waited in waits_ms):
             time.sleep(3.0)
-            batch = next(feed)
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
+            begin.record()  # before next(), which has the stream wait for the copy
+            batch = next(feed)
             batch[0, 0, 0, 0].clone()
             end.record()
             end.synchronize()

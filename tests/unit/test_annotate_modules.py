@@ -15,6 +15,7 @@ from nvtx_injection import run_traced
 from torch import nn
 
 from fastload import _nvtx, annotate_modules
+from fastload.insight import backward
 from fastload.insight.modules import hook_while_profiling
 
 MODELS = """
@@ -579,3 +580,14 @@ def test_an_annotation_does_not_keep_the_model_alive():
 def test_a_wrong_argument_says_what_a_right_one_is(arguments, error, message):
     with pytest.raises(error, match=message):
         annotate_modules(*arguments)
+
+
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_the_wait_for_autograds_threads_is_a_backward_pass_whatever_the_mode(monkeypatch, without_gradients):
+    ran = []
+    real = torch.Tensor.backward
+    monkeypatch.setattr(backward, "_hooked_on", {torch.device("cpu")})
+    monkeypatch.setattr(torch.Tensor, "backward", lambda self: (real(self), ran.append(self.device)))
+    with without_gradients():
+        backward._settle()
+    assert ran == [torch.device("cpu")]

@@ -343,7 +343,7 @@ def test_the_smallest_number_with_ten_per_cent_to_spare(rate, cost, count):
     assert workers_needed(rate, cost, 16) == count
 
 
-def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=None, workers=4):
+def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=None, pinning=0.0):
     """Statistics of an epoch of 50 batches of 10.
 
     A consumer without a device waits for batches alone; one with a device also waits for that one.
@@ -356,7 +356,9 @@ def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=Non
     totals |= {f"waited:{waited}": elapsed * stall, "waited:gpu": elapsed * (1 - stall) - step_s}
     if device_stall is not None:
         totals |= {"device:copies": steps, "device:steps": steps, "device:total_s": busy_s}
-    return make_stats(Totals(totals), workers=workers)
+    if pinning:
+        totals |= {"stage:pin:count": 50, "stage:pin:s": pinning * elapsed}
+    return make_stats(Totals(totals))
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,8 @@ def epoch(*, cost_s, rate, stall=0.0, waited="fetch", steps=50, device_stall=Non
         (8, epoch(cost_s=0.003, rate=1000, stall=0.15, device_stall=0.15), 11),  # though it waits for the device, too
         (4, epoch(cost_s=0.003, rate=1000, stall=0.3, waited="pin"), 4),  # workers would not help
         (4, epoch(cost_s=0.003, rate=1000, stall=0.05, waited="ipc"), 5),  # computing, they are slow to send
-        (4, epoch(cost_s=0.003, rate=1000, stall=0.05, waited="ipc", workers=8), 4),  # idle, they are not
+        (4, epoch(cost_s=0.003, rate=1000, stall=0.05, waited="ipc", pinning=0.9), 4),  # no: the receiver is
+        (8, epoch(cost_s=0.003, rate=1000, stall=0.05, waited="ipc"), 4),  # nor are they when idle
         (4, epoch(cost_s=0.003, rate=1000, stall=0.3, device_stall=0.0), 4),  # the device was busy all the time
         (16, epoch(cost_s=0.003, rate=90000, stall=0.9), 16),
         (9, epoch(cost_s=0.003, rate=1000, steps=3), 9),  # too short to tell
@@ -405,10 +408,59 @@ def test_a_number_that_was_too_few_is_not_tried_again_until_the_consumer_is_anot
 
 def test_a_few_more_than_may_do_are_left_alone_and_many_more_are_not(cores):
     cores(16)
-    for processes, chosen in ((9, 9), (11, 11), (12, 9)):
-        loader = SimpleNamespace(num_workers=AutoWorkers(processes, Sizing(processes, too_few=8)))
+    for processes, chosen in ((9, 9), (11, 11), (12, 10), (16, 12)):
+        loader = SimpleNamespace(num_workers=AutoWorkers(processes, Sizing(processes, too_few=8, estimate=7)))
         choose_processes(loader, epoch(cost_s=0.006, rate=1000))
         assert loader.num_workers == chosen
+
+
+def settled(consumer, epochs=30):
+    """The numbers that ``consumer``, a function of the number of processes, leads to."""
+    loader = SimpleNamespace(num_workers=AutoWorkers(16, Sizing(16)))
+    numbers = []
+    for _ in range(epochs):
+        numbers.append(int(loader.num_workers))
+        choose_processes(loader, consumer(numbers[-1]))
+    return numbers
+
+
+@pytest.mark.parametrize("needed", [2, 5, 9, 12, 16])
+@pytest.mark.parametrize("cost_s", [0.0005, 0.003, 0.008])
+def test_an_estimate_that_is_wrong_is_corrected_and_not_tried_again_and_again(cores, needed, cost_s):
+    """As where some samples take long and hold up those behind them, which no mean shows."""
+    cores(16)
+    numbers = settled(lambda n: epoch(cost_s=cost_s, rate=1000, stall=max(0.0, 1 - n / needed)))
+    enough = max(needed, workers_needed(1000, cost_s, 16))
+    assert set(numbers[15:]) == {numbers[-1]}
+    assert needed <= numbers[-1] <= 1.25 * enough
+
+
+@pytest.mark.parametrize("waited", ["fetch", "ipc"])
+def test_what_more_workers_do_not_shorten_does_not_take_all_cores(cores, waited):
+    """A disk, say, that gives what it can to two workers as to ten."""
+    cores(64)
+    loader = SimpleNamespace(num_workers=AutoWorkers(4, Sizing(4)))
+    for _ in range(20):
+        choose_processes(loader, epoch(cost_s=0.002 * int(loader.num_workers), rate=1000, stall=0.5, waited=waited))
+    assert loader.num_workers <= 16
+
+
+def test_fewer_that_turn_out_slower_are_taken_back(cores):
+    """Workers whose batches take long to send, in a thread that no figure of theirs counts."""
+    cores(16)
+    numbers = settled(lambda n: epoch(cost_s=1e-4, rate=1000, stall=max(0.0, 1 - n / 4), waited="ipc"))
+    assert set(numbers[15:]) == {numbers[-1]}
+    assert 4 <= numbers[-1] <= 8
+
+
+def test_an_epoch_is_judged_by_the_processes_that_it_had(cores, monkeypatch):
+    cores(3)
+    seen = []
+    monkeypatch.setattr(auto, "consumption", lambda epoch, processes: seen.append((epoch.workers, processes)))
+    with FastLoader(Costly(64, 0.005), batch_size=2, num_workers="auto") as loader:
+        for _ in range(2):
+            list(loader)
+    assert seen == [(3, 3)]
 
 
 @pytest.mark.parametrize("persistent", [False, True])

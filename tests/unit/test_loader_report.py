@@ -142,12 +142,21 @@ def test_the_device_decides_how_long_was_waited():
     assert verdict.evidence[0] == "the GPU waited for batches 1% of the time"
 
 
-def test_batches_that_come_in_bursts_were_waited_for_although_no_wait_was_timed():
+@pytest.mark.parametrize("idle_s", [0.0, 7 * 0.02e-3])
+def test_batches_that_come_in_bursts_were_waited_for_although_no_wait_was_timed(idle_s):
     """Seen on an H200: 8 workers handed over together every 1.9 s, and the step with the wait had yet to end."""
-    burst = {"steps": 7, "total_s": 7 * 0.88e-3, "idle_s": 7 * 0.02e-3, "copies": 7, "copied_bytes": 10**8}
+    burst = {"steps": 7, "total_s": 7 * 0.88e-3, "idle_s": idle_s, "copies": 7, "copied_bytes": 10**8}
     verdict = report(stats(fetch=234, step_ms=0.7, made_ms=(1839, 3), looked=(1, 0, 0.99), device=burst)).verdict
     assert verdict.bottleneck is Bottleneck.DECODE
     assert verdict.evidence[0] == "the GPU waited for batches 100% of the time"
+
+
+def test_a_long_step_that_was_not_timed_is_no_waiting_for_batches():
+    """A checkpoint, or an evaluation between two steps."""
+    timed = {"steps": 100, "total_s": 1.0, "copies": 30, "copied_bytes": 10**8}
+    verdict = report(stats(fetch=0.05, step_ms=100, made_ms=(9, 1), device=timed)).verdict
+    assert verdict.bottleneck is Bottleneck.GPU
+    assert verdict.evidence[0] == "the GPU waited for batches 0% of the time"
 
 
 def test_waiting_for_the_device_is_no_waiting_for_batches():

@@ -127,11 +127,24 @@ def test_a_command_line_that_makes_no_sense_is_refused(capfd, argv, message):
 
 
 @pytest.mark.parametrize(("command", "option"), [("profile", "--html"), ("profile", "--png"), ("kernels", "--csv")])
-@pytest.mark.parametrize("path", [".", "no-such-folder/file"])
+@pytest.mark.parametrize("path", [".", "no-such-folder/file.png", f"{'x' * 300}.png"])
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(here, capfd, command, option, path):
     with pytest.raises(SystemExit, match="2"):
         cli.main([command, option, path, "--", "no-such-program"])
     assert f"argument {option}: must be a file that can be written" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["profile", "kernels"])
+def test_a_picture_of_an_unknown_kind_is_refused(here, capfd, command):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([command, "--png", "picture.txt", "--", "no-such-program"])
+    assert "argument --png: must end in one of .png, " in capfd.readouterr().err
+
+
+def test_the_usual_page_is_looked_at_before_anything_runs(here, capfd):
+    (here / "fastload-profile.html").mkdir()
+    assert run("--", "no-such-program") == 2
+    assert "'fastload-profile.html'; or give --html FILE, or --no-html" in capfd.readouterr().err
 
 
 def test_a_program_that_is_not_there_is_an_error(here, capfd):

@@ -37,6 +37,8 @@ def test_batches_pass_and_the_bar_says_how_fast(bar, monkeypatch):
 def test_the_words_are_of_the_devices_stall_where_it_was_measured():
     totals = Totals({"batches": 11, "images": 88, "asked": 10, "wait_s": 0.5, "step_s": 0.5})
     assert _words(make_stats(totals)) == "80 images/s, stall 50%"
+    totals["waited:gpu"] = 0.4  # no waiting for a batch
+    assert _words(make_stats(totals)) == "80 images/s, stall 10%"
     totals.update({"device:copies": 10, "device:steps": 10, "device:total_s": 1.0, "device:idle_s": 0.03})
     assert _words(make_stats(totals)) == "80 images/s, stall 3%"
 

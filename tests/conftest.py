@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ WATCHED = ("conformance", "property", "unit")
 
 hypothesis.settings.register_profile("fastload", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fastload")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts a program so that it runs in the background, and every program that the tests start would inherit it:
+    # Ctrl-C would do nothing there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

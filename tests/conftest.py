@@ -20,8 +20,8 @@ hypothesis.settings.load_profile("fastload")
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # So a shell starts what is to run in the background, and every program that the tests start would inherit it: there,
-    # Ctrl-C would do nothing.
+    # So a shell starts what is to run in the background. All programs that the tests start would inherit it, and Ctrl-C
+    # would do nothing there.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

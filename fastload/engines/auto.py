@@ -193,8 +193,8 @@ def _again(sizing: Sizing, processes: int, seen: Consumption) -> int | None:
         if processes > former and seen.got / got - 1.0 < _WORTH * (processes / former - 1.0):
             return None  # something else is the limit
         sizing.too_few, sizing.estimate = processes, wanted
-        faster = min(math.ceil(SPARE * processes / (1.0 - seen.for_workers)), int(_A_FEW_MORE * (processes + 1)))
-        return min(cores, max(wanted, processes + 1, faster))
+        faster = SPARE * processes / max(1e-3, 1.0 - seen.for_workers)
+        return min(cores, max(wanted, processes + 1, min(math.ceil(faster), int(_A_FEW_MORE * (processes + 1)))))
     if fewest <= processes <= most:
         return None
     if wanted < _FAR_LESS * sizing.estimate:  # another consumer
@@ -215,9 +215,8 @@ def consumption(epoch: Stats, processes: int) -> Consumption | None:
     making_s = sum(epoch.stages[name].total_s for name in ("fetch", "collate") if name in epoch.stages)
     waited = epoch.batch_wait_s / elapsed
     share = epoch.wait_share("before", "fetch", "collate")
-    if (
-        making_s > _BUSY * processes * elapsed
-    ):  # workers that compute are slow to send, unless the receiver is the limit
+    if making_s > _BUSY * processes * elapsed:
+        # Workers that compute are slow to send; unless it is the thread that receives and pins which is the limit.
         pinning = min(1.0, epoch.stages["pin"].total_s / elapsed) if "pin" in epoch.stages else 0.0
         share += (1.0 - pinning) * epoch.wait_share("ipc", "hand-over")
     stall = waited if epoch.device_stall is None else min(waited, epoch.device_stall)

@@ -60,9 +60,9 @@ class FastLoader(DataLoader[T_co]):
             applied on the CPU.
         dtype: Cast floating-point tensors to this floating-point type, on the device, after the copy.
         device_prefetch: Batches copied ahead of the one in use. 0 copies on the consumer's stream when it asks.
-        accelerate: ``"auto"`` lets workers write batches straight into pinned memory and send them without delay
-            (:class:`~fastload.engines.workers.SendsPromptly`), and runs natively what can be run natively with the same
-            bits; ``"off"`` does none of it; ``"require"`` raises with the reasons when nothing can be run natively.
+        accelerate: ``"auto"`` lets workers write batches straight into pinned memory and send them without delay (their
+            switch interval is 0.2 ms), and runs natively what can be run natively with the same bits; ``"off"`` does
+            none of it; ``"require"`` raises with the reasons when nothing can be run natively.
         max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
             process may use. 0 turns pinned memory off altogether.
         rng: ``"torch"``: random draws as in torch, from each worker's stream. ``"index"``: from one that depends on the

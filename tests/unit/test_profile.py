@@ -60,7 +60,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def script(folder, sleep=0.004, workers=2):
+def script(folder, sleep=0.02, workers=2):
     path = folder / "train.py"
     path.write_text(TRAIN.format(sleep=sleep, workers=workers))
     return path
@@ -72,7 +72,7 @@ def run(*argv):
 
 @pytest.mark.parametrize(
     ("sleep", "workers", "verdict"),
-    [(0.004, 2, "storage-bound"), (0.004, 0, "storage-bound"), (0, 0, "Python-bound")],
+    [(0.02, 2, "storage-bound"), (0.02, 0, "storage-bound"), (0, 0, "Python-bound")],
 )
 def test_a_script_is_profiled_without_a_gpu_and_without_nsys(here, capfd, sleep, workers, verdict):
     assert run("--json", "--png", "x.png", "--", "python", script(here, sleep, workers)) == 0

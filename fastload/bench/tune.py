@@ -1,10 +1,10 @@
 """Does ``num_workers="auto"`` find the number? ``fastload bench tune`` runs it beside every fixed one.
 
 Three workloads: photographs through the native engine, a transform in plain Python through worker processes, and a
-light one whose model is heavy. All loaders of a workload are open at the same time, with persistent workers, and take
-turns at the same training step. A turn of a fixed number measures for a moment once the batches that were waiting are
-used up; a turn of ``"auto"`` is an epoch, for that is when it sizes worker processes, of which the beginning is left
-out likewise.
+light one whose model is heavy. Every number has a first look for a moment; those far behind the fastest have no part in
+what follows. The loaders of the others are open at the same time, with persistent workers, and take turns at the same
+training step. A turn is an epoch for all of them, the beginning left out: ``"auto"`` sizes worker processes when one
+begins.
 
 ``"auto"`` is to train at 97% of the best fixed number's rate or more, with at most 1.25 times its workers. That number
 is the smallest whose median rate is within noise (3%) of the highest: more of them would gain nothing.
@@ -24,7 +24,7 @@ import torch
 from fastload import FastLoader
 from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
 from fastload.bench._show import console, refuse
-from fastload.engines.auto import cores_for_loading
+from fastload.engines.auto import AutoWorkers, cores_for_loading
 from fastload.insight.clock import clock_for
 from fastload.rates import NATIVE_AHEAD, endless, in_flight, loop_rate
 
@@ -42,7 +42,8 @@ SHARE_MIN: Final = 0.97
 WORKERS_MAX: Final = 1.25
 NOISE: Final = 0.03
 
-_EPOCH_S: Final = 0.8  # of "auto": natively it decides twice a second
+_EPOCH_S: Final = 0.8  # a turn: natively "auto" decides twice a second
+_NEAR: Final = 0.7  # of the fastest at first look
 _SETTLED: Final = 3  # epochs of the same number, before the turns begin
 _SETTLE_MAX: Final = 20
 
@@ -155,24 +156,17 @@ class Contender:
         return rate.images_per_s
 
 
-def fixed(workload: Workload, loader: FastLoader[Any], device: torch.device, seconds: float) -> Contender:
-    """A loader with a number of workers of its own."""
+def first_look(workload: Workload, loader: FastLoader[Any], device: torch.device, seconds: float) -> float:
+    """Images/s of a loader with a number of workers of its own, for a moment."""
     workers = int(loader.num_workers)
-    feed = endless(loader)
     ready = NATIVE_AHEAD if workload.is_native else in_flight(loader)
     rounds = 1 if workload.is_native else workers
-
-    def measure() -> tuple[Rate, int]:
-        return (
-            loop_rate(feed, workload.step, device, seconds=seconds, warm_steps=ready, rounds_of=rounds),
-            workers,
-        )
-
-    return Contender(measure)
+    feed = endless(loader)
+    return loop_rate(feed, workload.step, device, seconds=seconds, warm_steps=ready, rounds_of=rounds).images_per_s
 
 
-def auto(workload: Workload, loader: FastLoader[Any], device: torch.device, batches: int) -> Contender:
-    """The loader that finds out by itself; one epoch per turn."""
+def by_epoch(workload: Workload, loader: FastLoader[Any], device: torch.device, batches: int) -> Contender:
+    """A loader whose turn is an epoch."""
     seen: list[dict[str, Any]] = []
 
     def measure() -> tuple[Rate, int]:
@@ -192,9 +186,10 @@ def auto(workload: Workload, loader: FastLoader[Any], device: torch.device, batc
 
 
 def workers_of(loader: FastLoader[Any]) -> int:
-    """How many an ``"auto"`` loader has now."""
+    """How many a loader has now; with ``"auto"``, natively, threads."""
     workers: Any = loader.num_workers
-    threads = workers.sizing.threads if loader.plan.engine == "native" else None
+    is_auto = isinstance(workers, AutoWorkers)
+    threads = workers.sizing.threads if is_auto and loader.plan.engine == "native" else None
     return int(threads or workers)
 
 
@@ -211,17 +206,20 @@ def measure(
     workload: Workload, device: torch.device, counts: Sequence[int], *, seconds: float, epoch_s: float, repeats: int
 ) -> dict[str, Any]:
     """Let all contenders take turns at one workload."""
+    looks = {}
+    for count in counts:
+        with workload.loader(1_000_000, count) as loader:
+            looks[count] = first_look(workload, loader, device, seconds)
+            batch_size, ready = loader.batch_size or 1, max(NATIVE_AHEAD, in_flight(loader))
+    fastest = max(looks.values())
+    batches = 2 * int(epoch_s * fastest / batch_size / 2) + 2 * ready
     with contextlib.ExitStack() as opened:
         contenders = {}
-        for count in counts:
-            loader = opened.enter_context(workload.loader(1_000_000, count))
-            contenders[str(count)] = fixed(workload, loader, device, seconds)
-        fastest = max(contender.measure()[0].images_per_s for contender in contenders.values())
-        batch_size = loader.batch_size or 1
-        batches = 2 * int(epoch_s * fastest / batch_size / 2) + 2 * max(NATIVE_AHEAD, in_flight(loader))
-        loader = opened.enter_context(workload.loader(batches, "auto"))
-        contenders["auto"] = auto(workload, loader, device, batches)
-        settled_s, numbers = settle(contenders["auto"])
+        numbers: list[int | str] = [count for count, rate in looks.items() if rate >= _NEAR * fastest]
+        for number in [*numbers, "auto"]:
+            loader = opened.enter_context(workload.loader(batches, number))
+            contenders[str(number)] = by_epoch(workload, loader, device, batches)
+        settled_s, while_settling = settle(contenders["auto"])
         spreads = interleave({name: contender.turn for name, contender in contenders.items()}, repeats)
         plan = str(loader.plan)
     return evaluate(spreads, contenders["auto"].workers) | {
@@ -229,9 +227,10 @@ def measure(
             name: Spread.of([rate.wait_share for rate in contender.rates]).record()
             for name, contender in contenders.items()
         },
+        "first_look_images_per_s": {str(count): rate for count, rate in looks.items()},
         "seen_by_auto": contenders["auto"].seen,
         "settled_s": settled_s,
-        "numbers_while_settling": numbers,
+        "numbers_while_settling": while_settling,
         "batches_per_epoch": batches,
         "plan": plan.splitlines(),
     }
@@ -273,7 +272,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--counts", type=_counts, help="fixed numbers of workers (default: all up to 8, every other on)"
     )
-    parser.add_argument("--seconds", type=float, help="of a turn (default: 0.25 on a GPU, else 0.8)")
+    parser.add_argument("--seconds", type=float, help="of a first look (default: 0.25 on a GPU, else 0.8)")
     parser.add_argument("--repeats", type=int, help="turns of each (default: 5)")
     parser.add_argument("--workload", action="append", metavar="NAME", help="only this one; may be given again")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fastload import FastLoader, cli
+from fastload.bench import tune
 from fastload.bench._measure import Spread
 from fastload.bench.tune import Contender, Products, Workload, counts_up_to, evaluate, measure, settle, workers_of
 from fastload.rates import Rate
@@ -84,13 +85,26 @@ def test_all_contenders_take_turns_at_a_workload():
 
     steps = []
     result = measure(Workload(loader, steps.append), CPU, [1], seconds=0.01, epoch_s=0.01, repeats=5)
-    assert opened == [1, "auto"]
+    assert opened == [1, 1, "auto"]  # a first look, then the turns
     assert set(result["images_per_s"]) == set(result["wait_share"]) == {"1", "auto"}
     assert all(len(rates["values"]) == 5 for rates in result["images_per_s"].values())
     assert len(result["auto_workers"]["values"]) == 5
     assert (result["fastest"], result["best"]) == (1, 1)
     assert all(len(batch) == 4 for batch in steps)
     assert result["numbers_while_settling"]
+
+
+def test_numbers_that_are_far_behind_take_no_turns(monkeypatch):
+    looks = {1: 60.0, 2: 80.0, 4: 100.0}
+    monkeypatch.setattr(tune, "first_look", lambda workload, loader, *_: looks[loader.num_workers])
+
+    def loader(batches, num_workers):
+        return FastLoader(Numbers(4 * min(batches, 100)), batch_size=4, num_workers=num_workers, device="cpu")
+
+    result = measure(Workload(loader, len), CPU, [1, 2, 4], seconds=0.01, epoch_s=0.5, repeats=1)
+    assert list(result["images_per_s"]) == ["2", "4", "auto"]
+    assert result["first_look_images_per_s"] == {"1": 60.0, "2": 80.0, "4": 100.0}
+    assert result["fastest"] in (2, 4)
 
 
 def test_worker_processes_of_auto_are_counted():

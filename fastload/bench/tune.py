@@ -140,7 +140,7 @@ class Contender:
         measure: Takes a turn.
         rates: Of all turns.
         workers: Of all turns.
-        seen: What the loader itself has seen of its epochs, as far as it sizes itself.
+        seen: What the loader itself has seen of its epochs.
     """
 
     measure: Callable[[], tuple[Rate, int]]

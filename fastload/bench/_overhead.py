@@ -26,7 +26,7 @@ from fastload.engines import workers
 from fastload.engines.arrivals import Arrivals
 from fastload.engines.auto import cores_for_loading
 from fastload.insight import fetching, meter
-from fastload.rates import endless, in_flight, loop_rate
+from fastload.rates import NATIVE_AHEAD, endless, in_flight, loop_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -209,4 +209,4 @@ def roads(device: torch.device, *, quick: bool) -> dict[str, Compared]:
         return Compared(make, batch_size, device, rush)
 
     # Worker processes have many batches under way, all of which are made anew in each turn: few images in each.
-    return {"native": road("require", cores, 256, rush=6), "worker processes": road("off", min(cores, 8), 64)}
+    return {"native": road("require", cores, 256, NATIVE_AHEAD), "worker processes": road("off", min(cores, 8), 64)}

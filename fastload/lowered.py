@@ -173,7 +173,13 @@ class NativeDeviceIterator:
             return data if stream is None else transfer.start(data, number)
 
         self._host: Any = NativeIterator(
-            loader, recipe, finish_batch, pin=pins, ahead=max(1, loader.device_prefetch), device=device
+            loader,
+            recipe,
+            finish_batch,
+            pin=pins,
+            ahead=max(1, loader.device_prefetch),
+            device=device,
+            device_totals=None if transfer.clock is None else transfer.totals,
         )
         self.meter = native_meter(self._host, loader, on_device=stream is not None)
         self._finalizer = weakref.finalize(self, _end, self._host._line.close, transfer, retire)

@@ -31,6 +31,7 @@ from fastload.rates import NATIVE_AHEAD, endless, in_flight, loop_rate
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from fastload.insight.stats import Stats
     from fastload.rates import Rate
 
     Step = Callable[[Any], object]
@@ -42,7 +43,7 @@ SHARE_MIN: Final = 0.97
 WORKERS_MAX: Final = 1.25
 NOISE: Final = 0.03
 
-_EPOCH_S: Final = 0.8  # a turn: natively "auto" decides twice a second
+_EPOCH_S: Final = 1.5  # a turn: natively "auto" decides twice a second
 _NEAR: Final = 0.7  # of the fastest at first look
 _SETTLED: Final = 3  # epochs of the same number, before the turns begin
 _SETTLE_MAX: Final = 20
@@ -178,11 +179,23 @@ def by_epoch(workload: Workload, loader: FastLoader[Any], device: torch.device, 
         stats, workers = loader.stats().since(before), workers_of(loader)
         shares = {place: stats.wait_share(place) for place in stats.waited_for if place != "gpu"}
         seen.append(
-            {"workers": workers, "stall": stats.stall, "device_stall": stats.device_stall, "waited_for": shares}
+            {
+                "workers": workers,
+                "stall": stats.stall,
+                "device_stall": stats.device_stall,
+                "waited_for": shares,
+                "cost_ms": _cost_ms(stats),
+            }
         )
         return rate, workers
 
     return Contender(measure, seen=seen)
+
+
+def _cost_ms(stats: Stats) -> float:
+    """Of one worker, per sample."""
+    making_s = sum(stats.stages[name].total_s for name in ("fetch", "decode", "collate") if name in stats.stages)
+    return 1e3 * making_s / max(1, stats.images)
 
 
 def workers_of(loader: FastLoader[Any]) -> int:
@@ -210,7 +223,8 @@ def measure(
     for count in counts:
         with workload.loader(1_000_000, count) as loader:
             looks[count] = first_look(workload, loader, device, seconds)
-            batch_size, ready = loader.batch_size or 1, max(NATIVE_AHEAD, in_flight(loader))
+            batch_size = loader.batch_size or 1
+            ready = NATIVE_AHEAD if workload.is_native else max(NATIVE_AHEAD, in_flight(loader))
     fastest = max(looks.values())
     batches = 2 * int(epoch_s * fastest / batch_size / 2) + 2 * ready
     with contextlib.ExitStack() as opened:

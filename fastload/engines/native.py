@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+    from fastload.insight.stats import Totals
     from fastload.vision.recipe import Recipe
 
 _NEXT = _BaseDataLoaderIter.__next__
@@ -45,6 +46,7 @@ class NativeIterator(_BaseDataLoaderIter):
         pin: Whether the pixels lie in pinned memory.
         ahead: Batches to make before they are asked for, at least 1.
         device: Where ``finish`` works, if that is not the host.
+        device_totals: What the device's clock has measured of the consumer's steps; ``None`` without one.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class NativeIterator(_BaseDataLoaderIter):
         pin: bool = False,
         ahead: int = 1,
         device: torch.device | None = None,
+        device_totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
         self._window = (loader.prefetch_factor or 2) * self._num_workers
         workers = loader.num_workers
-        self._sizer = ThreadSizer(workers.sizing) if isinstance(workers, AutoWorkers) else None
+        is_auto = isinstance(workers, AutoWorkers)
+        self._sizer = ThreadSizer(workers.sizing, device=device_totals) if is_auto else None
         self._line = Line(
             recipe.snapshot(),
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,

@@ -3,7 +3,8 @@
 As few as keep the consumer fed with 10% to spare. What a sample costs is measured on the threads themselves, so it
 includes what neighbours on the same cores cost; fewer threads can only make it less. The consumer's rate is what it
 takes while it does not wait. While it waits nobody knows that rate, so the threads become more, by a quarter, until it
-does not.
+does not. A host that queues steps for a device waits for batches, and takes them, at other times than the device does
+(always when an epoch begins), so the device's own clock says what the host's waits and its rate come to.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from fastload.engines.auto import Sizing, cores_for_loading, workers_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from fastload.insight.stats import Totals
 
 WINDOW_S: Final = 0.5
 _WINDOW_BATCHES: Final = 8  # in a window, at least
@@ -52,14 +55,21 @@ class ThreadSizer:
         sizing: Remembers the number for the loader's next pool.
         cores: Threads at most; ``None`` for those that this process may use.
         clock: Tells the time in seconds.
+        device: The sums of its :class:`~fastload.device.clock.DeviceClock`; ``None`` without one.
     """
 
     def __init__(
-        self, sizing: Sizing, cores: int | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        sizing: Sizing,
+        cores: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        device: Callable[[], Totals] | None = None,
     ) -> None:
         self._sizing = sizing
         self._cores = cores_for_loading() if cores is None else cores
         self._clock = clock
+        self._device = device
         self._pool: Resizable | None = None
         self._too_few = 0
         self._hold = 0
@@ -68,6 +78,7 @@ class ThreadSizer:
         self._begun = self._last = self._gap = self._waited = 0.0
         self._batches = self._samples = 0
         self._work = (0.0, 0)
+        self._steps = (0.0, 0.0, 0.0)
 
     @property
     def threads_at_first(self) -> int:
@@ -106,6 +117,14 @@ class ThreadSizer:
         self._batches = self._samples = 0
         self._waited = self._gap = 0.0
         self._work = self._pool.work_done() if self._pool is not None else (0.0, 0)
+        self._steps = self._device_steps()
+
+    def _device_steps(self) -> tuple[float, float, float]:
+        """That the device has timed so far: how many, their seconds, and those of them in which it had no batch."""
+        if self._device is None:
+            return 0.0, 0.0, 0.0
+        totals = self._device()
+        return totals["device:steps"], totals["device:total_s"], totals["device:idle_s"]
 
     def _decide(self, elapsed: float) -> None:
         pool = self._pool
@@ -117,14 +136,19 @@ class ThreadSizer:
         self._hold = max(0, self._hold - 1)
         if not self._hold:
             self._too_few = 0
-        if self._waited > _STARVED * elapsed:
+        starved, rate = self._waited / elapsed, self._samples / elapsed
+        steps, total_s, idle_s = (now - then for now, then in zip(self._device_steps(), self._steps, strict=True))
+        if steps and total_s > idle_s:
+            starved = min(starved, idle_s / total_s)
+            rate = min(rate, self._samples / self._batches * steps / (total_s - idle_s))
+        if starved > _STARVED:
             if threads < self._cores:
                 if self._shrank:
                     self._next_hold = min(2 * self._next_hold, _HELD_MAX)
                 self._too_few, self._hold = threads, self._next_hold
                 threads = min(self._cores, max(threads + 1, math.ceil(_GROWTH * threads)))
         elif samples:
-            needed = workers_needed(self._samples / elapsed, seconds / samples, self._cores)
+            needed = workers_needed(rate, seconds / samples, self._cores)
             if needed < _FAR_LESS * self._too_few:
                 self._too_few = self._hold = 0
             if needed < threads:

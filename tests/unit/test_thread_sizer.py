@@ -6,18 +6,25 @@ import pytest
 
 from fastload.engines.auto import Sizing
 from fastload.engines.threads import WINDOW_S, ThreadSizer
+from fastload.insight.stats import Totals
 
 BATCH = 32
 
 
 class Simulation:
-    """A consumer that takes ``step_s`` per batch, and threads that take ``cost_s`` per sample."""
+    """A consumer that takes ``step_s`` per batch, and threads that take ``cost_s`` per sample.
 
-    def __init__(self, *, cores=16, sizing=None, contention=0.0):
+    With ``ahead`` it takes a batch as soon as there is one, until it has queued so many steps of a device's.
+    """
+
+    def __init__(self, *, cores=16, sizing=None, contention=0.0, ahead=0):
         self.sizing = sizing or Sizing()
         self.now = 100.0
         self.contention = contention
-        self.sizer = ThreadSizer(self.sizing, cores, lambda: self.now)
+        self.ahead = ahead
+        self.device = Totals()
+        self.device_done = None  # when the device has made all steps; None at the beginning of an epoch
+        self.sizer = ThreadSizer(self.sizing, cores, lambda: self.now, device=self.device.copy if ahead else None)
         self.threads = self.sizer.threads_at_first
         self.work = [0.0, 0]
         self.history = []
@@ -32,6 +39,12 @@ class Simulation:
     def work_done(self):
         return tuple(self.work)
 
+    def begin_epoch(self):
+        """The device has made all steps of the one before."""
+        self.sizer.begin()
+        self.now = self.ready = max(self.now, self.device_done or 0.0)
+        self.device_done = None
+
     def run(self, seconds, *, step_s, cost_s):
         """Returns the share of the time that the consumer waited."""
         end, waited_all, begun = self.now + seconds, 0.0, self.now
@@ -45,7 +58,11 @@ class Simulation:
             self.work[0] += BATCH * cost
             self.work[1] += BATCH
             self.sizer.note(BATCH, waited)
-            self.now += step_s
+            if self.device_done is not None:
+                idle_s = max(0.0, self.now - self.device_done)
+                self.device.add({"device:steps": 1, "device:total_s": idle_s + step_s, "device:idle_s": idle_s})
+            self.device_done = max(self.device_done or 0.0, self.now) + step_s
+            self.now = max(self.now, self.device_done - self.ahead * step_s)
         return waited_all / (self.now - begun)
 
 
@@ -116,6 +133,23 @@ def test_the_start_of_an_epoch_is_no_measurement():
         loop.ready = loop.now
         loop.run(2 * WINDOW_S, step_s=0.05, cost_s=0.002)
     assert loop.threads == 2
+
+
+@pytest.mark.parametrize("seconds", [0.7, 3.0])
+def test_a_host_that_runs_ahead_of_its_device_when_an_epoch_begins_does_not_starve(seconds):
+    loop = Simulation(ahead=3)
+    for _ in range(20):
+        loop.begin_epoch()
+        loop.run(seconds, step_s=0.03, cost_s=7.0 * 0.03 / BATCH)
+    assert loop.threads == 8
+
+
+def test_a_device_that_starves_gets_more_threads():
+    loop = Simulation(ahead=3, sizing=Sizing(threads=2))
+    for _ in range(5):
+        loop.begin_epoch()
+        loop.run(2, step_s=0.02, cost_s=0.005)
+    assert loop.threads == 9
 
 
 def test_the_next_pool_starts_with_what_was_enough():

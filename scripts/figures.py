@@ -30,7 +30,9 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 def _where(record: dict[str, Any], name: str) -> str:
     ran = record["environment"]
-    machine = f"{ran['gpu']}, {ran['usable_cpus']} cores" if ran["gpu"] else f"{ran['cpu']}, {ran['usable_cpus']} cores"
+    all_cores = ran.get("cpus", ran["usable_cpus"])
+    of_all = f" of {all_cores}" if all_cores > ran["usable_cpus"] else ""
+    machine = f"{ran['gpu'] or ran['cpu']}, {ran['usable_cpus']}{of_all} cores"
     return f"{machine}, torch {ran['torch']}, {ran['date'][:10]}; {name}"
 
 

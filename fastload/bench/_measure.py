@@ -95,6 +95,7 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "cpu": _cpu_model(),
         "usable_cpus": usable_cpus(),
+        "cpus": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,

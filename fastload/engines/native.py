@@ -64,8 +64,9 @@ class NativeIterator(_BaseDataLoaderIter):
         super().__init__(loader)  # draws the base seed
         self._window = (loader.prefetch_factor or 2) * self._num_workers
         workers = loader.num_workers
-        is_auto = isinstance(workers, AutoWorkers)
-        self._sizer = ThreadSizer(workers.sizing, device=device_totals) if is_auto else None
+        self._sizer = None
+        if isinstance(workers, AutoWorkers):
+            self._sizer = ThreadSizer(workers.sizing, device=device_totals)
         self._line = Line(
             recipe.snapshot(),
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,

@@ -138,6 +138,7 @@ def decode(record: dict[str, Any]) -> str:
 
 
 SECTIONS = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
+IN_README = ("loaders", "train", "firstbatch", "memory", "multigpu")  # docs/benchmarks.md has the other topics too
 
 
 def _short(name: str, record: dict[str, Any]) -> str:
@@ -150,9 +151,9 @@ def _long(name: str, record: dict[str, Any]) -> str:
 
 def sections(page: Path) -> dict[str, Callable[[dict[str, Any]], str]]:
     """What stands on a page, by the name of its markers."""
-    of_peers = _short if page == README else _long
-    topics = {name: functools.partial(of_peers, name) for name in _tables.TOPICS}
-    return {**SECTIONS, **topics} if page == README else topics
+    if page == README:
+        return {**SECTIONS, **{name: functools.partial(_short, name) for name in IN_README}}
+    return {name: functools.partial(_long, name) for name in _tables.TOPICS}
 
 
 def render(text: str, page: Path = README) -> str:

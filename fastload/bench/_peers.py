@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from fastload.bench._setup import Setup
 
-    Points = list[dict[str, Any]]
+    Points = Iterator[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Question:
         name: The benchmark's.
         setup: Who is asked, and how often.
         parameters: Its own, for the record.
-        measure: Asks; returns the points that were measured.
+        measure: Asks; yields the points as they are measured.
     """
 
     name: str
@@ -69,19 +69,19 @@ class Gathering:
         """Who of the setup's contenders can answer."""
         return [remote for remote in self.team.present if remote.name in setup.names]
 
-    def answer(self, question: Question) -> tuple[dict[str, Any], bool]:
-        """Ask; returns the record, and whether every contender that could take part has answered."""
+    def answer(
+        self, question: Question, keep: Callable[[dict[str, Any]], object] = lambda record: None
+    ) -> tuple[dict[str, Any], bool]:
+        """Ask; returns the record, and whether every contender that could take part has answered.
+
+        Args:
+            question: What.
+            keep: Called with the record so far after each point: minutes, and one that is cut off has shown something.
+        """
         setup = question.setup
         self.team.revive()
         asked = {"batch_size": setup.batch_size, "repeats": setup.repeats, "seconds": setup.seconds}
-        # In each point: those of a question that is asked twice stand in one record.
-        points = [{**asked, **point} for point in question.measure(self)]
-        known = {
-            name: {**record, **self.checked.get(name, {})}
-            for name, record in self.team.record().items()
-            if name in setup.names
-        }
-        record = {
+        record: dict[str, Any] = {
             "benchmark": question.name,
             "environment": self.environment,
             "dataset": self.described,
@@ -91,10 +91,19 @@ class Gathering:
                 "quick": setup.quick,
                 **question.parameters,
             },
-            "contenders": known,
-            "points": points,
+            "contenders": {},
+            "points": [],
         }
-        return record, not any("failed" in entry for entry in known.values())
+        for point in question.measure(self):
+            # What was asked stands in each point: those of a question that is asked twice are in one record.
+            record["points"].append({**asked, **point})
+            record["contenders"] = {
+                name: {**known, **self.checked.get(name, {})}
+                for name, known in self.team.record().items()
+                if name in setup.names
+            }
+            keep(record)
+        return record, not any("failed" in entry for entry in record["contenders"].values())
 
 
 @contextlib.contextmanager
@@ -128,11 +137,11 @@ def run(args: argparse.Namespace, question: Callable[[argparse.Namespace, Setup]
     try:
         asked = question(args, setup_of(args))
         with gathered(asked.setup) as gathering:
-            record, right = gathering.answer(asked)
+            _, right = gathering.answer(asked, lambda record: write_json(args.json, record) if args.json else None)
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         return refuse(error)
     if args.json:
-        console().print(f"figures: {write_json(args.json, record)}")
+        console().print(f"figures: {args.json}")
     return 0 if right else 1
 
 
@@ -158,13 +167,11 @@ def by_threads(
     counts = args.threads or tuple(n for n in default_threads if n <= most) or (most,)
 
     def points(gathering: Gathering) -> Points:
-        measured = []
         for threads in counts:
             results = measure(gathering, setup, threads)
-            measured.append({"threads": threads, "contenders": results})
             for contender, result in results.items():
                 console().print(f"{threads:3} threads, {gathering.team.title(contender)}: {describe(result)}")
-        return measured
+            yield {"threads": threads, "contenders": results}
 
     return Question(name=name, setup=setup, parameters={"threads": counts}, measure=points)
 

@@ -77,16 +77,17 @@ def column(
 
 
 def table(record: dict[str, Any], columns: list[Column], *, spread: bool) -> str:
-    """Contenders side by side, one a row; those that could not take part below, with the reason."""
-    rows = []
+    """Contenders side by side, one a row, or one a column where there are more columns than contenders."""
+    rows = [["", *(one.title for one in columns)]]
     for name, known in record["contenders"].items():
-        if not any(name in one.values for one in columns):
-            continue
-        title = f"**{known['title']}**" if name in OURS else known["title"]
-        rows.append([title, *(_cell(one, name, spread=spread) for one in columns)])
-    header = ["", *(one.title for one in columns)]
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(["---"] + ["--:"] * len(columns)) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+        if any(name in one.values for one in columns):
+            title = f"**{known['title']}**" if name in OURS else known["title"]
+            rows.append([title, *(_cell(one, name, spread=spread) for one in columns)])
+    if len(columns) >= len(rows):
+        rows = [list(row) for row in zip(*rows, strict=True)]
+    rule = "|" + "|".join(["---"] + ["--:"] * (len(rows[0]) - 1)) + "|"
+    head, *body = ("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join([head, rule, *body])
 
 
 def _cell(one: Column, name: str, *, spread: bool) -> str:
@@ -135,13 +136,14 @@ def _first_words(reason: str, most: int = 200) -> str:
 
 def loaders(record: dict[str, Any]) -> list[Column]:
     """Images per second against threads."""
-    return [column(_threads(point), point, "images_per_s") for point in record["points"]]
+    return [column(_threads(point), point, "images_per_s") for point in sorted(record["points"], key=_by_threads)]
 
 
 def train(record: dict[str, Any]) -> list[Column]:
     """Share of the ceiling; the ceiling itself in images per second stands in the title."""
     columns = []
-    for point in record["points"]:
+    models = [point["model"] for point in record["points"]]
+    for point in sorted(record["points"], key=lambda point: (models.index(point["model"]), _by_threads(point))):
         where = _threads(point) if point["cores"] is None else f"{point['cores']} cores"
         top = point["contenders"].get("ceiling")
         images = f"<br>of {rate(top['images_per_s']['median'])}/s" if top else ""
@@ -210,6 +212,11 @@ def multigpu(record: dict[str, Any]) -> list[Column]:
         if count > 1:
             columns.append(column(f"scaling, {count} GPUs", point, "scaling_efficiency", lambda x: f"{x:.1%}"))
     return columns
+
+
+def _by_threads(point: dict[str, Any]) -> int:
+    """Several commands may have measured the points, in any order."""
+    return int(point["threads"])
 
 
 def _threads(point: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ points to those that are there.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import shlex
 from dataclasses import replace
@@ -19,7 +20,8 @@ from fastload.bench._setup import add_peer_arguments, setup_of
 from fastload.bench._show import console, refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from fastload.bench._peers import Question
 
@@ -57,14 +59,22 @@ def parse(text: str, common: argparse.Namespace) -> Question:
     return asked
 
 
-def join(whole: dict[str, Any], record: Mapping[str, Any]) -> None:
-    """Add another answer to the same question; parameters that differ stand in the points alone."""
-    whole["points"] += record["points"]
-    whole["contenders"] |= record["contenders"]
-    parameters = whole["parameters"]
-    for name, value in record["parameters"].items():
-        if parameters[name] != value:
-            parameters[name] = None
+def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All answers to the same question as one; parameters that differ stand in the points alone."""
+    whole = copy.deepcopy(dict(records[0]))
+    for record in records[1:]:
+        whole["points"] += record["points"]
+        whole["contenders"] |= record["contenders"]
+        parameters = whole["parameters"]
+        for name, value in record["parameters"].items():
+            if parameters[name] != value:
+                parameters[name] = None
+    return whole
+
+
+def _writer(path: Path | None, before: Sequence[Mapping[str, Any]]) -> Callable[[dict[str, Any]], object]:
+    """Writes a record and those before it, if there is a file to write."""
+    return lambda record: write_json(path, joined([*before, record])) if path else None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,16 +89,16 @@ def main(args: argparse.Namespace) -> int:
         asked = [parse(text, args) for text in args.questions or QUESTIONS]
         names = tuple(dict.fromkeys(name for question in asked for name in question.setup.names))
         all_right = True
-        records: dict[str, dict[str, Any]] = {}
+        answers: dict[str, list[Mapping[str, Any]]] = {}
         with gathered(replace(asked[0].setup, names=names)) as gathering:
             for question in asked:
-                record, right = gathering.answer(question)
+                before = answers.setdefault(question.name, [])
+                path = args.json / f"{question.name}.json" if args.json else None
+                record, right = gathering.answer(question, _writer(path, before))
+                before.append(record)
                 all_right &= right
-                whole = records.setdefault(question.name, record)
-                if whole is not record:
-                    join(whole, record)
-                if args.json:
-                    console().print(f"figures: {write_json(args.json / f'{question.name}.json', whole)}")
+                if path:
+                    console().print(f"figures: {path}")
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         return refuse(error)
     return 0 if all_right else 1

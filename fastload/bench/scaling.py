@@ -52,16 +52,15 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
         edges = ()
 
     def points(gathering: Gathering) -> Points:
-        measured = []
         for edge_px in edges:
             photos = PhotoSet(count=24 if setup.quick else EDGES.get(edge_px, 64), edge_px=edge_px)
             written = write_photos(Path(".fastload") / f"photos-{edge_px}px", photos)
             folder, described = prepared(written.path, quick=setup.quick)
             sized = replace(setup, batch_size=setup.batch_size if setup.quick else batch_size_for(edge_px))
             known = {"edge_px": edge_px, "dataset": described}
-            measured.append(_point(replace(gathering, folder=folder), sized, threads, known))
-        measured += [_point(gathering, replace(setup, batch_size=size), threads, {}) for size in batch_sizes]
-        return measured
+            yield _point(replace(gathering, folder=folder), sized, threads, known)
+        for size in batch_sizes:
+            yield _point(gathering, replace(setup, batch_size=size), threads, {})
 
     return Question(name="scaling", setup=setup, parameters={"threads": threads}, measure=points)
 

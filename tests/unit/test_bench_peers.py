@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
 from fastload import cli
-from fastload.bench import _ranks, multigpu
+from fastload.bench import _ranks, loaders, multigpu, peers
 from fastload.bench._outputs import _wrong
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._registry import Tolerance
@@ -166,3 +167,35 @@ def test_questions_are_answered_by_contenders_that_were_checked(tmp_path) -> Non
     assert record["points"][0]["contenders"]["ceiling"]["share_of_ceiling"]["median"] == 1
     points = json.loads((tmp_path / "out" / "loaders.json").read_text())["points"]
     assert [(point["threads"], point["batch_size"]) for point in points] == [(1, 8), (2, 4)]
+
+
+def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> None:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
+    out = tmp_path / "out"
+    measure = loaders.measure
+
+    def cut_off(gathering, setup, threads):
+        if threads == 2:
+            raise KeyboardInterrupt
+        return measure(gathering, setup, threads)
+
+    monkeypatch.setattr(loaders, "measure", cut_off)
+    asked = ["loaders --threads 1", "loaders --threads 3,2"]
+    with pytest.raises(KeyboardInterrupt):
+        peers.main(_arguments(peers, [*asked, "--quick", "--contenders", "fastload", "--data", data, "--json", out]))
+    points = json.loads((out / "loaders.json").read_text())["points"]
+    assert [point["threads"] for point in points] == [1, 3]
+    one = tmp_path / "one.json"
+    with pytest.raises(KeyboardInterrupt):
+        loaders.main(
+            _arguments(
+                loaders, ["--threads", "1,2", "--quick", "--contenders", "fastload", "--data", data, "--json", one]
+            )
+        )
+    assert len(json.loads(one.read_text())["points"]) == 1
+
+
+def _arguments(module, given) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    return parser.parse_args([str(word) for word in given])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fastload.bench import _tables
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -88,6 +90,25 @@ def test_where_nobody_is_ahead_the_text_says_so(figures, results):
     block = readme.partition("<!-- figures: loaders -->")[2].partition("<!-- end -->")[0]
     assert "No peer that was measured is ahead." in block
     assert "▲" not in block
+
+
+def test_points_stand_in_order_however_they_were_measured():
+    record = peers("loaders", "images_per_s", {"fastload": 5000}, threads=4)
+    record["points"] = [{**record["points"][0], "threads": threads} for threads in (4, 16, 1)]
+    assert [one.title for one in _tables.loaders(record)] == ["1 thread", "4 threads", "16 threads"]
+    places = [(cores, model) for cores in (16, 6) for model in ("resnet50", "resnet18")]
+    record["points"] = [{"model": m, "cores": cores, "threads": cores, "contenders": {}} for cores, m in places]
+    shown = [f"{model}, {cores} cores" for model in ("ResNet-50", "ResNet-18") for cores in (6, 16)]
+    assert [one.title for one in _tables.train(record)] == shown
+
+
+def test_a_table_of_more_columns_than_contenders_is_turned(figures, results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=1)
+    record["points"] += [{**record["points"][0], "threads": threads} for threads in (2, 4, 8)]
+    (results / "loaders.json").write_text(json.dumps(record))
+    readme = figures.render(figures.README.read_text())
+    head = "|  | DataLoader | DALI, GPU decode | **FastLoader, native** |"
+    assert f"{head}\n|---|--:|--:|--:|\n| 1 thread | 1,400 |" in readme
 
 
 def test_a_quick_run_is_no_result(figures, results):

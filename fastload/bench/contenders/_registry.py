@@ -87,6 +87,8 @@ class Contender:
         return importlib.import_module(f"fastload.bench.contenders.{self.module}")
 
 
+_FFCV_TOLERANCE = Tolerance(mean=0.01, why="float32 arithmetic of its own")
+
 CONTENDERS: dict[str, Contender] = {
     "torch": Contender(title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",)),
     "torch-pinned": Contender(
@@ -137,10 +139,19 @@ CONTENDERS: dict[str, Contender] = {
         draws_itself=True,
     ),
     "ffcv": Contender(
-        title="FFCV",
+        title="FFCV, JPEG",
         module="ffcv_loader",
+        variant="jpg",
         packages=("ffcv", "numba"),
-        tolerance=Tolerance(mean=0.01, why="float32 arithmetic of its own"),
+        tolerance=_FFCV_TOLERANCE,
+        draws_itself=True,
+    ),
+    "ffcv-raw": Contender(
+        title="FFCV, raw pixels",
+        module="ffcv_loader",
+        variant="raw",
+        packages=("ffcv", "numba"),
+        tolerance=_FFCV_TOLERANCE,
         draws_itself=True,
     ),
     "fastload-workers": Contender(

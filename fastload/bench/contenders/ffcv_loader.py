@@ -1,7 +1,9 @@
-"""FFCV, from a file of its own format that is written first: whole images, JPEG as before, quality 90 again.
+"""FFCV, from a file of its own format that is written first: whole images, JPEG of quality 90 again, or raw pixels.
 
-Its decoder draws crops of its own and resizes with OpenCV's area filter, so that without ``train`` images are stored as
-torchvision has resized them: what is compared is reading, order, labels and normalization.
+JPEG is what everybody else reads. Raw is what FFCV's guide prefers where there is room for it: nothing is decoded, and
+the file is as large as the pixels are. Its decoder draws crops of its own and resizes with OpenCV's area filter, so
+that without ``train`` images are stored as torchvision has resized them: what is compared is reading, order, labels and
+normalization.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ def missing(variant: str, device: str) -> str | None:
     del variant
     if importlib.util.find_spec("ffcv") is None:
         return (
-            "ffcv is not installed; PyPI has its source alone, whose setup.py stops with 'Could not find required "
-            "package: opencv' unless pkg-config knows the headers of OpenCV and libturbojpeg"
+            "ffcv is not installed; PyPI has its source alone, which pip builds where pkg-config, OpenCV's headers and "
+            "libturbojpeg's are (Debian: pkg-config libopencv-dev libturbojpeg0-dev)"
         )
     try:
         importlib.import_module("ffcv.loader")
@@ -45,9 +47,13 @@ def missing(variant: str, device: str) -> str | None:
 
 
 def open_feed(job: Job, variant: str) -> Feed:
-    """Begin to load with ``job.threads`` threads; the file is written if it is not there."""
-    del variant
-    file = written(job)
+    """Begin to load with ``job.threads`` threads; the file is written if it is not there.
+
+    Args:
+        job: What to load.
+        variant: How images are stored, FFCV's ``write_mode``: ``"jpg"`` or ``"raw"``.
+    """
+    file = written(job, variant if job.train else "raw")
     loader: Any = importlib.import_module("ffcv.loader")
     order = loader.OrderOption.RANDOM if job.train else loader.OrderOption.SEQUENTIAL
 
@@ -86,19 +92,19 @@ def _many(images: int, batch_size: int) -> Any:
     return np.tile(np.arange(images), -(-1000 * batch_size // images))
 
 
-def written(job: Job) -> Path:
+def written(job: Job, write_mode: str) -> Path:
     """The data set as a file of FFCV's format, below ``.fastload/`` in the current folder."""
     transform = transforms.Lambda(lambda image: image) if job.train else transforms.Resize((SIDE, SIDE))
     dataset = job.dataset(transform)
     indices = job.indices(dataset)
-    what = json.dumps([dataset.root, [dataset.samples[index] for index in indices], job.train])
+    what = json.dumps([dataset.root, [dataset.samples[index] for index in indices], job.train, write_mode])
     path = Path(".fastload") / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.beton"
     if not path.exists():
         writer: Any = importlib.import_module("ffcv.writer")
         fields: Any = importlib.import_module("ffcv.fields")
         path.parent.mkdir(exist_ok=True)
         staging = path.with_suffix(f".{os.getpid()}")
-        image = fields.RGBImageField(write_mode="jpg" if job.train else "raw", jpeg_quality=_QUALITY)
+        image = fields.RGBImageField(write_mode=write_mode, jpeg_quality=_QUALITY)
         target = writer.DatasetWriter(
             str(staging), {"image": image, "label": fields.IntField()}, num_workers=job.threads
         )

@@ -252,6 +252,9 @@ TOPICS = {
         "The loader alone",
         "Images per second, delivered as normalized float32 on the GPU; nothing is done with them.",
     ),
+    "loaders-two-cores": Topic(
+        loaders, "Without a GPU", "Images per second on two cores, delivered as normalized float32 in host memory."
+    ),
     "train": Topic(
         train,
         "Training",

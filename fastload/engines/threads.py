@@ -3,8 +3,9 @@
 As few as keep the consumer fed with 10% to spare. What a sample costs is measured on the threads themselves, so it
 includes what neighbours on the same cores cost; fewer threads can only make it less. The consumer's rate is what it
 takes while it does not wait. While it waits nobody knows that rate, so the threads become more, by a quarter, until it
-does not. A host that queues steps for a device waits for batches, and takes them, at other times than the device does
-(always when an epoch begins), so the device's own clock says what the host's waits and its rate come to.
+does not. A host that queues steps for a device waits for batches at other times than the device does, and when an epoch
+begins it takes some sooner than the device needs them. So the device's own clock says what the host's waits come to,
+and what the rate is in an epoch's first window.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _GAP: Final = 0.5  # share of a window between two batches: the consumer did som
 _HELD_FIRST: Final = 16  # windows for which a number that was too few is not tried again; doubled if it was, again
 _HELD_MAX: Final = 512
 _FAR_LESS: Final = 0.4  # of what was too few: the consumer is another one by now
+_BESIDE: Final = 1.25  # of a window: the device has timed something else as well, such as a validation before it
 
 
 class Resizable(Protocol):
@@ -79,6 +81,7 @@ class ThreadSizer:
         self._batches = self._samples = 0
         self._work = (0.0, 0)
         self._steps = (0.0, 0.0, 0.0)
+        self._is_first = True  # this window, of an epoch
 
     @property
     def threads_at_first(self) -> int:
@@ -91,13 +94,14 @@ class ThreadSizer:
         self.begin()
 
     def begin(self) -> None:
-        """What happened so far says nothing about what comes: an epoch begins."""
+        """What happened so far says nothing about what comes: an epoch begins, or goes on after something else."""
         self._begun = 0.0
 
     def note(self, samples: int, waited_s: float) -> None:
         """The consumer took a batch, and had waited for it for ``waited_s``."""
         now = self._clock()
         if not self._begun:  # the first batch: its wait is the start-up
+            self._is_first = True
             self._open(now)
             return
         self._gap = max(self._gap, now - self._last)
@@ -108,8 +112,11 @@ class ThreadSizer:
         elapsed = now - self._begun
         if elapsed < WINDOW_S or self._batches < _WINDOW_BATCHES:
             return
-        if self._gap < _GAP * elapsed:
-            self._decide(elapsed)
+        if self._gap >= _GAP * elapsed:
+            self.begin()  # with the next batch: the device's clock has yet to count this gap
+            return
+        self._decide(elapsed)
+        self._is_first = False
         self._open(now)
 
     def _open(self, now: float) -> None:
@@ -120,7 +127,7 @@ class ThreadSizer:
         self._steps = self._device_steps()
 
     def _device_steps(self) -> tuple[float, float, float]:
-        """That the device has timed so far: how many, their seconds, and those of them in which it had no batch."""
+        """Steps that the device's clock has timed so far, their seconds, and the part in which there was no batch."""
         if self._device is None:
             return 0.0, 0.0, 0.0
         totals = self._device()
@@ -138,9 +145,10 @@ class ThreadSizer:
             self._too_few = 0
         starved, rate = self._waited / elapsed, self._samples / elapsed
         steps, total_s, idle_s = (now - then for now, then in zip(self._device_steps(), self._steps, strict=True))
-        if steps and total_s > idle_s:
+        if 0.0 < total_s < _BESIDE * elapsed:
             starved = min(starved, idle_s / total_s)
-            rate = min(rate, self._samples / self._batches * steps / (total_s - idle_s))
+            if self._is_first:  # later on the host counts better: every step, where the clock times some
+                rate = self._samples / self._batches * steps / total_s
         if starved > _STARVED:
             if threads < self._cores:
                 if self._shrank:

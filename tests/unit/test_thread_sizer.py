@@ -9,12 +9,15 @@ from fastload.engines.threads import WINDOW_S, ThreadSizer
 from fastload.insight.stats import Totals
 
 BATCH = 32
+QUEUE_S = 1e-3  # what a host needs for the kernels of a step
 
 
 class Simulation:
     """A consumer that takes ``step_s`` per batch, and threads that take ``cost_s`` per sample.
 
-    With ``ahead`` it takes a batch as soon as there is one, until it has queued so many steps of a device's.
+    With ``ahead`` it takes a batch as soon as there is one, until it has queued so many steps of a device's, whose
+    clock times them as DeviceClock does: from the end of one step, which is marked when the next batch is asked for, to
+    the end of the next, and known once it has passed.
     """
 
     def __init__(self, *, cores=16, sizing=None, contention=0.0, ahead=0):
@@ -23,10 +26,17 @@ class Simulation:
         self.contention = contention
         self.ahead = ahead
         self.device = Totals()
-        self.device_done = None  # when the device has made all steps; None at the beginning of an epoch
+        self.device_done = 0.0  # when the device has made all steps
+        self.marked = None  # the end of the step before the last
+        self.arrived = None  # when the batch of the last step was there
+        self.pending = []
         self.sizer = ThreadSizer(self.sizing, cores, lambda: self.now, device=self.device.copy if ahead else None)
         self.threads = self.sizer.threads_at_first
         self.work = [0.0, 0]
+        self.counted = 1.0  # share of their work that the threads count
+        self.host_s = QUEUE_S
+        self.seen = 1.0  # what the steps that the clock happens to time take, by the mean of all
+        self.link_s = self.link_done = 0.0  # per batch, on its way to the device; when the last was there
         self.history = []
         self.ready = 0.0  # when the next batch is
         self.sizer.attach(self)
@@ -37,32 +47,44 @@ class Simulation:
         return threads
 
     def work_done(self):
-        return tuple(self.work)
+        return self.counted * self.work[0], self.work[1]
 
     def begin_epoch(self):
         """The device has made all steps of the one before."""
         self.sizer.begin()
-        self.now = self.ready = max(self.now, self.device_done or 0.0)
-        self.device_done = None
+        self.now = self.ready = max(self.now, self.device_done)
+        self.marked = self.arrived = None
+
+    def mark_step(self):
+        """The consumer asks for a batch: its work on the last one has been queued."""
+        end = max(self.device_done, self.now)
+        if self.arrived is not None and self.marked is not None:
+            idle_s = max(0.0, self.arrived - self.marked)
+            total_s = self.seen * (end - self.marked)
+            sums = {"device:steps": 1, "device:total_s": total_s, "device:idle_s": self.seen * idle_s}
+            self.pending.append((end, sums))
+        if self.arrived is not None:
+            self.marked = end
+        while self.pending and self.pending[0][0] < self.now:  # what has just been marked has not just passed
+            self.device.add(self.pending.pop(0)[1])
 
     def run(self, seconds, *, step_s, cost_s):
         """Returns the share of the time that the consumer waited."""
         end, waited_all, begun = self.now + seconds, 0.0, self.now
         while self.now < end:
+            self.mark_step()
             cost = cost_s * (1 + self.contention * self.threads)
             made_s = BATCH * cost / self.threads
             self.ready = max(self.ready, self.now - 2 * made_s) + made_s  # up to two batches are ready ahead
             waited = max(0.0, self.ready - self.now)
             self.now += waited
+            self.arrived = self.link_done = max(self.link_done, self.ready) + self.link_s
             waited_all += waited
             self.work[0] += BATCH * cost
             self.work[1] += BATCH
             self.sizer.note(BATCH, waited)
-            if self.device_done is not None:
-                idle_s = max(0.0, self.now - self.device_done)
-                self.device.add({"device:steps": 1, "device:total_s": idle_s + step_s, "device:idle_s": idle_s})
-            self.device_done = max(self.device_done or 0.0, self.now) + step_s
-            self.now = max(self.now, self.device_done - self.ahead * step_s)
+            self.device_done = max(self.device_done, self.now, self.arrived) + step_s
+            self.now = max(self.now + self.host_s, self.device_done - self.ahead * step_s)
         return waited_all / (self.now - begun)
 
 
@@ -105,8 +127,7 @@ def test_samples_that_cost_more_beside_others_do_not_make_it_swing():
 def test_a_number_that_was_too_few_is_not_tried_again_at_once():
     """Work that the threads do not count (a slow disk's queue, say): the estimate alone would swing for ever."""
     loop = Simulation()
-    real = loop.work_done
-    loop.work_done = lambda: (real()[0] * 0.5, real()[1])
+    loop.counted = 0.5
     loop.run(10, step_s=0.02, cost_s=0.005)
     loop.history.clear()
     waited = loop.run(60, step_s=0.02, cost_s=0.005)
@@ -114,15 +135,27 @@ def test_a_number_that_was_too_few_is_not_tried_again_at_once():
     assert len(loop.history) < 20
 
 
-def test_a_pause_of_the_consumer_is_no_measurement():
-    loop = Simulation()
+@pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("pause_s", [2.0, 30.0])
+def test_a_pause_of_the_consumer_is_no_measurement(ahead, pause_s):
+    loop = Simulation(ahead=ahead)
     loop.run(10, step_s=0.02, cost_s=0.005)
     settled = loop.threads
     assert settled == 9
-    for _ in range(5):
-        loop.now += 30.0
-        loop.run(2 * WINDOW_S, step_s=0.02, cost_s=0.005)
-    assert loop.threads == settled
+    loop.history.clear()
+    for phase in range(30):
+        loop.now += pause_s
+        loop.run(2 * WINDOW_S + 0.02 * phase, step_s=0.02, cost_s=0.005)
+    assert loop.history == []
+
+
+def test_what_the_device_does_beside_the_steps_is_no_measurement():
+    loop = Simulation(ahead=3)
+    loop.run(10, step_s=0.02, cost_s=0.005)
+    for phase in range(30):
+        loop.device_done += 2.0  # a validation that the host queues and does not wait for
+        loop.run(3 + 0.02 * phase, step_s=0.02, cost_s=0.005)
+    assert min(loop.history) >= 9
 
 
 def test_the_start_of_an_epoch_is_no_measurement():
@@ -145,11 +178,44 @@ def test_a_host_that_runs_ahead_of_its_device_when_an_epoch_begins_does_not_star
 
 
 def test_a_device_that_starves_gets_more_threads():
+    """Although what the threads count says that there are enough, and the host waits for every batch."""
     loop = Simulation(ahead=3, sizing=Sizing(threads=2))
+    loop.counted = 0.1
     for _ in range(5):
         loop.begin_epoch()
         loop.run(2, step_s=0.02, cost_s=0.005)
+    assert loop.threads >= 8
+
+
+def test_a_device_that_waits_for_the_link_gets_no_more_threads():
+    loop = Simulation(ahead=1)
+    loop.link_s = 0.03
+    loop.run(10, step_s=0.02, cost_s=0.001)
+    assert loop.device["device:idle_s"] > 0.3 * loop.device["device:total_s"]
+    assert loop.threads == 2
+
+
+def test_a_loop_that_keeps_its_device_idle_by_itself_gets_few_threads():
+    loop = Simulation(ahead=3)
+    loop.host_s = 0.02
+    for _ in range(10):
+        loop.begin_epoch()
+        loop.run(0.7, step_s=0.001, cost_s=0.001)
+    assert loop.threads == 2
+
+
+def test_of_an_epochs_later_windows_the_host_knows_the_rate_better():
+    loop = Simulation(ahead=3)
+    loop.seen = 1.2
+    loop.run(10, step_s=0.02, cost_s=0.005)
     assert loop.threads == 9
+
+
+def test_a_consumer_that_leaves_the_device_alone_starves_by_the_hosts_clock():
+    loop = Simulation(ahead=3, sizing=Sizing(threads=2))
+    loop.host_s = 0.0
+    loop.run(10, step_s=0.0, cost_s=0.005)
+    assert loop.threads == 16
 
 
 def test_the_next_pool_starts_with_what_was_enough():

@@ -30,7 +30,7 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 def _where(record: dict[str, Any], name: str) -> str:
     ran = record["environment"]
-    all_cores = ran.get("cpus", ran["usable_cpus"])
+    all_cores = ran.get("cpus", ran["usable_cpus"])  # older records do not say
     of_all = f" of {all_cores}" if all_cores > ran["usable_cpus"] else ""
     machine = f"{ran['gpu'] or ran['cpu']}, {ran['usable_cpus']}{of_all} cores"
     return f"{machine}, torch {ran['torch']}, {ran['date'][:10]}; {name}"
@@ -165,6 +165,8 @@ def render(text: str, page: Path = README) -> str:
             record = json.loads(path.read_text())
             if record.get("parameters", {}).get("quick"):
                 raise ValueError(f"{path.name} must not be of a quick run, whose figures mean nothing")
+            if not record.get("complete", True):
+                raise ValueError(f"{path.name} must be of a run that came to its end, but it was cut off")
             body = f"<!-- figures: {name} -->\n{section(record)}\n<!-- end -->"
         text, count = re.subn(rf"<!-- figures: {name} -->.*?<!-- end -->", lambda _, body=body: body, text, flags=re.S)
         if count != 1:

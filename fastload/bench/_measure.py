@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fastload
-from fastload._machine import usable_cpus
+from fastload._machine import cpu_budget, usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +95,7 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "cpu": _cpu_model(),
         "usable_cpus": usable_cpus(),
-        "cpus": os.cpu_count(),
+        "cpus": cpu_budget().online,
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,

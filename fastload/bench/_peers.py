@@ -76,7 +76,7 @@ class Gathering:
 
         Args:
             question: What.
-            keep: Called with the record so far after each point: minutes, and one that is cut off has shown something.
+            keep: Called with the record so far after each point, so that a run that is cut off keeps its points.
         """
         setup = question.setup
         self.team.revive()
@@ -91,6 +91,7 @@ class Gathering:
                 "quick": setup.quick,
                 **question.parameters,
             },
+            "complete": False,
             "contenders": {},
             "points": [],
         }
@@ -103,6 +104,8 @@ class Gathering:
                 if name in setup.names
             }
             keep(record)
+        record["complete"] = True
+        keep(record)
         return record, not any("failed" in entry for entry in record["contenders"].values())
 
 

@@ -5,6 +5,8 @@ Whoever is ahead of FastLoader is marked, and a sentence says by how much.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -136,14 +138,14 @@ def _first_words(reason: str, most: int = 200) -> str:
 
 def loaders(record: dict[str, Any]) -> list[Column]:
     """Images per second against threads."""
-    return [column(_threads(point), point, "images_per_s") for point in sorted(record["points"], key=_by_threads)]
+    return [column(_threads(point), point, "images_per_s") for point in _by_threads(record)]
 
 
 def train(record: dict[str, Any]) -> list[Column]:
     """Share of the ceiling; the ceiling itself in images per second stands in the title."""
     columns = []
     models = [point["model"] for point in record["points"]]
-    for point in sorted(record["points"], key=lambda point: (models.index(point["model"]), _by_threads(point))):
+    for point in sorted(_by_threads(record), key=lambda point: models.index(point["model"])):
         where = _threads(point) if point["cores"] is None else f"{point['cores']} cores"
         top = point["contenders"].get("ceiling")
         images = f"<br>of {rate(top['images_per_s']['median'])}/s" if top else ""
@@ -156,14 +158,14 @@ def firstbatch(record: dict[str, Any]) -> list[Column]:
     """Seconds to the first batch."""
     return [
         column(_threads(point), point, "first_batch_s", lambda s: f"{s:.2f} s", more_is_better=False)
-        for point in record["points"]
+        for point in _by_threads(record)
     ]
 
 
 def memory(record: dict[str, Any]) -> list[Column]:
     """Megabytes of host and device."""
     columns = []
-    for point in record["points"]:
+    for point in _by_threads(record):
         for what, figure in (("host", "host_bytes"), ("GPU", "device_bytes")):
             one = column(f"{what}, {_threads(point)}", point, figure, _megabytes, more_is_better=False)
             if one.values:
@@ -174,7 +176,7 @@ def memory(record: dict[str, Any]) -> list[Column]:
 def cpu(record: dict[str, Any]) -> list[Column]:
     """Processor time per image, and the main thread's per batch."""
     columns = []
-    for point in record["points"]:
+    for point in _by_threads(record):
         columns += [
             column(
                 f"per image, {_threads(point)}",
@@ -197,8 +199,10 @@ def cpu(record: dict[str, Any]) -> list[Column]:
 def scaling(record: dict[str, Any]) -> list[Column]:
     """Images per second against the size of images and batches."""
     columns = []
-    for point in record["points"]:
-        size = f"{point['edge_px']} px" if "edge_px" in point else f"batches of {point['batch_size']}"
+    for point in sorted(record["points"], key=lambda point: (point.get("edge_px", math.inf), point["batch_size"])):
+        size = f"batches of {point['batch_size']}"
+        if "edge_px" in point:
+            size = f"{point['edge_px']} px, {point['dataset']['mean_kb']:,.0f} KB, {size}"
         columns.append(column(size, point, "images_per_s"))
     return columns
 
@@ -214,9 +218,9 @@ def multigpu(record: dict[str, Any]) -> list[Column]:
     return columns
 
 
-def _by_threads(point: dict[str, Any]) -> int:
-    """Several commands may have measured the points, in any order."""
-    return int(point["threads"])
+def _by_threads(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points, which several commands may have measured in any order."""
+    return sorted(record["points"], key=operator.itemgetter("threads"))
 
 
 def _threads(point: dict[str, Any]) -> str:
@@ -308,16 +312,23 @@ def long(name: str, record: dict[str, Any]) -> str:
 
 
 def _how(record: dict[str, Any]) -> str:
-    asked, data = record["parameters"], record["dataset"]
+    asked, points = record["parameters"], record["points"]
     said = []
     for key, one, what in (("repeats", "repeat", "repeats"), ("batch_size", "image a batch", "images a batch")):
-        found = sorted({point.get(key, asked.get(key)) for point in record["points"]} - {None})
+        found = sorted({point.get(key, asked.get(key)) for point in points} - {None})
         if found:
             said.append(f"{' or '.join(map(str, found))} {one if found == [1] else what}")
-    said.append(f"{data['images']} images of {data['mean_kb']} KB")
-    if data.get("page_cache_share") is not None:
-        said.append(f"{data['page_cache_share']:.0%} of them in the page cache")
-    return f"{'; '.join(said)}."
+    if isinstance(asked.get("threads"), int):
+        said.append(f"{asked['threads']} threads")
+    if asked.get("steps"):
+        said.append(f"turns of {asked['steps']} steps or a few more")
+    elif any("images_per_s" in result for point in points for result in point["contenders"].values()):
+        said.append(f"turns of {asked['seconds']:g} s or a batch of each thread")
+    for data in [record["dataset"], *(point["dataset"] for point in points if "dataset" in point)]:
+        cached = data.get("page_cache_share")
+        share = "" if cached is None else f", {cached:.0%} of them in the page cache"
+        said.append(f"{data['images']} images of {data['mean_kb']:,.0f} KB{share}")
+    return f"{'; '.join(dict.fromkeys(said))}."
 
 
 def _versions(record: dict[str, Any]) -> str:

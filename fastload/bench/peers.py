@@ -64,7 +64,9 @@ def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     whole = copy.deepcopy(dict(records[0]))
     for record in records[1:]:
         whole["points"] += record["points"]
-        whole["contenders"] |= record["contenders"]
+        whole["complete"] &= record["complete"]
+        for name, known in record["contenders"].items():  # who failed in one answer has failed
+            whole["contenders"][name] = {**known, **whole["contenders"].get(name, {})}
         parameters = whole["parameters"]
         for name, value in record["parameters"].items():
             if parameters[name] != value:

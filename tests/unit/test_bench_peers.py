@@ -165,8 +165,21 @@ def test_questions_are_answered_by_contenders_that_were_checked(tmp_path) -> Non
         assert record["contenders"]["fastload"]["check_training"]["equal"] is True
         assert "fastload" in record["points"][0]["contenders"]
     assert record["points"][0]["contenders"]["ceiling"]["share_of_ceiling"]["median"] == 1
-    points = json.loads((tmp_path / "out" / "loaders.json").read_text())["points"]
+    whole = json.loads((tmp_path / "out" / "loaders.json").read_text())
+    assert whole["complete"] is True
+    points = whole["points"]
     assert [(point["threads"], point["batch_size"]) for point in points] == [(1, 8), (2, 4)]
+
+
+def test_who_failed_in_one_answer_has_failed() -> None:
+    def answer(**known):
+        return {"points": [1], "contenders": {"spdl": known}, "parameters": {}, "complete": True}
+
+    for answers in ([answer(failed="died"), answer()], [answer(), answer(failed="died")]):
+        whole = peers.joined(answers)
+        assert whole["contenders"]["spdl"] == {"failed": "died"}
+        assert (whole["points"], whole["complete"]) == ([1, 1], True)
+    assert answers[0]["points"] == [1]
 
 
 def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> None:
@@ -183,8 +196,9 @@ def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> N
     asked = ["loaders --threads 1", "loaders --threads 3,2"]
     with pytest.raises(KeyboardInterrupt):
         peers.main(_arguments(peers, [*asked, "--quick", "--contenders", "fastload", "--data", data, "--json", out]))
-    points = json.loads((out / "loaders.json").read_text())["points"]
-    assert [point["threads"] for point in points] == [1, 3]
+    record = json.loads((out / "loaders.json").read_text())
+    assert [point["threads"] for point in record["points"]] == [1, 3]
+    assert record["complete"] is False
     one = tmp_path / "one.json"
     with pytest.raises(KeyboardInterrupt):
         loaders.main(

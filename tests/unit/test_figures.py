@@ -57,7 +57,7 @@ def peers(question, figure, medians, **point):
         "benchmark": question,
         "environment": {"gpu": "A GPU", "cpu": "A CPU", "usable_cpus": 16, "torch": "2.11", "date": "2026-11-21"},
         "dataset": {"images": 1000, "mean_kb": 53.0, "page_cache_share": 1.0},
-        "parameters": {"repeats": 5, "batch_size": 256, "quick": False},
+        "parameters": {"repeats": 5, "batch_size": 256, "seconds": 0.5, "quick": False},
         "contenders": contenders,
         "points": [{**point, "contenders": {name: {figure: spread(value)} for name, value in medians.items()}}],
     }
@@ -117,6 +117,25 @@ def test_a_quick_run_is_no_result(figures, results):
     (results / "loaders.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="quick"):
         figures.render(figures.README.read_text())
+
+
+def test_a_run_that_was_cut_off_is_no_result(figures, results):
+    record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4) | {"complete": False}
+    (results / "loaders.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="cut off"):
+        figures.render(figures.README.read_text())
+
+
+def test_each_size_of_image_says_what_was_read(figures, results):
+    record = peers("scaling", "images_per_s", {"torch": 100, "fastload": 500}, batch_size=256)
+    data = {"images": 64, "mean_kb": 3625.2, "page_cache_share": None}
+    record["points"].insert(0, {**record["points"][0], "edge_px": 4000, "batch_size": 16, "dataset": data})
+    record["parameters"]["threads"] = 16
+    (results / "scaling.json").write_text(json.dumps(record))
+    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    assert "|  | 4000 px, 3,625 KB, batches of 16 | batches of 256 |" in docs
+    assert "16 threads; turns of 0.5 s or a batch of each thread; 1000 images of 53 KB, 100%" in docs
+    assert "; 64 images of 3,625 KB." in docs
 
 
 def test_a_table_without_a_result_is_left_out(figures, results):

@@ -1,6 +1,6 @@
 """FFCV, from a file of its own format that is written first: whole images, JPEG of quality 90 again, or raw pixels.
 
-JPEG is what everybody else reads. Raw is what FFCV's guide prefers where there is room for it: nothing is decoded, and
+JPEG is what everybody else reads. Raw is what FFCV's guide offers where there is room for it: nothing is decoded, and
 the file is as large as the pixels are. Its decoder draws crops of its own and resizes with OpenCV's area filter, so
 that without ``train`` images are stored as torchvision has resized them: what is compared is reading, order, labels and
 normalization.

@@ -101,9 +101,10 @@ def climb(
     skipped: list[dict[str, Any]] = []
     where = environment()
 
-    def record() -> dict[str, Any]:
+    def record(*, complete: bool = False) -> dict[str, Any]:
         return {
             "benchmark": "ladder",
+            "complete": complete,
             "environment": where,
             "dataset": data_record,
             "parameters": {
@@ -160,7 +161,7 @@ def climb(
             keep(record())  # minutes: a climb that is cut off has shown something
     finally:
         torch.backends.cudnn.benchmark = previous_benchmark
-    return record()
+    return record(complete=True)
 
 
 def _why_not_alone(rung: Rung, results: list[RungResult]) -> str | None:

@@ -229,7 +229,7 @@ def main(args: argparse.Namespace) -> int:
 
         def keep(points: list[dict[str, Any]]) -> None:
             if args.json:
-                write_json(args.json, {**record, "points": points})
+                write_json(args.json, {**record, "complete": len(points) == len(plans), "points": points})
 
         record = {
             "benchmark": "multigpu",

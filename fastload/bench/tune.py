@@ -324,14 +324,15 @@ def main(arguments: argparse.Namespace) -> int:
         parameters = {"seconds": seconds, "repeats": repeats, "counts": counts, "model": arguments.model}
         limits = {"share_min": SHARE_MIN, "workers_max": WORKERS_MAX, "noise": NOISE}
         record = {"benchmark": "tune", "environment": environment(), "parameters": parameters, "limits": limits}
-        results = {}
-        for name, make in chosen.items():
-            if not arguments.workload or name in arguments.workload:
-                epoch_s = 0.1 if quick else max(_EPOCH_S, 2 * seconds)
-                results[name] = measure(make(), device, counts, seconds=seconds, epoch_s=epoch_s, repeats=repeats)
-                console().print(describe(name, results[name]))
-                if arguments.json:  # each time: a run that is cut off has shown something
-                    write_json(arguments.json, {**record, "workloads": results})
+        wanted = {name: make for name, make in chosen.items() if not arguments.workload or name in arguments.workload}
+        results: dict[str, Any] = {}
+        for name, make in wanted.items():
+            epoch_s = 0.1 if quick else max(_EPOCH_S, 2 * seconds)
+            results[name] = measure(make(), device, counts, seconds=seconds, epoch_s=epoch_s, repeats=repeats)
+            console().print(describe(name, results[name]))
+            if arguments.json:  # each time: a run that is cut off keeps its workloads
+                complete = len(results) == len(wanted)
+                write_json(arguments.json, {**record, "complete": complete, "workloads": results})
     except (ValueError, FileNotFoundError) as error:
         return refuse(error)
     table = Table(title="num_workers='auto' beside the best fixed number")

@@ -119,7 +119,7 @@ def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     command = ["bench", "tune", "--quick", "--counts", "1", "--json", "tune.json"]
     assert cli.main(command) == 0
     record = json.loads((tmp_path / "tune.json").read_text())
-    assert len(record["workloads"]) == 3
+    assert (len(record["workloads"]), record["complete"]) == (3, True)
     assert record["workloads"]["photographs, native"]["plan"][0].startswith("engine native")
     assert record["limits"] == {"share_min": 0.97, "workers_max": 1.25, "noise": 0.03}
     assert record["environment"]["torch"] == torch.__version__

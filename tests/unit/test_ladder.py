@@ -256,10 +256,11 @@ def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pyt
         told.append((rung.number, result is not None))
         assert multiprocessing.active_children() == []  # no rung's workers take cores from another rung
 
-    kept: list[int] = []
+    kept: list[tuple[int, bool]] = []
     climbing = Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=True)
-    record = climb(climbing, on_result, lambda so_far: kept.append(len(so_far["rungs"])))
-    assert kept == list(range(1, 10))
+    record = climb(climbing, on_result, lambda so_far: kept.append((len(so_far["rungs"]), so_far["complete"])))
+    assert kept == [(count, False) for count in range(1, 10)]
+    assert record["complete"] is True
     assert told == [(number, done) for number in (*range(1, 9), 0) for done in (False, True)]
     steps = [batches_needed(rung, TINY, traced=False) for rung in rungs(2)]
     assert TinyStep.seen == [(False, False)] * sum(steps[:2]) + [(True, True)] * sum(steps[2:])

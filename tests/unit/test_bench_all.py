@@ -98,7 +98,7 @@ def test_what_is_no_question_is_refused(text) -> None:
 def test_parameters_that_differ_stand_in_the_points_alone() -> None:
     def answer(batch_size: int) -> dict[str, object]:
         known = {"batch_size": batch_size, "repeats": 5}
-        return {"parameters": known, "points": [known], "contenders": {str(batch_size): {}}, "complete": True}
+        return {"parameters": dict(known), "points": [known], "contenders": {str(batch_size): {}}, "complete": True}
 
     whole = peers.joined([answer(64), answer(256), answer(64)])
     assert whole["parameters"] == {"batch_size": None, "repeats": 5}

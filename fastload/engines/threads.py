@@ -81,7 +81,7 @@ class ThreadSizer:
         self._batches = self._samples = 0
         self._work = (0.0, 0)
         self._steps = (0.0, 0.0, 0.0)
-        self._is_first = True  # this window, of an epoch
+        self._is_first = True  # window since begin()
 
     @property
     def threads_at_first(self) -> int:
@@ -144,7 +144,9 @@ class ThreadSizer:
         if not self._hold:
             self._too_few = 0
         starved, rate = self._waited / elapsed, self._samples / elapsed
-        steps, total_s, idle_s = (now - then for now, then in zip(self._device_steps(), self._steps, strict=True))
+        steps, total_s, idle_s = (
+            after - before for before, after in zip(self._steps, self._device_steps(), strict=True)
+        )
         if 0.0 < total_s < _BESIDE * elapsed:
             starved = min(starved, idle_s / total_s)
             if self._is_first:  # later on the host counts better: every step, where the clock times some

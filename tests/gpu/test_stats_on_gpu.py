@@ -73,7 +73,7 @@ def test_the_number_of_workers_is_found_on_a_gpu(folder):
     assert all(0 <= tried.wait_share <= 1.01 and tried.images_per_s > 0 for tried in tuning.tried)
 
 
-def test_the_number_of_threads_follows_the_clock_of_the_device(folder):
+def test_what_sizes_the_threads_reads_the_clock_of_the_device(folder):
     with FastLoader(folder, batch_size=8, num_workers="auto", accelerate="require", device="cuda") as loader:
         iterator = iter(loader)
         for batch in iterator:

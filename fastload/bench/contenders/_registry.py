@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,7 +87,14 @@ class Contender:
         return importlib.import_module(f"fastload.bench.contenders.{self.module}")
 
 
-_FFCV_TOLERANCE = Tolerance(mean=0.01, why="float32 arithmetic of its own")
+_FFCV = Contender(
+    title="FFCV, JPEG",
+    module="ffcv_loader",
+    variant="jpg",
+    packages=("ffcv", "numba"),
+    tolerance=Tolerance(mean=0.01, why="float32 arithmetic of its own"),
+    draws_itself=True,
+)
 
 CONTENDERS: dict[str, Contender] = {
     "torch": Contender(title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",)),
@@ -138,22 +145,8 @@ CONTENDERS: dict[str, Contender] = {
         tolerance=Tolerance(mean=1.0, why="FFmpeg's color conversion and resize"),
         draws_itself=True,
     ),
-    "ffcv": Contender(
-        title="FFCV, JPEG",
-        module="ffcv_loader",
-        variant="jpg",
-        packages=("ffcv", "numba"),
-        tolerance=_FFCV_TOLERANCE,
-        draws_itself=True,
-    ),
-    "ffcv-raw": Contender(
-        title="FFCV, raw pixels",
-        module="ffcv_loader",
-        variant="raw",
-        packages=("ffcv", "numba"),
-        tolerance=_FFCV_TOLERANCE,
-        draws_itself=True,
-    ),
+    "ffcv": _FFCV,
+    "ffcv-raw": replace(_FFCV, title="FFCV, raw pixels", variant="raw"),
     "fastload-workers": Contender(
         title="FastLoader, workers", module="fastload_loaders", variant="workers", packages=("fastload", "pillow")
     ),

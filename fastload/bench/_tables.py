@@ -323,7 +323,7 @@ def _how(record: dict[str, Any]) -> str:
     if asked.get("steps"):
         said.append(f"turns of {asked['steps']} steps or a few more")
     elif any("images_per_s" in result for point in points for result in point["contenders"].values()):
-        said.append(f"turns of {asked['seconds']:g} s or a batch of each thread")
+        said.append(f"turns of at least {asked['seconds']:g} s")
     for data in [record["dataset"], *(point["dataset"] for point in points if "dataset" in point)]:
         cached = data.get("page_cache_share")
         share = "" if cached is None else f", {cached:.0%} of them in the page cache"

@@ -109,6 +109,21 @@ def test_what_was_ready_before_a_turn_is_not_measured(monkeypatch) -> None:
     assert taken == [18, 5, _ranks._WARM_STEPS, 5]
 
 
+def test_several_gpus_that_are_cut_off_keep_their_points(tmp_path, monkeypatch) -> None:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=8, classes=2, edge_px=64)).path
+    file, kept = tmp_path / "multigpu.json", []
+
+    def measure(plan_of, keep) -> None:
+        for processes in plan_of:
+            keep([{"processes": count} for count in plan_of if count <= processes])
+            kept.append(json.loads(file.read_text()))
+
+    monkeypatch.setattr(multigpu, "measure", measure)
+    given = ["--quick", "--processes", "1,2", "--data", data, "--json", file]
+    assert multigpu.main(_arguments(multigpu, given)) == 0
+    assert [(len(record["points"]), record["complete"]) for record in kept] == [(1, False), (2, True)]
+
+
 def test_scaling_is_measured_by_one_process() -> None:
     first = {"processes": 1, "threads": 4, "images_per_s": {"fastload": [90, 100], "ceiling": [200, 200]}}
     four = {"processes": 4, "threads": 4, "images_per_s": {"fastload": [300, 460], "ceiling": [800, 800]}}

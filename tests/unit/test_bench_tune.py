@@ -126,6 +126,20 @@ def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     assert "of the rate with 1 workers" in capsys.readouterr().out
 
 
+def test_a_run_that_is_cut_off_keeps_its_workloads(tmp_path, monkeypatch):
+    def cut_off(workload, *_, **__):
+        if not workload.is_native:
+            raise KeyboardInterrupt
+        return evaluate({"1": Spread.of([1.0]), "auto": Spread.of([1.0])}, [1])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune, "measure", cut_off)
+    assert cli.main(["bench", "tune", "--quick", "--json", "tune.json"]) == 130
+    record = json.loads((tmp_path / "tune.json").read_text())
+    assert list(record["workloads"]) == ["photographs, native"]
+    assert record["complete"] is False
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -115,7 +115,7 @@ def main(args: argparse.Namespace) -> int:
         screen.print(f"figures: {write_json(args.json, record)}")
     if not torch.cuda.is_available():
         screen.print(
-            "No GPU here, so FastLoader is torch's DataLoader. "
+            "No GPU here, so the batches stay in host memory. "
             "With one, the demo goes on to train ResNet-50 and climbs the ladder."
         )
         return 0

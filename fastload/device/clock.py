@@ -48,6 +48,8 @@ class Timing:
 class DeviceClock:
     """Times some of the batches of one transfer. Its caller holds the transfer's lock.
 
+    Timed steps are reckoned up when a copy is begun, which as a rule is not in the consumer's thread.
+
     Args:
         module: The device's, such as :mod:`torch.cuda`.
     """
@@ -69,6 +71,7 @@ class DeviceClock:
 
     def begin(self, stream: Any) -> Timing:
         """A copy is about to be issued on ``stream``."""
+        self._reckon()
         number, self._started = self._started, self._started + 1
         weight = self._chosen_for(number)
         timing = Timing(number, self.event() if weight else None, weight)
@@ -120,6 +123,9 @@ class DeviceClock:
         self._last_end = end
         while len(self._pending) > _PENDING_MAX:
             self._pending.popleft()
+
+    def _reckon(self) -> None:
+        """Add up the steps that have ended on the device."""
         while self._pending and self._pending[0][2].query():
             self._add(*self._pending.popleft())
 
@@ -146,4 +152,5 @@ class DeviceClock:
 
     def totals(self) -> Totals:
         """All sums so far."""
+        self._reckon()
         return self._sums.copy()

@@ -80,7 +80,9 @@ class Line:
         self._ahead = ahead
         self._streams = [_core.RandomStream.from_seed(base_seed + w) for w in range(workers)]
         self._batches: deque[Batch] = deque()
-        self._changed = threading.Condition()  # reentrant: the collector may close a line anywhere
+        lock = threading.RLock()  # reentrant: the collector may close a line anywhere
+        self._changed = threading.Condition(lock)  # what the consumer waits for: it is woken for nothing else
+        self._wanted = threading.Condition(lock)  # what the line's thread waits for
         self._paused = False
         self._working = False
         self._closed = False
@@ -104,7 +106,7 @@ class Line:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="fastload-feeder", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            self._wanted.notify()
 
     def take(self, timeout_s: float) -> Any:
         """The next batch's data, or an ExceptionWrapper, or an error of ours. Blocks. There must be one.
@@ -127,7 +129,7 @@ class Line:
         with self._changed:
             self._batches.popleft()
             self.ready -= 1
-            self._changed.notify_all()
+            self._wanted.notify()
         if batch.failure is not None:
             return batch.failure
         self.images, self.decoded_at, self.made_at = batch.images, batch.decoded_at, batch.made_at
@@ -174,7 +176,7 @@ class Line:
         finally:
             with self._changed:
                 self._paused = paused
-                self._changed.notify_all()
+                self._wanted.notify()
 
     def close(self) -> None:
         """Stop the threads. Idempotent; may be called from any thread."""
@@ -183,6 +185,7 @@ class Line:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._wanted.notify()
         self.pool.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -199,7 +202,8 @@ class Line:
             del found  # nothing of a batch may live on here while there is nothing to do
             with self._changed:
                 self._working = False
-                self._changed.notify_all()
+                if self._paused:
+                    self._changed.notify_all()
 
     def _next(self) -> tuple[list[Batch], Batch | None] | None:
         """Batches to start, and the one to see through if there is room for it; ``None`` at the end. Blocks."""
@@ -213,7 +217,7 @@ class Line:
                 if not self._paused and (to_start or head is not None):
                     self._working = True
                     return to_start, head
-                self._changed.wait()
+                self._wanted.wait()
         return None
 
     def _start(self, batch: Batch) -> None:

@@ -286,6 +286,17 @@ def test_the_devices_clock_tells_idling_from_copying():
     assert stages["epilogue"].mean_s == pytest.approx(1e-3)
 
 
+def test_the_consumers_thread_reckons_nothing_up(monkeypatch):
+    """Its time is that of the training loop; whoever begins a copy has some to spare."""
+    device = Device()
+    clock = DeviceClock(device)
+    monkeypatch.setattr(Event, "elapsed_time", lambda self, other: pytest.fail("the consumer's thread reads events"))
+    one_step(device, clock, copy_ms=3.0, epilogue_ms=1.0, step_ms=10.0)
+    monkeypatch.undo()
+    clock.begin(None)
+    assert clock._sums["device:copies"] == 1
+
+
 def of_its_time(monkeypatch, device):
     """Let the host's clock go with the device's."""
     monkeypatch.setattr("fastload.device.clock.time.monotonic", lambda: 1.0 + device.now * 1e-3)
@@ -377,7 +388,8 @@ def test_a_step_that_began_on_a_stream_which_is_still_busy_is_left_out():
     device = Device()
     clock = DeviceClock(device)
     one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
-    clock._last_end.at = device.now + 1000  # the consumer has left that stream, where much is queued yet
+    clock._last_end = Event(device)  # the consumer has left that stream, where much is queued yet
+    clock._last_end.at = device.now + 1000
     device.done = device.now + 500
     one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
     assert (clock.totals()["device:copies"], clock.totals()["device:steps"]) == (2, 0)

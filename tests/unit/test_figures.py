@@ -102,6 +102,18 @@ def test_points_stand_in_order_however_they_were_measured():
     assert [one.title for one in _tables.train(record)] == shown
 
 
+def test_one_model_is_shown_with_what_the_loop_has_left(figures, results):
+    medians = {"torch": 1500, "dali-gpu": 4200, "fastload": 4700}
+    record = peers("train", "images_per_s", medians, model="resnet50", cores=6, threads=6)
+    loop = {"torch": (0.3, 540.0), "dali-gpu": (0.9, 200.0), "fastload": (1.0, 240.0)}
+    for name, (share, us) in loop.items():
+        record["points"][0]["contenders"][name] |= {"share_of_ceiling": share, "main_thread_us_per_batch": us}
+    (results / "train-resnet50.json").write_text(json.dumps(record))
+    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    assert "| **FastLoader, native** | 4,700 (4,230 to 5,170) | 100.0% | 240 µs |" in docs
+    assert "▲ ahead of FastLoader. main thread per batch: DALI, GPU decode by 1.2×." in docs
+
+
 def test_a_table_of_more_columns_than_contenders_is_turned(figures, results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=1)
     record["points"] += [{**record["points"][0], "threads": threads} for threads in (2, 4, 8)]

@@ -392,6 +392,48 @@ def test_a_batch_that_is_begun_while_another_fails_draws_what_the_worker_draws(t
     assert breaks_off.is_set()
 
 
+def test_the_lines_thread_goes_on_after_a_pause(folder):
+    """What was added meanwhile it has been told of, and could do nothing about."""
+    dataset = ImageFolder(folder, train_v1())
+    with FastLoader(dataset, batch_size=4, num_workers=1, prefetch_factor=1, **NATIVE) as loader:
+        iterator = iter(loader)
+        line = iterator._line
+        with line._changed:
+            assert line._changed.wait_for(lambda: line.ready == 1, 30)
+        with line._alone():
+            line._ahead = 2  # room for both
+            line.add(0, 1, [0, 1, 2, 3])
+            give_up = time.monotonic() + 30
+            while not line._wanted._waiters and time.monotonic() < give_up:
+                time.sleep(0.001)
+        added = line._batches[1]
+        with line._changed:
+            assert line._changed.wait_for(lambda: added.made, 30)
+
+
+def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(folder):
+    errors = []
+
+    def consume():
+        try:
+            list(iterator)
+        except RuntimeError as error:
+            errors.append(error)
+
+    with FastLoader(ImageFolder(folder, train_v1()), batch_size=4, num_workers=1, **NATIVE) as loader:
+        iterator = iter(loader)
+        line = iterator._line
+        with line._alone():  # nothing more is made
+            consumer = threading.Thread(target=consume, daemon=True)
+            consumer.start()
+            give_up = time.monotonic() + 30
+            while not line._changed._waiters and time.monotonic() < give_up:
+                time.sleep(0.001)
+            iterator.close()
+            consumer.join(30)
+    assert [str(error) for error in errors] == ["the FastLoader of this iterator was closed"]
+
+
 def test_a_batch_that_has_failed_is_not_begun_again(tmp_path, monkeypatch):
     """Seen: the line's thread took it for one that had yet to be started, and its draws were made a second time."""
     folder = make_folder(tmp_path, 12)
@@ -409,8 +451,8 @@ def test_a_batch_that_has_failed_is_not_begun_again(tmp_path, monkeypatch):
     def set_slowly(batch, name, value):
         object.__setattr__(batch, name, value)
         if name == "job" and value is None and batch.stuck:
-            with lines[0]._changed:
-                lines[0]._changed.notify_all()
+            with lines[0]._wanted:
+                lines[0]._wanted.notify()
             time.sleep(0.1)
             held_up.append(batch)
 

@@ -72,7 +72,7 @@ class Gathering:
     def answer(
         self, question: Question, keep: Callable[[dict[str, Any]], object] = lambda record: None
     ) -> tuple[dict[str, Any], bool]:
-        """Ask; returns the record, and whether every contender that could take part has answered.
+        """Ask; returns the record, and whether somebody could take part and everybody who could has answered.
 
         Args:
             question: What.
@@ -106,7 +106,8 @@ class Gathering:
             keep(record)
         record["complete"] = True
         keep(record)
-        return record, not any("failed" in entry for entry in record["contenders"].values())
+        has_failed = any("failed" in entry for entry in record["contenders"].values())
+        return record, bool(self.present(setup)) and not has_failed
 
 
 @contextlib.contextmanager

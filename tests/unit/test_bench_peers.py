@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -184,6 +185,14 @@ def test_questions_are_answered_by_contenders_that_were_checked(tmp_path) -> Non
     assert whole["complete"] is True
     points = whole["points"]
     assert [(point["threads"], point["batch_size"]) for point in points] == [(1, 8), (2, 4)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("spdl") is not None, reason="SPDL is installed")
+def test_a_question_that_nobody_can_answer_is_no_success(tmp_path, capsys) -> None:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
+    common = ["--quick", "--contenders", "spdl", "--data", str(data)]
+    assert cli.main(["bench", "loaders", "--threads", "1", *common]) == 1
+    assert "missing: SPDL: " in capsys.readouterr().out
 
 
 def test_who_failed_in_one_answer_has_failed() -> None:

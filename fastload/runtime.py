@@ -97,9 +97,12 @@ class Runtime:
         """Keep the totals of an iterator that ends."""
         if os.getpid() != self._pid:  # a forked child: another thread may have held the lock
             return
+        totals, missed = Totals(), Counter[str]()
+        self._count(transfer, arrivals, totals, missed)  # not under the lock, as in stats()
         with self._lock:
             self._roads.pop(id(transfer), None)
-            self._count(transfer, arrivals, self._before, self._missed)
+            self._before.add(totals)
+            self._missed.update(missed)
 
     @staticmethod
     def _count(transfer: Transfer, arrivals: Arrivals | None, totals: Totals, missed: Counter[str]) -> None:
@@ -113,8 +116,9 @@ class Runtime:
         with self._lock:
             totals, missed = self._before.copy(), self._missed.copy()
             roads = list(self._roads.values())
-            for transfer, arrivals in roads:
-                self._count(transfer, arrivals, totals, missed)
+        # Not under the lock: who holds a transfer's may want it, when the collector ends an iterator there.
+        for transfer, arrivals in roads:
+            self._count(transfer, arrivals, totals, missed)
         totals.add(self._meters.totals())
         counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
         ready, on_device = self._meters.ready()

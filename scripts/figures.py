@@ -54,13 +54,14 @@ def ladder(record: dict[str, Any]) -> str:
                 f"{rung['number']}. {rung['name']}" if rung["number"] else rung["name"],
                 str(rung["workers"] or "–"),
                 f"{_median(rung['images_per_s']):,.0f}",
+                "{min:,.0f} to {max:,.0f}".format(**rung["images_per_s"]),
                 f"{_median(rung['ms_per_step']):.1f}",
                 _percent(rung["wait_share"]),
                 _percent(rung["gpu_busy_share"]),
                 "–" if link is None else f"{link:.1f}",
             ]
         )
-    header = ["rung", "workers", "images/s", "ms/step", "GPU waited", "GPU busy", "GB/s to the GPU"]
+    header = ["rung", "workers", "images/s", "range", "ms/step", "GPU waited", "GPU busy", "GB/s to the GPU"]
     return f"{_table(header, rows)}\n\n{_where(record, _link('ladder'))}."
 
 

@@ -128,11 +128,8 @@ class EndlessDraws(Sampler[int]):
         generator = torch.Generator().manual_seed(self._seed)
 
         def rounds() -> Iterator[list[int]]:
-            # Several at a time: as rarely as RandomSampler shuffles a large data set, which costs each batch nothing.
-            at_once = max(1, POOL_IMAGES // len(self._pool))
             while True:
-                orders = [torch.randperm(len(self._pool), generator=generator) for _ in range(at_once)]
-                yield self._pool[torch.cat(orders)].tolist()
+                yield self._pool[torch.randperm(len(self._pool), generator=generator)].tolist()
 
         return itertools.islice(itertools.chain.from_iterable(rounds()), self._count)
 

@@ -146,19 +146,20 @@ def train(record: dict[str, Any]) -> list[Column]:
     columns = []
     models = [point["model"] for point in record["points"]]
     for point in sorted(_by_threads(record), key=lambda point: models.index(point["model"])):
-        where = _threads(point) if point["cores"] is None else f"{point['cores']} cores"
         top = point["contenders"].get("ceiling")
         images = f"<br>of {rate(top['images_per_s']['median'])}/s" if top else ""
-        shares = column(f"{_model(point['model'])}, {where}{images}", point, "share_of_ceiling", lambda x: f"{x:.1%}")
+        shares = column(
+            f"{_model(point['model'])}, {_cores(point)}{images}", point, "share_of_ceiling", lambda x: f"{x:.1%}"
+        )
         columns.append(shares)
     return columns
 
 
 def one_model(record: dict[str, Any]) -> list[Column]:
-    """Images per second, the share of the ceiling, and what is left of the training loop's thread."""
+    """Images per second, the share of the ceiling, and what is taken of the training loop's thread."""
     (point,) = record["points"]
     return [
-        column("images per second", point, "images_per_s"),
+        column(f"{_model(point['model'])}, {_cores(point)}: images/s", point, "images_per_s"),
         column("of the ceiling", point, "share_of_ceiling", lambda x: f"{x:.1%}"),
         _main_thread(point),
     ]
@@ -237,6 +238,10 @@ def _threads(point: dict[str, Any]) -> str:
     return f"{point['threads']} thread{'s' if point['threads'] > 1 else ''}"
 
 
+def _cores(point: dict[str, Any]) -> str:
+    return _threads(point) if point["cores"] is None else f"{point['cores']} cores"
+
+
 def _model(name: str) -> str:
     return {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "vit_s_16": "ViT-S/16"}.get(name, name)
 
@@ -277,9 +282,9 @@ TOPICS = {
     ),
     "train-resnet50": Topic(
         one_model,
-        "ResNet-50 on six cores",
-        "Once more, on a machine with one GPU and with FFCV among the libraries: bf16 training, beside the same step "
-        "with its data on the GPU already. The main thread's processor time is that of `next()`.",
+        "Training, one model",
+        "bf16 training with FFCV, and what `next()` takes of the training loop's thread. Cores: loader and training "
+        "loop may use no more.",
     ),
     "firstbatch": Topic(
         firstbatch, "Time to the first batch", "From making the loader, in a process where everything is imported."
@@ -287,7 +292,8 @@ TOPICS = {
     "memory": Topic(
         memory,
         "Memory",
-        "Added by a running loader; shared and pinned memory count, for everybody. ≥: what the library pins by itself "
+        "Added by a running loader at its peak, from its start on; shared and pinned memory count, for everybody. "
+        "FastLoader's workers begin on torch's road while their slots are made. ≥: what the library pins by itself "
         "cannot be seen.",
     ),
     "cpu": Topic(cpu, "Processor time", "All threads and processes of the loader; and `next()` in the training loop."),

@@ -7,6 +7,7 @@ that it costs next to nothing however quick they are.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from typing import Any, Final
@@ -48,7 +49,8 @@ class Timing:
 class DeviceClock:
     """Times some of the batches of one transfer. Its caller holds the transfer's lock.
 
-    Timed steps are reckoned up when a copy is begun, which as a rule is not in the consumer's thread.
+    Timed steps are reckoned up when a copy is begun, which as a rule is not in the consumer's thread, or when somebody
+    asks.
 
     Args:
         module: The device's, such as :mod:`torch.cuda`.
@@ -96,9 +98,14 @@ class DeviceClock:
         self._last_end = None
         self._handed = None
 
-    def handed(self, timing: Timing) -> None:
-        """A batch is handed to the consumer, whose work on the last one ended just before."""
-        self._handed = (self._last_end, timing)
+    def handed(self, timing: Timing, *, same_stream: bool = True) -> None:
+        """A batch is handed to the consumer, whose work on the last one ended just before.
+
+        Args:
+            timing: The batch's.
+            same_stream: Whether that work was on the stream that the batch is for; else the two are no sequence.
+        """
+        self._handed = (self._last_end if same_stream else None, timing)
 
     def times_end(self) -> bool:
         """Whether the end of the step on the batch handed last must be timed: for its own sake, or the next one's."""
@@ -125,9 +132,13 @@ class DeviceClock:
             self._pending.popleft()
 
     def _reckon(self) -> None:
-        """Add up the steps that have ended on the device."""
-        while self._pending and self._pending[0][2].query():
-            self._add(*self._pending.popleft())
+        """Add up the steps that have ended on the device. The collector may run another's end, and so this, within."""
+        while self._pending:
+            before, timing, end = self._pending.popleft()
+            if not end.query():
+                self._pending.appendleft((before, timing, end))
+                return
+            self._add(before, timing, end)
 
     def _add(self, before: Any, timing: Timing, end: Any) -> None:
         if timing.ready is None or timing.copied is None:
@@ -142,7 +153,7 @@ class DeviceClock:
         sums["device:copies"] += 1
         sums["device:copied_bytes"] += timing.nbytes
         sums["device:pageable_bytes"] += timing.pageable_bytes
-        if before is None or not before.query():  # of another stream, which the consumer has left
+        if before is None:
             return
         idle_s = max(0.0, before.elapsed_time(timing.ready) * 1e-3)
         sums["device:steps"] += timing.weight
@@ -151,6 +162,7 @@ class DeviceClock:
         sums["device:copying_s"] += timing.weight * min(idle_s, copy_s + epilogue_s)
 
     def totals(self) -> Totals:
-        """All sums so far."""
-        self._reckon()
+        """All sums so far; those of a device that has failed, or of a parent process, as they were last known."""
+        with contextlib.suppress(RuntimeError):
+            self._reckon()
         return self._sums.copy()

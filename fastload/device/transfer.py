@@ -267,9 +267,9 @@ class Transfer:
             for tensor in copied._tensors:
                 tensor.record_stream(current)
         with self._lock:
-            self._consumer = self._usual = current
             if self.clock is not None and copied.timing is not None:
-                self.clock.handed(copied.timing)
+                self.clock.handed(copied.timing, same_stream=self._usual is None or self._usual == current)
+            self._consumer = self._usual = current
         return self._settle(copied)
 
     def _settle(self, copied: DeviceBatch) -> Any:

@@ -81,8 +81,8 @@ class Line:
         self._streams = [_core.RandomStream.from_seed(base_seed + w) for w in range(workers)]
         self._batches: deque[Batch] = deque()
         lock = threading.RLock()  # reentrant: the collector may close a line anywhere
-        self._changed = threading.Condition(lock)  # what the consumer waits for: it is woken for nothing else
-        self._wanted = threading.Condition(lock)  # what the line's thread waits for
+        self._changed = threading.Condition(lock)  # for the consumer: a batch is made
+        self._wanted = threading.Condition(lock)  # for the line's thread: there is something to do, or room for it
         self._paused = False
         self._working = False
         self._closed = False
@@ -119,6 +119,7 @@ class Line:
         """
         batch = self._batches[0]
         with self._changed:
+            self._wanted.notify()  # an interrupt may have come between the last batch and the word that it left room
             ready = self._changed.wait_for(lambda: batch.made or batch.stuck or self._closed, timeout_s or None)
         if self._closed:
             raise RuntimeError("the FastLoader of this iterator was closed")

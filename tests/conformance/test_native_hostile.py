@@ -406,6 +406,7 @@ def test_the_lines_thread_goes_on_after_a_pause(folder):
             give_up = time.monotonic() + 30
             while not line._wanted._waiters and time.monotonic() < give_up:
                 time.sleep(0.001)
+            assert line._wanted._waiters
         added = line._batches[1]
         with line._changed:
             assert line._changed.wait_for(lambda: added.made, 30)
@@ -429,9 +430,26 @@ def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(folder):
             give_up = time.monotonic() + 30
             while not line._changed._waiters and time.monotonic() < give_up:
                 time.sleep(0.001)
+            with line._changed:
+                waiting = list(line._changed._waiters)
+                assert len(waiting) == 1
+                line.add(0, line._batches[-1].number + 1, [0])
+                assert list(line._changed._waiters) == waiting  # not woken for what only the line's thread can do
             iterator.close()
             consumer.join(30)
     assert [str(error) for error in errors] == ["the FastLoader of this iterator was closed"]
+
+
+def test_an_interrupt_between_two_batches_does_not_hang(folder):
+    with FastLoader(ImageFolder(folder, train_v1()), batch_size=4, num_workers=1, **NATIVE) as loader:
+        iterator = iter(loader)
+        line = iterator._line
+        with line._changed:
+            assert line._changed.wait_for(lambda: line.ready == 1, 30)
+        with line._changed:  # as far as take() gets when it is interrupted before it says that there is room
+            line._batches.popleft()
+            line.ready -= 1
+        assert next(iterator)[0].size(0) == 4
 
 
 def test_a_batch_that_has_failed_is_not_begun_again(tmp_path, monkeypatch):

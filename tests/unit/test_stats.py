@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +14,15 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.device.clock import ALL_OF_FIRST, PER_SECOND, DeviceClock
+from fastload.device.clock import _PENDING_MAX, ALL_OF_FIRST, PER_SECOND, DeviceClock
 from fastload.device.epilogue import NormalizeTable
 from fastload.device.images import TableImages
-from fastload.device.transfer import Transfer
+from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.insight import meter as meter_module
 from fastload.insight.board import Board
 from fastload.insight.meter import Meter
 from fastload.insight.stats import StageTime, Totals, make_stats
+from fastload.runtime import Runtime
 
 
 class Samples(Dataset):
@@ -186,6 +189,26 @@ def test_batches_that_the_native_engine_has_ready_are_seen(folder):
         assert loader.stats().ready_mean > 0
 
 
+def test_statistics_are_asked_for_outside_the_loaders_lock():
+    """Else two locks are taken in two orders: the collector may end an iterator in a thread that holds a transfer's."""
+    runtime = Runtime()
+
+    def totals():
+        taken = []
+        other = threading.Thread(target=lambda: taken.append(runtime._lock.acquire(timeout=10)))
+        other.start()
+        other.join()
+        assert taken == [True]
+        runtime._lock = threading.RLock()  # the other thread's end does not let go of it
+        return Totals({"copied": 1.0})
+
+    transfer = SimpleNamespace(totals=totals)
+    runtime.take_in(transfer)
+    assert runtime.stats(0).copied == 1
+    runtime.retire(transfer)
+    assert runtime.stats(0).copied == 1
+
+
 def test_epochs_of_both_engines_add_up():
     totals = Totals({"made:batches": 2, "made:fetch_s": 1.0, "made:collate_s": 1.0})
     totals.update({"stage:fetch:count": 3, "stage:fetch:s": 2.0})
@@ -252,7 +275,7 @@ class Device:
         return Event(self)
 
 
-def one_step(device, clock, *, copy_ms, epilogue_ms, step_ms, idle_ms=0.0):
+def one_step(device, clock, *, copy_ms, epilogue_ms, step_ms, idle_ms=0.0, same_stream=True):
     """The copy of a batch, then a step on it, on a device that does one thing at a time."""
     timing = clock.begin(None)
     device.now += idle_ms + copy_ms
@@ -263,7 +286,7 @@ def one_step(device, clock, *, copy_ms, epilogue_ms, step_ms, idle_ms=0.0):
     if timing.is_timed:
         timing.ready = clock.event()
         timing.ready.record()
-    clock.handed(timing)
+    clock.handed(timing, same_stream=same_stream)
     device.now += step_ms
     end = clock.event() if clock.times_end() else None
     if end is not None:
@@ -290,11 +313,65 @@ def test_the_consumers_thread_reckons_nothing_up(monkeypatch):
     """Its time is that of the training loop; whoever begins a copy has some to spare."""
     device = Device()
     clock = DeviceClock(device)
-    monkeypatch.setattr(Event, "elapsed_time", lambda self, other: pytest.fail("the consumer's thread reads events"))
-    one_step(device, clock, copy_ms=3.0, epilogue_ms=1.0, step_ms=10.0)
-    monkeypatch.undo()
+    step_ended = clock.step_ended
+
+    def watched(end):
+        with monkeypatch.context() as patched:
+            for look in ("query", "elapsed_time"):
+                patched.setattr(Event, look, lambda *_: pytest.fail("the consumer's thread reads events"))
+            step_ended(end)
+
+    monkeypatch.setattr(clock, "step_ended", watched)
+    for _ in range(3):
+        one_step(device, clock, copy_ms=3.0, epilogue_ms=1.0, step_ms=10.0)
+    assert clock._sums["device:copies"] == 2  # the third, when a fourth is begun
     clock.begin(None)
-    assert clock._sums["device:copies"] == 1
+    assert clock._sums["device:copies"] == 3
+
+
+def test_steps_that_never_end_do_not_pile_up(monkeypatch):
+    device = Device()
+    device.done = -1.0
+    clock = of_its_time(monkeypatch, device)
+    for _ in range(_PENDING_MAX + 20):
+        one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=100.0)
+    assert len(clock._pending) == _PENDING_MAX
+
+
+def test_what_was_known_of_a_device_that_fails_is_still_known(monkeypatch):
+    """Statistics are wanted most of all when something has gone wrong; in a forked child nobody can ask the device."""
+    device = Device()
+    clock = DeviceClock(device)
+    for _ in range(3):
+        one_step(device, clock, copy_ms=3.0, epilogue_ms=1.0, step_ms=10.0)
+
+    def fail(event):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(Event, "query", fail)
+    assert clock.totals()["device:copies"] == 2
+    clock._pending.append((None, clock.begin(None), Event(device)))
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        clock.begin(None)
+
+
+def test_a_clock_may_be_asked_while_it_reckons(monkeypatch):
+    """The collector may end an iterator, which asks for its totals, anywhere in a thread that is inside the lock."""
+    device = Device()
+    clock = DeviceClock(device)
+    for _ in range(3):
+        one_step(device, clock, copy_ms=3.0, epilogue_ms=1.0, step_ms=10.0)
+    query, asked = Event.query, []
+
+    def collect(event):
+        if not asked:
+            asked.append(True)
+            clock.totals()
+        return query(event)
+
+    monkeypatch.setattr(Event, "query", collect)
+    assert clock.totals()["device:copies"] == 3
+    assert asked
 
 
 def of_its_time(monkeypatch, device):
@@ -384,15 +461,27 @@ def test_a_wait_for_one_worker_of_eight_is_seen(monkeypatch, phase):
     assert times.idle_s / times.total_s == pytest.approx(0.75, abs=0.15)
 
 
-def test_a_step_that_began_on_a_stream_which_is_still_busy_is_left_out():
+def test_a_step_that_began_on_another_stream_is_left_out():
     device = Device()
     clock = DeviceClock(device)
     one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
-    clock._last_end = Event(device)  # the consumer has left that stream, where much is queued yet
-    clock._last_end.at = device.now + 1000
-    device.done = device.now + 500
-    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0, same_stream=False)
     assert (clock.totals()["device:copies"], clock.totals()["device:steps"]) == (2, 0)
+    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    assert (clock.totals()["device:copies"], clock.totals()["device:steps"]) == (3, 1)
+
+
+def test_the_clock_is_told_when_the_consumer_changes_its_stream():
+    told = []
+    transfer = Transfer(torch.device("cpu"), None, None, None)
+    transfer._stream = "copies"
+    transfer.clock = SimpleNamespace(handed=lambda timing, *, same_stream: told.append(same_stream))
+    for stream in ("one", "one", "other", "other", "one"):
+        transfer._module = SimpleNamespace(current_stream=lambda device, stream=stream: stream)
+        batch = DeviceBatch("data", [], None, None, False, 0)
+        batch.timing = object()
+        assert transfer.take(batch) == "data"
+    assert told == [True, True, False, True, False]
 
 
 def test_what_comes_between_two_epochs_is_no_step():

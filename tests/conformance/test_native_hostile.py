@@ -446,7 +446,11 @@ def test_an_interrupt_between_two_batches_does_not_hang(folder):
         line = iterator._line
         with line._changed:
             assert line._changed.wait_for(lambda: line.ready == 1, 30)
+        give_up = time.monotonic() + 30
+        while not line._wanted._waiters and time.monotonic() < give_up:
+            time.sleep(0.001)
         with line._changed:  # as far as take() gets when it is interrupted before it says that there is room
+            assert line._wanted._waiters
             line._batches.popleft()
             line.ready -= 1
         assert next(iterator)[0].size(0) == 4

@@ -10,6 +10,7 @@ exported. About a minute and a half; ``--with torch`` records with torch.profile
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -39,9 +40,9 @@ def train(which: str, args: argparse.Namespace) -> None:
     dataset, _ = open_images(args.data, args.quick)
     rung = next(rung for rung in rungs(usable_cpus()) if rung.name == RUNGS[which])
     batch_size = 8 if args.quick else 256
-    feed = Feed(rung, dataset, image_pool(dataset), batch_size, 4 * (WARMUP + STEPS), device)
+    feed = Feed(rung, dataset, image_pool(dataset), batch_size, device)
     step = TrainingStep(TINY if args.quick else "resnet50", device, channels_last=True)
-    for batch in feed.batches:
+    for batch in itertools.islice(feed.batches, 4 * (WARMUP + STEPS)):
         images, labels = feed.move(*batch)
         step(feed.lay_out(images), labels)
 

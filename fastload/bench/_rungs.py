@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from fastload.bench._steps import Batch, Clock, StepMarks
 
 PREFETCH_FACTOR = 2  # batches that every worker may have ready: torch's default, the same on every rung
+WARM_STEPS = 10  # until the loop runs as it will go on, once the loader does
+SLOTS_S = 30.0  # the longest that slots are waited for
+ENDLESS = 1 << 40  # images: no worker falls idle while a clock runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +60,9 @@ class Length:
     """How long a rung is measured.
 
     Attributes:
-        steps: Training steps per repeat (see :func:`window_steps`).
-        repeats: Repeats, back to back: no pause in which a loader could run ahead.
-        traced_steps: Steps under the profiler, after the repeats.
+        steps: Training steps of a rung in one climb (see :func:`window_steps`).
+        repeats: Climbs: every rung is measured once in each, so that what comes and goes on a machine meets them all.
+        traced_steps: Steps under the profiler, in the last climb.
     """
 
     steps: int = 30
@@ -73,13 +76,34 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One rung in one climb.
+
+    Attributes:
+        images: How many were trained on.
+        steps: In how many steps.
+        seconds: In how long.
+        waited_s: Of that: the GPU had finished a step and the loop had no next batch yet.
+        copied_s: Of that: the GPU's compute stream was taken by the copy of a batch.
+        gpu: What the profiler recorded afterwards, if it did.
+    """
+
+    images: int
+    steps: int
+    seconds: float
+    waited_s: float
+    copied_s: float
+    gpu: GpuActivity | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RungResult:
     """What a rung measured.
 
     Attributes:
         rung: The rung.
-        images_per_s: One value per repeat.
-        ms_per_step: One value per repeat.
+        images_per_s: One value per climb.
+        ms_per_step: One value per climb.
         wait_share: Share of the time in which the GPU had finished a step and the loop had no next batch yet.
         copy_share: Share of the time in which the GPU's compute stream was taken by the copy of a batch.
         gpu: What the profiler recorded; ``None`` where nothing was trained.
@@ -91,6 +115,19 @@ class RungResult:
     wait_share: float | None
     copy_share: float | None
     gpu: GpuActivity | None
+
+    @classmethod
+    def of(cls, rung: Rung, turns: Sequence[Turn], *, trained: bool) -> RungResult:
+        """What a rung's turns come to; without training nobody waits, and nothing is copied."""
+        total_s = sum(turn.seconds for turn in turns)
+        return cls(
+            rung=rung,
+            images_per_s=Spread.of([turn.images / turn.seconds for turn in turns]),
+            ms_per_step=Spread.of([1e3 * turn.seconds / turn.steps for turn in turns]),
+            wait_share=sum(turn.waited_s for turn in turns) / total_s if trained else None,
+            copy_share=sum(turn.copied_s for turn in turns) / total_s if trained else None,
+            gpu=next((turn.gpu for turn in reversed(turns) if turn.gpu is not None), None),
+        )
 
     def record(self) -> dict[str, Any]:
         """As it stands in the JSON file."""
@@ -154,8 +191,7 @@ class Feed:
         rung: Which loader.
         dataset: What it loads; unused by the ceiling.
         pool: Indices to draw from.
-        batch_size: Images per batch.
-        batches: How many batches will be asked for.
+        batch_size: Images per batch; there is no last batch.
         device: Where they have to go; ``None`` leaves them where the loader puts them.
     """
 
@@ -165,27 +201,26 @@ class Feed:
         dataset: Any,
         pool: Sequence[int],
         batch_size: int,
-        batches: int,
         device: torch.device | None,
     ) -> None:
         self._rung = rung
         self._device = device
+        self._loader: FastLoader[Any] | None = None
         self.batches: Iterator[Batch]
         if not rung.workers:
             self.batches = self._same_batch(batch_size)
             return
-        # More than will be asked for, so that no worker falls idle while the clock still runs.
-        batches += rung.workers * PREFETCH_FACTOR
         arguments: dict[str, Any] = {
             "batch_size": batch_size,
-            "sampler": EndlessDraws(pool, batches * batch_size),
+            "sampler": EndlessDraws(pool, ENDLESS),
             "num_workers": rung.workers,
             "prefetch_factor": PREFETCH_FACTOR,
             "pin_memory": rung.pinned,
         }
         if rung.side_stream:
             where = "cpu" if device is None else device
-            self.batches = iter(FastLoader(dataset, **arguments, **engine_of(rung), device=where))
+            self._loader = FastLoader(dataset, **arguments, **engine_of(rung), device=where)
+            self.batches = iter(self._loader)
         else:
             self.batches = iter(DataLoader(dataset, **arguments))
 
@@ -202,10 +237,29 @@ class Feed:
         """Bring a batch that is on the device into this rung's memory format."""
         return images.contiguous(memory_format=torch.channels_last) if self._rung.channels_last else images
 
+    def settle(self) -> None:
+        """Take batches as quickly as they come, until they come as they will go on.
+
+        Training would leave for long what the workers had time to prefetch, if they are nearly as quick as it is. Slots
+        are made while the first batches come.
+        """
+        ahead = self._rung.workers * PREFETCH_FACTOR
+        self._take(ahead)
+        on_gpu = self._device is not None and self._device.type == "cuda"
+        if self._rung.slots and not self._rung.native and self._loader is not None and on_gpu:
+            give_up = time.monotonic() + SLOTS_S
+            while not self._loader.stats().slots and time.monotonic() < give_up:
+                self._take(1)
+            self._take(ahead)
+
+    def _take(self, batches: int) -> None:
+        for _ in range(batches):
+            next(self.batches)
+
     def close(self) -> None:
         """Stop the workers, so that the next rung has the machine for itself. Blocks until they have gone."""
-        iterator: Any = self.batches
-        shutdown = getattr(iterator, "close", None) or iterator._shutdown_workers  # FastLoader's, or torch's
+        ending: Any = self.batches if self._loader is None else self._loader  # with which its slots go
+        shutdown = getattr(ending, "close", None) or ending._shutdown_workers  # torch's iterator has no other
         shutdown()
 
     def _same_batch(self, batch_size: int) -> Iterator[Batch]:
@@ -228,25 +282,14 @@ def leave_alone(worker: int) -> None:
     """A worker_init_fn that does nothing. With one, FastLoader lowers nothing: its workers run, with their slots."""
 
 
-def batches_needed(rung: Rung, length: Length, *, traced: bool) -> int:
-    """How many batches :func:`measure` asks for."""
-    warm = warm_steps(rung)
-    return warm + length.repeats * window_steps(rung, length) + (warm + length.traced_steps if traced else 0)
-
-
 def window_steps(rung: Rung, length: Length) -> int:
-    """Steps of one repeat: at least ``length.steps``, and a multiple of the workers.
+    """Steps of one turn: at least ``length.steps``, and a multiple of the workers.
 
-    Workers finish their batches at about the same time, so batches come in bursts of as many; a repeat that held one
+    Workers finish their batches at about the same time, so batches come in bursts of as many; a turn that held one
     burst more or less than the next would say nothing.
     """
     workers = max(1, rung.workers)
     return -(-length.steps // workers) * workers
-
-
-def warm_steps(rung: Rung) -> int:
-    """Steps until the loop runs as it will go on: what the workers had time to prefetch is used up."""
-    return max(10, rung.workers * PREFETCH_FACTOR + 4)
 
 
 def measure(
@@ -256,9 +299,9 @@ def measure(
     clock: Clock,
     batch_size: int,
     length: Length,
-    trace: Callable[[Callable[[int], object], int, int], GpuActivity] | None,
-) -> RungResult:
-    """Measure one rung in steady state.
+    trace: Callable[[Callable[[], object], Callable[[int], object], int], GpuActivity] | None = None,
+) -> Turn:
+    """Measure one rung once, in steady state.
 
     Args:
         rung: What is measured.
@@ -277,21 +320,20 @@ def measure(
     def advance(count: int) -> list[StepMarks]:
         return run_steps(feed.batches, feed.move, step, clock, count)
 
+    def warm_up() -> StepMarks:
+        feed.settle()
+        return advance(WARM_STEPS)[-1]
+
     steps = window_steps(rung, length)
-    before = advance(warm_steps(rung))[-1]
-    marks = advance(length.repeats * steps)
+    before = warm_up()
+    marks = advance(steps)
     clock.finish()
     ends = [before.ended, *(mark.ended for mark in marks)]
-    windows = [clock.between_s(start, end) for start, end in itertools.pairwise(ends[::steps])]
-    total_s = sum(windows)
-    wait_s = sum(clock.between_s(end, mark.arrived) for end, mark in zip(ends, marks, strict=False))
-    copy_s = sum(clock.between_s(mark.arrived, mark.copied) for mark in marks)
-    activity = trace(advance, warm_steps(rung), length.traced_steps) if trace is not None else None
-    return RungResult(
-        rung=rung,
-        images_per_s=Spread.of([steps * batch_size / window for window in windows]),
-        ms_per_step=Spread.of([window / steps * 1e3 for window in windows]),
-        wait_share=None if train is None else wait_s / total_s,
-        copy_share=None if train is None else copy_s / total_s,
-        gpu=activity,
+    return Turn(
+        images=steps * batch_size,
+        steps=steps,
+        seconds=clock.between_s(ends[0], ends[-1]),
+        waited_s=sum(clock.between_s(end, mark.arrived) for end, mark in zip(ends, marks, strict=False)),
+        copied_s=sum(clock.between_s(mark.arrived, mark.copied) for mark in marks),
+        gpu=None if trace is None else trace(warm_up, advance, length.traced_steps),
     )

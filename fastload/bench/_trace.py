@@ -38,8 +38,8 @@ class GpuActivity:
 
 
 def record_activity(
+    warm_up: Callable[[], object],
     advance: Callable[[int], object],
-    warm_steps: int,
     steps: int,
     *,
     synchronize: Callable[[], object] = torch.cuda.synchronize,
@@ -47,12 +47,12 @@ def record_activity(
 ) -> GpuActivity:
     """Record ``steps`` steps with torch's profiler (CUPTI's activity records: the GPU's own timestamps).
 
-    To start the profiler takes time in which loaders run ahead, so ``warm_steps`` steps run under it before the record
-    begins. The stretch lies between two synchronizations.
+    To start the profiler takes time in which loaders run ahead, so ``warm_up`` runs under it before the record begins.
+    The stretch lies between two synchronizations.
 
     Args:
+        warm_up: Runs some training steps; should use up what the loader can hold.
         advance: Runs that many training steps.
-        warm_steps: At least 1; should use up what the loader can hold.
         steps: How many to record.
         synchronize: Waits for the device.
         activities: What to record.
@@ -61,15 +61,13 @@ def record_activity(
         path = Path(folder) / "trace.json"
         with profile(
             activities=activities,
-            schedule=schedule(wait=0, warmup=warm_steps, active=1, repeat=1),
+            schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
             acc_events=True,
         ) as profiler:
-            for step in range(warm_steps):
-                advance(1)
-                if step == warm_steps - 1:
-                    synchronize()  # before the record begins, or what the warm-up left on the device would be in it
-                profiler.step()
+            warm_up()
+            synchronize()  # before the record begins, or what the warm-up left on the device would be in it
+            profiler.step()
             synchronize()
             start = time.perf_counter()
             advance(steps)

@@ -3,7 +3,8 @@
 Eight rungs, one on top of the last, and the ceiling that no loader can pass: the same step with its data on the GPU
 already. Per rung:
 
-* images/s and ms per step: time between CUDA events at the ends of steps, median of back-to-back repeats;
+* images/s and ms per step: time between CUDA events at the ends of steps, median of as many climbs as there are
+  repeats, each from the lowest rung to the ceiling;
 * waiting: how long the GPU had finished a step and the loop had no next batch (CUDA events; see ``CudaClock``);
 * GPU busy: how long at least one kernel ran, from the profiler's record of kernels (see ``record_activity``), measured
   by itself and not derived from the waiting;
@@ -17,6 +18,7 @@ skipped by name.
 from __future__ import annotations
 
 import importlib
+import itertools
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +36,7 @@ from fastload.bench._data import (
     open_images,
 )
 from fastload.bench._measure import environment, write_json
-from fastload.bench._rungs import Feed, Length, Rung, RungResult, batches_needed, measure, rungs, worker_counts
+from fastload.bench._rungs import Feed, Length, Rung, RungResult, Turn, measure, rungs, worker_counts
 from fastload.bench._show import console, refuse
 from fastload.bench._steps import CudaClock, HostClock, TrainingStep, check_model
 from fastload.bench._trace import record_activity
@@ -81,13 +83,13 @@ def climb(
     on_result: Callable[[Rung, RungResult | None], None],
     keep: Callable[[dict[str, Any]], object] = lambda record: None,
 ) -> dict[str, Any]:
-    """Measure every rung, the lowest first.
+    """Measure every rung, the lowest first, in as many climbs as there are repeats.
 
     Args:
         ladder: What to climb.
-        on_result: Called with a rung and ``None`` when it begins, and again with its result; a rung that is skipped
-            gets neither call.
-        keep: Called with the record so far after each rung.
+        on_result: Called with a rung and ``None`` when it is begun for the first time, and with its result so far after
+            each of its turns; a rung that is skipped gets neither call.
+        keep: Called with the record so far after each turn.
 
     Returns:
         The record for the JSON file.
@@ -97,8 +99,15 @@ def climb(
     on_gpu = ladder.device.type == "cuda"
     clock = CudaClock() if on_gpu else HostClock()
     trainers: dict[bool, TrainingStep] = {}
-    results: list[RungResult] = []
+    turns: dict[int, list[Turn]] = {}
+    results: dict[int, RungResult] = {}
+    climbed: list[Rung] = []
     skipped: list[dict[str, Any]] = []
+    for rung in rungs(ladder.cores):
+        if not ladder.train and (reason := _why_not_alone(rung, climbed)):
+            skipped.append({"number": rung.number, "name": rung.name, "reason": reason})
+        else:
+            climbed.append(rung)
     where = environment()
 
     def record(*, complete: bool = False) -> dict[str, Any]:
@@ -115,7 +124,7 @@ def climb(
                 **asdict(ladder.length),
             },
             "trained": ladder.train,
-            "rungs": [result.record() for result in results],
+            "rungs": [result.record() for result in results.values()],
             "skipped": skipped,
             "reference": {
                 "name": REFERENCE_NAME,
@@ -127,11 +136,9 @@ def climb(
     previous_benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True  # fixed shapes: let cuDNN pick its fastest kernels during the warm-up
     try:
-        for rung in rungs(ladder.cores):
-            if not ladder.train and (reason := _why_not_alone(rung, results)):
-                skipped.append({"number": rung.number, "name": rung.name, "reason": reason})
-                continue
-            on_result(rung, None)
+        for climb_number, rung in itertools.product(range(ladder.length.repeats), climbed):
+            if rung.number not in turns:
+                on_result(rung, None)
             train = None
             if ladder.train:
                 if rung.channels_last not in trainers:
@@ -143,31 +150,25 @@ def climb(
                         classes=max(1000, len(dataset.classes)),
                     )
                 train = trainers[rung.channels_last]
-            feed = Feed(
-                rung,
-                dataset,
-                pool,
-                ladder.batch_size,
-                batches_needed(rung, ladder.length, traced=on_gpu),
-                ladder.device if ladder.train else None,
-            )
+            feed = Feed(rung, dataset, pool, ladder.batch_size, ladder.device if ladder.train else None)
             try:
-                trace = record_activity if on_gpu else None
-                result = measure(rung, feed, train, clock, ladder.batch_size, ladder.length, trace)
+                trace = record_activity if on_gpu and climb_number == ladder.length.repeats - 1 else None
+                turn = measure(rung, feed, train, clock, ladder.batch_size, ladder.length, trace)
             finally:
                 feed.close()
-            results.append(result)
-            on_result(rung, result)
+            turns.setdefault(rung.number, []).append(turn)
+            results[rung.number] = RungResult.of(rung, turns[rung.number], trained=ladder.train)
+            on_result(rung, results[rung.number])
             keep(record())  # minutes: a climb that is cut off has shown something
     finally:
         torch.backends.cudnn.benchmark = previous_benchmark
     return record(complete=True)
 
 
-def _why_not_alone(rung: Rung, results: list[RungResult]) -> str | None:
+def _why_not_alone(rung: Rung, lower: list[Rung]) -> str | None:
     if not rung.loader_alone:
         return "needs a GPU"
-    if any(result.rung.workers == rung.workers and result.rung.native == rung.native for result in results):
+    if any(other.workers == rung.workers and other.native == rung.native for other in lower):
         return "no more cores"
     return None
 
@@ -197,7 +198,7 @@ def show(ladder: Ladder, keep: Callable[[dict[str, Any]], object] = lambda recor
         if screen.is_terminal:
             live.update(table(), refresh=True)
         elif result is not None:
-            screen.print(f"{rung.name}: {result.images_per_s.median:,.0f} images/s")
+            screen.print(f"{rung.name}: {result.images_per_s.values[-1]:,.0f} images/s")
 
     if screen.is_terminal:
         with Live(table(), console=screen, auto_refresh=False) as live:
@@ -244,8 +245,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_argument(parser)
     parser.add_argument("--model", default="resnet50", help="any of torchvision's classifiers (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, help="images per step (default: 256)")
-    parser.add_argument("--steps", type=int, help=f"steps per repeat (default: {default.steps})")
-    parser.add_argument("--repeats", type=int, help=f"repeats per rung (default: {default.repeats})")
+    parser.add_argument("--steps", type=int, help=f"steps per rung and climb (default: {default.steps})")
+    parser.add_argument("--repeats", type=int, help=f"climbs (default: {default.repeats})")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the climb there, as a bar chart")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MODELS = ("resnet50", "resnet18", VIT_S)
 CEILING = "ceiling"
+WARM_STEPS = 10  # in which the libraries choose their kernels
 
 
 def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps: int) -> dict[str, Any]:
@@ -37,7 +38,8 @@ def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps:
     counted = -(-steps // threads) * threads  # workers' batches come in bursts of as many
     for remote in gathering.present(setup):
         with attempt(remote), remote.turn():
-            remote.ask("train", model=model, steps=1, warm_steps=2 * threads + 4)
+            remote.ask("run", batches=2 * threads)  # training would leave for long what workers had time to prefetch
+            remote.ask("train", model=model, steps=1, warm_steps=WARM_STEPS)
 
     def turn(remote: Remote) -> dict[str, Any]:
         return remote.ask("train", model=model, steps=counted, warm_steps=max(3, threads // 2))

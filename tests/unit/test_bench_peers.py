@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -16,7 +17,7 @@ pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
 from fastload import cli
-from fastload.bench import _ranks, loaders, multigpu, peers
+from fastload.bench import _ranks, loaders, multigpu, peers, train
 from fastload.bench._outputs import _wrong
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._registry import Tolerance
@@ -108,6 +109,22 @@ def test_what_was_ready_before_a_turn_is_not_measured(monkeypatch) -> None:
     monkeypatch.setattr(_ranks.dist, "all_reduce", lambda *_, **__: None)
     assert [rank.train(name, 5) for name in ("torch-pinned", "ceiling")] == [5, 5]
     assert taken == [18, 5, _ranks._WARM_STEPS, 5]
+
+
+def test_what_was_ready_before_training_is_taken_first() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def ask(what: str, *, batches: int = 0, warm_steps: int = 0, steps: int = 0, model: str = "") -> dict[str, float]:
+        asked.append((what, batches or steps + warm_steps))
+        return {"images": 10, "seconds": 1.0, "wait_share": 0.0, "main_thread_s": 0.0, "batches": 1}
+
+    remote = SimpleNamespace(name="torch-pinned", failed=None, turn=contextlib.nullcontext, ask=ask)
+    team = SimpleNamespace(open=lambda remotes, job: None, close_feeds=lambda: None)
+    gathering = SimpleNamespace(team=team, folder="", present=lambda setup: [remote])
+    setup = SimpleNamespace(batch_size=4, device="cpu", repeats=1)
+    measured = train.measure(gathering, setup, "tiny", threads=8, steps=12)
+    assert asked == [("run", 16), ("train", 1 + train.WARM_STEPS), ("train", 16 + 4)]
+    assert measured["torch-pinned"]["images_per_s"]["median"] == 10
 
 
 def test_several_gpus_that_are_cut_off_keep_their_points(tmp_path, monkeypatch) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -23,13 +24,14 @@ from fastload.bench import _data, _rungs, ladder
 from fastload.bench._chart import draw
 from fastload.bench._data import EndlessDraws
 from fastload.bench._rungs import (
+    PREFETCH_FACTOR,
+    WARM_STEPS,
     Feed,
     Length,
     Rung,
-    batches_needed,
+    RungResult,
     measure,
     rungs,
-    warm_steps,
     window_steps,
     worker_counts,
 )
@@ -94,6 +96,11 @@ class ScriptedFeed:
     def lay_out(self, images: Any) -> Any:
         return images
 
+    def settle(self) -> None:
+        """As many batches as two workers prefetch."""
+        for _ in range(4):
+            next(self)
+
 
 def test_measure_divides_the_time_into_waiting_copying_and_training() -> None:
     clock = Timeline()
@@ -103,12 +110,18 @@ def test_measure_divides_the_time_into_waiting_copying_and_training() -> None:
         clock.now += 0.006
 
     rung = Rung(number=1, name="x", workers=2)
-    result = measure(rung, feed, train, clock, 50, Length(steps=4, repeats=3), None)  # type: ignore[arg-type]
-    assert result.ms_per_step.values == pytest.approx((10, 10, 10))
-    assert result.images_per_s.values == pytest.approx((5000, 5000, 5000))
-    assert result.wait_share == pytest.approx(0.3)
-    assert result.copy_share == pytest.approx(0.1)
+    turns = []
+    for wait_s in (0.003, 0.013):
+        feed.wait_s = wait_s
+        turns.append(measure(rung, feed, train, clock, 50, Length(steps=4)))  # type: ignore[arg-type]
+    result = RungResult.of(rung, turns, trained=True)
+    assert result.ms_per_step.values == pytest.approx((10, 20))
+    assert result.images_per_s.values == pytest.approx((5000, 2500))
+    assert result.wait_share == pytest.approx(16 / 30)
+    assert result.copy_share == pytest.approx(2 / 30)
     assert result.gpu is None
+    alone = RungResult.of(rung, turns, trained=False)
+    assert (alone.wait_share, alone.copy_share) == (None, None)
 
 
 def test_measure_leaves_the_warm_up_out() -> None:
@@ -119,40 +132,97 @@ def test_measure_leaves_the_warm_up_out() -> None:
     def train(images: Any, labels: Any) -> None:
         nonlocal calls
         calls += 1
-        clock.now += 1.0 if calls <= 10 else 0.01
+        clock.now += 1.0 if calls <= WARM_STEPS else 0.01
 
     rung = Rung(number=1, name="x", workers=1)
-    assert warm_steps(rung) == 10
-    result = measure(rung, feed, train, clock, 1, Length(steps=3, repeats=2), None)  # type: ignore[arg-type]
-    assert result.ms_per_step.values == pytest.approx((10, 10))
+    turn = measure(rung, feed, train, clock, 1, Length(steps=3))  # type: ignore[arg-type]
+    assert turn.seconds == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("workers", [0, 1, 3, 14])
-def test_measure_asks_for_as_many_batches_as_announced(workers: int, traced: bool) -> None:
+def test_what_is_traced_is_warmed_up_again() -> None:
+    """To start the profiler takes time in which workers run ahead."""
     clock = Timeline()
     feed = ScriptedFeed(clock, wait_s=1, copy_s=0)
+    asked = []
 
-    def trace(advance: Any, warm: int, steps: int) -> GpuActivity:
-        advance(warm)
+    def trace(warm_up: Any, advance: Any, steps: int) -> GpuActivity:
+        asked.append(feed.asked)
+        warm_up()
+        asked.append(feed.asked)
         advance(steps)
+        asked.append(feed.asked)
         return GpuActivity(0.5, 10, 1.0)
 
-    rung = Rung(number=1, name="x", workers=workers)
-    length = Length(steps=4, repeats=2, traced_steps=3)
-    result = measure(rung, feed, None, clock, 1, length, trace if traced else None)  # type: ignore[arg-type]
-    assert feed.asked == batches_needed(rung, length, traced=traced)
-    assert result.gpu == (GpuActivity(0.5, 10, 1.0) if traced else None)
-    assert (result.wait_share, result.copy_share) == (None, None)  # nothing was trained
+    rung = Rung(number=1, name="x", workers=2)
+    turn = measure(rung, feed, None, clock, 1, Length(steps=4, traced_steps=3), trace)  # type: ignore[arg-type]
+    warm = 4 + WARM_STEPS
+    assert asked == [warm + 4, 2 * warm + 4, 2 * warm + 7]
+    assert turn.gpu == GpuActivity(0.5, 10, 1.0)
+    assert turn.seconds == 4
+    plain = measure(rung, feed, None, clock, 1, Length(steps=4))  # type: ignore[arg-type]
+    assert RungResult.of(rung, [plain, turn], trained=False).gpu == turn.gpu
 
 
-def test_warm_up_uses_up_what_workers_can_prefetch_and_repeats_hold_whole_bursts() -> None:
+def test_a_loader_that_is_nearly_quick_enough_is_measured_without_what_it_had_ready() -> None:
+    """Seen: 14 workers' 28 batches lasted for two turns of 28 steps, which looked as quick as the GPU."""
+
+    class Workers(ScriptedFeed):
+        """Make a batch in 12 ms, 28 of them ahead; the step takes 10 ms."""
+
+        made, settled = 28.0, False
+
+        def __next__(self) -> Any:
+            self.made += self.clock.now / 0.012 - self.made_at
+            self.made_at = self.clock.now / 0.012
+            self.made = min(self.made, 28.0)
+            if self.made < 1:
+                self.clock.now += (1 - self.made) * 0.012
+                self.made_at, self.made = self.clock.now / 0.012, 1.0
+            self.made -= 1
+            return torch.zeros(1), torch.zeros(1)
+
+        made_at = 0.0
+        settle = Feed.settle
+        _take = Feed._take
+
+    clock = Timeline()
+    feed: Any = Workers(clock, 0, 0)
+    feed._rung = rung = Rung(number=5, name="x", workers=14)
+    feed._device = feed._loader = None
+
+    def train(images: Any, labels: Any) -> None:
+        clock.now += 0.010
+
+    turn = measure(rung, feed, train, clock, 1, Length(steps=28))
+    assert turn.seconds / turn.steps == pytest.approx(0.012, rel=0.01)
+
+
+def test_turns_hold_whole_bursts() -> None:
     for workers in range(33):
         rung = Rung(number=1, name="x", workers=workers)
-        assert warm_steps(rung) > 2 * workers
         steps = window_steps(rung, Length(steps=30))
         assert 30 <= steps < 30 + max(1, workers)
         assert steps % max(1, workers) == 0
+
+
+def test_slots_are_there_before_the_clock_starts(photos: Path) -> None:
+    """They are made while the first batches come."""
+    rung = rungs(2)[6]
+    feed = Feed(rung, _rungs_data(photos)[0], [0, 1, 2], batch_size=1, device=CPU)
+    feed.close()
+    taken = 0
+
+    def batches() -> Any:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield None
+
+    feed.batches = batches()
+    feed._device = torch.device("cuda")
+    feed._loader = SimpleNamespace(stats=lambda: SimpleNamespace(slots=8 if taken >= 50 else 0))  # type: ignore[assignment]
+    feed.settle()
+    assert taken == 50 + rung.workers * PREFETCH_FACTOR
 
 
 def test_worker_counts_grow_with_the_cores_and_never_exceed_them() -> None:
@@ -185,7 +255,7 @@ def test_each_rung_changes_one_thing() -> None:
 def test_loaders_of_the_rungs_are_what_their_names_say(photos: Path) -> None:
     dataset, _ = _rungs_data(photos)
     for rung in rungs(2):
-        feed = Feed(rung, dataset, [0, 1, 2], batch_size=2, batches=3, device=CPU)
+        feed = Feed(rung, dataset, [0, 1, 2], batch_size=2, device=CPU)
         try:
             images, labels = feed.move(*next(feed.batches))
             assert images.shape == (2, 3, 224, 224)
@@ -213,7 +283,7 @@ def test_rungs_1_to_5_are_torchs_loader_and_the_others_ours(photos: Path, monkey
     monkeypatch.setattr(_rungs, "FastLoader", record(FastLoader))
     dataset, _ = _rungs_data(photos)
     for rung in rungs(2)[:8]:
-        Feed(rung, dataset, [0], batch_size=1, batches=1, device=CPU).close()
+        Feed(rung, dataset, [0], batch_size=1, device=CPU).close()
     assert [name for name, _ in made] == ["DataLoader"] * 5 + ["FastLoader"] * 3
     assert [arguments["pin_memory"] for _, arguments in made] == [False] * 4 + [True] * 4
     assert [arguments["num_workers"] for _, arguments in made] == [1, 2, 2, 2, 2, 2, 2, 2]
@@ -259,11 +329,14 @@ def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pyt
     kept: list[tuple[int, bool]] = []
     climbing = Ladder(data=photos, batch_size=2, length=TINY, cores=2, device=CPU, train=True)
     record = climb(climbing, on_result, lambda so_far: kept.append((len(so_far["rungs"]), so_far["complete"])))
-    assert kept == [(count, False) for count in range(1, 10)]
+    assert kept == [(min(count, 9), False) for count in range(1, 19)]
     assert record["complete"] is True
-    assert told == [(number, done) for number in (*range(1, 9), 0) for done in (False, True)]
-    steps = [batches_needed(rung, TINY, traced=False) for rung in rungs(2)]
-    assert TinyStep.seen == [(False, False)] * sum(steps[:2]) + [(True, True)] * sum(steps[2:])
+    numbers = (*range(1, 9), 0)
+    assert told == [(number, done) for number in numbers for done in (False, True)] + [(n, True) for n in numbers]
+    steps = [WARM_STEPS + window_steps(rung, TINY) for rung in rungs(2)]
+    once = [(False, False)] * sum(steps[:2]) + [(True, True)] * sum(steps[2:])
+    assert TinyStep.seen == 2 * once
+    assert {len(rung["images_per_s"]["values"]) for rung in record["rungs"]} == {2}
     for rung in record["rungs"]:
         assert rung["images_per_s"]["median"] > 0
         assert 0 <= rung["wait_share"] <= 1

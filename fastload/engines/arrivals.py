@@ -167,11 +167,11 @@ class Arrivals:
         arrival = arrived if isinstance(arrived, Arrival) else self._opened(arrived)
         with self._changed:
             self._advance(arrival)
+            number = self._taken
+            self._taken += 1  # before the lock is let go of: the feeder numbers the batch after this one
             while arrival.starting:
                 self._changed.wait()
             copied = arrival.copied
-            number = self._taken
-            self._taken += 1
         if copied is None:
             copied = arrival.start(self.transfer, number)
         if arrival.borrowed:

@@ -118,6 +118,23 @@ def test_the_first_batch_is_copied_on_arrival_and_the_next_when_it_has_been_take
     assert arrivals.transfer.started == ["0.0", "0.1", "0.2"]
 
 
+def test_the_feeder_numbers_on_while_the_consumer_waits_for_the_batch_before(make):
+    """Seen once: two batches of one number."""
+    arrivals = make()
+    arrivals.transfer.gates["0.0"] = gate = threading.Event()
+    first, second = (arrive(arrivals, f"0.{i}") for i in range(2))
+    assert arrivals.transfer.entered.acquire(timeout=WAIT_S)
+    consumer = threading.Thread(target=arrivals.take, args=(first,))
+    consumer.start()
+    asleep(arrivals)
+    with arrivals._changed:
+        assert arrivals._next() == (second, 1)
+    gate.set()
+    consumer.join()
+    assert settle(arrivals) == ["0.0", "0.1"]
+    assert arrivals.transfer.numbers == [0, 1]
+
+
 def test_copies_are_made_by_the_feeder_and_not_by_the_consumer(make):
     arrivals = make()
     queue = [arrive(arrivals, f"0.{i}") for i in range(5)]

@@ -119,7 +119,8 @@ class Line:
         """
         batch = self._batches[0]
         with self._changed:
-            self._wanted.notify()  # an interrupt may have come between the last batch and the word that it left room
+            if not batch.made:  # an interrupt may have come between the last batch and the word that it left room
+                self._wanted.notify()
             ready = self._changed.wait_for(lambda: batch.made or batch.stuck or self._closed, timeout_s or None)
         if self._closed:
             raise RuntimeError("the FastLoader of this iterator was closed")

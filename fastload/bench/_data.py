@@ -22,6 +22,7 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 """ImageNet's channel means and deviations, as torchvision's reference training script normalizes."""
 
+ENDLESS = 1 << 40  # draws: no epoch ends while a clock runs
 POOL_IMAGES = 10_000  # drawn from a larger data set: about 1 GB, which stays in the page cache
 
 

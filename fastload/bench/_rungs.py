@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastload import FastLoader
-from fastload.bench._data import EndlessDraws
+from fastload.bench._data import ENDLESS, EndlessDraws
 from fastload.bench._measure import Spread
 from fastload.bench._steps import run_steps
 from fastload.bench._trace import GpuActivity
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 PREFETCH_FACTOR = 2  # batches that every worker may have ready: torch's default, the same on every rung
 WARM_STEPS = 10  # until the loop runs as it will go on, once the loader does
 SLOTS_S = 30.0  # the longest that slots are waited for
-ENDLESS = 1 << 40  # images: no worker falls idle while a clock runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,14 +242,12 @@ class Feed:
         Training would leave for long what the workers had time to prefetch, if they are nearly as quick as it is. Slots
         are made while the first batches come.
         """
-        ahead = self._rung.workers * PREFETCH_FACTOR
-        self._take(ahead)
         on_gpu = self._device is not None and self._device.type == "cuda"
         if self._rung.slots and not self._rung.native and self._loader is not None and on_gpu:
             give_up = time.monotonic() + SLOTS_S
             while not self._loader.stats().slots and time.monotonic() < give_up:
                 self._take(1)
-            self._take(ahead)
+        self._take(self._rung.workers * PREFETCH_FACTOR)
 
     def _take(self, batches: int) -> None:
         for _ in range(batches):

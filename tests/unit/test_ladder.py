@@ -169,7 +169,7 @@ def test_a_loader_that_is_nearly_quick_enough_is_measured_without_what_it_had_re
     class Workers(ScriptedFeed):
         """Make a batch in 12 ms, 28 of them ahead; the step takes 10 ms."""
 
-        made, settled = 28.0, False
+        made, made_at = 28.0, 0.0
 
         def __next__(self) -> Any:
             self.made += self.clock.now / 0.012 - self.made_at
@@ -181,7 +181,6 @@ def test_a_loader_that_is_nearly_quick_enough_is_measured_without_what_it_had_re
             self.made -= 1
             return torch.zeros(1), torch.zeros(1)
 
-        made_at = 0.0
         settle = Feed.settle
         _take = Feed._take
 

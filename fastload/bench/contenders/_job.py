@@ -10,7 +10,7 @@ import torch
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from fastload.bench._data import MEAN, STD, EndlessDraws, pool_indices
+from fastload.bench._data import ENDLESS, MEAN, STD, EndlessDraws, pool_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 SIDE = 224
-ENDLESS = 1 << 40  # images: no epoch ends while a clock runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ _FFCV = Contender(
     title="FFCV, JPEG",
     module="ffcv_loader",
     variant="jpg",
-    packages=("ffcv", "numba"),
+    packages=("ffcv", "numba", "cupy-cuda13x", "cupy-cuda12x", "cupy"),
     tolerance=Tolerance(mean=0.01, why="float32 arithmetic of its own"),
     draws_itself=True,
 )

@@ -121,13 +121,15 @@ def _times(lead: float) -> str:
     return f"{100 * (lead - 1):.1f}%" if lead < 1.1 else f"{lead:.1f}×" if lead < 10 else f"{lead:.0f}×"
 
 
-def absent(record: dict[str, Any]) -> str:
-    """Who did not take part, and why."""
+def absent(record: dict[str, Any], columns: list[Column]) -> str:
+    """Who did not take part, or not everywhere, and why."""
     reasons = []
-    for known in record["contenders"].values():
+    for name, known in record["contenders"].items():
         reason = known.get("missing") or known.get("failed")
         if reason:
-            reasons.append(f"* {known['title']}: {_first_words(reason)}")
+            gaps = [one.title.partition("<br>")[0] for one in columns if name not in one.values]
+            where = f" ({'; '.join(gaps)})" if len(gaps) < len(columns) else ""
+            reasons.append(f"* {known['title']}{where}: {_first_words(reason)}")
     return "Not measured:\n\n" + "\n".join(reasons) if reasons else ""
 
 
@@ -280,11 +282,17 @@ TOPICS = {
         "bf16 training as a share of the same step with its data on the GPU already. Cores: loader and training loop "
         "may use no more.",
     ),
+    "train-shared": Topic(
+        train,
+        "Training on a shared machine",
+        "The same with timm and SPDL, in an earlier run: one GPU and 16 cores of a machine of four, up to three other "
+        "benchmarks beside it.",
+    ),
     "train-resnet50": Topic(
         one_model,
         "Training, one model",
-        "bf16 training with FFCV, and what `next()` takes of the training loop's thread. Cores: loader and training "
-        "loop may use no more.",
+        "bf16 training with FFCV's JPEG, too, and what `next()` takes of the training loop's thread. Cores: loader and "
+        "training loop may use no more.",
     ),
     "firstbatch": Topic(
         firstbatch, "Time to the first batch", "From making the loader, in a process where everything is imported."
@@ -326,7 +334,7 @@ def long(name: str, record: dict[str, Any]) -> str:
         f"{topic.text} Median, and in brackets the smallest and the largest of the repeats.",
         table(record, columns, spread=True),
         who_is_ahead(record, columns),
-        absent(record),
+        absent(record, columns),
         _how(record),
         _versions(record),
     ]

@@ -52,7 +52,7 @@ def test_busy_share_is_half_when_half_the_time_is_slept_away() -> None:
             torch.cuda.synchronize()
             time.sleep(start.elapsed_time(end) / 1e3)
 
-    assert record_activity(advance, 2, 10).busy_share == pytest.approx(0.5, abs=0.05)
+    assert record_activity(lambda: advance(2), advance, 10).busy_share == pytest.approx(0.5, abs=0.05)
 
 
 def test_copies_are_seen_on_any_stream() -> None:
@@ -64,7 +64,7 @@ def test_copies_are_seen_on_any_stream() -> None:
             with torch.cuda.stream(stream):
                 source.to("cuda", non_blocking=True)
 
-    activity = record_activity(advance, 2, 5)
+    activity = record_activity(lambda: advance(2), advance, 5)
     assert activity.copied_bytes == 5 * (1 << 26)
     assert activity.copy_gb_per_s is not None
     assert activity.copy_gb_per_s > 1

@@ -19,7 +19,7 @@ pytest.importorskip("rich")
 from fastload import cli
 from fastload.bench import _ranks, loaders, multigpu, peers, train
 from fastload.bench._outputs import _wrong
-from fastload.bench.contenders import _processes
+from fastload.bench.contenders import _processes, _serve
 from fastload.bench.contenders._registry import Tolerance
 from fastload.bench.contenders._remote import ContenderError, Remote, Surroundings
 from fastload.bench.memory import host_bytes
@@ -165,6 +165,23 @@ def test_a_contender_keeps_to_its_cores(ceiling) -> None:
     assert len(allowed) == 1
     assert int(allowed.pop().replace(",", ""), 16).bit_count() == 1
     assert ceiling.ask("limit", cores=None) == {"cores": usable}
+
+
+def test_threads_that_end_or_begin_meanwhile_do_not_stop_that(monkeypatch) -> None:
+    server = _serve.Server("ceiling")
+    listed = iter([["1", "2"], ["1", "3"], ["1", "3"]])
+    kept = {}
+
+    def keep_to(thread, cores) -> None:
+        if thread == 2:
+            raise ProcessLookupError
+        kept[thread] = list(cores)
+
+    monkeypatch.setattr(os, "listdir", lambda folder: next(listed))
+    monkeypatch.setattr(os, "sched_setaffinity", keep_to)
+    server.limit(1)
+    usable = sorted(os.sched_getaffinity(0))
+    assert kept == {1: usable[:1], 3: usable[:1]}
 
 
 def test_a_contender_that_dies_is_an_error_and_can_begin_again(ceiling) -> None:

@@ -75,6 +75,15 @@ def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(figures, r
     assert "* FFCV: ffcv is not installed" in docs
 
 
+def test_who_failed_at_one_point_is_named_with_that_point(figures, results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
+    record["points"].append({"threads": 8, "contenders": {"fastload": record["points"][0]["contenders"]["fastload"]}})
+    record["contenders"]["torch"]["failed"] = "it ended"
+    (results / "loaders.json").write_text(json.dumps(record))
+    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    assert "* DataLoader (8 threads): it ended\n* FFCV: ffcv is not installed" in docs
+
+
 def test_less_is_better_for_time_and_memory(figures, results):
     record = peers("firstbatch", "first_batch_s", {"torch": 2.0, "dali-gpu": 0.475, "fastload": 0.5}, threads=8)
     (results / "firstbatch.json").write_text(json.dumps(record))

@@ -5,6 +5,7 @@ A request is a line of JSON on a socket, so is the answer. Run as ``python -m ..
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -58,8 +59,12 @@ class Server:
     def limit(self, cores: int | None) -> dict[str, Any]:
         """Run on so many cores from now on, with every thread, and whatever is started; ``None``: on all of them."""
         chosen = self._cores[:cores]
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), chosen)
+        kept: set[str] = set()
+        while begun := set(os.listdir("/proc/self/task")) - kept:  # again: a thread may begin others meanwhile
+            for thread in begun:
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    os.sched_setaffinity(int(thread), chosen)
+            kept |= begun
         return {"cores": len(os.sched_getaffinity(0))}
 
     def open(self, **job: Any) -> dict[str, Any]:

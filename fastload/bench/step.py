@@ -209,11 +209,14 @@ def compare_loaders(data: Path | None, *, quick: bool, repeats: int) -> tuple[di
     return {"dataset": data_record, **parameters}, speeds
 
 
-def ask(setup: Setup, data: Path | None, *, quick: bool) -> dict[str, Any]:
+def ask(setup: Setup, data: Path | None, keep: Callable[[dict[str, Any]], object], *, quick: bool) -> None:
     """Ask every question that this machine can answer, and show the answers.
 
-    Returns:
-        The record for the JSON file.
+    Args:
+        setup: How.
+        data: An ImageFolder for the last question; ``None``: photographs.
+        keep: Called with the record for the JSON file after each question.
+        quick: Whether the last question is asked at a tiny size.
     """
     screen = console()
     record: dict[str, Any] = {
@@ -221,6 +224,7 @@ def ask(setup: Setup, data: Path | None, *, quick: bool) -> dict[str, Any]:
         "environment": environment(),
         "parameters": asdict(setup),
         "skipped": [],
+        "complete": False,
     }
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
@@ -235,10 +239,12 @@ def ask(setup: Setup, data: Path | None, *, quick: bool) -> dict[str, Any]:
                 f"{name}: {ms[name].median:.2f} ms per step, resident: {ms['resident'].median:.2f} ms, "
                 f"ratio {quotient.median:.4f} ({min(quotient.values):.4f} to {max(quotient.values):.4f})"
             )
+        keep(record)
         record["next_us"] = {}
         for name, us in time_both_next(setup, device, train, CudaClock()).items():
             record["next_us"][name] = {"median": us.median, "p99": us.percentile(99), "max": max(us.values)}
             screen.print(f"{name}: next() takes {us.median:.0f} µs, p99 {us.percentile(99):.0f} µs")
+        keep(record)
         del train
     else:
         record["skipped"] = ["fed", "next"]
@@ -255,7 +261,8 @@ def ask(setup: Setup, data: Path | None, *, quick: bool) -> dict[str, Any]:
         f"FastLoader {speeds['FastLoader'].median:,.0f} images/s, DataLoader {speeds['DataLoader'].median:,.0f}, "
         f"ratio {quotient.median:.3f} ({min(quotient.values):.3f} to {max(quotient.values):.3f})"
     )
-    return record
+    record["complete"] = True
+    keep(record)
 
 
 def _forever(batches: list[Batch]) -> Iterator[Batch]:
@@ -289,7 +296,7 @@ def main(args: argparse.Namespace) -> int:
         setup = Setup(model=args.model, **values)
     except (ValueError, FileNotFoundError, SharedMemoryError) as error:
         return refuse(error)
-    record = ask(setup, args.data, quick=args.quick)
+    ask(setup, args.data, lambda record: write_json(args.json, record) if args.json else None, quick=args.quick)
     if args.json:
-        console().print(f"figures: {write_json(args.json, record)}")
+        console().print(f"figures: {args.json}")
     return 0

@@ -15,6 +15,7 @@ pytest.importorskip("rich")
 from fastload import FastLoader
 from fastload.bench import demo, step
 from fastload.bench._compare import count_same, race
+from fastload.bench._measure import Spread
 from fastload.bench._steps import HostClock
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.bench.step import Setup, compare_feeds, instant_batches, time_both_next, time_next
@@ -184,7 +185,39 @@ def test_step_command_writes_figures(photos: Path, tmp_path: Path) -> None:
     assert record["parity"]["same_batches"] == 2 * record["parity"]["workers"]
     if not torch.cuda.is_available():
         assert record["skipped"] == ["fed", "next"]
+    assert record["complete"] is True
     assert step.main(parser.parse_args(["--steps", "0"])) == 2
+
+
+def test_a_run_that_is_cut_off_keeps_its_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+
+    def interrupt(data: object, **sizes: object) -> None:
+        kept.append(json.loads((tmp_path / "s.json").read_text()))
+        raise KeyboardInterrupt
+
+    def both_next(*given: object) -> dict[str, Spread]:
+        kept.append(json.loads((tmp_path / "s.json").read_text()))
+        return {"FastLoader": Spread.of([2.0])}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(step, "environment", dict)
+    monkeypatch.setattr(step, "TrainingStep", lambda *given, **options: None)
+    monkeypatch.setattr(step, "CudaClock", HostClock)
+    feeds = dict.fromkeys(("fed", "inline", "resident"), Spread.of([1.0, 1.0]))
+    monkeypatch.setattr(step, "compare_feeds", lambda *given: feeds)
+    monkeypatch.setattr(step, "time_both_next", both_next)
+    monkeypatch.setattr(step, "compare_loaders", interrupt)
+    parser = argparse.ArgumentParser()
+    step.add_arguments(parser)
+    with pytest.raises(KeyboardInterrupt):
+        step.main(parser.parse_args(["--quick", "--json", str(tmp_path / "s.json")]))
+    assert [list(record)[4:] for record in kept] == [
+        ["complete", "ms_per_step", "fed_over_resident", "inline_over_resident"],
+        ["complete", "ms_per_step", "fed_over_resident", "inline_over_resident", "next_us"],
+    ]
+    assert not any(record["complete"] for record in kept)
 
 
 def test_demo_compares_and_times(

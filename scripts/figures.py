@@ -85,7 +85,7 @@ def step(record: dict[str, Any]) -> str:
         *([f"`next()` of {name}, batch ready", f"{_median(us):.0f} µs", ""] for name, us in record["next_us"].items()),
     ]
     parity = record["parity"]["fastloader_over_dataloader"]
-    rows.append(["no GPU: images/s of FastLoader over DataLoader", "", f"{_median(parity):.3f}"])
+    rows.append(["no GPU, worker processes: images/s of FastLoader over DataLoader", "", f"{_median(parity):.3f}"])
     return f"{_table(['', 'median', 'ratio'], rows)}\n\n{_where(record, _link('step'))}."
 
 
@@ -104,7 +104,8 @@ def slots(record: dict[str, Any]) -> str:
                 *(f"{held[who]['third epoch'] / 1e6:,.0f} MB" for who in ("torch", "fastload")),
             ]
         )
-    header = ["delivered on the GPU", "torch, pinned", "FastLoader", "speed-up", "held by torch", "held by FastLoader"]
+    header = ["delivered on the GPU", "torch, pinned", "FastLoader", "speed-up"]
+    header += ["torch holds, third epoch", "FastLoader holds, third epoch"]
     return f"{_table(header, rows)}\n\n{_where(record, _link('slots'))}."
 
 

@@ -185,6 +185,7 @@ def warm_up(remote: Remote, threads: int, seconds: float) -> int:
 
     Worker processes finish their batches at about the same time, so a turn is a multiple of ``threads`` batches.
     """
+    remote.ask("settle")
     remote.ask("run", batches=2 * threads + 2, seconds=seconds / 2)
     probe = remote.ask("run", batches=threads, seconds=seconds / 4)
     per_batch = probe["seconds"] / probe["batches"]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from fastload import FastLoader
 from fastload.bench._data import ENDLESS, EndlessDraws
 from fastload.bench._measure import Spread
-from fastload.bench._steps import run_steps
+from fastload.bench._steps import run_steps, whole_bursts
 from fastload.bench._trace import GpuActivity
 
 if TYPE_CHECKING:
@@ -61,12 +61,10 @@ class Length:
     Attributes:
         steps: Training steps of a rung in one climb (see :func:`window_steps`).
         repeats: Climbs: every rung is measured once in each, so that what comes and goes on a machine meets them all.
-        traced_steps: Steps under the profiler, in the last climb.
     """
 
     steps: int = 30
     repeats: int = 5
-    traced_steps: int = 20
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -282,11 +280,9 @@ def leave_alone(worker: int) -> None:
 def window_steps(rung: Rung, length: Length) -> int:
     """Steps of one turn: at least ``length.steps``, and a multiple of the workers.
 
-    Workers finish their batches at about the same time, so batches come in bursts of as many; a turn that held one
-    burst more or less than the next would say nothing.
+    A turn that held one burst of batches more or less than the next would say nothing.
     """
-    workers = max(1, rung.workers)
-    return -(-length.steps // workers) * workers
+    return whole_bursts(length.steps, max(1, rung.workers))
 
 
 def measure(
@@ -332,5 +328,5 @@ def measure(
         seconds=clock.between_s(ends[0], ends[-1]),
         waited_s=sum(clock.between_s(end, mark.arrived) for end, mark in zip(ends, marks, strict=False)),
         copied_s=sum(clock.between_s(mark.arrived, mark.copied) for mark in marks),
-        gpu=None if trace is None else trace(warm_up, advance, length.traced_steps),
+        gpu=None if trace is None else trace(warm_up, advance, steps),
     )

@@ -23,6 +23,11 @@ TINY = "tiny"
 """One convolution on 32 px: a step that a CPU does in milliseconds."""
 
 
+def whole_bursts(steps: int, workers: int) -> int:
+    """At least ``steps``, and a multiple of the workers, which finish their batches at about the same time."""
+    return -(-steps // workers) * workers
+
+
 class Clock(Protocol):
     """Marks points of a training loop, and tells the time between them once they have passed."""
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-NATIVE = "fastload"
-OURS = ("fastload", "fastload-workers")
+from fastload.bench._steps import whole_bursts
+
+NATIVE, WORKERS = OURS = ("fastload", "fastload-workers")
 NO_PEER = (*OURS, "ceiling")
 MARK = " ▲"
+_GAP = "–"
 
 
 @dataclass(frozen=True)
@@ -37,18 +39,18 @@ class Column:
     spread: dict[str, tuple[float, float]]
     bounds: frozenset[str] = frozenset()
 
-    def ahead(self) -> list[str]:
-        """Peers that do better than FastLoader's native engine, the best first."""
-        own = self.values.get(NATIVE)
+    def ahead(self, engine: str = NATIVE) -> list[str]:
+        """Peers that do better than one of FastLoader's engines, the best first."""
+        own = self.values.get(engine)
         if own is None:
             return []
         sign = 1 if self.more_is_better else -1
         better = [name for name, value in self.values.items() if name not in NO_PEER and sign * (value - own) > 0]
         return sorted(better, key=lambda name: -sign * self.values[name])
 
-    def lead(self, name: str) -> float:
+    def lead(self, name: str, engine: str = NATIVE) -> float:
         """How many times better a peer is."""
-        own, other = self.values[NATIVE], self.values[name]
+        own, other = self.values[engine], self.values[name]
         return other / own if self.more_is_better else own / other
 
 
@@ -89,12 +91,17 @@ def table(record: dict[str, Any], columns: list[Column], *, spread: bool) -> str
         rows = [list(row) for row in zip(*rows, strict=True)]
     rule = "|" + "|".join(["---"] + ["--:"] * (len(rows[0]) - 1)) + "|"
     head, *body = ("| " + " | ".join(row) + " |" for row in rows)
-    return "\n".join([head, rule, *body])
+    notes = []
+    if any(_GAP in row for row in rows):
+        notes.append(f"{_GAP}: not asked, or not measured.")
+    if any(one.bounds for one in columns):
+        notes.append("≥: what the library pins by itself cannot be seen.")
+    return "\n".join([head, rule, *body, *(["", " ".join(notes)] if notes else [])])
 
 
 def _cell(one: Column, name: str, *, spread: bool) -> str:
     if name not in one.values:
-        return "–"
+        return _GAP
     text = one.show(one.values[name])
     if name in one.bounds:
         text = f"≥ {text}"
@@ -105,32 +112,36 @@ def _cell(one: Column, name: str, *, spread: bool) -> str:
 
 
 def who_is_ahead(record: dict[str, Any], columns: list[Column]) -> str:
-    """In which columns a peer is ahead, and by how much."""
-    places = []
-    for one in columns:
-        leaders = [f"{record['contenders'][name]['title']} by {_times(one.lead(name))}" for name in one.ahead()]
-        if leaders:
-            places.append(f"{one.title.partition('<br>')[0]}: {', '.join(leaders)}")
-    if places:
-        return f"{MARK.strip()} ahead of FastLoader. {'; '.join(places)}."
-    compared = any(NATIVE in one.values and set(one.values) - set(NO_PEER) for one in columns)
-    return "No peer that was measured is ahead." if compared else ""
+    """In which columns a peer is ahead of which engine, and by how much."""
+    sentences = []
+    for engine in OURS:
+        places = []
+        for one in columns:
+            titles = {name: record["contenders"][name]["title"] for name in one.ahead(engine)}
+            leaders = [f"{title} by {_times(one.lead(name, engine))}" for name, title in titles.items()]
+            if leaders:
+                places.append(f"{one.title.partition('<br>')[0]}: {', '.join(leaders)}")
+        title = record["contenders"].get(engine, {}).get("title")
+        if places:
+            mark = f"{MARK.strip()} ahead" if engine == NATIVE else "Ahead"
+            sentences.append(f"{mark} of {title}. {'; '.join(places)}.")
+        elif any(engine in one.values and set(one.values) - set(NO_PEER) for one in columns):
+            sentences.append(f"No peer that was measured is ahead of {title}.")
+    return "\n\n".join(sentences)
 
 
 def _times(lead: float) -> str:
     return f"{100 * (lead - 1):.1f}%" if lead < 1.1 else f"{lead:.1f}×" if lead < 10 else f"{lead:.0f}×"
 
 
-def absent(record: dict[str, Any], columns: list[Column]) -> str:
-    """Who did not take part, or not everywhere, and why."""
+def absent(record: dict[str, Any]) -> str:
+    """Who did not take part, or ended on the way, and why."""
     reasons = []
-    for name, known in record["contenders"].items():
+    for known in record["contenders"].values():
         reason = known.get("missing") or known.get("failed")
         if reason:
-            gaps = [one.title.partition("<br>")[0] for one in columns if name not in one.values]
-            where = f" ({'; '.join(gaps)})" if len(gaps) < len(columns) else ""
-            reasons.append(f"* {known['title']}{where}: {_first_words(reason)}")
-    return "Not measured:\n\n" + "\n".join(reasons) if reasons else ""
+            reasons.append(f"* {known['title']}: {_first_words(reason)}")
+    return "Not measured, or not everywhere:\n\n" + "\n".join(reasons) if reasons else ""
 
 
 def _first_words(reason: str, most: int = 200) -> str:
@@ -184,6 +195,17 @@ def memory(record: dict[str, Any]) -> list[Column]:
             if one.values:
                 columns.append(one)
     return columns
+
+
+def _without_slots(record: dict[str, Any]) -> str:
+    turns = [turn for point in record["points"] for turn in point["contenders"].get(WORKERS, {}).get("turns", ())]
+    without = sum(1 for turn in turns if not turn["pinned"]["arena_bytes"])
+    if not without or not record["environment"]["gpu"]:
+        return ""
+    return (
+        "FastLoader's workers begin on torch's road while their slots are made; "
+        f"in {without} of {len(turns)} turns they had none yet at the end."
+    )
 
 
 def cpu(record: dict[str, Any]) -> list[Column]:
@@ -260,11 +282,13 @@ class Topic:
         columns: Of a record.
         heading: In docs/benchmarks.md.
         text: What is measured.
+        note: What is to be known of this record.
     """
 
     columns: Callable[[dict[str, Any]], list[Column]]
     heading: str
     text: str
+    note: Callable[[dict[str, Any]], str] = lambda record: ""
 
 
 TOPICS = {
@@ -300,9 +324,8 @@ TOPICS = {
     "memory": Topic(
         memory,
         "Memory",
-        "Added by a running loader at its peak, from its start on; shared and pinned memory count, for everybody. "
-        "FastLoader's workers begin on torch's road while their slots are made. ≥: what the library pins by itself "
-        "cannot be seen.",
+        "Added by a running loader at its peak, from its start on; shared and pinned memory count, for everybody.",
+        note=_without_slots,
     ),
     "cpu": Topic(cpu, "Processor time", "All threads and processes of the loader; and `next()` in the training loop."),
     "scaling": Topic(
@@ -320,9 +343,8 @@ def short(name: str, record: dict[str, Any]) -> str:
     """For the README: medians, and who is ahead."""
     topic = TOPICS[name]
     columns = topic.columns(record)
-    return "\n\n".join(
-        part for part in (f"{topic.text}", table(record, columns, spread=False), who_is_ahead(record, columns)) if part
-    )
+    parts = [topic.text, table(record, columns, spread=False), who_is_ahead(record, columns), topic.note(record)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def long(name: str, record: dict[str, Any]) -> str:
@@ -334,7 +356,8 @@ def long(name: str, record: dict[str, Any]) -> str:
         f"{topic.text} Median, and in brackets the smallest and the largest of the repeats.",
         table(record, columns, spread=True),
         who_is_ahead(record, columns),
-        absent(record, columns),
+        topic.note(record),
+        absent(record),
         _how(record),
         _versions(record),
     ]
@@ -350,8 +373,11 @@ def _how(record: dict[str, Any]) -> str:
             said.append(f"{' or '.join(map(str, found))} {one if found == [1] else what}")
     if isinstance(asked.get("threads"), int):
         said.append(f"{asked['threads']} threads")
+    if threads := sorted({point["threads"] for point in points if "processes" in point}):
+        said.append(f"{' or '.join(map(str, threads))} threads a process")
     if asked.get("steps"):
-        said.append(f"turns of {asked['steps']} steps or a few more")
+        steps = sorted({whole_bursts(asked["steps"], point["threads"]) for point in points})
+        said.append(f"turns of {' or '.join(map(str, steps))} steps")
     elif any("images_per_s" in result for point in points for result in point["contenders"].values()):
         said.append(f"turns of at least {asked['seconds']:g} s")
     for data in [record["dataset"], *(point["dataset"] for point in points if "dataset" in point)]:

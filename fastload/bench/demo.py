@@ -119,7 +119,7 @@ def main(args: argparse.Namespace) -> int:
             "With one, the demo goes on to train ResNet-50 and climbs the ladder."
         )
         return 0
-    length = Length(steps=2, repeats=2, traced_steps=2) if args.quick else Length(repeats=3)
+    length = Length(steps=2, repeats=2) if args.quick else Length(repeats=3)
     climbed = ladder.show(
         ladder.Ladder(data=args.data, batch_size=8 if args.quick else 256, length=length, quick=args.quick)
     )

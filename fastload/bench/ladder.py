@@ -256,7 +256,7 @@ def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench ladder``."""
     if args.plot:
         importlib.import_module("matplotlib")  # if it is missing, let that be known before minutes of measuring
-    normal = Length(steps=2, repeats=2, traced_steps=2) if args.quick else Length()
+    normal = Length(steps=2, repeats=2) if args.quick else Length()
     try:
         ladder = Ladder(
             data=args.data,
@@ -265,7 +265,6 @@ def main(args: argparse.Namespace) -> int:
             length=Length(
                 steps=args.steps if args.steps is not None else normal.steps,
                 repeats=args.repeats if args.repeats is not None else normal.repeats,
-                traced_steps=normal.traced_steps,
             ),
             quick=args.quick,
         )

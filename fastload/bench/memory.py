@@ -110,6 +110,7 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
             before = remote.memory()
             with Sampler(remote) as sampler:
                 remote.ask("open", **job.record())
+                remote.ask("settle")
                 remote.ask("run", batches=2 * threads + 2, seconds=setup.seconds)
             device_after = remote.ask("device_memory")["used_bytes"]
             pinned = remote.ask("pinned_memory")

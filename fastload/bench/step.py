@@ -5,7 +5,8 @@ Three questions, each answered by figures of its own:
 * fed: a training step fed by ``prefetch_to_device`` from an instant source of pinned tensors, beside the same step with
   its data on the GPU already, and beside a copy on the compute stream. The contenders take turns; CUDA events.
 * next: host time inside ``next()`` when a batch is ready on the device.
-* parity: FastLoader with ``device="cpu"`` beside torch's DataLoader, same images, same workers, in turn.
+* parity: FastLoader with ``device="cpu", accelerate="off"`` beside torch's DataLoader, same images, same workers, in
+  turn.
 
 Without a GPU only the last is asked.
 """
@@ -188,6 +189,8 @@ def time_both_next(
 def compare_loaders(data: Path | None, *, quick: bool, repeats: int) -> tuple[dict[str, Any], dict[str, Spread]]:
     """Images/s of FastLoader on the CPU and of torch's DataLoader, after both were seen to load the same.
 
+    FastLoader runs torch's worker processes here, natively nothing: what it adds to them is asked.
+
     Returns:
         What was loaded and how; images/s by loader.
     """
@@ -202,7 +205,7 @@ def compare_loaders(data: Path | None, *, quick: bool, repeats: int) -> tuple[di
         "persistent_workers": True,
     }
     theirs = DataLoader(dataset, **arguments)
-    with FastLoader(dataset, **arguments, device="cpu") as ours:
+    with FastLoader(dataset, **arguments, device="cpu", accelerate="off") as ours:
         same = count_same(ours, theirs)
         speeds = race({"FastLoader": ours, "DataLoader": theirs}, images, repeats)
     parameters = {"batch_size": batch_size, "workers": workers, "images": images, "same_batches": same}
@@ -227,25 +230,14 @@ def ask(setup: Setup, data: Path | None, keep: Callable[[dict[str, Any]], object
         "complete": False,
     }
     if torch.cuda.is_available():
-        device = torch.device("cuda", torch.cuda.current_device())
-        torch.backends.cudnn.benchmark = True
-        train = TrainingStep(setup.model, device, channels_last=True)
-        ms = compare_feeds(setup, device, train, CudaClock())
-        record["ms_per_step"] = {name: spread.record() for name, spread in ms.items()}
-        for name in ("fed", "inline"):
-            quotient = ratio(ms[name], ms["resident"])
-            record[f"{name}_over_resident"] = quotient.record()
-            screen.print(
-                f"{name}: {ms[name].median:.2f} ms per step, resident: {ms['resident'].median:.2f} ms, "
-                f"ratio {quotient.median:.4f} ({min(quotient.values):.4f} to {max(quotient.values):.4f})"
-            )
-        keep(record)
-        record["next_us"] = {}
-        for name, us in time_both_next(setup, device, train, CudaClock()).items():
-            record["next_us"][name] = {"median": us.median, "p99": us.percentile(99), "max": max(us.values)}
-            screen.print(f"{name}: next() takes {us.median:.0f} µs, p99 {us.percentile(99):.0f} µs")
-        keep(record)
-        del train
+        previous_benchmark = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True  # fixed shapes
+        try:
+            for answer in _on_gpu(setup, torch.device("cuda", torch.cuda.current_device())):
+                record |= answer
+                keep(record)
+        finally:
+            torch.backends.cudnn.benchmark = previous_benchmark
     else:
         record["skipped"] = ["fed", "next"]
         screen.print("skipped: fed, next (need a GPU)")
@@ -263,6 +255,29 @@ def ask(setup: Setup, data: Path | None, keep: Callable[[dict[str, Any]], object
     )
     record["complete"] = True
     keep(record)
+
+
+def _on_gpu(setup: Setup, device: torch.device) -> Iterator[dict[str, Any]]:
+    """What stands in the record of the two questions that need a GPU, each as soon as it is answered."""
+    train = TrainingStep(setup.model, device, channels_last=True)
+    ms = compare_feeds(setup, device, train, CudaClock())
+    fed: dict[str, Any] = {"ms_per_step": {name: spread.record() for name, spread in ms.items()}}
+    for name in ("fed", "inline"):
+        quotient = ratio(ms[name], ms["resident"])
+        fed[f"{name}_over_resident"] = quotient.record()
+        console().print(
+            f"{name}: {ms[name].median:.2f} ms per step, resident: {ms['resident'].median:.2f} ms, "
+            f"ratio {quotient.median:.4f} ({min(quotient.values):.4f} to {max(quotient.values):.4f})"
+        )
+    yield fed
+    times = time_both_next(setup, device, train, CudaClock())
+    for name, us in times.items():
+        console().print(f"{name}: next() takes {us.median:.0f} µs, p99 {us.percentile(99):.0f} µs")
+    yield {
+        "next_us": {
+            name: {"median": us.median, "p99": us.percentile(99), "max": max(us.values)} for name, us in times.items()
+        }
+    }
 
 
 def _forever(batches: list[Batch]) -> Iterator[Batch]:

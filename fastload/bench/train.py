@@ -15,7 +15,7 @@ from fastload.bench._measure import Spread, ratio
 from fastload.bench._peers import Question, attempt, run, spread_of, take_turns
 from fastload.bench._setup import add_peer_arguments, numbers
 from fastload.bench._show import console
-from fastload.bench._steps import TINY, VIT_S, check_model
+from fastload.bench._steps import TINY, VIT_S, check_model, whole_bursts
 from fastload.bench.contenders._job import Job
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps:
     team = gathering.team
     job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
     team.open(gathering.present(setup), job)
-    counted = -(-steps // threads) * threads  # workers' batches come in bursts of as many
+    counted = whole_bursts(steps, threads)
     for remote in gathering.present(setup):
         with attempt(remote), remote.turn():
+            remote.ask("settle")
             remote.ask("run", batches=2 * threads)  # training would leave for long what workers had time to prefetch
             remote.ask("train", model=model, steps=1, warm_steps=WARM_STEPS)
 

@@ -29,7 +29,7 @@ def sleep_ms(milliseconds: float) -> None:
 
 def test_whole_climb(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", PhotoSet(count=16, classes=2, edge_px=64)).path
-    length = Length(steps=4, repeats=2, traced_steps=4)
+    length = Length(steps=4, repeats=2)
     record = climb(
         Ladder(data=photos, model="resnet18", batch_size=16, length=length, cores=4), lambda rung, result: None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from fastload import cli
 from fastload.bench import _ranks, loaders, multigpu, peers, train
 from fastload.bench._outputs import _wrong
 from fastload.bench.contenders import _processes, _serve
+from fastload.bench.contenders._job import Feed
 from fastload.bench.contenders._registry import Tolerance
 from fastload.bench.contenders._remote import ContenderError, Remote, Surroundings
 from fastload.bench.memory import host_bytes
@@ -123,7 +125,7 @@ def test_what_was_ready_before_training_is_taken_first() -> None:
     gathering = SimpleNamespace(team=team, folder="", present=lambda setup: [remote])
     setup = SimpleNamespace(batch_size=4, device="cpu", repeats=1)
     measured = train.measure(gathering, setup, "tiny", threads=8, steps=12)
-    assert asked == [("run", 16), ("train", 1 + train.WARM_STEPS), ("train", 16 + 4)]
+    assert asked == [("settle", 0), ("run", 16), ("train", 1 + train.WARM_STEPS), ("train", 16 + 4)]
     assert measured["torch-pinned"]["images_per_s"]["median"] == 10
 
 
@@ -167,6 +169,21 @@ def test_a_contender_keeps_to_its_cores(ceiling) -> None:
     assert ceiling.ask("limit", cores=None) == {"cores": usable}
 
 
+def test_a_loader_is_given_the_time_to_settle(monkeypatch) -> None:
+    server = _serve.Server("ceiling")
+    taken = []
+    batches = map(taken.append, itertools.count())
+    server._feed = Feed(batches, lambda: None, is_settled=lambda: len(taken) >= 3)
+    assert server.settle() == {"settled": True}
+    assert len(taken) == 3
+    server._feed = Feed(batches, lambda: None)
+    assert server.settle() == {"settled": True}
+    assert len(taken) == 3
+    monkeypatch.setattr(_serve, "SLOTS_S", 0.01)
+    server._feed = Feed(batches, lambda: None, is_settled=lambda: False)
+    assert server.settle() == {"settled": False}
+
+
 def test_threads_that_end_or_begin_meanwhile_do_not_stop_that(monkeypatch) -> None:
     server = _serve.Server("ceiling")
     listed = iter([["1", "2"], ["1", "3"], ["1", "3"]])
@@ -205,7 +222,15 @@ def test_another_interpreter_finds_the_package(tmp_path) -> None:
         remote.end()
 
 
-def test_questions_are_answered_by_contenders_that_were_checked(tmp_path) -> None:
+def test_questions_are_answered_by_contenders_that_were_checked(tmp_path, monkeypatch) -> None:
+    ask, requests = Remote.ask, []
+
+    def noted(remote, what, **more):
+        if remote.name == "fastload":
+            requests.append(what)
+        return ask(remote, what, **more)
+
+    monkeypatch.setattr(Remote, "ask", noted)
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     common = ["--quick", "--contenders", "fastload", "--data", str(data), "--json", str(tmp_path / "out")]
     asked = ["loaders --threads 1", "memory --threads 1", "train --threads 1", "loaders --threads 2 --batch-size 4"]
@@ -215,6 +240,7 @@ def test_questions_are_answered_by_contenders_that_were_checked(tmp_path) -> Non
         assert record["contenders"]["fastload"]["check_training"]["equal"] is True
         assert "fastload" in record["points"][0]["contenders"]
     assert record["points"][0]["contenders"]["ceiling"]["share_of_ceiling"]["median"] == 1
+    assert [what for before, what in itertools.pairwise(requests) if before == "open"] == ["settle"] * 4
     whole = json.loads((tmp_path / "out" / "loaders.json").read_text())
     assert whole["complete"] is True
     points = whole["points"]

@@ -44,6 +44,12 @@ def test_a_changed_result_makes_the_readme_stale(figures, results):
     assert figures.render(readme) != readme
 
 
+def block(figures, name):
+    """What README says of one record."""
+    readme = figures.render(figures.README.read_text())
+    return readme.partition(f"<!-- figures: {name} -->")[2].partition("<!-- end -->")[0]
+
+
 def spread(median):
     return {"median": median, "min": 0.9 * median, "max": 1.1 * median, "values": [median]}
 
@@ -69,36 +75,83 @@ def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(figures, r
     readme = figures.render(figures.README.read_text())
     assert "| DALI, GPU decode | 21,000 ▲ |" in readme
     assert "| DataLoader | 1,400 |" in readme
-    assert "▲ ahead of FastLoader. 4 threads: DALI, GPU decode by 4.2×." in readme
+    assert "▲ ahead of FastLoader, native. 4 threads: DALI, GPU decode by 4.2×." in readme
     docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
     assert "| DALI, GPU decode | 21,000 (18,900 to 23,100) ▲ |" in docs
     assert "* FFCV: ffcv is not installed" in docs
 
 
-def test_who_failed_at_one_point_is_named_with_that_point(figures, results):
+def test_who_was_not_measured_at_a_point_has_a_dash_there(figures, results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
+    (results / "loaders.json").write_text(json.dumps(record))
+    assert "–: not asked" not in block(figures, "loaders")
     record["points"].append({"threads": 8, "contenders": {"fastload": record["points"][0]["contenders"]["fastload"]}})
     record["contenders"]["torch"]["failed"] = "it ended"
     (results / "loaders.json").write_text(json.dumps(record))
+    assert "| DataLoader | 1,400 | – |" in block(figures, "loaders")
+    assert "–: not asked, or not measured." in block(figures, "loaders")
     docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
-    assert "* DataLoader (8 threads): it ended\n* FFCV: ffcv is not installed" in docs
+    assert "Not measured, or not everywhere:\n\n* DataLoader: it ended\n* FFCV: ffcv is not installed" in docs
+
+
+def test_peers_ahead_of_the_workers_engine_are_named_too(figures, results):
+    medians = {"torch": 1400, "dali-gpu": 4000, "fastload": 5000, "fastload-workers": 1300}
+    record = peers("loaders", "images_per_s", medians, threads=4)
+    record["contenders"]["fastload-workers"] = {"title": "FastLoader, workers"}
+    (results / "loaders.json").write_text(json.dumps(record))
+    text = block(figures, "loaders")
+    assert "No peer that was measured is ahead of FastLoader, native." in text
+    assert "Ahead of FastLoader, workers. 4 threads: DALI, GPU decode by 3.1×, DataLoader by 7.7%." in text
+    assert "▲" not in text
+
+
+@pytest.mark.parametrize(("held", "said"), [((0, 5, 0), "in 2 of 3 turns they had none"), ((5, 5, 5), "")])
+def test_turns_that_ended_before_there_were_slots_are_counted(figures, results, held, said):
+    record = peers("memory", "host_bytes", {"torch": 9e9, "fastload": 4e8, "fastload-workers": 1e10}, threads=16)
+    record["contenders"]["fastload-workers"] = {"title": "FastLoader, workers"}
+    turns = [{"pinned": {"torch_bytes": 0, "arena_bytes": count}} for count in held]
+    record["points"][0]["contenders"]["fastload-workers"]["turns"] = turns
+    (results / "memory.json").write_text(json.dumps(record))
+    text = block(figures, "memory")
+    assert ("begin on torch's road" in text) == bool(said)
+    assert said in text
+    record["environment"]["gpu"] = None  # where there are no slots
+    (results / "memory.json").write_text(json.dumps(record))
+    assert "torch's road" not in block(figures, "memory")
+
+
+def test_a_lower_bound_is_explained(figures, results):
+    record = peers("memory", "host_bytes", {"torch": 9e9, "fastload": 4e8}, threads=16)
+    (results / "memory.json").write_text(json.dumps(record))
+    assert "≥" not in block(figures, "memory")
+    record["points"][0]["contenders"]["torch"]["lower_bound"] = True
+    (results / "memory.json").write_text(json.dumps(record))
+    assert "| DataLoader | ≥ 9,000 MB |" in block(figures, "memory")
+    assert "≥: what the library pins by itself cannot be seen." in block(figures, "memory")
+
+
+def test_turns_are_whole_bursts_of_the_workers(figures, results):
+    record = peers("train", "share_of_ceiling", {"fastload": 1.0}, model="resnet50", cores=6, threads=6)
+    record["points"].append({**record["points"][0], "cores": 16, "threads": 16})
+    record["parameters"]["steps"] = 8
+    (results / "train.json").write_text(json.dumps(record))
+    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    assert "turns of 12 or 16 steps;" in docs
 
 
 def test_less_is_better_for_time_and_memory(figures, results):
     record = peers("firstbatch", "first_batch_s", {"torch": 2.0, "dali-gpu": 0.475, "fastload": 0.5}, threads=8)
     (results / "firstbatch.json").write_text(json.dumps(record))
     readme = figures.render(figures.README.read_text())
-    assert "▲ ahead of FastLoader. 8 threads: DALI, GPU decode by 5.3%." in readme
+    assert "▲ ahead of FastLoader, native. 8 threads: DALI, GPU decode by 5.3%." in readme
     assert "| DataLoader | 2.00 s |" in readme
 
 
 def test_where_nobody_is_ahead_the_text_says_so(figures, results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
     (results / "loaders.json").write_text(json.dumps(record))
-    readme = figures.render(figures.README.read_text())
-    block = readme.partition("<!-- figures: loaders -->")[2].partition("<!-- end -->")[0]
-    assert "No peer that was measured is ahead." in block
-    assert "▲" not in block
+    assert "No peer that was measured is ahead of FastLoader, native." in block(figures, "loaders")
+    assert "▲" not in block(figures, "loaders")
 
 
 def test_points_stand_in_order_however_they_were_measured():
@@ -120,7 +173,7 @@ def test_one_model_is_shown_with_what_the_loop_has_left(figures, results):
     (results / "train-resnet50.json").write_text(json.dumps(record))
     docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
     assert "| **FastLoader, native** | 4,700 (4,230 to 5,170) | 100.0% | 240 µs |" in docs
-    assert "▲ ahead of FastLoader. main thread per batch: DALI, GPU decode by 1.2×." in docs
+    assert "▲ ahead of FastLoader, native. main thread per batch: DALI, GPU decode by 1.2×." in docs
 
 
 def test_a_table_of_more_columns_than_contenders_is_turned(figures, results):

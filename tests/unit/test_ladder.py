@@ -41,7 +41,7 @@ from fastload.bench.ladder import Ladder, climb
 from fastload.bench.photos import PhotoSet, write_photos
 
 CPU = torch.device("cpu")
-TINY = Length(steps=2, repeats=2, traced_steps=1)
+TINY = Length(steps=2, repeats=2)
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +139,8 @@ def test_measure_leaves_the_warm_up_out() -> None:
     assert turn.seconds == pytest.approx(0.03)
 
 
-def test_what_is_traced_is_warmed_up_again() -> None:
-    """To start the profiler takes time in which workers run ahead."""
+def test_what_is_traced_is_warmed_up_again_and_as_long_as_a_turn() -> None:
+    """To start the profiler takes time in which workers run ahead; their batches come in bursts."""
     clock = Timeline()
     feed = ScriptedFeed(clock, wait_s=1, copy_s=0)
     asked = []
@@ -154,9 +154,9 @@ def test_what_is_traced_is_warmed_up_again() -> None:
         return GpuActivity(0.5, 10, 1.0)
 
     rung = Rung(number=1, name="x", workers=2)
-    turn = measure(rung, feed, None, clock, 1, Length(steps=4, traced_steps=3), trace)  # type: ignore[arg-type]
+    turn = measure(rung, feed, None, clock, 1, Length(steps=3), trace)  # type: ignore[arg-type]
     warm = 4 + WARM_STEPS
-    assert asked == [warm + 4, 2 * warm + 4, 2 * warm + 7]
+    assert asked == [warm + 4, 2 * warm + 4, 2 * warm + 8]
     assert turn.gpu == GpuActivity(0.5, 10, 1.0)
     assert turn.seconds == 4
     plain = measure(rung, feed, None, clock, 1, Length(steps=4))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,15 @@ def test_bad_setups_are_named(name: str) -> None:
         Setup(**{name: 0})
 
 
-def test_step_command_writes_figures(photos: Path, tmp_path: Path) -> None:
+def test_step_command_writes_figures(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = []
+
+    class Planned(FastLoader[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            engines.append((self.device, self.plan.engine))
+            return super().__iter__()
+
+    monkeypatch.setattr(step, "FastLoader", Planned)
     parser = argparse.ArgumentParser()
     step.add_arguments(parser)
     arguments = ["--quick", "--data", str(photos), "--json", str(tmp_path / "s.json")]
@@ -186,6 +195,7 @@ def test_step_command_writes_figures(photos: Path, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         assert record["skipped"] == ["fed", "next"]
     assert record["complete"] is True
+    assert {engine for device, engine in engines if device == "cpu"} == {"torch"}
     assert step.main(parser.parse_args(["--steps", "0"])) == 2
 
 
@@ -213,11 +223,13 @@ def test_a_run_that_is_cut_off_keeps_its_answers(tmp_path: Path, monkeypatch: py
     step.add_arguments(parser)
     with pytest.raises(KeyboardInterrupt):
         step.main(parser.parse_args(["--quick", "--json", str(tmp_path / "s.json")]))
-    assert [list(record)[4:] for record in kept] == [
-        ["complete", "ms_per_step", "fed_over_resident", "inline_over_resident"],
-        ["complete", "ms_per_step", "fed_over_resident", "inline_over_resident", "next_us"],
-    ]
-    assert not any(record["complete"] for record in kept)
+    fed, both = kept
+    assert fed["fed_over_resident"]["median"] == fed["inline_over_resident"]["median"] == 1
+    assert "next_us" not in fed
+    assert both["next_us"]["FastLoader"]["median"] == 2
+    assert not fed["complete"]
+    assert not both["complete"]
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_demo_compares_and_times(

@@ -99,11 +99,13 @@ class Feed:
         batches: Images and labels where the job wants them.
         close: Ends workers and threads; blocks until they have gone.
         arena_bytes: Pinned memory now that is registered with CUDA by the loader itself, not allocated by torch.
+        is_settled: Whether all is there that the loader makes for itself while the first batches come.
     """
 
     batches: Batches
     close: Callable[[], object]
     arena_bytes: Callable[[], int] = int
+    is_settled: Callable[[], bool] = lambda: True
 
 
 def in_model_layout(images: torch.Tensor) -> torch.Tensor:

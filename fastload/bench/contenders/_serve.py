@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from fastload.bench._data import STD
+from fastload.bench._rungs import SLOTS_S
 from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._job import Job
@@ -83,6 +84,14 @@ class Server:
             "dtype": str(batch[0].dtype),
             "device": str(batch[0].device),
         }
+
+    def settle(self) -> dict[str, Any]:
+        """Take batches until the loader has all that it makes for itself meanwhile."""
+        feed = self._running()
+        give_up = time.monotonic() + SLOTS_S
+        while not feed.is_settled() and time.monotonic() < give_up:
+            next(feed.batches)
+        return {"settled": feed.is_settled()}
 
     def run(self, batches: int = 1, seconds: float = 0.0) -> dict[str, Any]:
         """Take ``batches`` batches, and more until ``seconds`` have passed; nothing is done with them.

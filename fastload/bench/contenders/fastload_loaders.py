@@ -40,4 +40,10 @@ def open_feed(job: Job, variant: str) -> Feed:
     wanted = "torch" if variant == "workers" and not job.on_gpu else variant
     if (engine := loader.plan.engine) != wanted:
         raise RuntimeError(f"the {wanted} engine is to be measured, but the plan says {engine}:\n{loader.plan}")
-    return Feed(iter(loader), loader.close, lambda: loader.stats().pinned_bytes)
+    has_slots = variant == "workers" and job.on_gpu
+    return Feed(
+        iter(loader),
+        loader.close,
+        arena_bytes=lambda: loader.stats().pinned_bytes,
+        is_settled=lambda: not has_slots or loader.stats().slots > 0,
+    )

@@ -180,12 +180,18 @@ def by_threads(
     return Question(name=name, setup=setup, parameters={"threads": counts}, measure=points)
 
 
+def settle(remote: Remote) -> None:
+    """Let a loader that was just opened make what it makes for itself while its first batches are taken."""
+    if not remote.ask("settle")["settled"]:
+        console().print(f"{remote.contender.title}: measured without what it was given time to make (slots)")
+
+
 def warm_up(remote: Remote, threads: int, seconds: float) -> int:
     """Run a loader that was just opened until it goes steadily; returns the batches of a turn of about ``seconds``.
 
     Worker processes finish their batches at about the same time, so a turn is a multiple of ``threads`` batches.
     """
-    remote.ask("settle")
+    settle(remote)
     remote.ask("run", batches=2 * threads + 2, seconds=seconds / 2)
     probe = remote.ask("run", batches=threads, seconds=seconds / 4)
     per_batch = probe["seconds"] / probe["batches"]

@@ -241,14 +241,10 @@ class Feed:
         are made while the first batches come.
         """
         on_gpu = self._device is not None and self._device.type == "cuda"
-        if self._rung.slots and not self._rung.native and self._loader is not None and on_gpu:
-            give_up = time.monotonic() + SLOTS_S
-            while not self._loader.stats().slots and time.monotonic() < give_up:
-                self._take(1)
-        self._take(self._rung.workers * PREFETCH_FACTOR)
-
-    def _take(self, batches: int) -> None:
-        for _ in range(batches):
+        loader = self._loader
+        if self._rung.slots and not self._rung.native and loader is not None and on_gpu:
+            take_until(lambda: loader.stats().slots > 0, self.batches)
+        for _ in range(self._rung.workers * PREFETCH_FACTOR):
             next(self.batches)
 
     def close(self) -> None:
@@ -271,6 +267,14 @@ def engine_of(rung: Rung) -> dict[str, Any]:
     if rung.native:
         return {"accelerate": "require"}
     return {"worker_init_fn": leave_alone} if rung.slots else {"accelerate": "off"}
+
+
+def take_until(is_settled: Callable[[], bool], batches: Iterator[Any]) -> bool:
+    """Take batches until a loader has all that it makes for itself meanwhile; says whether it came to that."""
+    give_up = time.monotonic() + SLOTS_S
+    while not is_settled() and time.monotonic() < give_up:
+        next(batches)
+    return is_settled()
 
 
 def leave_alone(worker: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import time
 from dataclasses import dataclass
@@ -26,6 +27,17 @@ TINY = "tiny"
 def whole_bursts(steps: int, workers: int) -> int:
     """At least ``steps``, and a multiple of the workers, which finish their batches at about the same time."""
     return -(-steps // workers) * workers
+
+
+@contextlib.contextmanager
+def fixed_shapes() -> Iterator[None]:
+    """Let cuDNN pick its fastest kernels during the warm-up, here and nowhere else."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class Clock(Protocol):

@@ -115,18 +115,19 @@ def who_is_ahead(record: dict[str, Any], columns: list[Column]) -> str:
     """In which columns a peer is ahead of which engine, and by how much."""
     sentences = []
     for engine in OURS:
+        if not any(engine in one.values and set(one.values) - set(NO_PEER) for one in columns):
+            continue
+        title = record["contenders"][engine]["title"]
         places = []
         for one in columns:
-            titles = {name: record["contenders"][name]["title"] for name in one.ahead(engine)}
-            leaders = [f"{title} by {_times(one.lead(name, engine))}" for name, title in titles.items()]
+            peers = {name: record["contenders"][name]["title"] for name in one.ahead(engine)}
+            leaders = [f"{peer} by {_times(one.lead(name, engine))}" for name, peer in peers.items()]
             if leaders:
                 places.append(f"{one.title.partition('<br>')[0]}: {', '.join(leaders)}")
-        title = record["contenders"].get(engine, {}).get("title")
-        if places:
-            mark = f"{MARK.strip()} ahead" if engine == NATIVE else "Ahead"
-            sentences.append(f"{mark} of {title}. {'; '.join(places)}.")
-        elif any(engine in one.values and set(one.values) - set(NO_PEER) for one in columns):
-            sentences.append(f"No peer that was measured is ahead of {title}.")
+        mark = f"{MARK.strip()} ahead" if engine == NATIVE else "Ahead"
+        sentences.append(
+            f"{mark} of {title}. {'; '.join(places)}." if places else f"No peer that was measured is ahead of {title}."
+        )
     return "\n\n".join(sentences)
 
 

@@ -38,7 +38,7 @@ from fastload.bench._data import (
 from fastload.bench._measure import environment, write_json
 from fastload.bench._rungs import Feed, Length, Rung, RungResult, Turn, measure, rungs, worker_counts
 from fastload.bench._show import console, refuse
-from fastload.bench._steps import CudaClock, HostClock, TrainingStep, check_model
+from fastload.bench._steps import CudaClock, HostClock, TrainingStep, check_model, fixed_shapes
 from fastload.bench._trace import record_activity
 
 if TYPE_CHECKING:
@@ -133,9 +133,7 @@ def climb(
             },
         }
 
-    previous_benchmark = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True  # fixed shapes: let cuDNN pick its fastest kernels during the warm-up
-    try:
+    with fixed_shapes():
         for climb_number, rung in itertools.product(range(ladder.length.repeats), climbed):
             if rung.number not in turns:
                 on_result(rung, None)
@@ -160,8 +158,6 @@ def climb(
             results[rung.number] = RungResult.of(rung, turns[rung.number], trained=ladder.train)
             on_result(rung, results[rung.number])
             keep(record())  # minutes: a climb that is cut off has shown something
-    finally:
-        torch.backends.cudnn.benchmark = previous_benchmark
     return record(complete=True)
 
 

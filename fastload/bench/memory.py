@@ -21,7 +21,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fastload.bench._measure import Spread
-from fastload.bench._peers import by_threads, run, take_turns
+from fastload.bench._peers import by_threads, run, settle, take_turns
 from fastload.bench._setup import add_peer_arguments, add_threads_argument
 from fastload.bench.contenders._job import Job
 from fastload.bench.contenders._remote import Remote, Surroundings
@@ -110,7 +110,7 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
             before = remote.memory()
             with Sampler(remote) as sampler:
                 remote.ask("open", **job.record())
-                remote.ask("settle")
+                settle(remote)
                 remote.ask("run", batches=2 * threads + 2, seconds=setup.seconds)
             device_after = remote.ask("device_memory")["used_bytes"]
             pinned = remote.ask("pinned_memory")

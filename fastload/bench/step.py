@@ -35,7 +35,7 @@ from fastload.bench._data import (
 )
 from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
 from fastload.bench._show import console, refuse
-from fastload.bench._steps import CudaClock, TrainingStep, check_model, run_steps
+from fastload.bench._steps import CudaClock, TrainingStep, check_model, fixed_shapes, run_steps
 
 if TYPE_CHECKING:
     import argparse
@@ -230,14 +230,10 @@ def ask(setup: Setup, data: Path | None, keep: Callable[[dict[str, Any]], object
         "complete": False,
     }
     if torch.cuda.is_available():
-        previous_benchmark = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True  # fixed shapes
-        try:
+        with fixed_shapes():
             for answer in _on_gpu(setup, torch.device("cuda", torch.cuda.current_device())):
                 record |= answer
                 keep(record)
-        finally:
-            torch.backends.cudnn.benchmark = previous_benchmark
     else:
         record["skipped"] = ["fed", "next"]
         screen.print("skipped: fed, next (need a GPU)")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastload._machine import usable_cpus
 from fastload.bench._measure import Spread, ratio
-from fastload.bench._peers import Question, attempt, run, spread_of, take_turns
+from fastload.bench._peers import Question, attempt, run, settle, spread_of, take_turns
 from fastload.bench._setup import add_peer_arguments, numbers
 from fastload.bench._show import console
 from fastload.bench._steps import TINY, VIT_S, check_model, whole_bursts
@@ -38,7 +38,7 @@ def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps:
     counted = whole_bursts(steps, threads)
     for remote in gathering.present(setup):
         with attempt(remote), remote.turn():
-            remote.ask("settle")
+            settle(remote)
             remote.ask("run", batches=2 * threads)  # training would leave for long what workers had time to prefetch
             remote.ask("train", model=model, steps=1, warm_steps=WARM_STEPS)
 

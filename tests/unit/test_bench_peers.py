@@ -18,10 +18,10 @@ pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
 from fastload import cli
-from fastload.bench import _ranks, loaders, multigpu, peers, train
+from fastload.bench import _peers, _ranks, _rungs, loaders, multigpu, peers, train
 from fastload.bench._outputs import _wrong
-from fastload.bench.contenders import _processes, _serve
-from fastload.bench.contenders._job import Feed
+from fastload.bench.contenders import _processes, _serve, fastload_loaders
+from fastload.bench.contenders._job import Feed, Job
 from fastload.bench.contenders._registry import Tolerance
 from fastload.bench.contenders._remote import ContenderError, Remote, Surroundings
 from fastload.bench.memory import host_bytes
@@ -118,7 +118,7 @@ def test_what_was_ready_before_training_is_taken_first() -> None:
 
     def ask(what: str, *, batches: int = 0, warm_steps: int = 0, steps: int = 0, model: str = "") -> dict[str, float]:
         asked.append((what, batches or steps + warm_steps))
-        return {"images": 10, "seconds": 1.0, "wait_share": 0.0, "main_thread_s": 0.0, "batches": 1}
+        return {"settled": True, "images": 10, "seconds": 1.0, "wait_share": 0.0, "main_thread_s": 0.0, "batches": 1}
 
     remote = SimpleNamespace(name="torch-pinned", failed=None, turn=contextlib.nullcontext, ask=ask)
     team = SimpleNamespace(open=lambda remotes, job: None, close_feeds=lambda: None)
@@ -179,9 +179,38 @@ def test_a_loader_is_given_the_time_to_settle(monkeypatch) -> None:
     server._feed = Feed(batches, lambda: None)
     assert server.settle() == {"settled": True}
     assert len(taken) == 3
-    monkeypatch.setattr(_serve, "SLOTS_S", 0.01)
+    monkeypatch.setattr(_rungs, "SLOTS_S", 0.01)
     server._feed = Feed(batches, lambda: None, is_settled=lambda: False)
     assert server.settle() == {"settled": False}
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_loader_that_did_not_settle_is_named(settled, capsys) -> None:
+    contender = SimpleNamespace(title="FastLoader, workers")
+    _peers.settle(SimpleNamespace(ask=lambda what: {"settled": settled}, contender=contender))
+    assert ("FastLoader, workers: measured without" in capsys.readouterr().out) is not settled
+
+
+@pytest.mark.parametrize(
+    ("variant", "slots", "settled"), [("workers", 0, False), ("workers", 8, True), ("native", 0, True)]
+)
+def test_our_workers_settle_when_there_are_slots(tmp_path, monkeypatch, variant, slots, settled) -> None:
+    class Loader:
+        plan = SimpleNamespace(engine=variant)
+
+        def __init__(self, dataset, **arguments) -> None:
+            self.stats = lambda: SimpleNamespace(slots=slots, pinned_bytes=0)
+
+        def __iter__(self):
+            return iter(())
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(fastload_loaders, "FastLoader", Loader)
+    data = write_photos(tmp_path / "photos", PhotoSet(count=4, classes=2, edge_px=64)).path
+    job = Job(data=str(data), threads=1, batch_size=2, device="cuda")
+    assert fastload_loaders.open_feed(job, variant).is_settled() is settled
 
 
 def test_threads_that_end_or_begin_meanwhile_do_not_stop_that(monkeypatch) -> None:

@@ -182,7 +182,6 @@ def test_a_loader_that_is_nearly_quick_enough_is_measured_without_what_it_had_re
             return torch.zeros(1), torch.zeros(1)
 
         settle = Feed.settle
-        _take = Feed._take
 
     clock = Timeline()
     feed: Any = Workers(clock, 0, 0)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fastload.bench._data import STD
-from fastload.bench._rungs import SLOTS_S
+from fastload.bench._rungs import take_until
 from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._job import Job
@@ -86,12 +86,9 @@ class Server:
         }
 
     def settle(self) -> dict[str, Any]:
-        """Take batches until the loader has all that it makes for itself meanwhile."""
+        """See :func:`fastload.bench._rungs.take_until`."""
         feed = self._running()
-        give_up = time.monotonic() + SLOTS_S
-        while not feed.is_settled() and time.monotonic() < give_up:
-            next(feed.batches)
-        return {"settled": feed.is_settled()}
+        return {"settled": take_until(feed.is_settled, feed.batches)}
 
     def run(self, batches: int = 1, seconds: float = 0.0) -> dict[str, Any]:
         """Take ``batches`` batches, and more until ``seconds`` have passed; nothing is done with them.

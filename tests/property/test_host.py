@@ -249,6 +249,6 @@ def test_an_error_of_a_leaf_is_not_mistaken_for_an_odd_container():
 
 @pytest.mark.parametrize("flat", [bytearray(10**7), memoryview(bytes(10**7)), array.array("f", [0.0]) * 10**7])
 def test_what_can_only_hold_numbers_is_not_walked(flat):
-    begin = time.perf_counter()
+    begin = time.thread_time()
     assert map_leaves(lambda leaf: leaf, [flat])[0] is flat
-    assert time.perf_counter() - begin < 0.1  # it would take a second
+    assert time.thread_time() - begin < 0.1  # it would take a second

@@ -10,11 +10,11 @@ import os
 import subprocess
 import sys
 import textwrap
-import timeit
 import weakref
 
 import pytest
 import torch
+from costs import in_calls
 from nvtx_injection import run_traced
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -281,18 +281,16 @@ def test_nothing_is_kept_alive():
     assert alive() is None
 
 
-def test_outside_the_window_a_batch_costs_well_under_a_microsecond():
+def test_outside_the_window_a_batch_costs_next_to_nothing():
     source = [None] * 1000
 
-    def best_s(batches):
-        return min(timeit.repeat(lambda: [None for _ in batches], number=1, repeat=100)) / len(source)
+    def calls_a_batch(batches):
+        return in_calls(lambda: [None for _ in batches], number=1) / len(source)
 
-    before = best_s(capture(source, warmup=10**9)) - best_s(source)
     over = capture(source, 0, 1)
     list(over)
-    after = best_s(over) - best_s(source)
-    assert before < 1e-6, f"{before * 1e9:.0f} ns"
-    assert after < 0.1e-6, f"{after * 1e9:.0f} ns"
+    assert calls_a_batch(capture(source, warmup=10**9)) < 40  # 15 to 25 were measured
+    assert calls_a_batch(over) < calls_a_batch(source) + 2
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import timeit
 from collections import defaultdict
 
 import pytest
 import torch.utils.data._utils.fetch as torch_fetch
+from costs import in_calls
 from nvtx_injection import run_traced
 
 from fastload import _nvtx
@@ -346,11 +346,9 @@ def test_without_a_tool_fetchers_are_not_wrapped():
 
 
 @pytest.mark.usefixtures("no_tool")
-def test_without_a_tool_a_stage_costs_well_under_a_microsecond():
+def test_without_a_tool_a_stage_costs_next_to_nothing():
     def once():
         with _nvtx.stage("h2d", 3):
             pass
 
-    # 0.15 to 0.2 us were measured; the best of many short runs keeps a busy machine out of the figure.
-    best_s = min(timeit.repeat(once, number=2000, repeat=50)) / 2000
-    assert best_s < 1e-6, f"{best_s * 1e9:.0f} ns"
+    assert in_calls(once) < 40  # 5 to 18 were measured

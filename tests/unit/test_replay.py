@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 
 import pytest
@@ -162,9 +163,9 @@ def test_a_loader_that_is_closed_cannot_be_replayed_but_its_replay_can():
 def test_a_next_costs_next_to_nothing():
     """A perfect loader: 2000 batches in a time in which a loader makes a few."""
     replay = FastLoader(Noise(64), batch_size=8, num_workers=1).replay(2, steps=2000).load()
-    begun = time.perf_counter()
-    assert sum(1 for _ in replay) == 2000
-    assert time.perf_counter() - begun < 0.5
+    came = [time.perf_counter() for _ in replay]
+    assert len(came) == 2000
+    assert statistics.median(after - before for before, after in itertools.pairwise(came)) < 250e-6
 
 
 @pytest.mark.gpu

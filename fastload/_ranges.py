@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 _TIMED: Final = "fetch"
-"""The range of which is also told how long it was blocked."""
+"""The range of which is also told how long it was blocked, and how long it waited for a core."""
 
 
 @dataclass(slots=True)
@@ -29,10 +29,10 @@ class Attributes:
 
 
 class _Open(threading.local):
-    """The ranges that the thread is in: attributes, payload, start and, if asked for, time blocked until then."""
+    """The ranges that the thread is in: attributes, payload, start and, if asked for, what was idle until then."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[str, int | None, int, int | None]] = []
+        self.stack: list[tuple[str, int | None, int, tuple[int, int] | None]] = []
 
 
 class Domain:
@@ -60,19 +60,19 @@ class Domain:
 
     def push_range(self, attributes: Attributes) -> None:
         """Begin a range on this thread."""
-        blocked = _blocked_ns() if attributes.message == _TIMED else None
-        self._open.stack.append((attributes.message, attributes.payload, time.time_ns(), blocked))
+        idle = _idle_ns() if attributes.message == _TIMED else None
+        self._open.stack.append((attributes.message, attributes.payload, time.time_ns(), idle))
 
     def pop_range(self) -> None:
         """End the range that began last on this thread."""
         end = time.time_ns()
         if not self._open.stack:
             return
-        message, payload, start, blocked_before = self._open.stack.pop()
-        blocked = None
-        if blocked_before is not None and (blocked_now := _blocked_ns()) is not None:
-            blocked = max(0, min(blocked_now - blocked_before, end - start))
-        self._write([start, end, threading.get_native_id(), self._name, message, payload, blocked])
+        message, payload, start, before = self._open.stack.pop()
+        idle: list[int | None] = [None, None]
+        if before is not None and (now := _idle_ns()) is not None:
+            idle = [max(0, min(after - earlier, end - start)) for after, earlier in zip(now, before, strict=True)]
+        self._write([start, end, threading.get_native_id(), self._name, message, payload, *idle])
 
     def start_range(self, attributes: Attributes) -> tuple[int, int, str, int | None]:
         """Begin a range that any thread may end; it is shown on this one."""
@@ -81,7 +81,7 @@ class Domain:
     def end_range(self, started: tuple[int, int, str, int | None]) -> None:
         """End what :meth:`start_range` began."""
         start, thread, message, payload = started
-        self._write([start, time.time_ns(), thread, self._name, message, payload, None])
+        self._write([start, time.time_ns(), thread, self._name, message, payload, None, None])
 
     def name_thread(self, name: str) -> None:
         """Tell the calling thread's name."""
@@ -95,11 +95,11 @@ class Domain:
         os.write(self._descriptor, (json.dumps(record) + "\n").encode())
 
 
-def _blocked_ns() -> int | None:
-    """How long this thread has been neither running nor ready to run, counted from an arbitrary moment."""
+def _idle_ns() -> tuple[int, int] | None:
+    """How long this thread has been blocked, from an arbitrary moment on, and how long it has waited for a core."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
-            ready_ns = int(file.read().split()[1])  # waiting for a core
+            queued_ns = int(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         return None
-    return time.monotonic_ns() - time.thread_time_ns() - ready_ns
+    return time.monotonic_ns() - time.thread_time_ns() - queued_ns, queued_ns

@@ -230,7 +230,7 @@ class _Finder:
             for start, end, name in self._stages.get(thread.key, []):
                 seconds[name] += intervals.length(intervals.clip([(start, end)], self._window))
             fetches = [span for span in self._by_thread.get(thread.key, []) if span.blocked_ns is not None]
-            total = sum(span.end_ns - span.start_ns for span in fetches)
+            total = sum(span.end_ns - span.start_ns - (span.queued_ns or 0) for span in fetches)
             blocked = sum(span.blocked_ns or 0 for span in fetches) / total if total else None
             shares = {name: time / self._recording.window_ns for name, time in seconds.most_common()}
             found.append(ThreadUse(thread.name, thread.role, *thread.key, shares, blocked))

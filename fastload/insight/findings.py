@@ -159,7 +159,8 @@ class ThreadUse:
         process: Its process's id.
         thread: Its own.
         stages: Share of the window by innermost stage.
-        blocked_share: Share of its ``fetch`` in which it waited for storage or slept; None where nobody saw.
+        blocked_share: Share of its ``fetch`` in which it waited for storage or slept; None where nobody saw. The time
+            in which it waited for a core is left out.
     """
 
     name: str

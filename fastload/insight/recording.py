@@ -88,6 +88,7 @@ class Range:
         payload: The batch number, if it carries one.
         blocked_ns: How much of it the thread neither ran nor could have run: it waited for storage or slept. None where
             that was not recorded.
+        queued_ns: How much of it the thread waited for a core; None likewise.
     """
 
     start_ns: int
@@ -97,6 +98,7 @@ class Range:
     domain: str = ""
     payload: int | None = None
     blocked_ns: int | None = None
+    queued_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

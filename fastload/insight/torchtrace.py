@@ -162,9 +162,9 @@ class _Reader:
                 continue
             if len(record) == 2:
                 self._names[ThreadKey(process, record[0])] = record[1]
-            elif len(record) == 7:
-                start, end, thread, domain, name, payload, blocked = record
-                self._ranges.append(Range(start, end, name, ThreadKey(process, thread), domain, payload, blocked))
+            elif len(record) == 8:
+                start, end, thread, domain, name, *rest = record
+                self._ranges.append(Range(start, end, name, ThreadKey(process, thread), domain, *rest))
 
     def recording(self, others: int) -> Recording:
         main = self._main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from handmade import BACKWARD, FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage, starved
@@ -87,6 +88,12 @@ def test_workers_are_told_apart_and_their_stages_do_not_overlap():
     assert workers[0].busy_share == pytest.approx(0.9)
     assert workers[0].blocked_share == 0
     assert next(thread for thread in threads if thread.role == "main").busy_share == 0
+
+
+def test_a_share_of_a_fetch_leaves_out_the_wait_for_a_core():
+    fetch = replace(stage("fetch", 0, 400, WORKERS[0], blocked=100), queued_ns=200_000)
+    found = find(recording(0, 1000, [stage("step", 0, 1000), fetch]))
+    assert [use.blocked_share for use in found.threads if use.role == "worker"] == [0.5, None]
 
 
 def test_kernels_that_convert_layouts_are_found():

@@ -115,13 +115,13 @@ def folder(tmp_path):
         tmp_path,
         MAIN.process,
         [MAIN.thread, "trainer"],
-        [at(0), at(1000), MAIN.thread, DOMAIN, "step", 3, None],
-        [at(0), at(90), MAIN.thread, DOMAIN, "wait", 3, None],
-        [at(-900), at(-500), MAIN.thread, DOMAIN, "wait", 2, None],
+        [at(0), at(1000), MAIN.thread, DOMAIN, "step", 3, None, None],
+        [at(0), at(90), MAIN.thread, DOMAIN, "wait", 3, None, None],
+        [at(-900), at(-500), MAIN.thread, DOMAIN, "wait", 2, None, None],
     )
     worker = WORKERS[0]
-    write_ranges(tmp_path, worker.process, [at(10), at(400), worker.thread, DOMAIN, "fetch", 4, 150_000])
-    write_ranges(tmp_path, 999, [at(-99), at(-50), 999, DOMAIN, "fetch", 0, 0])  # a worker of an earlier epoch
+    write_ranges(tmp_path, worker.process, [at(10), at(400), worker.thread, DOMAIN, "fetch", 4, 150_000, 40_000])
+    write_ranges(tmp_path, 999, [at(-99), at(-50), 999, DOMAIN, "fetch", 0, 0, 0])  # a worker of an earlier epoch
     return tmp_path
 
 
@@ -142,7 +142,7 @@ def test_a_trace_and_the_ranges_of_all_processes_become_one_recording(folder):
         ("Optimizer.step#SGD.step", "torch", None),
     ]
     (fetch,) = [span for span in found.ranges if span.name == "fetch"]
-    assert fetch.blocked_ns == 150_000
+    assert (fetch.blocked_ns, fetch.queued_ns) == (150_000, 40_000)
     (kernel,) = found.kernels
     assert (kernel.name, kernel.stream, kernel.correlation, kernel.converts_layout) == ("nchwToNhwcKernel", 7, 1, True)
     assert [(copy.memory, copy.direction, copy.size_bytes) for copy in found.copies] == [

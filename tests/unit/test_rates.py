@@ -50,6 +50,7 @@ def simulated_time(monkeypatch):
     found = Time()
     for module in (rates, clock, sys.modules[__name__]):
         monkeypatch.setattr(module, "time", found)
+    monkeypatch.setattr(rates, "clock_for", lambda device: clock.HostClock())  # a GPU's own does not sleep
 
 
 def sleeping(seconds):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import threading
 import time
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class _Open(threading.local):
     """The ranges that the thread is in: attributes, payload, start and, if asked for, what was idle until then."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[str, int | None, int, tuple[int, int] | None]] = []
+        self.stack: list[tuple[str, int | None, int, tuple[int, int, int] | None]] = []
 
 
 class Domain:
@@ -60,8 +61,8 @@ class Domain:
 
     def push_range(self, attributes: Attributes) -> None:
         """Begin a range on this thread."""
-        idle = _idle_ns() if attributes.message == _TIMED else None
-        self._open.stack.append((attributes.message, attributes.payload, time.time_ns(), idle))
+        before = _idle() if attributes.message == _TIMED else None
+        self._open.stack.append((attributes.message, attributes.payload, time.time_ns(), before))
 
     def pop_range(self) -> None:
         """End the range that began last on this thread."""
@@ -69,10 +70,13 @@ class Domain:
         if not self._open.stack:
             return
         message, payload, start, before = self._open.stack.pop()
-        idle: list[int | None] = [None, None]
-        if before is not None and (now := _idle_ns()) is not None:
-            idle = [max(0, min(after - earlier, end - start)) for after, earlier in zip(now, before, strict=True)]
-        self._write([start, end, threading.get_native_id(), self._name, message, payload, *idle])
+        blocked = queued = None
+        if before is not None and (now := _idle()) is not None:
+            blocked, queued = now[0] - before[0], now[1] - before[1]
+            if now[2] == before[2]:  # its core was taken away, and not always by this machine: a host may do it, too
+                blocked, queued = 0, blocked + queued
+            blocked, queued = (max(0, min(idle, end - start)) for idle in (blocked, queued))
+        self._write([start, end, threading.get_native_id(), self._name, message, payload, blocked, queued])
 
     def start_range(self, attributes: Attributes) -> tuple[int, int, str, int | None]:
         """Begin a range that any thread may end; it is shown on this one."""
@@ -95,11 +99,15 @@ class Domain:
         os.write(self._descriptor, (json.dumps(record) + "\n").encode())
 
 
-def _idle_ns() -> tuple[int, int] | None:
-    """How long this thread has been blocked, from an arbitrary moment on, and how long it has waited for a core."""
+def _idle() -> tuple[int, int, int] | None:
+    """How long this thread has been blocked, from an arbitrary moment on, and has waited for a core, both in ns.
+
+    And how often it has given its core up itself, as who is blocked does.
+    """
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
             queued_ns = int(file.read().split()[1])
     except (OSError, ValueError, IndexError):
         return None
-    return time.monotonic_ns() - time.thread_time_ns() - queued_ns, queued_ns
+    given_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    return time.monotonic_ns() - time.thread_time_ns() - queued_ns, queued_ns, given_up

@@ -48,10 +48,12 @@ def test_a_range_of_the_process_may_end_on_another_thread(domain, tmp_path):
     assert found[2:] == [threading.get_native_id(), "fastload", "backward", 3, None, None]
 
 
-def compute_in_a_fetch(domain, seconds):
+def compute_in_a_fetch(domain, seconds, sleep_s=0.0):
     """Return how long it took beyond its ``seconds`` of processor time, in ns."""
     begun = time.monotonic_ns()
     domain.push_range(domain.get_event_attributes(message="fetch"))
+    if sleep_s:
+        time.sleep(sleep_s)
     until = time.thread_time_ns() + int(seconds * 1e9)
     while time.thread_time_ns() < until:
         pass
@@ -64,9 +66,18 @@ def test_a_fetch_tells_sleeping_from_computing(domain, tmp_path):
     time.sleep(0.05)
     domain.pop_range()
     beyond = compute_in_a_fetch(domain, 0.05)
-    slept, computed = (record[6] for record in records(tmp_path))
-    assert slept >= 0.045e9
-    assert computed <= beyond + 1e6  # two clocks
+    slept, computed = (record[6:] for record in records(tmp_path))
+    assert slept[0] >= 0.045e9
+    assert computed[0] <= beyond + 1e6  # two clocks
+
+
+def test_a_core_that_a_host_takes_away_is_waited_for(domain, tmp_path, monkeypatch):
+    """Such time is in no queue of the machine's; but a thread that is blocked has given its core up itself."""
+    idle = iter([(100_000, 0, 7), (900_000, 50_000, 7), (100_000, 0, 7), (900_000, 50_000, 8)])
+    monkeypatch.setattr(_ranges, "_idle", lambda: next(idle))
+    for _ in range(2):
+        compute_in_a_fetch(domain, 0.001)
+    assert [record[6:] for record in records(tmp_path)] == [[0, 850_000], [800_000, 50_000]]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="cores and their queues as Linux has them")
@@ -79,7 +90,7 @@ def test_a_fetch_that_waits_for_a_core_does_not_sleep(domain, tmp_path):
         other.stdout.readline()
         os.sched_setaffinity(0, [one])
         try:
-            beyond = [compute_in_a_fetch(domain, 0.05) for _ in range(5)]
+            beyond = [compute_in_a_fetch(domain, 0.05, sleep_s=1e-4) for _ in range(5)]
         finally:
             os.sched_setaffinity(0, cores)
             other.kill()

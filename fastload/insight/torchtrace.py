@@ -162,7 +162,7 @@ class _Reader:
                 continue
             if len(record) == 2:
                 self._names[ThreadKey(process, record[0])] = record[1]
-            elif len(record) == 8:
+            elif len(record) >= 7:  # without the wait for a core in recordings from before it was told apart
                 start, end, thread, domain, name, *rest = record
                 self._ranges.append(Range(start, end, name, ThreadKey(process, thread), domain, *rest))
 

@@ -191,10 +191,13 @@ def test_nothing_leaks_over_100000_decodes(tmp_path: Path) -> None:
             decode_batch(images, size=(7, 8), out=out, statuses=statuses, num_threads=2)
 
     run(10)
-    memory, descriptors = process.memory_info().rss, process.num_fds()
-    run(100)
+    descriptors, memory = process.num_fds(), [process.memory_info().rss]
+    # What leaks grows every time; an allocator that keeps a little more, after thousands of tests, does so once.
+    while len(memory) == 1 or (len(memory) < 5 and memory[-1] - memory[-2] >= 4e6):
+        run(100)
+        memory.append(process.memory_info().rss)
     assert Counter(statuses)["ok"] == 500
-    assert process.memory_info().rss - memory < 4e6  # 40 bytes per decode would show
+    assert memory[-1] - memory[-2] < 4e6, memory  # 40 bytes per decode would show
     assert process.num_fds() == descriptors
 
 

@@ -131,7 +131,7 @@ def time_next(
     """Microseconds of host time inside ``next()`` when the batch is ready.
 
     Between the calls the device finishes the step, then the loader gets ``settle_s`` seconds to bring up the next
-    batch, then the device finishes its copy.
+    batch, then the device finishes its copy. The last batch has been let go of by then.
     """
     values = []
     for _ in range(_WARM_STEPS + calls):
@@ -139,6 +139,7 @@ def time_next(
         images, labels = next(batches)
         values.append((time.perf_counter_ns() - start) / 1e3)
         train(images, labels)
+        del images, labels
         clock.finish()
         time.sleep(settle_s)
         clock.finish()

@@ -1,7 +1,7 @@
 """What the device did in some of the steps, by its own clock: it alone knows when it waited for a batch.
 
 The host runs ahead of the device, so its clock says little about that. Timed events do: one at the end of the
-consumer's work on a batch, and those around the copy of the next. So many batches are timed per second, on average,
+consumer's work on each batch, and those around the copies of some. So many copies are timed per second, on average,
 that it costs next to nothing however quick they are.
 """
 
@@ -28,12 +28,11 @@ _PENDING_MAX: Final = 64
 
 
 class Timing:
-    """One batch's number, the events around its copy if it is timed, and for how many batches that is."""
+    """The events around one batch's copy, if it is timed, and for how many batches that is."""
 
-    __slots__ = ("began", "copied", "nbytes", "number", "pageable_bytes", "ready", "weight")
+    __slots__ = ("began", "copied", "nbytes", "pageable_bytes", "ready", "weight")
 
-    def __init__(self, number: int, began: Any, weight: float) -> None:
-        self.number = number
+    def __init__(self, began: Any, weight: float) -> None:
         self.began = began
         self.weight = weight
         self.copied: Any = None
@@ -60,8 +59,7 @@ class DeviceClock:
         self._module = module
         self._started = 0
         self._recent_s = 0.0  # between two batches, of late
-        self._chose_at = 0.0
-        self._chosen: dict[int, float] = {}
+        self._began_at = 0.0
         self._last_end: Any = None
         self._handed: tuple[Any, Timing] | None = None
         self._pending: deque[tuple[Any, Timing, Any]] = deque()
@@ -75,23 +73,21 @@ class DeviceClock:
         """A copy is about to be issued on ``stream``."""
         self._reckon()
         number, self._started = self._started, self._started + 1
-        weight = self._chosen_for(number)
-        timing = Timing(number, self.event() if weight else None, weight)
+        weight = self._weight_of(number)
+        timing = Timing(self.event() if weight else None, weight)
         if timing.is_timed:
             timing.began.record(stream)
         return timing
 
-    def _chosen_for(self, number: int) -> float:
-        """For how many batches this one is timed; 0 if it is not."""
-        if number not in self._chosen:
-            now = time.monotonic()
-            took = min(now - (self._chose_at or now), _PAUSE_S)
-            self._chose_at = now
-            self._recent_s = (1.0 - _RECENT) * self._recent_s + _RECENT * took if number > 1 else took
-            share = 1.0 if number < ALL_OF_FIRST else min(1.0, PER_SECOND * self._recent_s)
-            is_drawn = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 < share
-            self._chosen[number] = 1.0 / share if is_drawn else 0.0
-        return self._chosen[number]
+    def _weight_of(self, number: int) -> float:
+        """For how many batches the one that begins now is timed; 0 if it is not."""
+        now = time.monotonic()
+        took = min(now - (self._began_at or now), _PAUSE_S)
+        self._began_at = now
+        self._recent_s = (1.0 - _RECENT) * self._recent_s + _RECENT * took if number > 1 else took
+        share = 1.0 if number < ALL_OF_FIRST else min(1.0, PER_SECOND * self._recent_s)
+        is_drawn = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 < share
+        return 1.0 / share if is_drawn else 0.0
 
     def begin_epoch(self) -> None:
         """What comes before the next batch is no step on a batch."""
@@ -107,25 +103,12 @@ class DeviceClock:
         """
         self._handed = (self._last_end if same_stream else None, timing)
 
-    def times_end(self) -> bool:
-        """Whether the end of the step on the batch handed last must be timed: for its own sake, or the next one's."""
-        if self._handed is None:
-            return False
-        number = self._handed[1].number
-        return bool(self._chosen_for(number) or self._chosen_for(number + 1))
-
     def step_ended(self, end: Any) -> None:
-        """The consumer has queued all its work on the batch that it was handed last.
-
-        Args:
-            end: An event of :meth:`event`; ``None`` if :meth:`times_end` said no.
-        """
+        """The consumer has queued all its work on the batch that it was handed last; ``end`` comes after it."""
         if self._handed is not None:
             before, timing = self._handed
-            if timing.is_timed and end is not None:  # batches that are handed over out of order may be asked for anew
+            if timing.is_timed:
                 self._pending.append((before, timing, end))
-            for number in [number for number in self._chosen if number <= timing.number]:
-                del self._chosen[number]
             self._handed = None
         self._last_end = end
         while len(self._pending) > _PENDING_MAX:

@@ -130,6 +130,7 @@ class Transfer:
         self._turn = threading.Lock()  # one copy is issued at a time, or the memory between two steps of it adds up
         self._usual: Any = None  # the stream that batches were handed to last
         self._consumer: Any = None  # stream of the batch that was handed over last
+        self._ends: deque[Any] = deque()  # will mark the ends of the steps on that batch and on the next
         self._unfinished: deque[Any] = deque()  # ends of the steps on batches handed over before that one
         self._sources: deque[tuple[Any, Any, Callable[[], None] | None]] = deque()
         self._pid = os.getpid()
@@ -140,6 +141,20 @@ class Transfer:
     def _event(self) -> Any:
         """An event to wait for asleep: ``torch.Event(blocking=True)`` spins on CUDA (seen in torch 2.11)."""
         return self._module.Event(blocking=True) if self.device.type == "cuda" else self._module.Event()
+
+    def _step_end(self) -> Any:
+        """An event for the end of a step."""
+        return self._event() if self.clock is None else self.clock.event()
+
+    def _prepare_ends(self) -> None:
+        """Have some at hand: CUDA makes an event when it is first recorded, which is the dear part of marking a step.
+
+        As many as steps may be marked before another copy is begun. In turn with copies; only the consumer takes any.
+        """
+        while len(self._ends) < UNFINISHED_MAX:
+            end = self._step_end()
+            end.record(self._stream)
+            self._ends.append(end)
 
     def _wait_for_room(self) -> None:
         """Block, asleep, until the GPU has caught up to within two batches of the consumer."""
@@ -179,6 +194,7 @@ class Transfer:
                 with self._module.stream(self._stream):
                     try:
                         copied = self._issue(data, small, self._stream)
+                        self._prepare_ends()
                     except BaseException:
                         self._stream.synchronize()  # a part may be under way, from memory that the caller now frees
                         raise
@@ -260,17 +276,24 @@ class Transfer:
         """Hand a batch over: from here on, the caller's current stream may use it. Does not block the host."""
         if self._stream is None:
             return self._settle(copied)
-        current = self._module.current_stream(self.device)
+        current = self._current_stream()
         if copied._ready is not None and not copied._ready.query():
             current.wait_event(copied._ready)
-        if copied._recorded is None or copied._recorded != current:  # a stream compares oddly with None
+        if copied._recorded is not current:
             for tensor in copied._tensors:
                 tensor.record_stream(current)
         with self._lock:
             if self.clock is not None and copied.timing is not None:
-                self.clock.handed(copied.timing, same_stream=self._usual is None or self._usual == current)
+                self.clock.handed(copied.timing, same_stream=self._usual is None or self._usual is current)
             self._consumer = self._usual = current
         return self._settle(copied)
+
+    def _current_stream(self) -> Any:
+        """The caller's; the same object for the same stream. To make another one takes ten times as long as to ask."""
+        usual = self._usual
+        if usual is not None and torch.accelerator.current_stream(self.device.index).stream_id == usual.stream_id:
+            return usual
+        return self._module.current_stream(self.device)
 
     def _settle(self, copied: DeviceBatch) -> Any:
         if not copied._late:
@@ -287,13 +310,12 @@ class Transfer:
         """Say that the consumer has queued all its work on the batch that it was handed last (it asks for the next)."""
         with self._lock:
             if self._consumer is not None:
-                is_timed = self.clock is not None and self.clock.times_end()
-                end = self.clock.event() if is_timed else self._event()  # type: ignore[union-attr]
+                end = self._ends.popleft() if self._ends else self._step_end()
                 end.record(self._consumer)
                 self._unfinished.append(end)
                 self._consumer = None
                 if self.clock is not None:
-                    self.clock.step_ended(end if is_timed else None)
+                    self.clock.step_ended(end)
 
     def begin_epoch(self) -> None:
         """What the consumer has queued since its last batch is no step on a batch."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader
+from fastload import FastLoader, prefetch_to_device
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.tune import Tuner
 
@@ -63,6 +65,24 @@ def test_pixels_and_their_lookup_are_told_apart(folder):
         stats = loader.stats()
     assert stats.device.copied_bytes / stats.device.copies == pytest.approx(16 * (64 * 64 * 3 + 8))
     assert stats.stages["epilogue"].mean_s > 1e-6
+
+
+@pytest.mark.parametrize("door", ["FastLoader", "prefetch_to_device"])
+@pytest.mark.parametrize("waits", [False, True], ids=["host ahead", "GPU ahead"])
+def test_the_consumers_thread_makes_no_events(folder, monkeypatch, door, waits):
+    """They are dear to make, and its time is that of the training loop."""
+    makers = []
+    real = torch.cuda.Event
+    monkeypatch.setattr(torch.cuda, "Event", lambda **how: makers.append(threading.current_thread()) or real(**how))
+    loader = FastLoader(folder, batch_size=4, num_workers=2, accelerate="require", device="cuda")
+    pinned = [torch.zeros(4, 3, 64, 64).pin_memory() for _ in range(16)]
+    for batch in loader if door == "FastLoader" else prefetch_to_device(pinned, "cuda"):
+        compute(batch)
+        if waits:
+            torch.cuda.synchronize()
+    loader.close()
+    assert len(makers) > 16
+    assert threading.main_thread() not in makers
 
 
 def test_the_number_of_workers_is_found_on_a_gpu(folder):

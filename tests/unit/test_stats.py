@@ -474,36 +474,49 @@ def test_a_step_that_began_on_another_stream_is_left_out():
     assert (clock.totals()["device:copies"], clock.totals()["device:steps"]) == (3, 1)
 
 
-def test_the_clock_is_told_when_the_consumer_changes_its_stream(monkeypatch):
-    told, made = [], []
-    transfer = Transfer(torch.device("cpu"), None, None, None)
-    transfer._stream = "copies"
-    transfer.clock = SimpleNamespace(handed=lambda timing, *, same_stream: told.append(same_stream))
-    for number in (1, 1, 2, 2, 1):
-        stream = SimpleNamespace(stream_id=number)
-        monkeypatch.setattr(torch.accelerator, "current_stream", lambda index, stream=stream: stream)
-        transfer._module = SimpleNamespace(current_stream=lambda device, stream=stream: made.append(stream) or stream)
-        batch = DeviceBatch("data", [], None, None, False, 0)
-        batch.timing = object()
-        assert transfer.take(batch) == "data"
-        assert transfer._consumer.stream_id == number
-    assert told == [True, True, False, True, False]
-    assert [stream.stream_id for stream in made] == [1, 2, 1]
+class Stream:
+    """One of the consumer's: two objects may stand for the same."""
+
+    def __init__(self, address):
+        self.cuda_stream = address
+
+    def __eq__(self, other):
+        return self.cuda_stream == other.cuda_stream
+
+    __hash__ = None
 
 
-def test_a_batch_is_protected_once_for_each_stream_that_takes_it(monkeypatch):
-    """What was protected when it was copied is not again, unless the consumer has changed its stream since."""
-    streams = [SimpleNamespace(stream_id=number) for number in (1, 2)]
-    transfer = Transfer(torch.device("cpu"), None, None, None)
-    transfer._stream = "copies"
-    transfer._usual = streams[0]
+def takes_on(transfer, address, *, in_short):
+    """Hand a batch of one leaf over to whoever uses the stream at ``address``; returns what protected the leaf."""
     protected = []
     leaf = SimpleNamespace(record_stream=protected.append)
-    for stream in streams:
-        monkeypatch.setattr(torch.accelerator, "current_stream", lambda index, stream=stream: stream)
-        transfer._module = SimpleNamespace(current_stream=lambda device, stream=stream: stream)
-        transfer.take(DeviceBatch("data", [leaf], None, streams[0], False, 0))
-    assert protected == [streams[1]]
+    transfer._stream = "copies"
+    transfer._raw_stream = (lambda: address) if in_short else None
+    transfer._module = SimpleNamespace(current_stream=lambda device: Stream(address))
+    batch = DeviceBatch("data", [leaf], None, transfer._usual, False, 0)
+    batch.timing = object()
+    assert transfer.take(batch) == "data"
+    assert transfer._consumer.cuda_stream == address
+    return [stream.cuda_stream for stream in protected]
+
+
+@pytest.mark.parametrize("in_short", [True, False], ids=["by its address", "by another object"])
+def test_it_is_noticed_when_the_consumer_changes_its_stream(in_short):
+    told = []
+    transfer = Transfer(torch.device("cpu"), None, None, None)
+    transfer.clock = SimpleNamespace(handed=lambda timing, *, same_stream: told.append(same_stream))
+    protected = [takes_on(transfer, address, in_short=in_short) for address in (0, 0, 2, 2, 0)]
+    assert told == [True, True, False, True, False]
+    assert protected == [[0], [], [2], [], [0]]  # once for each stream that takes it
+
+
+def test_no_object_is_made_of_a_stream_that_is_known(monkeypatch):
+    transfer = Transfer(torch.device("cpu"), None, None, None)
+    made = []
+    monkeypatch.setattr(Stream, "__init__", lambda self, address: made.append(vars(self).update(cuda_stream=address)))
+    for address in (0, 0, 0, 2, 2):
+        takes_on(transfer, address, in_short=True)
+    assert len(made) == 2
 
 
 def test_whoever_copies_makes_the_events_that_end_steps():

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fastload.device.clock import Timing
 
 UNFINISHED_MAX = 2  # handed-over batches that the GPU may still be reading when another copy starts
+_ENDS_AT_HAND = 2
 
 
 class DeviceBatch:
@@ -143,7 +144,7 @@ class Transfer:
         self._turn = threading.Lock()  # one copy is issued at a time, or the memory between two steps of it adds up
         self._usual: Any = None  # the stream that batches were handed to last
         self._consumer: Any = None  # stream of the batch that was handed over last
-        self._ends: deque[Any] = deque()  # will mark the ends of the steps on that batch and on the next
+        self._ends: deque[Any] = deque()  # will mark the ends of the next steps
         self._unfinished: deque[Any] = deque()  # ends of the steps on batches handed over before that one
         self._sources: deque[tuple[Any, Any, Callable[[], None] | None]] = deque()
         self._pid = os.getpid()
@@ -162,9 +163,10 @@ class Transfer:
     def _prepare_ends(self) -> None:
         """Have some at hand: CUDA makes an event when it is first recorded, which is the dear part of marking a step.
 
-        As many as steps may be marked before another copy is begun. In turn with copies; only the consumer takes any.
+        As many as steps are marked between two copies, if one batch is copied ahead; a consumer that needs more makes
+        them. In turn with copies; only the consumer takes any.
         """
-        while len(self._ends) < UNFINISHED_MAX:
+        while len(self._ends) < _ENDS_AT_HAND:
             end = self._step_end()
             end.record(self._stream)
             self._ends.append(end)
@@ -302,7 +304,7 @@ class Transfer:
         return self._settle(copied)
 
     def _current_stream(self) -> Any:
-        """The caller's; the same object for the same stream."""
+        """The caller's; the same object as the last time if it is the same stream."""
         usual = self._usual
         if usual is not None and self._raw_stream is not None and usual.cuda_stream == self._raw_stream():
             return usual

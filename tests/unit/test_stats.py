@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from fastload.bench.photos import PhotoSet, write_photos
 from fastload.device.clock import _PENDING_MAX, ALL_OF_FIRST, PER_SECOND, DeviceClock
 from fastload.device.epilogue import NormalizeTable
 from fastload.device.images import TableImages
-from fastload.device.transfer import DeviceBatch, Transfer
+from fastload.device.transfer import DeviceBatch, Transfer, _raw_stream_of
 from fastload.insight import meter as meter_module
 from fastload.insight.board import Board
 from fastload.insight.meter import Meter
@@ -530,7 +531,8 @@ def test_whoever_copies_makes_the_events_that_end_steps():
         transfer._prepare_ends()
         transfer._prepare_ends()
         assert len(made) == count
-        for _ in range(2):  # as far as the consumer may be ahead
+        assert [event.stream for event in transfer._ends] == ["copies"] * 2  # CUDA makes them when they are recorded
+        for _ in range(2):
             transfer._consumer = "the consumer's"
             transfer.mark_step()
         assert len(made) == count
@@ -539,6 +541,24 @@ def test_whoever_copies_makes_the_events_that_end_steps():
     transfer.mark_step()  # nothing was copied meanwhile
     assert len(set(transfer._unfinished)) == 7
     assert [event.stream for event in made] == ["the consumer's"] * 7
+
+
+def test_every_copy_leaves_enough_of_them():
+    transfer = Transfer(torch.device("cpu"), None, None, None)
+    transfer._stream = "copies"
+    transfer._module = SimpleNamespace(stream=lambda stream: nullcontext(), Event=RecordedEvent)
+    for _ in range(3):
+        transfer.start([torch.zeros(2)])
+        assert len(transfer._ends) == 2
+        transfer._ends.popleft()
+
+
+def test_the_address_is_that_of_the_devices_stream(monkeypatch):
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 + index, raising=False)
+    assert _raw_stream_of(torch.device("cuda", 1))() == 101
+    assert _raw_stream_of(torch.device("cpu")) is None
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream")
+    assert _raw_stream_of(torch.device("cuda", 1)) is None
 
 
 class RecordedEvent:
@@ -558,3 +578,20 @@ def test_what_comes_between_two_epochs_is_no_step():
     clock.begin_epoch()
     one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
     assert (clock.totals()["device:copies"], clock.totals()["device:steps"]) == (2, 0)
+
+
+def test_what_comes_after_an_epoch_that_was_broken_off_is_no_step():
+    """Persistent workers: the step on its last batch is marked when the next epoch asks for its first."""
+    device = Device()
+    clock = DeviceClock(device)
+    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    clock.handed(clock.begin(None))
+    clock.begin_epoch()
+    end = clock.event()
+    end.record()
+    clock.step_ended(end)
+    device.now += 5000.0  # the start of an epoch
+    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    assert clock.totals()["device:steps"] == 0
+    one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)
+    assert clock.totals()["device:steps"] == 1

@@ -110,7 +110,7 @@ class DeviceClock:
             if timing.is_timed:
                 self._pending.append((before, timing, end))
             self._handed = None
-            self._last_end = end  # not of an epoch that was broken off: what follows it there is no step
+            self._last_end = end  # of an epoch that was broken off it is none: the start of the next one is no step
         while len(self._pending) > _PENDING_MAX:
             self._pending.popleft()
 

@@ -104,9 +104,9 @@ def new_stream(device: torch.device) -> Any:
 
 
 def _raw_stream_of(device: torch.device) -> Callable[[], int] | None:
-    """What tells the address of the caller's current stream: what torch's own compiler asks, where it is there.
+    """What tells the address of the caller's current stream, as torch's own compiler asks for it; None without it.
 
-    In a loop that trains it takes 5 us, and 46 us to have ``torch.cuda.current_stream`` make an object (torch 2.11).
+    ``torch.cuda.current_stream`` makes an object each time, in Python that a training step has driven out of caches.
     """
     raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     if device.type != "cuda" or raw_stream is None:

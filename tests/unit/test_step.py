@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,21 @@ def test_next_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
     spread = time_next(batches(), train, HostClock(), calls=10, settle_s=0.005)
     assert spread.values == pytest.approx([40.0] * 10)
+
+
+def test_the_last_batch_has_been_let_go_of_before_next_is_timed() -> None:
+    handed: list[weakref.ref[Any]] = []
+
+    def batches() -> Iterator[Any]:
+        for _ in range(100):
+            assert [known() for known in handed] == [None] * len(handed)
+            batch = torch.zeros(1), torch.zeros(1)
+            handed.extend(map(weakref.ref, batch))
+            yield batch
+            del batch
+
+    time_next(batches(), lambda images, labels: None, HostClock(), calls=3, settle_s=0.0)
+    assert len(handed) == 2 * (step._WARM_STEPS + 3)
 
 
 def test_next_of_all_loaders_is_timed_without_cuda() -> None:

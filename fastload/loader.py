@@ -21,7 +21,7 @@ from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
 from fastload.insight.meter import Meter, board_for, go_on, measure, measure_here
 from fastload.insight.stats import Stats
-from fastload.lowered import NativeDeviceIterator, is_native, native_meter, native_on_host, read_loader
+from fastload.lowered import NativeDeviceIterator, is_native, read_loader, start_native
 from fastload.memory.slots import SlotWriter
 from fastload.options import Accelerate, Device, Options, Rng, can_pin, has_streams, resolve_device
 from fastload.plan import Plan, has_own_iterator, make_plan, pins
@@ -240,19 +240,10 @@ class FastLoader(DataLoader[T_co]):
         if persists and is_native(former) and device.type == "cpu":
             return go_on(former, self)  # type: ignore[no-any-return]
         recipe = read_loader(self, device)
-        if isinstance(recipe, tuple) or not self._runtime.checks.passes(self, recipe):
+        if isinstance(recipe, tuple):
             return None
-        native: Any
-        if device.type == "cpu":
-            native = native_on_host(self, recipe)
-            self._runtime.measure(native, measure(native, native_meter(native, self)))
-        else:
-            stream = self._runtime.copy_stream(device) if self.device_prefetch else None
-            native = NativeDeviceIterator(self, recipe, device, stream, self._runtime.retire)
-            self._runtime.take_in(native.transfer)
-            self._runtime.measure(native, native.meter)
-        self._runtime.live.add(native)
-        if persists:
+        native = start_native(self, recipe, device)
+        if persists and native is not None:
             self._iterator = native
         return native  # type: ignore[no-any-return]
 

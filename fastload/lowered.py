@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -15,13 +16,14 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from fastload.device.epilogue import NormalizeTable, finish
 from fastload.device.images import Erased, TableImages, to_images
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.insight.meter import Meter
+from fastload.insight.meter import Meter, measure
 from fastload.options import can_pin, has_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.engines.native import NativeIterator
+    from fastload.engines.sample_process import SampleProcess
     from fastload.loader import FastLoader
     from fastload.vision.recipe import Recipe
 
@@ -71,8 +73,13 @@ class Checks:
         """Why the recipe must not be used, as far as it has been checked."""
         return self._results.get(_key(loader, recipe))
 
-    def passes(self, loader: FastLoader[Any], recipe: Recipe) -> bool:
+    def passes(self, loader: FastLoader[Any], recipe: Recipe, process: SampleProcess) -> bool:
         """Whether the recipe may be used. Checks it when it is new; warns when it fails.
+
+        Args:
+            loader: Whose.
+            recipe: The loader's, read just now.
+            process: Has the recipe.
 
         Raises:
             RuntimeError: It fails, and ``accelerate="require"``.
@@ -82,7 +89,8 @@ class Checks:
             from fastload.engines.selfcheck import check_recipe
 
             images_of = _host_images(recipe, torch.contiguous_format)
-            why = check_recipe(recipe, images_of, any_share=loader.accelerate == "require")
+            require = loader.accelerate == "require"
+            why = check_recipe(recipe, process, images_of, any_share=require, timeout_s=loader.timeout or None)
             self._results[key] = why
             self._held.append(loader.dataset)  # its id stands in the key
             if why is not None and loader.accelerate != "require":
@@ -91,6 +99,39 @@ class Checks:
         if why is not None and loader.accelerate == "require":
             raise RuntimeError(f"accelerate='require', but {why}")
         return why is None
+
+
+def start_native(loader: FastLoader[Any], recipe: Recipe, device: torch.device) -> Any:
+    """An iterator that runs a loader's recipe; ``None`` if that fails its check, or nothing can be started for it.
+
+    Raises:
+        RuntimeError: The check fails, and ``accelerate="require"``.
+    """
+    from fastload.engines.sample_process import SampleProcess
+
+    try:
+        process = SampleProcess(recipe, loader.multiprocessing_context)
+    except Exception:  # whatever torch's workers, which cannot be started either, will raise
+        if loader.accelerate == "require":
+            raise
+        return None
+    runtime, native = loader._runtime, cast("Any", None)
+    try:
+        if not runtime.checks.passes(loader, recipe, process):
+            return None
+        if device.type == "cpu":
+            native = native_on_host(loader, recipe, process)
+            runtime.measure(native, measure(native, native_meter(native, loader)))
+        else:
+            stream = runtime.copy_stream(device) if loader.device_prefetch else None
+            native = NativeDeviceIterator(loader, recipe, process, device, stream, runtime.retire)
+            runtime.take_in(native.transfer)
+            runtime.measure(native, native.meter)
+        runtime.live.add(native)
+        return native
+    finally:
+        if native is None:
+            process.close()
 
 
 def _key(loader: FastLoader[Any], recipe: Recipe) -> tuple[Any, ...]:
@@ -110,7 +151,7 @@ def _host_images(
     return lambda pixels, boxes: to_images(pixels, table, memory_format, Erased.of(erasing, boxes))
 
 
-def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
+def native_on_host(loader: FastLoader[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:
     """Batches as torch's workers make them, in host memory."""
     from fastload.engines.native import NativeIterator
 
@@ -122,7 +163,7 @@ def native_on_host(loader: FastLoader[Any], recipe: Recipe) -> NativeIterator:
         data = [finish(images_of(pixels, boxes), None, dtype), targets]
         return pin_memory(data) if pins else data  # type: ignore[no-untyped-call]
 
-    return NativeIterator(loader, recipe, finish_batch, finish_is_epilogue=True)
+    return NativeIterator(loader, recipe, process, finish_batch, finish_is_epilogue=True)
 
 
 def native_meter(native: NativeIterator, loader: FastLoader[Any], *, on_device: bool = False) -> Meter:
@@ -143,6 +184,7 @@ class NativeDeviceIterator:
     Args:
         loader: See :class:`~fastload.engines.native.NativeIterator`.
         recipe: Likewise.
+        process: Likewise.
         device: Where to; with an index.
         stream: The side stream to copy on, or ``None``.
         retire: Called with the transfer when the iterator is gone.
@@ -152,6 +194,7 @@ class NativeDeviceIterator:
         self,
         loader: FastLoader[Any],
         recipe: Recipe,
+        process: SampleProcess,
         device: torch.device,
         stream: Any,
         retire: Callable[[Transfer], None],
@@ -175,6 +218,7 @@ class NativeDeviceIterator:
         self._host: Any = NativeIterator(
             loader,
             recipe,
+            process,
             finish_batch,
             pin=pins,
             ahead=max(1, loader.device_prefetch),
@@ -196,22 +240,31 @@ class NativeDeviceIterator:
         return len(self._host)
 
     def __next__(self) -> Any:
-        if self._host is None:
+        host = self._host
+        if host is None:
             raise RuntimeError("the FastLoader of this iterator was closed")
-        self.transfer.mark_step()
-        asked = self.meter.ask()
-        number = self._host._num_yielded
-        try:
-            batch = next(self._host)
-            copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
-            data = self.transfer.take(copied)
-        except BaseException:
-            self.meter.stop()
-            raise
-        line = self._host._line
-        road = (("decode", line.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
-        self.meter.got(asked, None, road, line.images)
+        data = self._fetch(host)
+        batch = host.claimed[threading.get_ident()]
+        batch.taken = True  # see NativeIterator.__next__
+        batch.data = None
         return data
+
+    def _fetch(self, host: NativeIterator) -> Any:
+        with host.turn:
+            self.transfer.mark_step()
+            asked = self.meter.ask()
+            number = host._num_yielded
+            try:
+                batch = host.fetch()
+                copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
+                data = self.transfer.take(copied)
+            except BaseException:
+                self.meter.stop()
+                raise
+            line = host._line
+            road = (("decode", line.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
+            self.meter.got(asked, None, road, line.images)
+            return data
 
     @property
     def is_closed(self) -> bool:

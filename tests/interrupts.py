@@ -59,6 +59,7 @@ def interrupted_at_every_opcode(
     check: Callable[[S, bool], object],
     *,
     at_most: int = 50_000,
+    stride: int = 1,
 ) -> int:
     """Interrupt ``act(make())`` before its first bytecode, then a new one before its second, until one goes through.
 
@@ -71,13 +72,14 @@ def interrupted_at_every_opcode(
         act: What is interrupted. It has to end by itself: a pending signal does not end a wait that begins after it.
         check: Gets the subject and whether :class:`KeyboardInterrupt` came out of ``act``. Not interrupted.
         at_most: Bytecodes before giving up.
+        stride: Take one moment out of so many, where making a subject takes long.
 
     Returns:
         How many moments there were. The last run, which no interrupt reached, is checked, too.
     """
     handler, tracing = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
     try:
-        for moment in range(1, at_most):
+        for moment in range(1, at_most, stride):
             tracer = _Tracer(moment)
             subject, interrupted = make(), False
             try:

@@ -9,8 +9,12 @@ shows in no batch: with ``num_workers="auto"`` they come and go.
 
 from __future__ import annotations
 
+import itertools
+import os
+import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from torch._utils import ExceptionWrapper
@@ -21,7 +25,7 @@ from fastload._nvtx import stage
 from fastload.engines.auto import AutoWorkers
 from fastload.engines.decoding import Line
 from fastload.engines.threads import ThreadSizer
-from fastload.engines.underway import TookTooLongError
+from fastload.engines.underway import Batch, TookTooLongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+    from fastload.engines.sample_process import SampleProcess
     from fastload.insight.stats import Totals
     from fastload.vision.recipe import Recipe
 
@@ -41,7 +46,8 @@ class NativeIterator(_BaseDataLoaderIter):
     Args:
         loader: Its sampler, batch sizes, generator and workers are those of the batches.
         recipe: How to make its samples.
-        finish: See :class:`~fastload.engines.decoding.Line`.
+        process: See :class:`~fastload.engines.decoding.Line`.
+        finish: Likewise.
         finish_is_epilogue: Likewise.
         pin: Whether the pixels lie in pinned memory.
         ahead: Batches to make before they are asked for, at least 1.
@@ -53,6 +59,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self,
         loader: DataLoader[Any],
         recipe: Recipe,
+        process: SampleProcess,
         finish: Callable[[torch.Tensor, torch.Tensor | None, Any, int], Any],
         *,
         finish_is_epilogue: bool = False,
@@ -62,13 +69,13 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
-        self._window = (loader.prefetch_factor or 2) * self._num_workers
         workers = loader.num_workers
         self._sizer = None
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
         self._line = Line(
             recipe.snapshot(),
+            process,
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,
             base_seed=int(self._base_seed),
             workers=self._num_workers,
@@ -81,10 +88,19 @@ class NativeIterator(_BaseDataLoaderIter):
         )
         if self._sizer is not None:
             self._sizer.attach(self._line.pool)
-        self._sent = 0
+        # Several threads may share the iterator. Reentrant: a signal's handler may ask for a batch, too.
+        self.turn = threading.RLock()
+        self.claimed: dict[int, Batch] = {}  # by thread
+        self._drawn: deque[tuple[Any]] = deque()  # an index batch on its way from the sampler to the line
+        self._pid = os.getpid()
+        self._exhausted = False
         self._closed = False
         self._finalizer = weakref.finalize(self, self._line.close)
-        self._reset(loader, first_iter=True)
+        try:
+            self._reset(loader, first_iter=True)
+        except BaseException:
+            self.close()
+            raise
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
@@ -92,46 +108,87 @@ class NativeIterator(_BaseDataLoaderIter):
         self._line.epoch += 1
         if self._sizer is not None:
             self._sizer.begin()
-        self._sent = 0
-        for _ in range(self._window):
-            self._send()
+        self._exhausted = False
+        self._drawn.clear()
+        self._window = (loader.prefetch_factor or 2) * self._num_workers
+        self._fill()
 
-    def _send(self) -> None:
-        """Draw one more index batch, if there is one."""
-        try:
-            indices = self._next_index()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            return
-        self._line.add(self._sent % self._num_workers, self._sent, indices)
-        self._sent += 1
+    def _fill(self) -> None:
+        """Draw index batches until as many batches are under way as torch has, or there are no more.
+
+        Raises what the sampler does. There is one batch less under way from then on, as in torch.
+        """
+        while len(self._line) < self._window and not self._exhausted:
+            try:
+                if not self._drawn:
+                    # At one go, in C: an interrupt loses no indices. (In a sampler's own Python code it ends that.)
+                    self._drawn.extend(zip(itertools.islice(self._sampler_iter, 1)))
+            except Exception:
+                self._window -= 1
+                raise
+            if not self._drawn:
+                self._exhausted = True
+                if not self._persistent_workers:
+                    self._line.end()
+                return
+            self._line.add(self._drawn[0])
+            self._drawn.clear()
 
     def __next__(self) -> Any:
-        if _profiler_enabled() or _BaseDataLoaderIter.__next__ is not _NEXT:  # or a tracer's patch
-            return super().__next__()  # opens a range, which is the dearest part of a next() whose batch is ready
-        data = self._next_data()
-        self._num_yielded += 1
+        data = self.fetch()
+        batch = self.claimed[threading.get_ident()]
+        batch.taken = True  # no call from here on, after which an interrupt could land: the batch would be lost
+        batch.data = None
         return data
+
+    def fetch(self) -> Any:
+        """The next batch. It stays the next for this thread until its entry in ``claimed`` is marked as taken."""
+        self.check_process()
+        with self.turn:
+            if _profiler_enabled() or _BaseDataLoaderIter.__next__ is not _NEXT:  # or a tracer's patch
+                data = super().__next__()  # opens a range, the dearest part of a next() whose batch is ready
+            else:
+                data = self._next_data()
+            self._num_yielded = self.claimed[threading.get_ident()].number + 1
+            return data
+
+    def check_process(self) -> None:
+        """Raise in a forked child: the threads that make batches are its parent's."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "a native iterator must be used in the process that made it, and this one was forked off later; "
+                "make a new one with iter(loader)"
+            )
 
     def _next_data(self) -> Any:
         if self._closed:
             raise RuntimeError("the FastLoader of this iterator was closed")
-        if not len(self._line):
+        self._fill()  # there is something to do after an interrupt, or when the sampler has raised
+        batch = self._line.first()
+        if batch is None:
             if not self._persistent_workers:
                 self._finalizer()
             raise StopIteration
         asked = time.monotonic()
-        with stage("wait", self._num_yielded):
+        with stage("wait", batch.number):
             try:
-                data = self._line.take(self._timeout)
+                data = self._line.claim(batch, self._timeout)
             except TookTooLongError:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
-        self._send()
+        self.claimed[threading.get_ident()] = batch
+        try:
+            self._fill()
+        except Exception:
+            batch.taken = True  # as in torch
+            raise
         if isinstance(data, BaseException):
+            batch.taken = True
             raise data
         if self._sizer is not None:  # only what more threads would have shortened counts as waiting
             begun, ended = self._line.awaited
             self._sizer.note(self._line.images, max(0.0, ended - max(begun, asked)))
         if isinstance(data, ExceptionWrapper):
+            batch.taken = True
             data.reraise()  # type: ignore[no-untyped-call]
         return data
 

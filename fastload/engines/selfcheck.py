@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import default_collate
 
 from fastload import _core
-from fastload.engines.by_index import random_states_kept
+from fastload.engines.underway import TookTooLongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastload.engines.sample_process import SampleProcess
     from fastload.vision.recipe import Recipe
 
 SAMPLES = 8
@@ -25,25 +23,28 @@ not take is made by one thread."""
 
 
 def check_recipe(
-    recipe: Recipe, images_of: Callable[[torch.Tensor, torch.Tensor], Any], *, any_share: bool
+    recipe: Recipe,
+    process: SampleProcess,
+    images_of: Callable[[torch.Tensor, torch.Tensor], Any],
+    *,
+    any_share: bool,
+    timeout_s: float | None = None,
 ) -> str | None:
-    """Make a few samples both ways. Leaves the global random states as they were.
+    """Make a few samples both ways. Blocks.
 
-    The samples are those of a shallow copy of the dataset. A file that it opens when it is first read stays with the
-    copy: forked workers that inherited it would share its offset.
+    The user's dataset is asked in the other process: nothing that it opens or draws is seen in this one. A file that
+    the core does not take is left alone there: it may be a named pipe, that is, have no end.
 
     Args:
         recipe: To check.
+        process: Has the same recipe.
         images_of: Makes images of pixels and of boxes to erase, on the CPU, as the native engine will.
         any_share: Whether to accept a dataset of which the core takes little.
+        timeout_s: For each sample; ``None`` waits for ever.
 
     Returns:
         What differs, or why the workers are better; ``None`` when all is well.
     """
-    try:
-        recipe = replace(recipe, dataset=_copied(recipe.dataset))
-    except Exception as error:  # noqa: BLE001 - the user's own __getstate__ or __copy__
-        return f"the dataset cannot be checked: copy.copy() of it raises {type(error).__name__}: {error}"
     try:
         count = len(recipe.dataset)
     except Exception as error:  # noqa: BLE001 - none (torch needs none with a sampler), or the user's own
@@ -53,10 +54,14 @@ def check_recipe(
     pool = _core.Pool(1)
     try:
         for index in indices:
-            taken, difference = _compare(recipe, images_of, pool, index)
+            taken, difference = _compare(recipe, process, images_of, pool, index, timeout_s)
             if difference is not None:
                 return difference
             missed += not taken
+    except TookTooLongError:
+        return f"the dataset cannot be checked: sample {index} took longer than timeout={timeout_s} s"
+    except RuntimeError as error:
+        return f"the dataset cannot be checked: sample {index}: {error}"
     finally:
         pool.close()
     if missed > MISSES_MAX and not any_share:
@@ -67,28 +72,27 @@ def check_recipe(
     return None
 
 
-def _copied(dataset: Any) -> Any:
-    copied = copy.copy(dataset)
-    if type(dataset) is Subset:
-        copied.dataset = _copied(dataset.dataset)
-    return copied
-
-
 def _compare(
-    recipe: Recipe, images_of: Callable[[torch.Tensor, torch.Tensor], Any], pool: _core.Pool, index: int
+    recipe: Recipe,
+    process: SampleProcess,
+    images_of: Callable[[torch.Tensor, torch.Tensor], Any],
+    pool: _core.Pool,
+    index: int,
+    timeout_s: float | None,
 ) -> tuple[bool, str | None]:
+    """Whether the core takes a sample, and how it differs then."""
     state = _core.Generator(index + 1).get_state()
-    expected, after = _real(recipe, index, state)
-    try:
-        source, target = recipe.locate(index)
-        source = source if isinstance(source, str | os.PathLike) else memoryview(source)
-    except Exception as error:  # noqa: BLE001 - if the dataset raises too, that is its business
-        return False, None if expected is None else f"sample {index} raises {type(error).__name__} in encoded()"
+    located = process.located(index, timeout_s)
+    if isinstance(located, str):  # if the dataset raises too, that is its business
+        expected, _ = process.batch(index, state, timeout_s)
+        return False, None if expected is None else f"sample {index} raises {located} in encoded()"
+    source, target = located
     pixels = torch.empty((2, *recipe.pipeline.size, 3), dtype=torch.uint8)
+    options = {**recipe.options, "max_pixels": process.max_pixels(recipe.options["max_pixels"])}
     # Twice, so that the state between the two can be seen.
     stream = _core.RandomStream(state)
     try:
-        job = pool.submit([source, source], pixels, plan=recipe.plan, stream=stream, **recipe.options)
+        job = pool.submit([source, source], pixels, plan=recipe.plan, stream=stream, **options)
     except (
         TypeError,
         ValueError,
@@ -103,7 +107,7 @@ def _compare(
                 return False, None
             if kind == "sample":
                 break
-            job.provide_exp(value, torch.exp(torch.tensor([value])).item())
+            job.provide_exp(value, torch.exp(torch.tensor([value], dtype=torch.float32)).item())
         drawn = job.generator_before(1)
     finally:
         job.cancel()
@@ -112,6 +116,7 @@ def _compare(
         return True, None  # only the second crop did not fit; the first was not waited for
     if status != "ok":
         return False, None
+    expected, after = process.batch(index, state, timeout_s)
     if expected is None:
         return True, f"sample {index} raises in Python and not natively"
     boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(2, 4)
@@ -121,16 +126,6 @@ def _compare(
     if not same(native, expected):
         return True, f"sample {index} is not the same to the bit natively"
     return True, None
-
-
-def _real(recipe: Recipe, index: int, state: bytes) -> tuple[Any, bytes]:
-    with random_states_kept():
-        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        try:
-            batch = default_collate([recipe.dataset[index]])
-        except Exception:  # noqa: BLE001 - a sample that raises is met again in its turn
-            batch = None
-        return batch, torch.get_rng_state().numpy().tobytes()
 
 
 def same(a: Any, b: Any) -> bool:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._utils import ExceptionWrapper
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload.vision.recipe import Recipe
+
+
+def _held() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
 
 @dataclass(eq=False)
 class Batch:
-    """One batch of the epoch, from its indices on."""
+    """One batch of the epoch, from its indices on.
+
+    Its consumer waits for ``ready``, a lock that is let go of once, after ``made`` is set: unlike a condition, which is
+    written in Python, waiting for a lock is not left half done by an interrupt.
+    """
 
     worker: int
     number: int
-    indices: Any
+    draw: tuple[Any]  # its indices, as the sampler gave them
+    indices: list[Any] = field(default_factory=list)
     sources: list[Any] = field(default_factory=list)
     targets: list[Any] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)  # of each sample, where randomness is by index
@@ -25,12 +44,53 @@ class Batch:
     awaited: tuple[float, float] = (0.0, 0.0)  # from when to when its pixels were waited for, by whoever saw it through
     boxes: torch.Tensor | None = None  # to be erased, where that is done
     images: int = 0
-    stuck: bool = False  # until the consumer has made some of its samples
+    dropped: bool = False  # nobody wants it: only its draws are made
     made: bool = False
+    owner: int | None = None  # the thread that is about to take it; it makes room for another
+    taken: bool = False
+    ready: threading.Lock = field(default_factory=_held)
     decoded_at: float = 0.0  # when its pixels and targets were there
     made_at: float = 0.0
     data: Any = None  # once made; an ExceptionWrapper for what torch's worker would have sent
     failure: BaseException | None = None  # ours, not the worker's
+
+    def release(self) -> None:
+        """Wake who waits for the batch."""
+        with contextlib.suppress(RuntimeError):  # it is free
+            self.ready.release()
+
+    def locate(self, recipe: Recipe, seed_of: Callable[[Any], int] | None) -> None:
+        """Find the samples' encoded images and targets.
+
+        Args:
+            recipe: Knows where they are.
+            seed_of: A sample's seed by its index, where randomness is by index. Samples are asked for one by one then.
+
+        Raises:
+            RuntimeError: The user's dataset has raised what ends a worker, such as SystemExit.
+        """
+        index = None
+        try:
+            self.indices = list(self.draw[0])
+            resolved = self.indices if seed_of is not None else recipe.resolve(self.indices)
+            locate = recipe.locate if seed_of is not None else recipe.locate_resolved
+            for index, its in zip(self.indices, resolved, strict=True):
+                seed = 0 if seed_of is None else seed_of(index)
+                source, target = locate(its)
+                if isinstance(source, str | os.PathLike):
+                    if "\0" in os.fsdecode(source):
+                        open(source, "rb").close()  # raises what it raises in a worker
+                else:
+                    source = memoryview(source)
+                    if not (source.readonly and source.c_contiguous):
+                        source = bytes(source)  # it may be written again before the threads have read it
+                self.sources.append(source)
+                self.targets.append(target)
+                self.seeds.append(seed)
+        except Exception:  # noqa: BLE001 - the user's dataset or sampler, whatever it raises: in the batch's turn
+            self.error = wrapped(self.worker, None if index is None else f"sample {index!r}")
+        except BaseException as error:
+            raise RuntimeError(f"DataLoader worker exited unexpectedly: sample {index!r} raised {error!r}") from error
 
 
 class PythonError(Exception):
@@ -47,8 +107,8 @@ class TookTooLongError(Exception):
     """A batch was not there in time."""
 
 
-class NeedsConsumerError(Exception):
-    """A sample has to be made in Python, which the line's own thread may not do."""
+class ClosedError(Exception):
+    """The loader was closed meanwhile."""
 
 
 def wrapped(worker: int, where: str | None) -> ExceptionWrapper:
@@ -63,3 +123,19 @@ def check_size(pixels: Any, size: tuple[int, ...]) -> None:
     """Raise what default_collate raises of images that differ in size."""
     if pixels.shape[:2] != size:
         torch.stack([torch.empty(3, *size), torch.empty(3, *pixels.shape[:2])])
+
+
+def working_directory() -> str | None:
+    """The process's, if there is one."""
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return None
+
+
+def as_seen_from(directory: str | None, source: Any) -> Any:
+    """``source``, where a path that is relative means what it meant in that directory."""
+    if directory is None or not isinstance(source, str | os.PathLike):
+        return source
+    path = os.fspath(source)
+    return source if os.path.isabs(path) else os.path.join(directory, os.fsdecode(path))

@@ -10,6 +10,7 @@ next epoch would differ.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -169,19 +170,12 @@ def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
-    """Start torch's own iterator (with persistent workers: the same one, reset).
-
-    Forked workers inherit garbage that this process has yet to collect. Were it collected there, device tensors in it
-    would call CUDA, which aborts a forked process (seen); frozen, it is never collected there.
-    """
+    """Start torch's own iterator (with persistent workers: the same one, reset)."""
     seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
     if seeded is not None:
         seeded.begin_epoch()
-    _forking.workers = True
-    try:
+    with forking_workers():
         iterator: Any = iter(view)
-    finally:
-        _forking.workers = False
     if seeded is not None and not view.num_workers:
         seeded.run_here(iterator._base_seed)
     return iterator  # type: ignore[no-any-return]
@@ -192,6 +186,22 @@ class _Forking(threading.local):
 
 
 _forking = _Forking()
+
+
+@contextlib.contextmanager
+def forking_workers() -> Iterator[None]:
+    """Processes that are forked by this thread meanwhile never collect what they inherit.
+
+    Forked workers inherit garbage that this process has yet to collect. Were it collected there, device tensors in it
+    would call CUDA, which aborts a forked process (seen); frozen, it is never collected there.
+    """
+    _forking.workers = True
+    try:
+        yield
+    finally:
+        _forking.workers = False
+
+
 os.register_at_fork(after_in_child=lambda: gc.freeze() if _forking.workers else None)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import PIL
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload.vision._probes import SUBSAMPLINGS, probe
 
@@ -116,7 +117,7 @@ def _larger_probes(subsampling: str) -> list[bytes]:
 
 
 def _file_decodes_alike(data: bytes) -> bool:
-    with Image.open(io.BytesIO(data)) as image:
+    with JpegImageFile(io.BytesIO(data)) as image:  # Image.open would look at MAX_IMAGE_PIXELS, which may be anything
         expected = np.asarray(image.convert("RGB"))
     rows, columns = expected.shape[:2]
     boxes = [(0, 0, rows, columns)]

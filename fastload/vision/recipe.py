@@ -51,6 +51,16 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesPath(os.PathLike[bytes]):
+    """A path that is bytes, where bytes alone would be an encoded image."""
+
+    path: bytes
+
+    def __fspath__(self) -> bytes:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How to make the samples of a dataset natively.
 
@@ -75,11 +85,31 @@ class Recipe:
 
     def locate(self, index: Any) -> tuple[Any, Any]:
         """The encoded image (bytes or path) of a sample and its target. Raises what the dataset would."""
+        return self.locate_resolved(self.resolve([index])[0])
+
+    def resolve(self, indices: list[Any]) -> list[Any]:
+        """A batch's indices as the innermost subset is asked for them; torch looks the others up for the whole batch.
+
+        Raises what the subsets would.
+        """
+        dataset = self.dataset
+        while type(dataset) is Subset and type(dataset.dataset) is Subset:
+            indices = [dataset.indices[index] for index in indices]
+            dataset = dataset.dataset
+        return indices
+
+    def locate_resolved(self, index: Any) -> tuple[Any, Any]:
+        """As :meth:`locate`, of one of the indices that :meth:`resolve` gives."""
         dataset = self.dataset
         while type(dataset) is Subset:
-            index = dataset.indices[index]
+            if type(dataset.dataset) is not Subset:
+                index = dataset.indices[index]
             dataset = dataset.dataset
-        source, target = dataset.samples[index] if type(dataset) in _FOLDERS else dataset.encoded(index)
+        if type(dataset) not in _FOLDERS:
+            source, target = dataset.encoded(index)
+        else:
+            source, target = dataset.samples[index]
+            source = BytesPath(source) if isinstance(source, bytes) else source
         return source, target
 
     def pixels(self, source: Any) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from fastload import FastLoader, lowered
+from fastload import FastLoader
 
 ARGUMENTS = {"batch_size": 4, "num_workers": 2, "shuffle": True}
 
@@ -46,10 +46,7 @@ def test_pipelines_on_a_simulated_device(root, monkeypatch, name):
 
 def test_the_thread_that_issues_copies_works_on_their_device(root, monkeypatch):
     set_by = {}
-    simulated.install(monkeypatch)
-    monkeypatch.setattr(lowered, "Transfer", simulated.SimulatedTransfer)
-    real_empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real_empty(*a, **k))
+    simulated.install_native(monkeypatch)
     monkeypatch.setattr(
         torch.accelerator, "set_device_index", lambda device: set_by.update({threading.current_thread().name: device})
     )
@@ -63,10 +60,7 @@ def compare_on_a_simulated_device(root, monkeypatch, pipeline, persistent=False,
     dataset = ImageFolder(root, pipeline())
     run = {"count": 3, "breaks_at": breaks_at}
     theirs = epochs_of(lambda: DataLoader(dataset, **arguments), **run)
-    simulated.install(monkeypatch)
-    monkeypatch.setattr(lowered, "Transfer", simulated.SimulatedTransfer)
-    real_empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real_empty(*a, **k))
+    simulated.install_native(monkeypatch)
     own = {"device": "cuda", "device_prefetch": prefetch, "accelerate": "require"}
     seen = epochs_of(lambda: FastLoader(dataset, **arguments, **own), **run)
     layouts = [item[0].is_contiguous(memory_format=torch.channels_last) for item in seen if isinstance(item, list)]

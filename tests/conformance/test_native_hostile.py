@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import gc
+import io
+import itertools
+import multiprocessing.util
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from interrupts import interrupted_at_every_opcode
 from photos import assert_same as assert_equal
 from photos import both, epochs_of, jpeg, make_folder, mix_in, train_v1
+from PIL import Image, ImageFile
+from roads import simulated
 from torch.utils.data import DataLoader, RandomSampler, Subset, WeightedRandomSampler
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.engines import decoding
 
 NATIVE = {"device": "cpu", "accelerate": "require"}
 RUN = {"batch_size": 3, "num_workers": 2, "shuffle": True}
@@ -226,10 +234,7 @@ def test_a_child_forked_mid_epoch_leaves_and_its_parent_goes_on(folder):
             code = 0
         finally:
             os._exit(code)
-    deadline = time.monotonic() + 30
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert ended == (child, 0)
+    assert wait_for(child) == 0
     assert_equal([*seen, *iterator], theirs)
 
 
@@ -322,167 +327,352 @@ class Leaves(BaseException):
     """No error of a sample: torch's worker would end."""
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), Leaves("gone"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
-def test_what_ends_a_worker_does_not_hang(error):
+@pytest.mark.parametrize("error", [SystemExit(0), Leaves("gone"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
+def test_what_ends_a_worker_is_an_error_here_too(error):
+    """SystemExit(0), raised in the consumer's thread, would end the training as if all were well."""
     dataset = Encoded(train_v1(), {4}, error)
     with FastLoader(dataset, 3, num_workers=1, **NATIVE) as loader:
         iterator = iter(loader)
         next(iterator)
-        with pytest.raises(type(error)):
+        with pytest.raises(RuntimeError, match=f"exited unexpectedly: sample 4 raised {type(error).__name__}"):
             next(iterator)
         assert len(list(iterator)) == 2
 
 
-def test_an_interrupt_while_a_sample_is_made_in_python_leaves_the_random_state(mixed, monkeypatch):
+def test_a_process_that_is_killed_is_the_error_of_the_batches_that_need_it(mixed):
+    def run(loader, victim):
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        os.kill(victim(iterator), signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"):
+            seen.extend(iterator)
+        return seen
+
     dataset = ImageFolder(mixed, train_v1())
-    with FastLoader(dataset, 17, num_workers=1, **NATIVE) as loader:
+    arguments = {"batch_size": 2, "num_workers": 1, "prefetch_factor": 1}
+    with FastLoader(dataset, **arguments, **NATIVE) as loader:
+        assert run(loader, lambda iterator: iterator._line._process._process.pid)
+    assert run(DataLoader(dataset, **arguments), lambda iterator: iterator._workers[0].pid)
+
+
+def test_nobody_elses_draws_reach_a_sample_made_in_python_nor_the_other_way_round(mixed):
+    """Torch's default generator belongs to the whole process: each thread would shift the others."""
+    dataset = ImageFolder(mixed, train_v1())
+    of = lambda kind, seed, **own: kind(  # noqa: E731
+        dataset, 3, shuffle=True, num_workers=2, generator=torch.Generator().manual_seed(seed), **own
+    )
+    theirs = [list(of(DataLoader, seed)) for seed in range(4)]
+    torch.manual_seed(11)
+    numbers = torch.rand(200_000)
+    torch.manual_seed(11)
+    seen: list = [None] * 4
+
+    def consume(seed):
+        seen[seed] = list(of(FastLoader, seed, **NATIVE))
+
+    threads = [threading.Thread(target=consume, args=(seed,), daemon=True) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    drawn = []
+    while any(thread.is_alive() for thread in threads) and len(drawn) < len(numbers):
+        drawn.append(torch.rand(1))
+    for thread in threads:
+        thread.join(60)
+    assert torch.equal(torch.cat(drawn), numbers[: len(drawn)])
+    for ours, wanted in zip(seen, theirs, strict=True):
+        assert_equal(ours, wanted)
+
+
+def test_a_batch_of_samples_made_in_python_is_late_after_the_timeout(mixed, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    dataset = ImageFolder(mixed, train_v1())
+    dataset.samples[3] = (str(tmp_path / "fifo"), 0)
+    with FastLoader(dataset, 2, num_workers=2, timeout=0.3, **NATIVE) as loader:
         iterator = iter(loader)
-        state = torch.get_rng_state()
-        with monkeypatch.context() as patched:
-            patched.setattr(decoding, "check_size", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
                 next(iterator)
-        assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_batch_that_is_begun_while_another_fails_draws_what_the_worker_draws(tmp_path, monkeypatch):
-    """The generator goes back to where Python left it, also for a batch that is handed over at that very moment."""
-    folder = make_folder(tmp_path, 12)
-    arguments = {"batch_size": 2, "num_workers": 1, "shuffle": False}
-    dataset = ImageFolder(folder, train_v1())
-    with open(dataset.samples[2][0], "wb") as file:
-        file.write(jpeg(1)[:900])
-    theirs = epochs_of(lambda: DataLoader(dataset, **arguments), count=1)
-    breaks_off = threading.Event()
-    real_add, real_init, real_break_off = decoding.Line.add, decoding.Line.__init__, decoding.Line._break_off
-
-    def add(line, worker, number, indices):
-        if number == 2:
-            with line._changed:
-                assert line._changed.wait_for(lambda: line._batches[0].stuck, 30)
-        real_add(line, worker, number, indices)
-
-    def break_off(line, batch, state):
-        breaks_off.set()
-        real_break_off(line, batch, state)
-
-    class Late:
-        """A pool that takes batch 2 only when batch 1 is being broken off."""
-
-        def __init__(self, pool):
-            self.pool = pool
-
-        def __getattr__(self, name):
-            return getattr(self.pool, name)
-
-        def submit(self, *args, number=0, **kwargs):
-            if number == 2 and threading.current_thread().name == "fastload-feeder":
-                assert breaks_off.wait(30)
-                time.sleep(0.1)
-            return self.pool.submit(*args, number=number, **kwargs)
-
-    def init(line, *args, **kwargs):
-        real_init(line, *args, **kwargs)
-        line.pool = Late(line.pool)
-
-    monkeypatch.setattr(decoding.Line, "add", add)
-    monkeypatch.setattr(decoding.Line, "_break_off", break_off)
-    monkeypatch.setattr(decoding.Line, "__init__", init)
-    assert_equal(epochs_of(lambda: FastLoader(dataset, **arguments, **NATIVE), count=1), theirs)
-    assert breaks_off.is_set()
-
-
-def test_the_lines_thread_goes_on_after_a_pause(folder):
-    """What was added meanwhile it has been told of, and could do nothing about."""
-    dataset = ImageFolder(folder, train_v1())
-    with FastLoader(dataset, batch_size=4, num_workers=1, prefetch_factor=1, **NATIVE) as loader:
+@pytest.mark.parametrize("threads", [2, 4])
+def test_threads_share_an_iterator(mixed, threads):
+    dataset = Subset(ImageFolder(mixed, train_v1()), list(range(17)) * 3)
+    torch.manual_seed(3)
+    theirs = list(DataLoader(dataset, **RUN))
+    torch.manual_seed(3)
+    with FastLoader(dataset, **RUN, **NATIVE) as loader:
         iterator = iter(loader)
-        line = iterator._line
-        with line._changed:
-            assert line._changed.wait_for(lambda: line.ready == 1, 30)
-        with line._alone():
-            line._ahead = 2  # room for both
-            line.add(0, 1, [0, 1, 2, 3])
-            give_up = time.monotonic() + 30
-            while not line._wanted._waiters and time.monotonic() < give_up:
-                time.sleep(0.001)
-            assert line._wanted._waiters
-        added = line._batches[1]
-        with line._changed:
-            assert line._changed.wait_for(lambda: added.made, 30)
+        seen = [[] for _ in range(threads)]
+        workers = [threading.Thread(target=part.extend, args=(iterator,), daemon=True) for part in seen]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+    ours = {tuple(images.flatten()[:50].tolist()): batch for part in seen for batch in part for images in batch[:1]}
+    assert_equal([ours.pop(tuple(images.flatten()[:50].tolist())) for images, _ in theirs], theirs)
+    assert not ours
 
 
-def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(folder):
+def test_a_forked_child_that_asks_for_a_batch_hears_that_it_is_not_its_own(folder):
+    with FastLoader(ImageFolder(folder, train_v1()), **RUN, **NATIVE) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        held = threading.Event()
+        lets_go = threading.Event()
+
+        def hold():
+            with iterator.turn:
+                held.set()
+                lets_go.wait(60)
+
+        other = threading.Thread(target=hold, daemon=True)  # a lock that nobody lets go of in the child
+        other.start()
+        held.wait(60)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                next(iterator)
+            except RuntimeError as error:
+                code = 0 if "in the process that made it" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert wait_for(child) == 0
+        lets_go.set()
+        other.join(60)
+
+
+def wait_for(child):
+    """Its exit status, within 30 seconds; else it is killed."""
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return "killed"
+    return ended[1]
+
+
+def test_a_child_that_exits_leaves_its_parents_process_alone(mixed):
+    """Python's own exit ends all daemonic processes that it knows, also its parent's."""
+    dataset = ImageFolder(mixed, train_v1())
+    theirs = epochs_of(lambda: DataLoader(dataset, **RUN), count=1)[:-1]
+    torch.manual_seed(3)
+    with FastLoader(dataset, **RUN, **NATIVE) as loader:
+        iterator = iter(loader)
+        seen = [next(iterator)]
+        child = os.fork()
+        if child == 0:
+            multiprocessing.util._exit_function()
+            os._exit(0)
+        assert wait_for(child) == 0
+        assert_equal([*seen, *iterator], theirs)
+
+
+def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(tmp_path, folder):
+    os.mkfifo(tmp_path / "fifo")
+    dataset = ImageFolder(folder, train_v1())
+    dataset.samples[0] = (str(tmp_path / "fifo"), 0)
     errors = []
+    waits = threading.Event()
 
     def consume():
         try:
-            list(iterator)
+            waits.set()
+            next(iterator)
         except RuntimeError as error:
-            errors.append(error)
+            errors.append(str(error))
 
-    with FastLoader(ImageFolder(folder, train_v1()), batch_size=4, num_workers=1, **NATIVE) as loader:
+    with FastLoader(dataset, batch_size=4, num_workers=1, **NATIVE) as loader:
         iterator = iter(loader)
-        line = iterator._line
-        with line._alone():  # nothing more is made
-            consumer = threading.Thread(target=consume, daemon=True)
-            consumer.start()
-            give_up = time.monotonic() + 30
-            while not line._changed._waiters and time.monotonic() < give_up:
-                time.sleep(0.001)
-            with line._changed:
-                waiting = list(line._changed._waiters)
-                assert len(waiting) == 1
-                line.add(0, line._batches[-1].number + 1, [0])
-                assert list(line._changed._waiters) == waiting  # not woken for what only the line's thread can do
-            iterator.close()
-            consumer.join(30)
-    assert [str(error) for error in errors] == ["the FastLoader of this iterator was closed"]
+        consumer = threading.Thread(target=consume, daemon=True)
+        consumer.start()
+        waits.wait(30)
+        time.sleep(0.05)
+        iterator.close()
+        consumer.join(30)
+    assert errors == ["the FastLoader of this iterator was closed"]
 
 
-def test_an_interrupt_between_two_batches_does_not_hang(folder):
-    with FastLoader(ImageFolder(folder, train_v1()), batch_size=4, num_workers=1, **NATIVE) as loader:
-        iterator = iter(loader)
-        line = iterator._line
-        with line._changed:
-            assert line._changed.wait_for(lambda: line.ready == 1, 30)
-        give_up = time.monotonic() + 30
-        while not line._wanted._waiters and time.monotonic() < give_up:
-            time.sleep(0.001)
-        with line._changed:  # as far as take() gets when it is interrupted before it says that there is room
-            assert line._wanted._waiters
-            line._batches.popleft()
-            line.ready -= 1
-        assert next(iterator)[0].size(0) == 4
+class Numbered:
+    """One image many times; each sample tells its number. Those that ``in_python`` has are made in Python."""
+
+    def __init__(self, count, in_python=()):
+        self.count, self.in_python, self.transform = count, in_python, train_v1()
+        self.files = [jpeg(1, 30, 30), jpeg(1, 30, 30, mode="CMYK")]
+
+    def __len__(self):
+        return self.count
+
+    def encoded(self, index):
+        return self.files[index in self.in_python], index
+
+    def __getitem__(self, index):
+        return self.transform(Image.open(io.BytesIO(self.encoded(index)[0])).convert("RGB")), index
 
 
-def test_a_batch_that_has_failed_is_not_begun_again(tmp_path, monkeypatch):
-    """Seen: the line's thread took it for one that had yet to be started, and its draws were made a second time."""
-    folder = make_folder(tmp_path, 12)
-    arguments = {"batch_size": 3, "num_workers": 2, "shuffle": False, "persistent_workers": True}
-    dataset = ImageFolder(folder, train_v1())
-    os.truncate(dataset.samples[4][0], 700)
-    theirs = epochs_of(lambda: DataLoader(dataset, **arguments), count=2)
-    lines, held_up = [], []
-    real_init = decoding.Line.__init__
+@pytest.mark.parametrize("road", ["host", "device"])
+def test_an_interrupt_anywhere_in_next_loses_no_batch_and_hangs_nothing(monkeypatch, road):
+    """Another bytecode of ``next()`` each time. (A sampler of Python's own is ended by an interrupt inside it.)"""
+    count = 4000
+    own = NATIVE
+    if road == "device":
+        simulated.install_native(monkeypatch)
+        own = {**NATIVE, "device": "cuda"}
+    dataset = Numbered(count, range(0, count, 40))
+    loader = FastLoader(dataset, batch_sampler=[[i] for i in range(count)], num_workers=2, prefetch_factor=1, **own)
+    iterator, seen, interrupts = iter(loader), [], []
 
-    def init(line, *args, **kwargs):
-        lines.append(line)
-        real_init(line, *args, **kwargs)
+    def act(_):
+        seen.extend(itertools.islice(iterator, 1))
 
-    def set_slowly(batch, name, value):
-        object.__setattr__(batch, name, value)
-        if name == "job" and value is None and batch.stuck:
-            with lines[0]._wanted:
-                lines[0]._wanted.notify()
-            time.sleep(0.1)
-            held_up.append(batch)
+    def check(_, interrupted):
+        interrupts.append(interrupted)
+        seen.extend(itertools.islice(iterator, 1))
+        assert int(seen[-1][1]) == len(seen) - 1
 
-    monkeypatch.setattr(decoding.Line, "__init__", init)
-    monkeypatch.setattr(decoding.Batch, "__setattr__", set_slowly)
-    assert_equal(epochs_of(lambda: FastLoader(dataset, **arguments, **NATIVE), count=2), theirs)
-    assert len(held_up) == 2
-    lines.clear()
+    assert interrupted_at_every_opcode(lambda: None, act, check) > 300
+    assert len(seen) < count
+    assert sum(interrupts) > 250
+    loader.close()
+
+
+def test_an_interrupt_anywhere_in_close_leaves_nothing(tmp_path):
+    dataset = ImageFolder(mix_in(make_folder(tmp_path, 6)), train_v1())
+
+    def make():
+        iterator = iter(FastLoader(dataset, 2, num_workers=2, prefetch_factor=1, **NATIVE))
+        next(iterator)
+        return iterator
+
+    def check(iterator, interrupted):
+        iterator.close()
+        iterator._line.close()
+        assert not iterator._line._thread.is_alive()
+
+    assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check, stride=17) > 20
+
+
+# What torch's workers keep from when they start
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_relative_path_means_what_it_meant_at_the_start(mixed, tmp_path, monkeypatch, persistent):
+    (tmp_path / "elsewhere").mkdir()
+
+    def run(make):
+        torch.manual_seed(1)
+        monkeypatch.chdir(mixed.parent)
+        loader, seen = make(ImageFolder(mixed.name, train_v1())), []
+        for _ in range(2):
+            monkeypatch.chdir(mixed.parent)
+            for batch in loader:
+                monkeypatch.chdir(tmp_path / "elsewhere")
+                seen.append(batch)
+        if isinstance(loader, FastLoader):
+            loader.close()
+        return seen
+
+    arguments = {**RUN, "persistent_workers": persistent}
+    theirs = run(lambda dataset: DataLoader(dataset, **arguments))
+    assert_equal(run(lambda dataset: FastLoader(dataset, **arguments, **NATIVE)), theirs)
+
+
+@pytest.mark.parametrize("name", ["LOAD_TRUNCATED_IMAGES", "MAX_IMAGE_PIXELS"])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_pillows_settings_are_those_of_the_start(tmp_path, monkeypatch, persistent, name):
+    root = make_folder(tmp_path, 12)
+    (root / "class1" / "004.jpg").write_bytes(jpeg(4, 90, 120)[:-900])
+    module, value = (ImageFile, True) if name == "LOAD_TRUNCATED_IMAGES" else (Image, 70 * 90)
+
+    def run(make):
+        torch.manual_seed(1)
+        loader, seen = make(ImageFolder(root, train_v1())), []
+        with monkeypatch.context() as patch:
+            for _ in range(2):
+                iterator = iter(loader)
+                patch.setattr(module, name, value)
+                while True:
+                    try:
+                        seen.append(next(iterator))
+                    except StopIteration:
+                        break
+                    except Exception as error:
+                        seen.append(error.with_traceback(None))
+        if isinstance(loader, FastLoader):
+            loader.close()
+        return seen
+
+    arguments = {**RUN, "persistent_workers": persistent}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        theirs = run(lambda dataset: DataLoader(dataset, **arguments))
+        assert_equal(run(lambda dataset: FastLoader(dataset, **arguments, **NATIVE)), theirs)
+    assert any(isinstance(batch, Exception) for batch in theirs)
+
+
+SPAWNED = """
+import sys
+sys.path[:0] = {path!r}
+import torch
+from PIL import Image, ImageFile
+from roads import simulated
+from interrupts import interrupted_at_every_opcode
+from photos import assert_same, epochs_of, train_v1
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from fastload import FastLoader
+if __name__ == "__main__":
+    ImageFile.LOAD_TRUNCATED_IMAGES = True  # workers that are spawned do not see it, nor this
+    Image.MAX_IMAGE_PIXELS = 70 * 90
+    dataset = ImageFolder({root!r}, train_v1())
+    arguments = {{"batch_size": 3, "num_workers": 1, "shuffle": True, "multiprocessing_context": "spawn"}}
+    own = {{"device": "cpu", "accelerate": "require"}}
+    ours = epochs_of(lambda: FastLoader(dataset, **arguments, **own), count=1)
+    theirs = epochs_of(lambda: DataLoader(dataset, **arguments), count=1)
+    assert_same(ours, theirs)
+    print([type(batch).__name__ for batch in ours if isinstance(batch, Exception)])
+"""
+
+
+def test_spawned_workers_do_not_see_what_main_has_set(tmp_path):
+    root = make_folder(tmp_path / "photos", 12)
+    (root / "class1" / "004.jpg").write_bytes(jpeg(4, 90, 120)[:-900])
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNED.format(root=str(root), path=[str(Path(__file__).parent.parent)]))
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout == "['OSError']\n", ran.stderr
+
+
+# Samples
+
+
+def test_of_a_subset_of_a_subset_all_indices_come_first(tmp_path):
+    """A bad file does not win over an index that is out of range, and nothing is drawn for those before it."""
+    root = make_folder(tmp_path, 12)
+    (root / "class0" / "000.jpg").write_bytes(b"no image")
+    of = lambda *indices: Subset(Subset(Subset(ImageFolder(root, train_v1()), range(12)), range(12)), indices)  # noqa: E731
+    for indices in ([1, 0, 2, 99, 3, 4], [1, 2, 0, 3, 99, 4], [1, 2, 99, 3, 4, 5]):
+        part = Subset(of(*range(12)), range(6))
+        build = lambda: {"sampler": indices}  # noqa: E731, B023
+        check(root, shuffle=None, dataset_of=lambda: part, build=build)  # noqa: B023
+        ours = check(root, shuffle=False, dataset_of=lambda: of(*indices))  # noqa: B023
+        assert any(isinstance(batch, IndexError) for batch in ours)
+
+
+def test_paths_that_are_bytes(mixed):
+    def dataset_of():
+        dataset = ImageFolder(mixed, train_v1())
+        dataset.samples = [(os.fsencode(path), target) for path, target in dataset.samples]
+        dataset.samples[5] = (b"no/such/file.jpg", 0)
+        return dataset
+
+    ours = check(mixed, dataset_of=dataset_of)
+    errors = [batch for batch in ours if isinstance(batch, Exception)]
+    assert errors
+    assert all("b'no/such/file.jpg'" in str(error) for error in errors)
 
 
 # Processes that end
@@ -524,11 +714,13 @@ threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     next(iterator)
 except KeyboardInterrupt:
-    print("interrupted")
-    os._exit(0)  # the thread that reads cannot be ended
+    print("interrupted", flush=True)
+    {then}
 """
 
 
-def test_control_c_while_a_batch_is_waited_for(folder, tmp_path):
-    ran = ended(folder, INTERRUPTED.format(fifo=str(tmp_path / "fifo")))
-    assert (ran.stdout, ran.returncode) == ("interrupted\n", 0), ran.stderr
+@pytest.mark.parametrize("then", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_control_c_while_a_batch_is_waited_for(folder, tmp_path, then):
+    """No process is left: it would keep the pipe open that is read here to its end."""
+    ran = ended(folder, INTERRUPTED.format(fifo=str(tmp_path / "fifo"), then=then), timeout=30)
+    assert (ran.stdout, ran.stderr) == ("interrupted\n", "")

@@ -11,6 +11,7 @@ from photos import MEAN, STD, make_folder
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from fastload.engines.sample_process import SampleProcess
 from fastload.engines.selfcheck import check_recipe
 from fastload.lowered import _host_images
 from fastload.vision.recipe import Refusal, read_recipe
@@ -79,4 +80,8 @@ def test_any_pipeline(root, pipeline):
         assert recipe.reasons
         return
     images_of = _host_images(recipe, torch.contiguous_format)
-    assert check_recipe(recipe, images_of, any_share=True) is None
+    process = SampleProcess(recipe)
+    try:
+        assert check_recipe(recipe, process, images_of, any_share=True) is None
+    finally:
+        process.close()

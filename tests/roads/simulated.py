@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastload import loader as loader_module
-from fastload import options
+from fastload import lowered, options
 from fastload import runtime as runtime_module
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.host import map_leaves
@@ -48,3 +48,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "SlotPool", functools.partial(SlotPool, register=False))
     monkeypatch.setenv("FASTLOAD_DEBUG", "1")  # a slot that is free again is overwritten
     assert options.resolve_device("cuda") == torch.device("cuda", 0)
+
+
+def install_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for native batches."""
+    install(monkeypatch)
+    monkeypatch.setattr(lowered, "Transfer", SimulatedTransfer)
+    real_empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real_empty(*a, **k))

@@ -35,7 +35,7 @@ LAYERS = [
     {"memory"},
     {"host", "insight", "vision"},
     {"options", "_factory", "_checks", "_checks_gpu", "_checks_pil"},
-    {"_nvtx", "_machine", "_version", "_core"},
+    {"_nvtx", "_machine", "_version", "_core", "_interrupts"},
     {"_ranges"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 
 from fastload import FastLoader
 from fastload.engines import selfcheck
+from fastload.engines.sample_process import SampleProcess
 from fastload.lowered import FallbackWarning
 from fastload.vision import recipe
 from fastload.vision.recipe import Recipe, Refusal, read_recipe
@@ -233,14 +234,14 @@ def test_the_plan_tells_of_tensors_and_of_erasing(root):
 
 
 def plant(monkeypatch):
-    real = selfcheck._real
+    real = SampleProcess.batch
 
-    def differs(read, index, state):
-        (images, targets), after = real(read, index, state)
+    def differs(process, index, state, timeout_s):
+        (images, targets), after = real(process, index, state, timeout_s)
         images[0, 0, 0, 0] += 1e-6
         return [images, targets], after
 
-    monkeypatch.setattr(selfcheck, "_real", differs)
+    monkeypatch.setattr(SampleProcess, "batch", differs)
 
 
 def test_a_bit_that_differs_falls_back_loudly(root, monkeypatch):
@@ -255,13 +256,13 @@ def test_a_bit_that_differs_falls_back_loudly(root, monkeypatch):
 
 
 def test_draws_that_differ_fall_back_loudly(root, monkeypatch):
-    real = selfcheck._real
+    real = SampleProcess.batch
 
-    def draws_more(read, index, state):
-        batch, after = real(read, index, state)
+    def draws_more(process, index, state, timeout_s):
+        batch, after = real(process, index, state, timeout_s)
         return batch, after[:-1] + bytes([after[-1] ^ 1])
 
-    monkeypatch.setattr(selfcheck, "_real", draws_more)
+    monkeypatch.setattr(SampleProcess, "batch", draws_more)
     loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=1, batch_size=4)
     with pytest.warns(FallbackWarning, match="draws other random numbers natively"):
         assert len(list(loader)) == 3
@@ -298,6 +299,8 @@ def test_the_check_leaves_the_random_states_alone(root):
     from fastload.lowered import _host_images
 
     images_of = _host_images(read, torch.contiguous_format)
-    assert selfcheck.check_recipe(read, images_of, any_share=False) is None
+    process = SampleProcess(read)
+    assert selfcheck.check_recipe(read, process, images_of, any_share=False) is None
+    process.close()
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
 import warnings
 import zipfile
 
@@ -40,21 +42,86 @@ class Listed(Endless):
         return len(self.files)
 
 
+class Ends(Listed):
+    """Ends the process that asks for a sample."""
+
+    def __getitem__(self, index):
+        os._exit(3)
+
+
+class Holds(Listed):
+    """Its targets cannot be sent to another process."""
+
+    def encoded(self, index):
+        return self.files[index], lambda: index
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], lambda: index
+
+
+UNCHECKED = {Endless: "len[(][)] of it raises TypeError", Ends: "exited unexpectedly", Holds: "cannot be pickled"}
+
+
+@pytest.mark.parametrize("kind", UNCHECKED)
+def test_a_dataset_that_cannot_be_checked_stays_with_the_workers(files, kind):
+    make = {"batch_size": 4, "sampler": range(9), "num_workers": 1, "device": "cpu"}
+    loader = FastLoader(kind(files), **make)
+    with pytest.warns(FallbackWarning, match=f"cannot be checked: .*{UNCHECKED[kind]}"):
+        iterator = iter(loader)
+    assert loader.plan.engine == "torch"
+    assert any("cannot be checked" in note for note in loader.plan.notes)
+    if kind is Endless:
+        assert len(list(iterator)) == 3
+    del iterator
+    with pytest.raises(RuntimeError, match=f"cannot be checked: .*{UNCHECKED[kind]}"):
+        iter(FastLoader(kind(files), **make, accelerate="require"))
+
+
 class Uncopied(Listed):
     def __reduce_ex__(self, protocol):
         raise TypeError("an open connection")
 
 
-@pytest.mark.parametrize(("kind", "why"), [(Endless, "len[(][)] of it raises TypeError"), (Uncopied, "an open conn")])
-def test_a_dataset_that_cannot_be_checked_stays_with_the_workers(files, kind, why):
-    make = {"batch_size": 4, "sampler": range(9), "num_workers": 1, "device": "cpu"}
-    loader = FastLoader(kind(files), **make)
-    with pytest.warns(FallbackWarning, match=f"cannot be checked: .*{why}"):
-        assert len(list(loader)) == 3
-    assert loader.plan.engine == "torch"
-    assert any("cannot be checked" in note for note in loader.plan.notes)
-    with pytest.raises(RuntimeError, match=f"cannot be checked: .*{why}"):
-        iter(FastLoader(kind(files), **make, accelerate="require"))
+def test_what_cannot_be_started_natively_is_for_torch_to_refuse(files):
+    make = {"batch_size": 4, "num_workers": 1, "device": "cpu", "multiprocessing_context": "spawn"}
+    for loader in (
+        DataLoader(Uncopied(files), 4, num_workers=1, multiprocessing_context="spawn"),
+        FastLoader(Uncopied(files), **make),
+        FastLoader(Uncopied(files), **make, accelerate="require"),
+    ):
+        with pytest.raises(TypeError, match="an open connection"):
+            iter(loader)
+
+
+class Waits(Listed):
+    """Sample 4 takes for ever, in every process but the one that decodes."""
+
+    def __getitem__(self, index):
+        if index == 4:
+            threading.Event().wait()
+        return super().__getitem__(index)
+
+
+def test_the_check_gives_up_after_the_timeout(files):
+    loader = FastLoader(Waits(files), batch_size=4, num_workers=1, timeout=0.3, device="cpu")
+    with pytest.warns(FallbackWarning, match=r"sample 4 took longer than timeout=0.3 s"):
+        iterator = iter(loader)
+    assert len(next(iterator)[1]) == 4
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
+        next(iterator)
+
+
+def test_a_file_without_an_end_is_left_to_its_own_turn(files, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    dataset = Listed(files)
+    dataset.files[8] = str(tmp_path / "fifo")
+    loader = FastLoader(dataset, batch_size=4, num_workers=1, timeout=0.5, device="cpu")
+    iterator = iter(loader)
+    assert loader.plan.engine == "native"
+    assert [next(iterator)[1].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.5 seconds"):
+        next(iterator)
+    iterator.close()
 
 
 def test_a_sample_that_the_core_refuses_is_its_batchs_error(files):

@@ -1,0 +1,267 @@
+"""A process that makes single samples with the user's own objects, for what the native core does not take.
+
+The user's transforms draw from torch's default generator, which belongs to the whole process: whatever else draws there
+at the same time would shift the sample, and be shifted. So samples are made in a process that does nothing else, as
+torch's workers do: started when the epoch starts, by the loader's own start method, it also keeps what workers keep
+(the working directory, Pillow's limits, the dataset), whatever becomes of it in this process. A sample that never ends,
+such as a named pipe that nobody writes to, ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.data import _utils, default_collate
+
+from fastload import _nvtx
+from fastload._interrupts import deferred_signals, usual_signals
+from fastload.engines.underway import TookTooLongError, check_size, wrapped
+from fastload.engines.workers import forking_workers
+from fastload.vision.recipe import BytesPath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+    from fastload.vision.recipe import Recipe
+
+LOOK_S = 1.0  # how often each of two processes looks whether the other still lives
+JOIN_S = 5.0  # as long as torch waits for a worker
+
+
+class SampleProcess:
+    """Answers one request at a time. Not thread-safe, except for :meth:`kill`.
+
+    Args:
+        recipe: How to make samples; the process has it as it is now.
+        context: The loader's ``multiprocessing_context``; ``None`` is the default start method.
+
+    Raises:
+        Exception: What starting one of torch's workers raises here, such as an error of pickling.
+    """
+
+    def __init__(self, recipe: Recipe, context: Any = None) -> None:
+        context = context or multiprocessing.get_context()
+        self._forked = context.get_start_method() == "fork"
+        self._pid = os.getpid()
+        self._max_pixels: int | None = None
+        self._closed = True
+        self._connection, theirs = context.Pipe()
+        # The plan cannot be pickled, and is of no use there.
+        arguments = theirs, replace(recipe, plan=None)  # type: ignore[arg-type]
+        self._process = context.Process(target=_serve, args=arguments, name="fastload-samples", daemon=True)
+        try:
+            with deferred_signals(), forking_workers(), _may_have_children():
+                self._process.start()
+                self._closed = False
+                # Else a child that is forked off this process would end it when it exits: it takes it for its own.
+                multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+
+    def max_pixels(self, here: int) -> int:
+        """The size of image, in pixels, above which Pillow objects in that process; 0 is no limit. Blocks.
+
+        Args:
+            here: The same in this process, of which a forked one has a copy.
+        """
+        if self._max_pixels is None:
+            self._max_pixels = here if self._forked else int(self._ask(("max_pixels",)))
+        return self._max_pixels
+
+    def sample(
+        self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str
+    ) -> tuple[Any, bytes]:
+        """Make one sample from a state of torch's default generator. Blocks.
+
+        Returns:
+            Its pixels, ``(H, W, 3)`` uint8, and its box to erase; or the error that torch's worker would send. And the
+            generator's state afterwards.
+
+        Raises:
+            RuntimeError: The process has ended.
+        """
+        return self._ask(("sample", _sendable(source), state, size, worker, where))  # type: ignore[no-any-return]
+
+    def located(self, index: Any, timeout_s: float | None) -> tuple[Any, Any] | str:
+        """The encoded image of the dataset's sample and its target, or the name of the error that this raises.
+
+        Raises:
+            TookTooLongError: It is not there in time.
+            RuntimeError: The process has ended.
+        """
+        return self._ask(("located", index), timeout_s)  # type: ignore[no-any-return]
+
+    def batch(self, index: Any, state: bytes, timeout_s: float | None) -> tuple[Any, bytes]:
+        """The dataset's own sample as a batch of one (``None`` if it raises), drawn from a state; and the state then.
+
+        Raises:
+            TookTooLongError: It is not there in time.
+            RuntimeError: The process has ended.
+        """
+        return self._ask(("batch", index, state), timeout_s)  # type: ignore[no-any-return]
+
+    def _ask(self, request: tuple[Any, ...], timeout_s: float | None = None) -> Any:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            self._connection.send_bytes(pickle.dumps(request))
+            while True:
+                left = LOOK_S if until is None else min(LOOK_S, until - time.monotonic())
+                if self._connection.poll(max(0.0, left)):
+                    break
+                if until is not None and time.monotonic() >= until:
+                    raise TookTooLongError
+                if not self._process.is_alive():  # yet another process may hold its end of the connection open
+                    raise EOFError
+            answer = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise RuntimeError(f"DataLoader worker (pid(s) {self._process.pid}) exited unexpectedly") from None
+        if isinstance(answer, _UnsendableError):
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        """End the process, whatever it is at. From any thread; whoever waits for an answer gets a RuntimeError."""
+        if os.getpid() == self._pid and not self._closed:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process and wait for it. Idempotent."""
+        if self._closed or os.getpid() != self._pid:  # a forked child: the process is its parent's
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):  # it has ended
+            self._connection.send_bytes(pickle.dumps(None))
+        self._connection.close()
+        self._process.join(JOIN_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(JOIN_S)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):  # nobody waits for an answer any more
+            self.kill()
+            self.close()
+
+
+@contextlib.contextmanager
+def _may_have_children() -> Iterator[None]:
+    """A daemonic process, as torch's workers are, may have none, which would outlive it. Ours looks for its parent."""
+    config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
+    daemonic = config.pop("daemon", None)
+    try:
+        yield
+    finally:
+        if daemonic is not None:
+            config["daemon"] = daemonic
+
+
+class _UnsendableError(RuntimeError):
+    """An answer could not be pickled."""
+
+
+def _sendable(source: Any) -> Any:
+    """A sample's path or bytes, as plain as it can be."""
+    if isinstance(source, os.PathLike):
+        path = os.fspath(source)
+        return path if isinstance(path, str) else BytesPath(path)
+    return source if isinstance(source, str | bytes) else bytes(source)
+
+
+def _serve(connection: Connection, recipe: Recipe) -> None:
+    """The process's main function."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process, after its own KeyboardInterrupt
+    usual_signals()
+    _utils.signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
+    _nvtx.name_thread("fl-samples")
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    while True:
+        try:
+            request = pickle.loads(connection.recv_bytes())
+            if request is None:
+                return
+            kind, *arguments = request
+            connection.send_bytes(_pickled(_ANSWERS[kind](recipe, *arguments)))
+        except (EOFError, OSError):  # the parent has ended
+            return
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended, even if a sample is being made that never ends itself."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os._exit(1)
+
+
+def _pickled(answer: Any) -> bytes:
+    # Not as multiprocessing does it: tensors would travel in shared memory, each in a file of its own.
+    try:
+        return pickle.dumps(answer)
+    except Exception as error:  # noqa: BLE001 - of an object of the user's
+        return pickle.dumps(_UnsendableError(f"it cannot be pickled: {type(error).__name__}: {error}"))
+
+
+def _max_pixels(recipe: Recipe) -> int:
+    from PIL import Image
+
+    return int(Image.MAX_IMAGE_PIXELS or 0)
+
+
+def _sample(recipe: Recipe, source: Any, state: bytes | None, size: tuple[int, ...], worker: int, where: str) -> Any:
+    if state is not None:
+        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    result: Any
+    try:
+        pixels = recipe.pixels(source)
+        check_size(pixels, size)
+        result = pixels, recipe.pipeline.erased()
+    except Exception:  # noqa: BLE001 - whatever Pillow or the transforms raise, the worker would send
+        result = wrapped(worker, where)
+    return result, _state()
+
+
+def _located(recipe: Recipe, index: Any) -> Any:
+    try:
+        source, target = recipe.locate(index)
+        source = _sendable(source)
+    except Exception as error:  # noqa: BLE001 - the user's dataset, whatever it raises
+        return type(error).__name__
+    return source, target
+
+
+def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    info = _utils.worker.WorkerInfo(id=0, num_workers=1, seed=torch.initial_seed(), dataset=recipe.dataset)
+    _utils.worker._worker_info = info
+    try:
+        batch = default_collate([recipe.dataset[index]])
+    except Exception:  # noqa: BLE001 - a sample that raises is met again in its turn
+        batch = None
+    finally:
+        _utils.worker._worker_info = None
+    return batch, _state()
+
+
+def _state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+_ANSWERS: Final[dict[str, Callable[..., Any]]] = {
+    "max_pixels": _max_pixels,
+    "sample": _sample,
+    "located": _located,
+    "batch": _batch,
+}

@@ -586,9 +586,10 @@ def test_where_no_thread_can_be_started_that_is_the_error(folder, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     loader = FastLoader(ImageFolder(folder, train_v1()), **RUN, **NATIVE)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start new thread"):
+    with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        iter(loader)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            iter(loader)
     loader.close()
     assert not survivors(before)
 

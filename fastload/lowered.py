@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import threading
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 
 class FallbackWarning(UserWarning):
     """A pipeline that could have run natively does not, because a check on its own data found a difference."""
+
+
+def _warn(why: str) -> None:
+    """Warn, at the caller of ``iter(loader)``, and go on: also where warnings are turned into errors."""
+    with contextlib.suppress(FallbackWarning):
+        warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=5)
 
 
 def read_loader(loader: FastLoader[Any], device: torch.device) -> Recipe | tuple[str, ...]:
@@ -94,7 +101,7 @@ class Checks:
             self._results[key] = why
             self._held.append(loader.dataset)  # its id stands in the key
             if why is not None and loader.accelerate != "require":
-                warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=4)
+                _warn(why)
         why = self._results[key]
         if why is not None and loader.accelerate == "require":
             raise RuntimeError(f"accelerate='require', but {why}")
@@ -135,12 +142,14 @@ def start_native(loader: FastLoader[Any], recipe: Recipe, device: torch.device) 
 
 
 def _key(loader: FastLoader[Any], recipe: Recipe) -> tuple[Any, ...]:
+    """All that the outcome of the check depends on, the files apart."""
     pipeline = recipe.pipeline
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
     require = loader.accelerate == "require"
     color = None if pipeline.erasing is None else pipeline.erasing.color.tolist()
-    return id(loader.dataset), repr((pipeline.ops, color)), table, repr(sorted(recipe.options.items())), require
+    made = repr((pipeline.ops, color, pipeline.image, torch.get_default_dtype()))
+    return id(loader.dataset), made, table, repr(sorted(recipe.options.items())), require
 
 
 def _host_images(

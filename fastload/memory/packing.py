@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch.utils.data._utils.collate as _torchs
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
@@ -203,8 +204,19 @@ def stacks_into(collate_fn: Any) -> bool:
 
     A function that the user has added may hide a tensor in an object that nobody can look into.
     """
-    return collate_fn is default_collate and all(
-        getattr(function, "__module__", None) == collate.__module__ for function in default_collate_fn_map.values()
+    return (
+        collate_fn is default_collate
+        and _torchs.collate is collate
+        and _torchs.default_collate_fn_map is default_collate_fn_map
+        and default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn
+        and all(map(_is_torchs, (default_collate, collate, *default_collate_fn_map.values())))
+    )
+
+
+def _is_torchs(function: Any) -> bool:
+    """Whether a function is the one that torch wrote, annotated or not; ``functools.wraps`` copies ``__module__``."""
+    return getattr(function, "__globals__", None) is vars(_torchs) and (
+        function.__code__.co_filename == _torchs.__file__ or "__fastload__" in (function.__kwdefaults__ or ())
     )
 
 

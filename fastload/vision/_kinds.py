@@ -5,13 +5,12 @@ Importing v2 takes 0.1 s, for which nobody shall wait who does without it; and n
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Final
 
 import torch
 import torchvision.transforms  # noqa: F401 - v1
 
-from fastload.vision._pristine import Originals
+from fastload.vision._pristine import Originals, imported
 
 _ROLES: Final = {
     "Compose": "compose",
@@ -45,8 +44,7 @@ ORIGINALS: Final = Originals((torch.nn.Identity,))
 def role_of(transform: Any) -> str | None:
     """What a transform does; ``None`` if its class is none of those that are lowered, a subclass for instance."""
     for name in ("torchvision.transforms", _V2):
-        module = sys.modules.get(name)
-        if module is not None and name not in _learnt and not getattr(module.__spec__, "_initializing", False):
+        if name not in _learnt and (module := imported(name)) is not None:
             _learn(module)
             _learnt.add(name)
     return _roles.get(type(transform))

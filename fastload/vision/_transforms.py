@@ -17,7 +17,10 @@ from torchvision.transforms.functional import pil_modes_mapping, pil_to_tensor
 
 from fastload.vision._erasing import Erasing, erased_by, read_erasing
 from fastload.vision._kinds import FLIPS, GEOMETRY, ORIGINALS, RANDOM, RESIZES, is_v2, role_of
+from fastload.vision._libraries import check_libraries
+from fastload.vision._pristine import is_own
 from fastload.vision._refused import Refused, name_of
+from fastload.vision._settings import check_dtype, check_modes
 from fastload.vision.calibrate import FILTERS
 from fastload.vision.tensor_resize import TENSOR_FILTERS
 
@@ -41,6 +44,7 @@ class Pipeline:
         draws: Whether anything is drawn at random.
         table: ``(3, 256)``: what ``tensor`` makes of each level of each channel; ``None`` if images stay uint8.
         erasing: What is erased at the end, and in which color; ``None`` if nothing is.
+        image: Of what type a sample's image is, when it is collated.
     """
 
     geometry: tuple[Callable[[Any], Any], ...]
@@ -52,6 +56,7 @@ class Pipeline:
     draws: bool
     table: torch.Tensor | None
     erasing: Erasing | None
+    image: type[torch.Tensor]
 
     def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A sample's pixels, ``(H, W, 3)``, by the user's own transforms, drawn from torch's default generator."""
@@ -75,6 +80,11 @@ def read_transform(transform: Any) -> Pipeline:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
     steps = list(_flat(transform, 0))
     roles = [role_of(step) for step in steps]
+    draws = any(role in (*RANDOM, "erasing") for role in roles)
+    check_libraries(v2=any(is_v2(step) for step in (transform, *steps)))
+    check_modes()
+    if draws:
+        check_dtype()
     geometry = [step for step, role in zip(steps, roles, strict=True) if role in GEOMETRY]
     tensor: list[Any] = []
     for position, (step, role) in enumerate(zip(steps, roles, strict=True)):
@@ -102,15 +112,18 @@ def read_transform(transform: Any) -> Pipeline:
     ops, interpolation = _lower(steps)
     size = _final_size(ops)
     table = table_of(tensor)
-    erasing, draws = None, any(role in RANDOM for role in roles)
+    erasing = None
     if "erasing" in roles:
         place = roles.index("erasing")
         parts = steps[:place], steps[place + 1 :]
         before, after = ([other for other in part if role_of(other) not in GEOMETRY] for part in parts)
         erasing, op = read_erasing(steps[place], before, after)
-        ops, draws = [*ops, op], True
+        ops = [*ops, op]
     pixel_steps = tuple(step for step in steps if role_of(step) in (*GEOMETRY, "to_tensor"))
-    return Pipeline(tuple(geometry), tuple(tensor), pixel_steps, tuple(ops), interpolation, size, draws, table, erasing)
+    image = type(_through(tensor, np.zeros((1, 1, 3), np.uint8)))
+    return Pipeline(
+        tuple(geometry), tuple(tensor), pixel_steps, tuple(ops), interpolation, size, draws, table, erasing, image
+    )
 
 
 def _check_tensor_resize(step: Any, tensor: list[Any]) -> None:
@@ -144,12 +157,9 @@ def _check_padding(step: Any, tensor: list[Any]) -> None:
 def _flat(transform: Any, depth: int) -> Iterator[Any]:
     role = role_of(transform)
     if role is None:
-        known = next((base for base in type(transform).__mro__[1:] if base in ORIGINALS), None)
-        what = f"a subclass of {known.__name__}" if known is not None else "not among the transforms that are lowered"
-        raise Refused(f"transform {name_of(transform)} is {what}; leave it out or replace it by torchvision's own")
-    patched = ORIGINALS.patched(transform)
-    if patched is not None:
-        raise Refused(f"{patched} was patched; leave torchvision's method as it is")
+        raise Refused(f"transform {name_of(transform)} {_why_unknown(type(transform))}")
+    if (patched := ORIGINALS.patched(transform)) is not None:
+        raise Refused(patched)
     if role == "compose":
         if depth > 50:
             raise Refused("Compose is nested more than 50 deep")
@@ -157,6 +167,15 @@ def _flat(transform: Any, depth: int) -> Iterator[Any]:
             yield from _flat(part, depth + 1)
     elif role != "identity":
         yield transform
+
+
+def _why_unknown(cls: type) -> str:
+    if is_own(cls):
+        return "is not supported natively yet"
+    known = next((base for base in cls.__mro__[1:] if base in ORIGINALS), None)
+    if known is not None:
+        return f"is a subclass of {known.__name__}, whose methods may be its own; use {known.__name__} itself"
+    return "is your own, and only torchvision's run natively; leave it out or replace it by one of those"
 
 
 def _lower(steps: list[Any]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
@@ -256,19 +275,26 @@ def table_of(tensor: list[Any]) -> torch.Tensor | None:
 
 
 def _table(tensor: list[Any], pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:
+    result = _through(tensor, pixels)
+    if not isinstance(result, torch.Tensor) or result.shape != (3, *pixels.shape[:2]):
+        raise Refused("the transforms do not keep three channels; the means and deviations must be three each")
+    if result.requires_grad:
+        raise Refused("the images would require gradients, which workers cannot send; detach what the transforms hold")
+    plain = result.as_subclass(torch.Tensor).reshape(3, 256)
+    table = torch.empty(3, 256, dtype=plain.dtype)
+    for channel in range(3):
+        table[channel, torch.from_numpy(pixels[..., channel].reshape(256).astype(np.int64))] = plain[channel]
+    return table
+
+
+def _through(tensor: list[Any], pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
     result: Any = Image.fromarray(pixels)
     try:
         for step in tensor:
             result = step(result)
     except Exception as error:  # whatever the user's arguments make torchvision raise, it raises in the workers too
         raise Refused(f"the transforms of the tensor raise {type(error).__name__}: {error}") from error
-    if not isinstance(result, torch.Tensor) or result.shape != (3, *pixels.shape[:2]):
-        raise Refused("the transforms do not keep three channels; the means and deviations must be three each")
-    plain = result.as_subclass(torch.Tensor).reshape(3, 256)
-    table = torch.empty(3, 256, dtype=plain.dtype)
-    for channel in range(3):
-        table[channel, torch.from_numpy(pixels[..., channel].reshape(256).astype(np.int64))] = plain[channel]
-    return table
+    return result
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet, folder
 
 from fastload.vision._pristine import Originals
 from fastload.vision._refused import Refused, name_of
+from fastload.vision._settings import check_collating
 from fastload.vision._transforms import read_transform
 from fastload.vision.calibrate import calibrate
 from fastload.vision.random_stream import calibrate_stream
@@ -162,6 +163,7 @@ def read_recipe(
     try:
         root = _root(dataset)
         pipeline = read_transform(root.transform)
+        check_collating(pipeline.image)
         plan = _plan(pipeline)
         options = _options(pipeline)
     except Refused as refused:
@@ -178,8 +180,6 @@ def _root(dataset: Any) -> Any:
         _check_unpatched(dataset)
         if not any(dataset.loader is loader for loader in _LOADERS):
             raise Refused(f"the dataset's loader is {name_of(dataset.loader)}; leave it torchvision's default_loader")
-        if folder.pil_loader is not _PIL_LOADER or folder.default_loader is not _LOADERS[0]:
-            raise Refused("torchvision.datasets.folder's loaders were patched; leave them as they are")
         if torchvision.get_image_backend() != "PIL":
             raise Refused(f"torchvision's image backend is {torchvision.get_image_backend()}; set it to PIL")
     elif callable(getattr(kind, "encoded", None)) and hasattr(dataset, "transform"):
@@ -195,9 +195,8 @@ def _root(dataset: Any) -> Any:
 
 
 def _check_unpatched(dataset: Any) -> None:
-    patched = _ORIGINALS.patched(dataset)
-    if patched is not None:
-        raise Refused(f"{patched} was patched; leave torchvision's method as it is")
+    if (patched := _ORIGINALS.patched(dataset)) is not None:
+        raise Refused(patched)
 
 
 def _plan(pipeline: Pipeline) -> _core.DrawPlan:

@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,11 +23,15 @@ import torch
 from interrupts import interrupted_at_every_opcode
 from leaks import Holdings, survivors
 from photos import assert_same as assert_equal
-from photos import both, epochs_of, jpeg, make_folder, mix_in, train_v1
-from PIL import Image, ImageFile
+from photos import both, epochs_of, jpeg, make_folder, mix_in, train_v1, train_v2
+from PIL import ExifTags, Image, ImageFile, ImageOps
 from roads import simulated
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, RandomSampler, Subset, WeightedRandomSampler
+from torch.utils.data._utils.collate import default_collate_fn_map
+from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional
 
 from fastload import FastLoader
 from fastload.engines.sample_process import SampleProcess
@@ -298,6 +304,89 @@ def test_workers_do_not_see_what_changes_while_they_live(mixed, what, persistent
     assert_equal(run(lambda dataset: FastLoader(dataset, **arguments, **NATIVE)), theirs)
 
 
+# What is patched, or set, below the transforms
+
+
+def upright():
+    original = Image.open
+    return mock.patch.object(Image, "open", lambda *args, **kwargs: ImageOps.exif_transpose(original(*args, **kwargs)))
+
+
+def flipped():
+    return mock.patch.object(functional, "hflip", functional.vflip)
+
+
+@contextmanager
+def in_doubles():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Halving(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out / 2 if func is torch.rand else out
+
+
+def doubled(batch, *, collate_fn_map=None):
+    return torch.stack(batch) * 2
+
+
+PATCHES = {
+    "Image.open": (upright, train_v1, "PIL.Image.open was patched"),
+    "hflip": (flipped, train_v1, "torchvision.transforms.functional.hflip was patched"),
+    "default dtype": (in_doubles, train_v2, "default dtype is torch.float64"),
+    "mode": (Halving, train_v1, "Halving may change"),
+    "collate": (
+        lambda: mock.patch.dict(default_collate_fn_map, {torch.Tensor: doubled}),
+        train_v1,
+        "default_collate_fn_map has doubled",
+    ),
+    "tv_tensors": (lambda: tv_tensors.set_return_type("TVTensor"), train_v2, "set_return_type('TVTensor')"),
+}
+
+
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory):
+    """Photos that lie on their side, as their EXIF says."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    folder = tmp_path_factory.mktemp("turned")
+    (folder / "class").mkdir()
+    for i in range(9):
+        (folder / "class" / f"{i}.jpg").write_bytes(jpeg(i, 60 + i, 150 - i, exif=exif))
+    return folder
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
+    """Natively before it and after it was taken back; in between by torch's workers, which are forked with it."""
+    patch, transform, reason = PATCHES[name]
+
+    def run(make, patch):
+        torch.manual_seed(1)
+        loader = make(ImageFolder(turned, transform()))
+        engines, seen = [], []
+        for epoch in range(3):
+            with patch() if epoch == 1 else nullcontext():
+                seen += list(loader)
+                if isinstance(loader, FastLoader):
+                    engines.append(loader.plan.engine)
+                    assert (reason in str(loader.plan)) == (epoch == 1)
+        return seen, engines
+
+    theirs, _ = run(lambda dataset: DataLoader(dataset, **RUN), patch)
+    ours, engines = run(lambda dataset: FastLoader(dataset, **RUN, device="cpu"), patch)
+    assert engines == ["native", "torch", "native"]
+    assert_equal(ours, theirs)
+    unpatched, _ = run(lambda dataset: DataLoader(dataset, **RUN), nullcontext)
+    with pytest.raises(AssertionError):  # it makes a difference
+        assert_equal(unpatched, theirs)
+
+
 # Errors
 
 
@@ -318,8 +407,6 @@ class Encoded:
 
     def __getitem__(self, index):
         import io
-
-        from PIL import Image
 
         data, target = self.encoded(index)
         return self.transform(Image.open(io.BytesIO(data)).convert("RGB")), target

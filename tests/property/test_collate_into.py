@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 from typing import Any
 from unittest import mock
 
@@ -16,9 +17,11 @@ from roads import assert_same, normal
 from roads.batches import Bag, Opaque, Pair, Row, Stack
 from roads.tensors import Subclass, dense, made, seen, slot
 from torch.utils.data import default_collate
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
+import fastload
 from fastload.engines.arrivals import NONE_FREE
 from fastload.engines.workers import Collate
 from fastload.host import map_leaves
@@ -235,6 +238,47 @@ def test_a_callable_object_may_replace_a_collate_function():
     samples = [torch.full((200,), float(n)) for n in range(3)]
     with mock.patch.dict(default_collate_fn_map, {torch.Tensor: Doubled()}):
         assert_same(seen(through_a_slot(samples)), seen(torch.stack(samples) * 2))
+
+
+def doubled(batch, *, collate_fn_map=None):
+    return torch.stack(batch) * 2
+
+
+def test_a_replacement_that_introduces_itself_as_torchs_is_called():
+    @functools.wraps(collate_tensor_fn)
+    def replacement(batch, *, collate_fn_map=None):
+        return doubled(batch)
+
+    samples = [torch.full((200,), float(n)) for n in range(3)]
+    with mock.patch.dict(default_collate_fn_map, {torch.Tensor: replacement}):
+        assert_same(seen(through_a_slot(samples)), seen(torch.stack(samples) * 2))
+
+
+def test_what_default_collate_runs_may_be_replaced(monkeypatch):
+    samples = [torch.full((200,), float(n)) for n in range(3)]
+    for owner, name, value in (
+        (torch_collate, "collate", doubled),
+        (torch_collate, "default_collate_fn_map", {torch.Tensor: doubled}),
+        (collate_tensor_fn, "__code__", doubled.__code__),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, value)
+            assert_same(seen(through_a_slot(samples)), seen(torch.stack(samples) * 2))
+        assert_same(seen(through_a_slot(samples)), seen(torch.stack(samples)))
+        assert last == ["in a slot"]
+
+
+def test_an_entry_that_was_taken_out_is_missed():
+    samples = [torch.full((200,), float(n)) for n in range(3)]
+    with mock.patch.dict(default_collate_fn_map):
+        del default_collate_fn_map[torch.Tensor]
+        with pytest.raises(TypeError, match="batch must contain tensors"):
+            through_a_slot(samples)
+
+
+def test_an_annotated_collate_function_stacks_into_the_slot():
+    with fastload.annotate(torch_collate, "collate_tensor_fn"), fastload.annotate(torch_collate, "collate"):
+        assert packing.stacks_into(default_collate)
 
 
 class Hiding(dict):  # type: ignore[type-arg]

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchvision.transforms as v1
 from photos import PIPELINES, make_folder, train_v1
+from PIL import Image
 from torch.utils.data import Subset, default_collate
 from torchvision.datasets import DatasetFolder, FakeData, ImageFolder, folder
 from torchvision.transforms import v2
@@ -69,11 +70,22 @@ TO_TENSOR = v1.ToTensor()
 REFUSED = {
     "lambda": ([v1.Lambda(lambda x: x), v1.RandomResizedCrop(8), TO_TENSOR], "transform Lambda"),
     "function": ([lambda x: x, v1.RandomResizedCrop(8), TO_TENSOR], "<lambda>"),
-    "manual_seed": ([Seeding(), v1.RandomResizedCrop(8), TO_TENSOR], "transform Seeding"),
+    "manual_seed": (
+        [Seeding(), v1.RandomResizedCrop(8), TO_TENSOR],
+        "transform Seeding is your own, and only torchvision's run natively; leave it out or replace it by one",
+    ),
     "seeding lambda": ([v1.RandomResizedCrop(8), v1.Lambda(lambda x: torch.manual_seed(0) and x)], "transform Lambda"),
-    "subclass": ([OwnCrop(8), TO_TENSOR], "subclass of RandomResizedCrop"),
+    "subclass": (
+        [OwnCrop(8), TO_TENSOR],
+        "transform OwnCrop is a subclass of RandomResizedCrop, whose methods may be its own; use RandomResizedCrop",
+    ),
+    "module": ([torch.nn.Sequential(v1.RandomResizedCrop(8)), TO_TENSOR], "Sequential is not supported natively yet"),
+    "gradients": (
+        [v1.RandomResizedCrop(8), TO_TENSOR, v1.Normalize(torch.zeros(3, requires_grad=True), torch.ones(3))],
+        "would require gradients",
+    ),
     "instance": ([with_patched_instance(), TO_TENSOR], "get_params was patched"),
-    "hook": ([with_hook(), TO_TENSOR], "forward hooks"),
+    "hook": ([with_hook(), TO_TENSOR], "RandomResizedCrop has forward hooks, which run in every sample; remove them"),
     "padding": ([v1.RandomCrop(8, padding=2), TO_TENSOR], "pads"),
     "v2 padding": ([v2.RandomCrop(8, pad_if_needed=True), TO_TENSOR], "pads"),
     "resize of floats": ([v2.ToImage(), v2.ToDtype(torch.float32), v2.RandomResizedCrop(8)], "would resize floats"),
@@ -102,9 +114,23 @@ REFUSED = {
     "normalize on uint8": ([v1.RandomResizedCrop(8), v1.PILToTensor(), v1.Normalize([0.5], [0.5])], "raise TypeError"),
     "float64": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.ConvertImageDtype(torch.float64)], "torch.float64"),
     "dtypes": ([v1.RandomResizedCrop(8), v2.ToImage(), v2.ToDtype({torch.Tensor: torch.float32})], "dtype for each"),
-    "jitter": ([v1.RandomResizedCrop(8), v1.ColorJitter(0.1), TO_TENSOR], "transform ColorJitter"),
+    "jitter": (
+        [v1.RandomResizedCrop(8), v1.ColorJitter(0.1), TO_TENSOR],
+        "transform ColorJitter is not supported natively yet",
+    ),
     "random choice": ([v1.RandomApply([v1.RandomResizedCrop(8)]), TO_TENSOR], "transform RandomApply"),
 }
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre"])
+def test_global_hooks_are_refused_until_they_are_removed(root, kind):
+    dataset = ImageFolder(root, train_v1())
+    handle = getattr(torch.nn.modules.module, f"register_module_{kind}_hook")(lambda *_: None)
+    try:
+        assert refusal(dataset) == "torch.nn's global forward hooks are set, which run in every transform; remove them"
+    finally:
+        handle.remove()
+    assert isinstance(read_recipe(dataset), Recipe)
 
 
 def test_a_torch_that_resizes_otherwise_is_refused(root, monkeypatch):
@@ -186,7 +212,7 @@ print(read.reasons if isinstance(read, Refusal) else read.pipeline.ops[0][0])
     [
         ("", ["False", "random_resized_crop"]),
         ("v1.CenterCrop.forward = v1.RandomCrop.forward", ["CenterCrop.forward was patched", "random_resized_crop"]),
-        ("v1.ToTensor = type('Mine', (v1.ToTensor,), dict())", ["transform Mine is not among", "random_resized_crop"]),
+        ("v1.ToTensor = type('Mine', (v1.ToTensor,), dict())", ["transform Mine is your own", "random_resized_crop"]),
     ],
     ids=["nothing", "by another of torchvision's", "the name"],
 )
@@ -250,9 +276,10 @@ def test_a_bit_that_differs_falls_back_loudly(root, monkeypatch):
     with pytest.warns(FallbackWarning, match="not the same to the bit"):
         assert len(list(loader)) == 3
     assert loader.plan.engine == "torch"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FallbackWarning)
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
         assert len(list(loader)) == 3
+    assert not again
 
 
 def test_draws_that_differ_fall_back_loudly(root, monkeypatch):
@@ -277,8 +304,6 @@ def test_require_raises_when_a_bit_differs(root, monkeypatch):
 
 
 def test_a_folder_of_png_stays_with_the_workers(tmp_path, root):
-    from PIL import Image
-
     for path in sorted(root.rglob("*.jpg")):
         target = tmp_path / path.parent.name
         target.mkdir(exist_ok=True)
@@ -286,6 +311,28 @@ def test_a_folder_of_png_stays_with_the_workers(tmp_path, root):
     loader = FastLoader(ImageFolder(tmp_path, train_v1()), device="cpu", num_workers=1, batch_size=4)
     with pytest.warns(FallbackWarning, match="no JPEG images"):
         assert len(list(loader)) == 3
+
+
+LOUD = """
+import sys, warnings
+from torchvision.datasets import ImageFolder
+import torchvision.transforms as v1
+from fastload import FastLoader
+warnings.simplefilter("error")
+transform = v1.Compose([v1.RandomResizedCrop(8), v1.ToTensor()])
+loader = FastLoader(ImageFolder(sys.argv[1], transform), 4, device="cpu", num_workers=1)
+print(sum(len(images) for images, _ in loader))
+print("no JPEG images" in str(loader.plan))
+"""
+
+
+def test_where_warnings_are_errors_a_folder_of_png_stays_with_the_workers(tmp_path, root):
+    (tmp_path / "class").mkdir()
+    for number, path in enumerate(sorted(root.rglob("*.jpg"))[:4]):
+        Image.open(path).save(tmp_path / "class" / f"{number}.png")
+    command = [sys.executable, "-W", "error::UserWarning", "-c", LOUD, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (ran.stdout.splitlines(), ran.returncode) == (["4", "True"], 0), ran.stderr
 
 
 def test_the_check_leaves_the_random_states_alone(root):

@@ -36,7 +36,7 @@ class FallbackWarning(UserWarning):
 def _warn(why: str) -> None:
     """Warn, at the caller of ``iter(loader)``, and go on: also where warnings are turned into errors."""
     with contextlib.suppress(FallbackWarning):
-        warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=5)
+        warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=6)
 
 
 def read_loader(loader: FastLoader[Any], device: torch.device) -> Recipe | tuple[str, ...]:

@@ -92,11 +92,12 @@ class _Loaded:
             self._failures[key] = f"cuda.core cannot be imported ({error}); {INSTALL}"
         except Exception as error:  # noqa: BLE001 (driver, NVRTC and loader each have errors of their own)
             self._failures[key] = f"the kernel cannot be compiled: {type(error).__name__}: {error}"
-            warnings.warn(
-                f"images are normalized by torch on cuda:{key[0]}, same values but slower: {self._failures[key]}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            with contextlib.suppress(RuntimeWarning):  # where warnings are errors, too, the loader goes on
+                warnings.warn(
+                    f"images are normalized by torch on cuda:{key[0]}, same values but slower: {self._failures[key]}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
         else:
             return kernels
         return None

@@ -291,3 +291,15 @@ def test_what_a_plan_can_know_without_compiling(monkeypatch, loaded):
     assert kernels.lacking(device, torch.float32, 3) is None
     loaded._failures[0, 4, 3] = "no such architecture"
     assert kernels.lacking(device, torch.float32, 3) == "no such architecture"
+
+
+def test_a_kernel_that_cannot_be_compiled_stops_no_loader_where_warnings_are_errors(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no such architecture")
+
+    monkeypatch.setattr(kernels, "_compile", fails)
+    loaded = kernels._Loaded()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loaded._load((0, 4, 3)) is None
+    assert "no such architecture" in loaded.failure(0, 4, 3)

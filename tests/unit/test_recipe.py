@@ -273,8 +273,9 @@ def plant(monkeypatch):
 def test_a_bit_that_differs_falls_back_loudly(root, monkeypatch):
     plant(monkeypatch)
     loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=1, batch_size=4)
-    with pytest.warns(FallbackWarning, match="not the same to the bit"):
+    with pytest.warns(FallbackWarning, match="not the same to the bit") as warned:
         assert len(list(loader)) == 3
+    assert warned[0].filename == __file__
     assert loader.plan.engine == "torch"
     with warnings.catch_warnings(record=True) as again:
         warnings.simplefilter("always")

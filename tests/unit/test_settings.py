@@ -120,6 +120,17 @@ def test_another_default_device_is_refused(root):
         assert reasons(root, train_v1()) == ""
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type:UserWarning")
+def test_default_tensors_on_a_gpu_are_refused(root):
+    torch.set_default_tensor_type(torch.cuda.FloatTensor)
+    try:
+        assert "torch's default device is cuda:0" in reasons(root, train_v1())
+    finally:
+        torch.set_default_tensor_type(torch.FloatTensor)
+    assert reasons(root, train_v1()) == ""
+
+
 @pytest.mark.parametrize("owner", [torch, torch.random])
 def test_another_default_generator_is_refused(root, monkeypatch, owner):
     monkeypatch.setattr(owner, "default_generator", torch.Generator())

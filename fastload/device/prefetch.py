@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
+import copy
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -29,6 +34,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+JOIN_S: Final = 5.0
+"""How long closing waits for the thread at most: as long as torch waits for a worker. It then ends by itself."""
+
+WAKE_S: Final = 5.0
+"""How long the consumer sleeps at most. A signal that comes just before it falls asleep does not wake it (CPython)."""
+
 
 def prefetch_to_device(
     iterable: Iterable[T],
@@ -44,7 +55,12 @@ def prefetch_to_device(
     generator. A background thread reads the source (so the source runs beside the training loop and up to ``depth + 1``
     batches ahead of it), pins what is not pinned, and starts each copy the moment its batch is there.
 
-    A source that yields pinned tensors may overwrite them once it is asked for the next batch.
+    A source that yields pinned tensors may overwrite them once it is asked for the next batch. An error comes in its
+    batch's turn, and iteration goes on after it if the source does.
+
+    Where the source has a ``state_dict()``, as torchdata's ``StatefulDataLoader``, so has the result: the source's
+    state as of the last batch handed over. The source itself is ahead of that; to resume from what it says of itself
+    would lose batches.
 
     >>> import torch
     >>> batches = prefetch_to_device([torch.zeros(2, 3), torch.ones(2, 3)], device="cpu")
@@ -61,14 +77,16 @@ def prefetch_to_device(
         dtype: For floating-point tensors; cast on the device, after the copy. ``None`` leaves it.
 
     Returns:
-        An iterable of the same batches; it has a length if the source has one.
+        An iterable of the same batches; it has a length if the source has one, and a :class:`StatefulPrefetcher` if the
+        source has a state.
 
     Raises:
         TypeError: ``iterable`` is not iterable, or an argument is of the wrong type.
         ValueError: ``depth`` is less than 1, or a format or dtype that does not apply.
         RuntimeError: ``device`` is not there.
     """
-    return DevicePrefetcher(iterable, device, depth, memory_format, dtype)
+    kind = StatefulPrefetcher if hasattr(iterable, "state_dict") else DevicePrefetcher
+    return kind(iterable, device, depth, memory_format, dtype)
 
 
 class DevicePrefetcher(Generic[T]):
@@ -101,17 +119,111 @@ class DevicePrefetcher(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         device = resolve_device(self._device)
         if not has_streams(device):
-            return self._in_turn(device)
+            memory_format = None if device.type == "cpu" else self._memory_format
+            return _InTurn(iter(self._iterable), Transfer(device, None, memory_format, self._dtype))
         if device not in self._streams:  # kept across epochs: device memory is reused by stream
             self._streams[device] = new_stream(device)
         transfer = Transfer(device, self._streams[device], self._memory_format, self._dtype)
-        return _Prefetching(Feeder(iter(self._iterable), transfer, self._depth))
+        return _Prefetching(Feeder(iter(self._iterable), transfer, self._depth, self._states_of_epoch()))
 
-    def _in_turn(self, device: torch.device) -> Iterator[T]:
-        memory_format = None if device.type == "cpu" else self._memory_format
-        transfer = Transfer(device, None, memory_format, self._dtype)
-        for batch in self._iterable:
-            yield transfer.take(transfer.start(batch))
+    def _states_of_epoch(self) -> States | None:
+        """What takes the source's states in the epoch that begins; ``None`` where it has none."""
+        return None
+
+
+class StatefulPrefetcher(DevicePrefetcher[T]):
+    """What :func:`prefetch_to_device` returns for a source with a state.
+
+    The state is that of the newest iteration. The source must not be asked for its own, or be iterated, meanwhile.
+    """
+
+    _states: States | None = None
+
+    def state_dict(self) -> Any:
+        """A copy of the source's state as of the last batch handed over; as of now if no iteration has begun.
+
+        Raises:
+            Exception: What the source raised when it was asked.
+        """
+        return (States(self._iterable) if self._states is None else self._states).last.get()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Have the source go on from ``state_dict`` in the next iteration."""
+        self._forget()
+        source: Any = self._iterable
+        source.load_state_dict(state_dict)
+
+    def _forget(self) -> None:
+        states, self._states = self._states, None
+        if states is not None:
+            states.leave()
+
+    def _states_of_epoch(self) -> States:
+        self._forget()
+        self._states = States(self._iterable)
+        return self._states
+
+
+class State(NamedTuple):
+    """What a source said when it was asked for its state, or what it raised."""
+
+    value: Any = None
+    error: Exception | None = None
+
+    def get(self) -> Any:
+        """The state."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class States:
+    """The states of a source in one iteration; that of the last batch handed over is ``last``.
+
+    Copied, because a source may give out what it goes on to change.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._left = False
+        self._lock = threading.Lock()
+        self.last = self.take()
+
+    def take(self) -> State:
+        """The source's state now. Between two batches, in the thread that reads."""
+        with self._lock:
+            if self._left:
+                return State()
+            try:
+                return State(copy.deepcopy(self._source.state_dict()))
+            except Exception as error:  # noqa: BLE001 - of interest to who wants the state; the batch is none the worse
+                return State(error=error)
+
+    def leave(self) -> None:
+        """Ask the source no more: its state will be another iteration's."""
+        with self._lock:
+            self._left = True
+
+
+class _InTurn(Generic[T]):
+    """An iteration without a side stream: each batch is read and moved when it is asked for."""
+
+    def __init__(self, source: Iterator[Any], transfer: Transfer) -> None:
+        self._source = source
+        self._transfer = transfer
+
+    def __iter__(self) -> _InTurn[T]:
+        return self
+
+    def __next__(self) -> T:
+        batch: T = self._transfer.take(self._transfer.start(next(self._source)))
+        return batch
+
+    def close(self) -> None:
+        """Stop early. Idempotent."""
+        source, self._source = self._source, iter(())
+        if isinstance(source, Generator):  # another kind may be the user's own, still in use
+            source.close()
 
 
 def _use_one_thread() -> None:
@@ -126,115 +238,184 @@ def _use_one_thread() -> None:
     other.join()
 
 
+class Arrived(NamedTuple):
+    """What the feeder has for the consumer: a batch, an error in its place, or, with neither, the end.
+
+    A tuple, which the consumer's end can take over without running Python.
+    """
+
+    number: int
+    copied: DeviceBatch | None = None
+    error: BaseException | None = None
+    state: State = State()
+
+
 class Feeder:
     """A thread that reads a source and copies each batch as soon as there is room on the device.
 
-    It sleeps on conditions and events, and never polls. It knows nothing of the iterator that it feeds.
+    It sleeps on queues and events. It knows nothing of the iterator that it feeds.
+
+    The two ends share queues made in C, flags, and nothing else: an interrupt may end the consumer's call anywhere in
+    Python code, :class:`threading.Condition` and the like included, and must not leave a lock taken or a batch lost.
     """
 
-    def __init__(self, source: Iterator[Any], transfer: Transfer, depth: int) -> None:
+    def __init__(self, source: Iterator[Any], transfer: Transfer, depth: int, states: States | None = None) -> None:
         self._source = source
         self.transfer = transfer
         self._depth = depth
-        self._ready: deque[DeviceBatch] = deque()
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._ended = False
-        self._closed = False
+        self.states = states
+        self.arrivals: SimpleQueue[Arrived] = SimpleQueue()
+        # Numbers of batches that are being handed over, which make room; anything else tells the thread to end.
+        self.told: SimpleQueue[Any] = SimpleQueue()
+        self._handed = 0
+        self.closed = False
         self._in_source = False
+        self._ended = True
+        self._running = threading.Lock()  # not Thread.join: interrupted, that takes the thread for ended (bpo-45274)
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
-        self._thread.start()
+
+    def start(self, consumer: Any) -> None:
+        """Start the thread. It ends when ``consumer`` is garbage, at the latest."""
+        self._gone = weakref.ref(consumer, self.told.put)  # no Python runs here, so that no interrupt can prevent it
+        self._running.acquire()
+        self._ended = False
+        try:
+            _thread.start_new_thread(self._start, ())  # Thread.start waits on a Condition
+        except RuntimeError:
+            self._ended = True
+            raise
+
+    def _start(self) -> None:
+        try:
+            self._thread.start()
+        except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
+            self._end(0, error)
 
     def _feed(self) -> None:
         _nvtx.name_thread("fastload-feeder")
+        number = 0
         try:
             torch.accelerator.set_device_index(self.transfer.device)
             _use_one_thread()
-            number = 0
             while self._read(number):
                 number += 1
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
-            with self._changed:
-                self._error = error
-        finally:
-            source, self._source = self._source, iter(())
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
+            self._end(number, error)
+        else:
+            self._end(number)
+
+    def _end(self, number: int, error: BaseException | None = None) -> None:
+        """Say that nothing more comes, and let go of the source."""
+        source, self._source = self._source, iter(())
+        try:
+            if error is not None:
+                self.arrivals.put(Arrived(number, error=error))
+            self.arrivals.put(Arrived(number, state=self._state()))
             if isinstance(source, Generator):  # another kind may be the user's own, still in use
                 source.close()
+            del source
+            if self.closed:
+                self._drop()
+        finally:
+            self._ended = True
+            self._running.release()
 
     def _read(self, number: int) -> bool:
-        with self._changed:
-            if self._closed:
-                return False
-            self._in_source = True
-        try:
-            with stage("fetch", number):
-                batch = next(self._source)
-        except StopIteration:
-            return False
-        finally:
-            with self._changed:
-                self._in_source = False
+        """Read a batch, and copy it when there is room. Returns whether there was one, or an error in its place."""
+        copied: DeviceBatch | None = None
+        error: BaseException | None = None
         borrowed = False
-
-        def pin(leaf: Any) -> Any:
-            nonlocal borrowed
-            if not isinstance(leaf, torch.Tensor):
-                return leaf.pin_memory()
-            if leaf.device.type != "cpu" or leaf.layout != torch.strided:
-                return leaf
-            pinned = leaf.pin_memory()
-            borrowed = borrowed or pinned is leaf
-            return pinned
-
-        batch = map_leaves(pin, batch)
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
-            if self._closed:
-                return False
-        copied = self.transfer.start(batch, number)
-        with self._changed:
-            self._ready.append(copied)
-            self._changed.notify_all()
-        if borrowed:  # the source's own memory: it may be written again as soon as we ask for more
-            copied.wait_copied()
-        return True
-
-    def get(self) -> DeviceBatch | None:
-        """The next batch, or ``None`` after the last. Blocks until one is there; raises what the source raised."""
-        self.transfer.mark_step()
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
-            if self._ready:
-                return self._ready.popleft()
-            error, self._error = self._error, None
-        if error is not None:
+        try:
             try:
-                raise error
-            finally:
-                del error  # else this frame and its traceback would keep each other, and the device memory in flight
-        return None
+                batch = self._next(number)
+                if batch is _NO_MORE:
+                    return False
+                batch, borrowed = _pinned(batch)
+            except BaseException as caught:  # noqa: BLE001 - handed to the consumer, who raises it
+                error = caught
+            state = self._state()
+            if not self._has_room(number):
+                return False
+            if error is None:
+                try:
+                    copied = self.transfer.start(batch, number)
+                except BaseException as caught:  # noqa: BLE001 - as above
+                    error = caught
+            self.arrivals.put(Arrived(number, copied, error, state))
+            if borrowed and copied is not None:  # the source's own memory: it may be written again once we ask for more
+                copied.wait_copied()
+            return True
+        finally:
+            del error  # else this frame and its traceback would keep each other
 
-    def go_on(self) -> None:
-        """Let the feeder know that there is room for another batch."""
-        with self._changed:
-            self._changed.notify_all()
+    def _next(self, number: int) -> Any:
+        self._in_source = True
+        try:
+            if self.closed:  # asked now, when close() can see that it must not wait
+                return _NO_MORE
+            with stage("fetch", number):
+                return next(self._source, _NO_MORE)
+        finally:
+            self._in_source = False
+
+    def _state(self) -> State:
+        return State() if self.states is None or self.closed else self.states.take()
+
+    def _has_room(self, number: int) -> bool:
+        """Wait for room for a batch, asleep. Returns whether it is still wanted."""
+        while not self.closed and (number >= self._handed + self._depth or not self.told.empty()):
+            told = self.told.get()
+            if isinstance(told, int):
+                self._handed = max(self._handed, told + 1)
+            else:
+                self.closed = True
+        return not self.closed
+
+    def _drop(self) -> None:
+        """Let go of what has arrived; leave the end of it, for whoever waits."""
+        try:
+            while True:
+                self.arrivals.get_nowait()
+        except Empty:
+            self.arrivals.put(Arrived(0))
 
     def close(self) -> None:
-        """Stop reading. Joins the thread, unless it is inside the source, which nobody can interrupt. Idempotent."""
-        if os.getpid() != self._pid:  # a forked child: the thread is its parent's, and may have held the lock
+        """Stop reading and wait, 5 s at most, for the thread and its copies. Idempotent; call it again if interrupted.
+
+        While the thread is inside the source, which nobody can interrupt, it is not waited for.
+        """
+        if os.getpid() != self._pid:  # a forked child: the thread is its parent's
             return
-        with self._changed:
-            self._closed = True
-            self._ready.clear()
-            self._changed.notify_all()
-            in_source = self._in_source
-        if not in_source and self._thread is not threading.current_thread():
-            self._thread.join()
+        self.closed = True
+        self.told.put(None)
+        self._drop()
+        if self._in_source or threading.get_ident() == self._thread.ident:
+            return
+        if not self._ended and self._running.acquire(timeout=JOIN_S):
+            self._running.release()
+        if self._ended:
             self.transfer.close()
+
+
+_NO_MORE: Final = object()
+
+
+def _pinned(batch: Any) -> tuple[Any, bool]:
+    """A batch in pinned memory, and whether some of that is the source's own."""
+    borrowed = False
+
+    def pin(leaf: Any) -> Any:
+        nonlocal borrowed
+        if not isinstance(leaf, torch.Tensor):
+            return leaf.pin_memory()
+        if leaf.device.type != "cpu" or leaf.layout != torch.strided:
+            return leaf
+        pinned = leaf.pin_memory()
+        borrowed = borrowed or pinned is leaf
+        return pinned
+
+    return map_leaves(pin, batch), borrowed
 
 
 class _Prefetching(Generic[T]):
@@ -243,21 +424,48 @@ class _Prefetching(Generic[T]):
     def __init__(self, feeder: Feeder) -> None:
         self._feeder = feeder
         self._number = 0
+        self._taken: dict[int, list[Arrived]] = {}  # by thread: what it has taken over and not yet handed to its caller
         self._finalizer = weakref.finalize(self, feeder.close)
+        feeder.start(self)
 
     def __iter__(self) -> _Prefetching[T]:
         return self
 
     def __next__(self) -> T:
+        feeder = self._feeder
+        feeder.transfer.mark_step()
+        taken = self._taken.setdefault(threading.get_ident(), [])
         with stage("wait", self._number):
-            copied = self._feeder.get()
-        if copied is None:
+            while not taken:
+                with suppress(Empty):
+                    # No Python between the queue and the list: an interrupt finds the batch in one of them.
+                    taken.extend(islice(iter(partial(feeder.arrivals.get, True, WAKE_S), None), 1))
+        arrived = taken[0]
+        at_end = arrived.copied is None and arrived.error is None
+        batch: Any = None
+        if at_end:
+            feeder.arrivals.put(arrived)  # for whoever asks next
+        elif not feeder.closed:
+            if arrived.copied is not None:
+                batch = feeder.transfer.take(arrived.copied)
+            feeder.told.put(arrived.number)  # late, so that the feeder's work does not delay this call
+        # From here on nothing is called, and so nothing interrupted: the batch is handed over, and that is noted.
+        error, ended = arrived.error, at_end or feeder.closed
+        if not feeder.closed:
+            self._number = arrived.number + 1
+            if feeder.states is not None:
+                feeder.states.last = arrived.state
+        del taken[0], arrived
+        if ended:
             raise StopIteration
-        self._number += 1
-        batch: T = self._feeder.transfer.take(copied)
-        self._feeder.go_on()  # last, so that the feeder's work does not delay this call
-        return batch
+        if error is None:
+            return batch  # type: ignore[no-any-return]
+        try:
+            raise error
+        finally:
+            del error  # else this frame and its traceback would keep each other, and the device memory in flight
 
     def close(self) -> None:
         """Stop early. Idempotent."""
-        self._finalizer()
+        self._feeder.close()  # not the finalizer, which an interrupt could use up before it has called
+        self._taken.clear()

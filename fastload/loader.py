@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload import _nvtx
 from fastload._nvtx import stage
@@ -19,7 +23,7 @@ from fastload.engines.by_index import check_seedable, seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, refresh, stages_of, start_epoch, view_of
 from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
-from fastload.insight.meter import Meter, board_for, go_on, measure, measure_here
+from fastload.insight.meter import Meter, NextData, board_for, go_on, measure, measure_here
 from fastload.insight.stats import Stats
 from fastload.lowered import NativeDeviceIterator, is_native, read_loader, start_native
 from fastload.memory.slots import SlotWriter
@@ -41,7 +45,7 @@ class FastLoader(DataLoader[T_co]):
     """Torch's DataLoader whose batches are already on the GPU: same arguments, same batches, same order, same errors.
 
     While one batch is used, the next is copied on a side stream from pinned memory and laid out in ``memory_format``.
-    Without an accelerator it is the plain DataLoader.
+    Without an accelerator they stay in host memory, and what can be run natively is run natively, too.
 
     >>> import torch
     >>> from fastload import DataLoader
@@ -75,6 +79,15 @@ class FastLoader(DataLoader[T_co]):
         ValueError, TypeError: As torch's DataLoader, and for FastLoader's own arguments.
         RuntimeError: ``device`` is not there.
     """
+
+    # Those of a subclass whose __init__ does without ours, as torchdata's StatefulDataLoader.
+    device: Device = Options.device
+    memory_format: torch.memory_format | None = Options.memory_format
+    dtype: torch.dtype | None = Options.dtype
+    device_prefetch: int = Options.device_prefetch
+    accelerate: Accelerate = Options.accelerate
+    max_pinned_bytes: int | None = Options.max_pinned_bytes
+    rng: Rng = Options.rng
 
     def __init__(
         self,
@@ -128,6 +141,10 @@ class FastLoader(DataLoader[T_co]):
             self.num_workers = auto
         self._take_options(Options(device, memory_format, dtype, device_prefetch, accelerate, max_pinned_bytes, rng))
 
+    @functools.cached_property
+    def _runtime(self) -> Runtime:
+        return vars(self).setdefault("_runtime", Runtime())  # type: ignore[no-any-return]  # one, also for two threads
+
     def _take_options(self, options: Options) -> None:
         # Each under its own public name: frameworks rebuild a loader from vars(loader).
         self.device = options.device
@@ -159,6 +176,12 @@ class FastLoader(DataLoader[T_co]):
         Raises:
             TypeError: ``loader`` is no DataLoader, or an argument is not FastLoader's.
         """
+        names = [field.name for field in fields(Options)]
+        if unknown := [name for name in own if name not in names]:
+            raise TypeError(
+                f"FastLoader.wrap() got an unexpected keyword argument {unknown[0]!r}; besides the loader it takes "
+                f"{', '.join(names)}"
+            )
         if not isinstance(loader, DataLoader):
             raise TypeError(
                 f"FastLoader.wrap takes a torch.utils.data.DataLoader, got {type(loader).__name__}; for any other "
@@ -172,9 +195,10 @@ class FastLoader(DataLoader[T_co]):
         iterates = type(loader).__iter__ in (DataLoader.__iter__, FastLoader.__iter__)
         if not iterates or has_own_iterator(loader):
             method = "a _get_iterator" if iterates else "an __iter__"
+            state = ", and whose state_dict() says where the consumer is" if hasattr(loader, "state_dict") else ""
             raise TypeError(
                 f"FastLoader.wrap cannot take over {type(loader).__name__}, which has {method} of its own; use "
-                "fastload.prefetch_to_device(loader), which keeps it"
+                f"fastload.prefetch_to_device(loader), which keeps it{state}"
             )
         wrapped: FastLoader[T_co] = cls.__new__(cls)
         refresh(wrapped, loader)
@@ -274,13 +298,38 @@ class FastLoader(DataLoader[T_co]):
             self._iterator = iterator
         return iterator  # type: ignore[no-any-return]
 
+    def _follow(self, own: Callable[[Any], Any]) -> Any:
+        """Iterate by a subclass's own ``__iter__``; if it makes an iterator like torch's, measure that, and close it.
+
+        If it calls FastLoader's, that has done so.
+        """
+        self._runtime.check_open()
+        begun, given = self._runtime.begun, self.worker_init_fn
+        board = board_for(self) if has_own_iterator(self) else None
+        if board is not None and self.num_workers:
+            self.worker_init_fn = first_call_of(self, given, board)
+        first_call = self.worker_init_fn
+        try:
+            iterator = own(self)
+        finally:
+            self.worker_init_fn = given
+        if self._runtime.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
+            return iterator
+        if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
+            next_data.meter.begin_epoch()
+        elif board is not None and (not self.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
+            self._runtime.measure(iterator, measure(iterator, Meter(board, self.batch_size)))
+        self._runtime.live.add(iterator)
+        return iterator
+
     def close(self) -> None:
         """Stop workers and threads and let go of device and pinned memory, also of iterators still in use. Idempotent.
 
         Without it the same happens when the loader and its iterators are garbage.
         """
         self._runtime.close()
-        self._iterator = None
+        if not has_own_iterator(self):  # else its maker's to keep: torchdata asks it for its state
+            self._iterator = None
 
     def __enter__(self) -> FastLoader[T_co]:
         return self
@@ -290,12 +339,13 @@ class FastLoader(DataLoader[T_co]):
     ) -> None:
         self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_runtime"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._runtime = Runtime()
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        # Not __getstate__ and __setstate__: pickle would find those through wrappers that delegate, as Accelerate's do.
+        reduced: Any = super().__reduce_ex__(max(2, operator.index(protocol)))
+        if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+            return reduced  # a subclass's own
+        state = {name: value for name, value in reduced[2].items() if name != "_runtime"}
+        return (*reduced[:2], state, *reduced[3:])
 
 
 def _pinned_tuple_type() -> type:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload import _nvtx
 from fastload._nvtx import stage
@@ -23,11 +22,11 @@ from fastload.engines.by_index import check_seedable, seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, refresh, stages_of, start_epoch, view_of
 from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
-from fastload.insight.meter import Meter, NextData, board_for, go_on, measure, measure_here
+from fastload.insight.meter import Meter, board_for, go_on, measure, measure_here
 from fastload.insight.stats import Stats
 from fastload.lowered import NativeDeviceIterator, is_native, read_loader, start_native
 from fastload.memory.slots import SlotWriter
-from fastload.options import Accelerate, Device, Options, Rng, can_pin, has_streams, resolve_device
+from fastload.options import Accelerate, Device, Options, Rng, can_pin, has_streams, named_options, resolve_device
 from fastload.plan import Plan, has_own_iterator, make_plan, pins
 from fastload.runtime import Runtime
 
@@ -58,8 +57,9 @@ class FastLoader(DataLoader[T_co]):
     use. It reads as the number that was chosen, from the first iteration on. FastLoader's own:
 
     Args:
-        device: Where batches go. ``"auto"`` is the current accelerator at the time that iteration starts, else the CPU;
-            ``"cpu"`` gives the plain DataLoader. On MPS ``"auto"`` leaves batches on the CPU, as torch does.
+        device: Where batches go. ``"auto"`` is the current accelerator at the time that iteration starts, else the CPU.
+            On the CPU nothing is copied, and the native engine still runs. On MPS ``"auto"`` leaves batches on the CPU,
+            as torch does.
         memory_format: For 4-D floating-point or uint8 tensors; values never change. ``None`` leaves the layout. Not
             applied on the CPU.
         dtype: Cast floating-point tensors to this floating-point type, on the device, after the copy.
@@ -79,15 +79,6 @@ class FastLoader(DataLoader[T_co]):
         ValueError, TypeError: As torch's DataLoader, and for FastLoader's own arguments.
         RuntimeError: ``device`` is not there.
     """
-
-    # Those of a subclass whose __init__ does without ours, as torchdata's StatefulDataLoader.
-    device: Device = Options.device
-    memory_format: torch.memory_format | None = Options.memory_format
-    dtype: torch.dtype | None = Options.dtype
-    device_prefetch: int = Options.device_prefetch
-    accelerate: Accelerate = Options.accelerate
-    max_pinned_bytes: int | None = Options.max_pinned_bytes
-    rng: Rng = Options.rng
 
     def __init__(
         self,
@@ -176,12 +167,6 @@ class FastLoader(DataLoader[T_co]):
         Raises:
             TypeError: ``loader`` is no DataLoader, or an argument is not FastLoader's.
         """
-        names = [field.name for field in fields(Options)]
-        if unknown := [name for name in own if name not in names]:
-            raise TypeError(
-                f"FastLoader.wrap() got an unexpected keyword argument {unknown[0]!r}; besides the loader it takes "
-                f"{', '.join(names)}"
-            )
         if not isinstance(loader, DataLoader):
             raise TypeError(
                 f"FastLoader.wrap takes a torch.utils.data.DataLoader, got {type(loader).__name__}; for any other "
@@ -202,7 +187,7 @@ class FastLoader(DataLoader[T_co]):
             )
         wrapped: FastLoader[T_co] = cls.__new__(cls)
         refresh(wrapped, loader)
-        wrapped._take_options(Options(**own))
+        wrapped._take_options(named_options(own))
         return wrapped
 
     @property
@@ -298,30 +283,6 @@ class FastLoader(DataLoader[T_co]):
             self._iterator = iterator
         return iterator  # type: ignore[no-any-return]
 
-    def _follow(self, own: Callable[[Any], Any]) -> Any:
-        """Iterate by a subclass's own ``__iter__``; if it makes an iterator like torch's, measure that, and close it.
-
-        If it calls FastLoader's, that has done so.
-        """
-        self._runtime.check_open()
-        begun, given = self._runtime.begun, self.worker_init_fn
-        board = board_for(self) if has_own_iterator(self) else None
-        if board is not None and self.num_workers:
-            self.worker_init_fn = first_call_of(self, given, board)
-        first_call = self.worker_init_fn
-        try:
-            iterator = own(self)
-        finally:
-            self.worker_init_fn = given
-        if self._runtime.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
-            return iterator
-        if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
-            next_data.meter.begin_epoch()
-        elif board is not None and (not self.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
-            self._runtime.measure(iterator, measure(iterator, Meter(board, self.batch_size)))
-        self._runtime.live.add(iterator)
-        return iterator
-
     def close(self) -> None:
         """Stop workers and threads and let go of device and pinned memory, also of iterators still in use. Idempotent.
 
@@ -346,6 +307,10 @@ class FastLoader(DataLoader[T_co]):
             return reduced  # a subclass's own
         state = {name: value for name, value in reduced[2].items() if name != "_runtime"}
         return (*reduced[:2], state, *reduced[3:])
+
+
+for _option in fields(Options):  # for subclasses whose __init__ does not call ours, as torchdata's StatefulDataLoader
+    setattr(FastLoader, _option.name, _option.default)
 
 
 def _pinned_tuple_type() -> type:

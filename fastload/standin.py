@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fastload.engines.workers import first_call_of
 from fastload.insight.capture import capture_from_environment
 from fastload.insight.explain import LoaderLog
+from fastload.insight.meter import Meter, NextData, board_for, measure
 from fastload.loader import FastLoader
 from fastload.options import Options
+from fastload.plan import has_own_iterator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -130,17 +133,31 @@ def _heard(iterate: _Iterate) -> _Iterate:
 
 
 def _followed(own: _Iterate) -> _Iterate:
-    """A subclass's own ``__iter__``; measured, closed and listened to if it does without FastLoader's.
+    """A subclass's own ``__iter__``. What makes iterators like torch's and does not call ours is looked after here.
 
-    That of torchdata's StatefulDataLoader does: it makes iterators derived from torch's.
+    So does that of torchdata's StatefulDataLoader. Its iterators are measured, listened to, and closed with the loader.
     """
 
     @functools.wraps(own)
     def iterate(loader: Any) -> Any:
-        begun = loader._runtime.begun + 1
-        iterator = loader._follow(own)
-        if loader._runtime.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
+        runtime, given = loader._runtime, loader.worker_init_fn
+        runtime.check_open()
+        begun = runtime.begun
+        board = board_for(loader) if has_own_iterator(loader) else None
+        if board is not None and loader.num_workers:
+            loader.worker_init_fn = first_call_of(loader, given, board)
+        first_call = loader.worker_init_fn
+        try:
+            iterator = own(loader)
+        finally:
+            loader.worker_init_fn = given
+        if runtime.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
             return iterator
+        if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
+            next_data.meter.begin_epoch()
+        elif board is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
+            runtime.measure(iterator, measure(iterator, Meter(board, loader.batch_size)))
+        runtime.live.add(iterator)
         return _heard(lambda _: iterator)(loader)
 
     return iterate

@@ -20,8 +20,9 @@ from roads.datasets import Numbers
 from torch.utils.data import DataLoader
 
 from fastload import prefetch_to_device
+from fastload.device import feeder as feeding
 from fastload.device import prefetch
-from fastload.device.prefetch import Feeder, _Prefetching
+from fastload.device.feeder import Feeder, Prefetching
 
 WAIT_S = 30  # only ever waited for by a test that is about to fail
 
@@ -86,7 +87,7 @@ def feed(accelerator):
     made = []
 
     def of(source, depth=1):
-        made.append(_Prefetching(Feeder(iter(source), FakeTransfer(), depth)))
+        made.append(Prefetching(Feeder(iter(source), FakeTransfer(), depth)))
         return made[-1]
 
     yield of
@@ -329,7 +330,7 @@ def test_an_error_leaves_no_reference_cycle(feed):
         yield 0
         raise ValueError("no more")
 
-    iterator = _Prefetching(Feeder(fails(), FakeTransfer(), 1))
+    iterator = Prefetching(Feeder(fails(), FakeTransfer(), 1))
     next(iterator)
     gone = weakref.ref(iterator._feeder)
     gc.disable()
@@ -347,7 +348,7 @@ def test_dropping_the_iterator_stops_the_thread_at_once(accelerator):
     gc.collect()
     gc.disable()
     try:
-        iterator = _Prefetching(Feeder(iter(range(100)), FakeTransfer(), 2))
+        iterator = Prefetching(Feeder(iter(range(100)), FakeTransfer(), 2))
         assert next(iterator) == 0
         thread = iterator._feeder._thread
         gone = weakref.ref(iterator)
@@ -443,13 +444,13 @@ def ended(iterator):
     """Close, which must not take its time, and say whether the thread has ended."""
     begun = time.monotonic()
     iterator.close()
-    assert time.monotonic() - begun < prefetch.JOIN_S / 2
+    assert time.monotonic() - begun < feeding.JOIN_S / 2
     return iterator._feeder._ended
 
 
 def test_an_interrupt_at_any_moment_of_next_loses_no_batch_and_doubles_none(accelerator):
     def make():
-        return _Prefetching(Feeder(iter(range(5)), FakeTransfer(), 2)), []
+        return Prefetching(Feeder(iter(range(5)), FakeTransfer(), 2)), []
 
     def act(subject):
         iterator, seen = subject
@@ -469,14 +470,14 @@ def test_an_interrupt_at_any_moment_of_the_end_leaves_the_end(accelerator):
         assert list(iterator) == []
         assert ended(iterator)
 
-    make = lambda: _Prefetching(Feeder(iter(()), FakeTransfer(), 1))  # noqa: E731
+    make = lambda: Prefetching(Feeder(iter(()), FakeTransfer(), 1))  # noqa: E731
     assert interrupted_at_every_opcode(make, list, check) > 50
 
 
 @pytest.mark.parametrize("read", [0, 1, 4])
 def test_an_interrupt_at_any_moment_of_close_leaves_nothing_locked(accelerator, read):
     def make():
-        iterator = _Prefetching(Feeder(iter(range(4)), FakeTransfer(), 1))
+        iterator = Prefetching(Feeder(iter(range(4)), FakeTransfer(), 1))
         assert len(list(islice(iterator, read))) == read
         return iterator
 
@@ -484,7 +485,7 @@ def test_an_interrupt_at_any_moment_of_close_leaves_nothing_locked(accelerator, 
         assert ended(iterator)
         assert next(iterator, "end") == "end"
 
-    assert interrupted_at_every_opcode(make, _Prefetching.close, check) > 30
+    assert interrupted_at_every_opcode(make, Prefetching.close, check) > 30
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that lands in a finalizer
@@ -502,7 +503,7 @@ def test_an_interrupt_at_any_moment_of_iter_leaves_no_thread(cuda):
 
 
 def test_ctrl_c_ends_the_wait_for_a_batch_and_the_batch_comes_later(feed, monkeypatch):
-    monkeypatch.setattr(prefetch, "WAKE_S", 0.02)
+    monkeypatch.setattr(feeding, "WAKE_S", 0.02)
     source = Source(3, gate_at=1)
     iterator = feed(source)
     assert next(iterator) == 0
@@ -524,7 +525,7 @@ def test_ctrl_c_ends_the_wait_for_a_batch_and_the_batch_comes_later(feed, monkey
 
 
 def test_a_dropped_iterator_ends_its_thread_also_if_its_finalizer_was_interrupted(feed):
-    iterator = _Prefetching(Feeder(iter(range(9)), FakeTransfer(), 1))
+    iterator = Prefetching(Feeder(iter(range(9)), FakeTransfer(), 1))
     thread = iterator._feeder._thread
     assert next(iterator) == 0
     iterator._finalizer.detach()  # as if an interrupt had landed in it
@@ -534,8 +535,8 @@ def test_a_dropped_iterator_ends_its_thread_also_if_its_finalizer_was_interrupte
 
 
 def test_closing_waits_for_a_busy_thread_as_long_as_torch_does_for_a_worker(feed, monkeypatch):
-    assert prefetch.JOIN_S == torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL
-    monkeypatch.setattr(prefetch, "JOIN_S", 0.05)
+    assert feeding.JOIN_S == torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL
+    monkeypatch.setattr(feeding, "JOIN_S", 0.05)
     iterator = feed(range(5))
     assert copied_by(iterator, 1) == [0]
     iterator._feeder.transfer.room.clear()
@@ -566,12 +567,12 @@ def test_where_no_thread_can_be_started_that_is_the_error(monkeypatch, accelerat
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(prefetch._thread, "start_new_thread", refuse)
+        patched.setattr(feeding._thread, "start_new_thread", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            _Prefetching(Feeder(iter([1]), FakeTransfer(), 1))
+            Prefetching(Feeder(iter([1]), FakeTransfer(), 1))
     feeder = Feeder(iter([1]), FakeTransfer(), 1)
     monkeypatch.setattr(feeder._thread, "start", refuse)
-    iterator = _Prefetching(feeder)
+    iterator = Prefetching(feeder)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         next(iterator)
     assert next(iterator, "end") == "end"

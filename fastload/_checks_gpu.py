@@ -102,7 +102,10 @@ def check_cuda(root: Path = _ROOT) -> Check:
         data["accelerator"] = other.type
         return Check("cuda", f"none; accelerator: {other.type}", data=data)
     if driver is None and not visible:
-        remedy = "without a GPU FastLoader is the plain DataLoader; in a container, start it with --gpus all"
+        remedy = (
+            "without a GPU batches stay in host memory (FastLoader runs natively all the same); in a container, start "
+            "it with --gpus all"
+        )
         return Check("cuda", "no NVIDIA GPU in sight", "note", remedy, data)
     driver = driver or "of unknown version"
     if torch.version.cuda is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -23,7 +26,7 @@ from fastload.insight.meter import Meter, board_for, go_on, measure, measure_her
 from fastload.insight.stats import Stats
 from fastload.lowered import NativeDeviceIterator, is_native, read_loader, start_native
 from fastload.memory.slots import SlotWriter
-from fastload.options import Accelerate, Device, Options, Rng, can_pin, has_streams, resolve_device
+from fastload.options import Accelerate, Device, Options, Rng, can_pin, has_streams, named_options, resolve_device
 from fastload.plan import Plan, has_own_iterator, make_plan, pins
 from fastload.runtime import Runtime
 
@@ -41,7 +44,7 @@ class FastLoader(DataLoader[T_co]):
     """Torch's DataLoader whose batches are already on the GPU: same arguments, same batches, same order, same errors.
 
     While one batch is used, the next is copied on a side stream from pinned memory and laid out in ``memory_format``.
-    Without an accelerator it is the plain DataLoader.
+    Without an accelerator they stay in host memory, and what can be run natively is run natively, too.
 
     >>> import torch
     >>> from fastload import DataLoader
@@ -54,8 +57,9 @@ class FastLoader(DataLoader[T_co]):
     use. It reads as the number that was chosen, from the first iteration on. FastLoader's own:
 
     Args:
-        device: Where batches go. ``"auto"`` is the current accelerator at the time that iteration starts, else the CPU;
-            ``"cpu"`` gives the plain DataLoader. On MPS ``"auto"`` leaves batches on the CPU, as torch does.
+        device: Where batches go. ``"auto"`` is the current accelerator at the time that iteration starts, else the CPU.
+            On the CPU nothing is copied, and the native engine still runs. On MPS ``"auto"`` leaves batches on the CPU,
+            as torch does.
         memory_format: For 4-D floating-point or uint8 tensors; values never change. ``None`` leaves the layout. Not
             applied on the CPU.
         dtype: Cast floating-point tensors to this floating-point type, on the device, after the copy.
@@ -128,6 +132,10 @@ class FastLoader(DataLoader[T_co]):
             self.num_workers = auto
         self._take_options(Options(device, memory_format, dtype, device_prefetch, accelerate, max_pinned_bytes, rng))
 
+    @functools.cached_property
+    def _runtime(self) -> Runtime:
+        return vars(self).setdefault("_runtime", Runtime())  # type: ignore[no-any-return]  # one, also for two threads
+
     def _take_options(self, options: Options) -> None:
         # Each under its own public name: frameworks rebuild a loader from vars(loader).
         self.device = options.device
@@ -172,13 +180,14 @@ class FastLoader(DataLoader[T_co]):
         iterates = type(loader).__iter__ in (DataLoader.__iter__, FastLoader.__iter__)
         if not iterates or has_own_iterator(loader):
             method = "a _get_iterator" if iterates else "an __iter__"
+            state = ", and whose state_dict() says where the consumer is" if hasattr(loader, "state_dict") else ""
             raise TypeError(
                 f"FastLoader.wrap cannot take over {type(loader).__name__}, which has {method} of its own; use "
-                "fastload.prefetch_to_device(loader), which keeps it"
+                f"fastload.prefetch_to_device(loader), which keeps it{state}"
             )
         wrapped: FastLoader[T_co] = cls.__new__(cls)
         refresh(wrapped, loader)
-        wrapped._take_options(Options(**own))
+        wrapped._take_options(named_options(own))
         return wrapped
 
     @property
@@ -280,7 +289,8 @@ class FastLoader(DataLoader[T_co]):
         Without it the same happens when the loader and its iterators are garbage.
         """
         self._runtime.close()
-        self._iterator = None
+        if not has_own_iterator(self):  # else its maker's to keep: torchdata asks it for its state
+            self._iterator = None
 
     def __enter__(self) -> FastLoader[T_co]:
         return self
@@ -290,12 +300,17 @@ class FastLoader(DataLoader[T_co]):
     ) -> None:
         self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_runtime"}
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        # Not __getstate__ and __setstate__: pickle would find those through wrappers that delegate, as Accelerate's do.
+        reduced: Any = super().__reduce_ex__(max(2, operator.index(protocol)))
+        if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+            return reduced  # a subclass's own
+        state = {name: value for name, value in reduced[2].items() if name != "_runtime"}
+        return (*reduced[:2], state, *reduced[3:])
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._runtime = Runtime()
+
+for _option in fields(Options):  # for subclasses whose __init__ does not call ours, as torchdata's StatefulDataLoader
+    setattr(FastLoader, _option.name, _option.default)
 
 
 def _pinned_tuple_type() -> type:

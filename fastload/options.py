@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils.data import get_worker_info
@@ -39,6 +39,17 @@ class Options:
             raise TypeError(f"max_pinned_bytes must be an int or None, got {type(limit).__name__}")
         if limit is not None and limit < 0:
             raise ValueError(f"max_pinned_bytes must be >= 0 (0 turns pinned memory off), got {limit}")
+
+
+def named_options(own: dict[str, Any]) -> Options:
+    """The options that ``FastLoader.wrap`` was given by name."""
+    names = [field.name for field in fields(Options)]
+    if unknown := [name for name in own if name not in names]:
+        raise TypeError(
+            f"FastLoader.wrap() got an unexpected keyword argument {unknown[0]!r}; besides the loader it takes "
+            f"{', '.join(names)}"
+        )
+    return Options(**own)
 
 
 def check_device(device: Device) -> None:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """Never pickled, never copied. Iterators hold it too."""
+    """Never pickled, never copied: what would be a copy is a new one. Iterators hold it too."""
 
     def __init__(self) -> None:
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.begun = 0  # iterations, also those that failed
         self.slots: SlotPool | None = None
         self.checks = Checks()
         self._streams: dict[torch.device, Any] = {}
@@ -39,6 +40,9 @@ class Runtime:
         self._missed = Counter[str]()
         self._closed = False
         self._sized: tuple[int, Stats] | None = None  # worker processes, and the statistics when they were chosen
+
+    def __reduce__(self) -> Any:
+        return Runtime, ()
 
     def copy_stream(self, device: torch.device) -> Any:
         """One per device, kept across epochs: the caching allocator keeps device memory by stream."""
@@ -134,7 +138,8 @@ class Runtime:
         )
 
     def check_open(self) -> None:
-        """Raise if the loader has been closed."""
+        """An iteration begins: raise if the loader has been closed."""
+        self.begun += 1
         if self._closed:
             raise RuntimeError("this FastLoader is closed; make a new one to iterate again")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import sys
 from abc import ABCMeta
@@ -11,14 +12,20 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fastload.engines.workers import first_call_of
 from fastload.insight.capture import capture_from_environment
 from fastload.insight.explain import LoaderLog
+from fastload.insight.meter import Meter, NextData, board_for, measure
 from fastload.loader import FastLoader
 from fastload.options import Options
+from fastload.plan import has_own_iterator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    _Iterate = Callable[[Any], Any]
 
 TorchDataLoader: Final[type[Any]] = FastLoader.__bases__[0]
 
@@ -29,6 +36,7 @@ _MEMORY_FORMATS: Final = {
 }
 
 _stand_in: type[FastLoader[Any]] | None = None
+_listeners: list[Callable[[_Iterate], _Iterate]] = []  # what wraps the __iter__ of loaders
 
 
 def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False) -> type[FastLoader[Any]]:
@@ -52,10 +60,10 @@ def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False)
         _set_defaults(dict(defaults or {}))
         _stand_in = _make_stand_in()
         if (window := capture_from_environment()) is not None:
-            FastLoader.__iter__ = window.listening(FastLoader.__iter__)  # type: ignore[method-assign]
+            _listeners.append(window.listening)
         if explain:
-            log = LoaderLog(users_of=functools.partial(_modules_with, _stand_in))
-            FastLoader.__iter__ = log.listening(FastLoader.__iter__)  # type: ignore[method-assign]
+            _listeners.append(LoaderLog(users_of=functools.partial(_modules_with, _stand_in)).listening)
+        FastLoader.__iter__ = _heard(FastLoader.__iter__)  # type: ignore[method-assign]
         for module, name in _holders(TorchDataLoader):
             setattr(module, name, _stand_in)
     return _stand_in
@@ -81,6 +89,8 @@ def _set_defaults(defaults: dict[str, Any]) -> None:
     own = [field.name for field in fields(Options)]
     if unknown := set(defaults) - set(own):
         raise TypeError(f"FastLoader has no argument of its own named {', '.join(sorted(unknown))}")
+    for name, value in defaults.items():
+        setattr(FastLoader, name, value)
     init: Any = FastLoader.__init__
     init.__kwdefaults__ = {**init.__kwdefaults__, **defaults}
     check: Any = Options.__init__  # whose defaults are those of FastLoader.wrap
@@ -93,7 +103,7 @@ def _make_stand_in() -> type[FastLoader[Any]]:
     Why not FastLoader itself: ``isinstance(x, DataLoader)`` must hold for any DataLoader, which takes a metaclass, and
     that is ABCMeta, or else ``class MyLoader(DataLoader, ABC)`` would be a metaclass conflict. It overrides nothing and
     carries torch's name, so that error texts and pickles are torch's: the pickle of a loader becomes a plain DataLoader
-    in a process without us.
+    in a process without us. Subclasses that have an ``__iter__`` of their own are followed (:func:`_followed`).
     """
 
     class DataLoader(FastLoader[FastLoader.__parameters__], metaclass=ABCMeta):  # type: ignore[name-defined]
@@ -101,6 +111,11 @@ def _make_stand_in() -> type[FastLoader[Any]]:
 
         # Lightning follows the construction of a loader through the `__init__` in the class's own namespace.
         __init__ = _copy_of(FastLoader.__init__)
+
+        def __init_subclass__(cls, **more: Any) -> None:
+            super().__init_subclass__(**more)
+            if "__iter__" in vars(cls) and not inspect.isgeneratorfunction(cls.__iter__):
+                cls.__iter__ = _followed(cls.__iter__)  # type: ignore[method-assign]
 
         @classmethod
         def __subclasshook__(cls, other: type, /) -> Any:
@@ -110,6 +125,42 @@ def _make_stand_in() -> type[FastLoader[Any]]:
     stand_in.__module__ = TorchDataLoader.__module__
     stand_in.__qualname__ = TorchDataLoader.__qualname__
     return stand_in
+
+
+def _heard(iterate: _Iterate) -> _Iterate:
+    """An ``__iter__`` that the listeners hear of."""
+    return functools.reduce(lambda heard, listening: listening(heard), _listeners, iterate)
+
+
+def _followed(own: _Iterate) -> _Iterate:
+    """A subclass's own ``__iter__``. What makes iterators like torch's and does not call ours is looked after here.
+
+    So does that of torchdata's StatefulDataLoader. Its iterators are measured, listened to, and closed with the loader.
+    """
+
+    @functools.wraps(own)
+    def iterate(loader: Any) -> Any:
+        runtime, given = loader._runtime, loader.worker_init_fn
+        runtime.check_open()
+        begun = runtime.begun
+        board = board_for(loader) if has_own_iterator(loader) else None
+        if board is not None and loader.num_workers:
+            loader.worker_init_fn = first_call_of(loader, given, board)
+        first_call = loader.worker_init_fn
+        try:
+            iterator = own(loader)
+        finally:
+            loader.worker_init_fn = given
+        if runtime.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
+            return iterator
+        if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
+            next_data.meter.begin_epoch()
+        elif board is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
+            runtime.measure(iterator, measure(iterator, Meter(board, loader.batch_size)))
+        runtime.live.add(iterator)
+        return _heard(lambda _: iterator)(loader)
+
+    return iterate
 
 
 def _copy_of(function: Any) -> Any:

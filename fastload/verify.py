@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, Subset
 from fastload._factory import FactoryError, add_factory_argument, call_factory
 from fastload.engines.auto import AutoWorkers
 from fastload.engines.by_index import SeededByIndex, seeded
-from fastload.engines.workers import start_epoch, view_of
+from fastload.engines.workers import refresh, start_epoch, view_of
 from fastload.loader import FastLoader
+from fastload.plan import has_own_iterator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -98,8 +99,8 @@ def verify(
         raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
     kept = torch.get_rng_state()
     try:
-        torchs = _as_torch(_made(loader))
-        theirs, made = _batches(torchs, seed, batches), _made(loader)
+        torchs = _as_torch(_made(loader, seed))
+        theirs, made = _batches(torchs, seed, batches), _made(loader, seed)
         if isinstance(made, FastLoader):
             ours = _batches(made, seed, batches)
             if isinstance(made.num_workers, AutoWorkers):  # its epoch's number is known once that has begun
@@ -114,6 +115,10 @@ def verify(
 
 def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Torch's loader of the same batches; with ``rng="index"``, of samples that are seeded by their index."""
+    if has_own_iterator(loader):  # it makes its batches in its own way, with FastLoader and without
+        own: DataLoader[Any] = object.__new__(type(loader))
+        refresh(own, loader)
+        return own
     changes = seeded(loader, {}) if getattr(loader, "rng", "torch") == "index" else {}
     if loader.batch_sampler is not None:
         changes["batch_sampler"] = _Noted(loader.batch_sampler)
@@ -136,7 +141,8 @@ class _Noted:
             yield indices
 
 
-def _made(loader: Any) -> DataLoader[Any]:
+def _made(loader: Any, seed: int) -> DataLoader[Any]:
+    torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())  # torchdata's samplers draw as they are made
     made = loader if isinstance(loader, DataLoader) or not callable(loader) else loader()
     if not isinstance(made, DataLoader):
         raise TypeError(f"verify takes a DataLoader or a function that returns one, got {type(made).__name__}")

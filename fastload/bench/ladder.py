@@ -11,8 +11,8 @@ already. Per rung:
 * host to device: bytes copied per second of copying, from the profiler's record of copies. Events around the copy would
   say the same on rungs 1 to 5, but from rung 6 on the copy is on FastLoader's own stream.
 
-Without a GPU the rungs that change the number of workers, and the native engine, run the loader alone; the others are
-skipped by name.
+Without a GPU it is skipped; with ``--quick``, which shows that it works, the rungs that change the number of workers,
+and the native engine, run the loader alone, and the others are skipped by name.
 """
 
 from __future__ import annotations
@@ -266,6 +266,9 @@ def main(args: argparse.Namespace) -> int:
         )
     except (ValueError, FileNotFoundError, SharedMemoryError) as error:
         return refuse(error)
+    if not ladder.train and not args.quick:
+        console().print("bench ladder: skipped, torch finds no CUDA device here; --quick shows that it works")
+        return 0
     record = show(ladder, lambda record: write_json(args.json, record) if args.json else None)
     if args.json:
         console().print(f"figures: {write_json(args.json, record)}")

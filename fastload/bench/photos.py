@@ -250,7 +250,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = PhotoSet()
     parser.add_argument("dir", metavar="DIR", type=Path, help="folder to write (kept if it is complete already)")
     parser.add_argument("--count", type=int, default=default.count, help="images (default: %(default)s)")
-    parser.add_argument("--classes", type=int, default=default.classes, help="classes (default: %(default)s)")
+    parser.add_argument("--classes", type=int, help=f"classes (default: {default.classes}, or one per image if fewer)")
     parser.add_argument("--seed", type=int, default=default.seed, help="(default: %(default)s)")
     parser.add_argument("--quality", type=int, default=default.quality, help="of the JPEGs (default: %(default)s)")
     parser.add_argument(
@@ -261,8 +261,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench photos``."""
     try:
+        classes = max(1, min(PhotoSet().classes, args.count)) if args.classes is None else args.classes
         photo_set = PhotoSet(
-            count=args.count, classes=args.classes, seed=args.seed, quality=args.quality, edge_px=args.edge_px
+            count=args.count, classes=classes, seed=args.seed, quality=args.quality, edge_px=args.edge_px
         )
         folder = write_photos(args.dir, photo_set)
     except (ValueError, FileExistsError) as error:

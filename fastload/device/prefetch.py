@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
-from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from fastload import _nvtx
-from fastload._nvtx import stage
-from fastload.device.transfer import DeviceBatch, Transfer, new_stream
-from fastload.host import map_leaves
+from fastload.device.feeder import Feeder, Prefetching, States
+from fastload.device.transfer import Transfer, new_stream
 from fastload.options import (
     check_device,
     check_device_prefetch,
@@ -44,7 +38,12 @@ def prefetch_to_device(
     generator. A background thread reads the source (so the source runs beside the training loop and up to ``depth + 1``
     batches ahead of it), pins what is not pinned, and starts each copy the moment its batch is there.
 
-    A source that yields pinned tensors may overwrite them once it is asked for the next batch.
+    A source that yields pinned tensors may overwrite them once it is asked for the next batch. An error comes in its
+    batch's turn, and iteration goes on after it if the source does.
+
+    Where the source has a ``state_dict()``, as torchdata's ``StatefulDataLoader``, so has the result: the source's
+    state as of the last batch handed over. The source itself is ahead of that; to resume from what it says of itself
+    would lose batches.
 
     >>> import torch
     >>> batches = prefetch_to_device([torch.zeros(2, 3), torch.ones(2, 3)], device="cpu")
@@ -61,14 +60,16 @@ def prefetch_to_device(
         dtype: For floating-point tensors; cast on the device, after the copy. ``None`` leaves it.
 
     Returns:
-        An iterable of the same batches; it has a length if the source has one.
+        An iterable of the same batches; it has a length if the source has one, and a :class:`StatefulPrefetcher` if the
+        source has a state.
 
     Raises:
         TypeError: ``iterable`` is not iterable, or an argument is of the wrong type.
         ValueError: ``depth`` is less than 1, or a format or dtype that does not apply.
         RuntimeError: ``device`` is not there.
     """
-    return DevicePrefetcher(iterable, device, depth, memory_format, dtype)
+    kind = StatefulPrefetcher if hasattr(iterable, "state_dict") else DevicePrefetcher
+    return kind(iterable, device, depth, memory_format, dtype)
 
 
 class DevicePrefetcher(Generic[T]):
@@ -101,163 +102,67 @@ class DevicePrefetcher(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         device = resolve_device(self._device)
         if not has_streams(device):
-            return self._in_turn(device)
+            memory_format = None if device.type == "cpu" else self._memory_format
+            return _InTurn(iter(self._iterable), Transfer(device, None, memory_format, self._dtype))
         if device not in self._streams:  # kept across epochs: device memory is reused by stream
             self._streams[device] = new_stream(device)
         transfer = Transfer(device, self._streams[device], self._memory_format, self._dtype)
-        return _Prefetching(Feeder(iter(self._iterable), transfer, self._depth))
+        return Prefetching(Feeder(iter(self._iterable), transfer, self._depth, self._states_of_epoch()))
 
-    def _in_turn(self, device: torch.device) -> Iterator[T]:
-        memory_format = None if device.type == "cpu" else self._memory_format
-        transfer = Transfer(device, None, memory_format, self._dtype)
-        for batch in self._iterable:
-            yield transfer.take(transfer.start(batch))
-
-
-def _use_one_thread() -> None:
-    """Let torch compute with one thread in this thread: pinning must not take the CPU from the training loop.
-
-    ``set_num_threads`` also says what threads that begin later start with; one of those puts that back.
-    """
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    other = threading.Thread(target=torch.set_num_threads, args=(usual,), name="fastload-num-threads", daemon=True)
-    other.start()
-    other.join()
-
-
-class Feeder:
-    """A thread that reads a source and copies each batch as soon as there is room on the device.
-
-    It sleeps on conditions and events, and never polls. It knows nothing of the iterator that it feeds.
-    """
-
-    def __init__(self, source: Iterator[Any], transfer: Transfer, depth: int) -> None:
-        self._source = source
-        self.transfer = transfer
-        self._depth = depth
-        self._ready: deque[DeviceBatch] = deque()
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._ended = False
-        self._closed = False
-        self._in_source = False
-        self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
-        self._thread.start()
-
-    def _feed(self) -> None:
-        _nvtx.name_thread("fastload-feeder")
-        try:
-            torch.accelerator.set_device_index(self.transfer.device)
-            _use_one_thread()
-            number = 0
-            while self._read(number):
-                number += 1
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
-            with self._changed:
-                self._error = error
-        finally:
-            source, self._source = self._source, iter(())
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-            if isinstance(source, Generator):  # another kind may be the user's own, still in use
-                source.close()
-
-    def _read(self, number: int) -> bool:
-        with self._changed:
-            if self._closed:
-                return False
-            self._in_source = True
-        try:
-            with stage("fetch", number):
-                batch = next(self._source)
-        except StopIteration:
-            return False
-        finally:
-            with self._changed:
-                self._in_source = False
-        borrowed = False
-
-        def pin(leaf: Any) -> Any:
-            nonlocal borrowed
-            if not isinstance(leaf, torch.Tensor):
-                return leaf.pin_memory()
-            if leaf.device.type != "cpu" or leaf.layout != torch.strided:
-                return leaf
-            pinned = leaf.pin_memory()
-            borrowed = borrowed or pinned is leaf
-            return pinned
-
-        batch = map_leaves(pin, batch)
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
-            if self._closed:
-                return False
-        copied = self.transfer.start(batch, number)
-        with self._changed:
-            self._ready.append(copied)
-            self._changed.notify_all()
-        if borrowed:  # the source's own memory: it may be written again as soon as we ask for more
-            copied.wait_copied()
-        return True
-
-    def get(self) -> DeviceBatch | None:
-        """The next batch, or ``None`` after the last. Blocks until one is there; raises what the source raised."""
-        self.transfer.mark_step()
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
-            if self._ready:
-                return self._ready.popleft()
-            error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # else this frame and its traceback would keep each other, and the device memory in flight
+    def _states_of_epoch(self) -> States | None:
+        """What takes the source's states in the epoch that begins; ``None`` where it has none."""
         return None
 
-    def go_on(self) -> None:
-        """Let the feeder know that there is room for another batch."""
-        with self._changed:
-            self._changed.notify_all()
 
-    def close(self) -> None:
-        """Stop reading. Joins the thread, unless it is inside the source, which nobody can interrupt. Idempotent."""
-        if os.getpid() != self._pid:  # a forked child: the thread is its parent's, and may have held the lock
-            return
-        with self._changed:
-            self._closed = True
-            self._ready.clear()
-            self._changed.notify_all()
-            in_source = self._in_source
-        if not in_source and self._thread is not threading.current_thread():
-            self._thread.join()
-            self.transfer.close()
+class StatefulPrefetcher(DevicePrefetcher[T]):
+    """What :func:`prefetch_to_device` returns for a source with a state.
+
+    The state is that of the newest iteration. The source must not be asked for its own, or be iterated, meanwhile.
+    """
+
+    _states: States | None = None
+
+    def state_dict(self) -> Any:
+        """A copy of the source's state as of the last batch handed over; as of now if no iteration has begun.
+
+        Raises:
+            Exception: What the source raised when it was asked.
+        """
+        return (States(self._iterable) if self._states is None else self._states).last.get()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Have the source go on from ``state_dict`` in the next iteration."""
+        self._forget()
+        source: Any = self._iterable
+        source.load_state_dict(state_dict)
+
+    def _forget(self) -> None:
+        states, self._states = self._states, None
+        if states is not None:
+            states.leave()
+
+    def _states_of_epoch(self) -> States:
+        self._forget()
+        self._states = States(self._iterable)
+        return self._states
 
 
-class _Prefetching(Generic[T]):
-    """The consumer's end of a feeder; dropping it stops the feeder."""
+class _InTurn(Generic[T]):
+    """An iteration without a side stream: each batch is read and moved when it is asked for."""
 
-    def __init__(self, feeder: Feeder) -> None:
-        self._feeder = feeder
-        self._number = 0
-        self._finalizer = weakref.finalize(self, feeder.close)
+    def __init__(self, source: Iterator[Any], transfer: Transfer) -> None:
+        self._source = source
+        self._transfer = transfer
 
-    def __iter__(self) -> _Prefetching[T]:
+    def __iter__(self) -> _InTurn[T]:
         return self
 
     def __next__(self) -> T:
-        with stage("wait", self._number):
-            copied = self._feeder.get()
-        if copied is None:
-            raise StopIteration
-        self._number += 1
-        batch: T = self._feeder.transfer.take(copied)
-        self._feeder.go_on()  # last, so that the feeder's work does not delay this call
+        batch: T = self._transfer.take(self._transfer.start(next(self._source)))
         return batch
 
     def close(self) -> None:
         """Stop early. Idempotent."""
-        self._finalizer()
+        source, self._source = self._source, iter(())
+        if isinstance(source, Generator):  # another kind may be the user's own, still in use
+            source.close()

@@ -107,17 +107,16 @@ def auto_workers(num_workers: Any, dataset: Any) -> AutoWorkers | None:
     """What stands for ``num_workers`` if it is ``"auto"``, or was; else ``None``.
 
     Raises:
-        TypeError: It is another string: torch's error, with a note.
+        TypeError: It is neither ``"auto"`` nor an integer.
         ValueError: The dataset's samples depend on the number of workers.
     """
-    if isinstance(num_workers, str) and num_workers != "auto":
+    if not (isinstance(num_workers, str) and num_workers == "auto"):
         try:
-            operator.lt(num_workers, 0)
-        except TypeError as error:
-            error.add_note(f"num_workers must be an int >= 0 or 'auto', got {num_workers!r}")
-            raise
-    if not isinstance(num_workers, str | AutoWorkers):
-        return None
+            operator.index(num_workers)  # torch takes 2.5, and fails when it has to start so many
+        except TypeError:
+            raise TypeError(f"num_workers must be an int >= 0 or 'auto', got {num_workers!r}") from None
+        if not isinstance(num_workers, AutoWorkers):
+            return None
     if isinstance(dataset, IterableDataset):
         raise ValueError(
             "num_workers='auto' needs a dataset with __getitem__: which samples an IterableDataset yields depends on "

@@ -54,6 +54,72 @@ def test_a_copy_has_the_same_arguments_and_a_runtime_of_its_own(how):
     assert len(collect(twin)) == 3
 
 
+class OwnState(FastLoader):
+    """Says what it is made of, as subclasses do."""
+
+    def __getstate__(self):
+        return dict(vars(self), said=True)
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_a_subclass_with_a_state_of_its_own_has_a_runtime_of_its_own(how):
+    loader = OwnState(Numbers(6), batch_size=2)
+    twin = COPIES[how](loader)
+    assert twin.said
+    assert twin._runtime is not loader._runtime
+    assert len(collect(twin)) == 3
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_of_every_protocol_leave_the_runtime_out(protocol):
+    loader = FastLoader(Numbers(6), batch_size=2, memory_format=None)  # torch's formats need protocol 4
+    pickled = pickle.dumps(loader, protocol)
+    assert b"fastload.runtime" not in pickled
+    assert len(collect(pickle.loads(pickled))) == 3
+
+
+class Holder:
+    """Passes on what it has not, as wrappers do; also while it is unpickled."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __getattr__(self, name):
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __reduce__(self):
+        return Holder, (FastLoader(Numbers(2)),), vars(self)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_wrapper_that_delegates_is_copied_by_its_own_state(how):
+    twin = COPIES[how](Holder(FastLoader(Numbers(6), batch_size=2)))
+    assert len(collect(twin.loader)) == 3
+
+
+class WithoutInit(FastLoader):
+    """As torchdata's StatefulDataLoader: sets torch's attributes by itself."""
+
+    def __init__(self, dataset):
+        vars(self).update(vars(DataLoader(dataset, batch_size=2)))
+
+
+def test_a_subclass_that_does_without_our_init_has_the_defaults():
+    loader = WithoutInit(Numbers(6))
+    assert len(collect(loader)) == 3
+    assert loader.stats().batches == 3
+    assert {name: getattr(loader, name) for name in OWN} == {
+        name: getattr(FastLoader(Numbers(6)), name) for name in OWN
+    }
+    loader.close()
+    assert "closed" in str(raised_by(lambda: iter(loader)))
+
+
 @pytest.mark.parametrize("how", ["pickle", "deepcopy"])
 def test_a_loader_with_live_persistent_workers_is_not_copied(road, how):
     def case(loader_class):
@@ -287,8 +353,11 @@ def test_wrap_does_not_take_over_live_workers():
 def test_wrap_refuses_what_is_no_loader():
     with pytest.raises(TypeError, match=r"takes a torch\.utils\.data\.DataLoader, got list.*prefetch_to_device"):
         FastLoader.wrap([torch.zeros(1)])
-    with pytest.raises(TypeError, match="unexpected keyword argument 'depth'"):
-        FastLoader.wrap(DataLoader(Numbers(2)), depth=2)
+    unknown = (
+        r"^FastLoader\.wrap\(\) got an unexpected keyword argument 'acelerate'; .* dtype, device_prefetch, accelerate"
+    )
+    with pytest.raises(TypeError, match=unknown):
+        FastLoader.wrap(DataLoader(Numbers(2)), acelerate="off")
     with pytest.raises(ValueError, match="device_prefetch must be >= 0, got -1"):
         FastLoader.wrap(DataLoader(Numbers(2)), device_prefetch=-1)
 
@@ -297,6 +366,13 @@ def test_wrap_refuses_a_loader_that_iterates_in_its_own_way():
     """Its batches would differ from those that it yields."""
     with pytest.raises(TypeError, match=r"Doubled, which has an __iter__ of its own.*prefetch_to_device"):
         FastLoader.wrap(Doubled(Numbers(2)))
+
+    class Resumable(Doubled):
+        def state_dict(self):
+            return {}
+
+    with pytest.raises(TypeError, match=r"prefetch_to_device\(loader\), which keeps it, and whose state_dict\(\)"):
+        FastLoader.wrap(Resumable(Numbers(2)))
     with pytest.raises(TypeError, match=r"OfTorch, which has a _get_iterator of its own.*prefetch_to_device"):
         FastLoader.wrap(with_own_iterator(DataLoader)(Numbers(2)))
 

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 
-def run(package, path, source, *options):
+def run(package, path, source, *options, stderr=False):
     """Run a script that uses ``package`` under ``fastload run``; it must succeed."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
@@ -22,7 +22,7 @@ def run(package, path, source, *options):
         command, capture_output=True, text=True, check=False, env=environment, cwd=path.parent, timeout=170
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stderr if stderr else done.stdout
 
 
 def test_what_accelerate_prepares_keeps_a_fastloader_and_its_own_behaviour(tmp_path):
@@ -73,6 +73,83 @@ def test_what_accelerate_prepares_keeps_a_fastloader_and_its_own_behaviour(tmp_p
         "--device-prefetch",
         "3",
     )
+
+
+def test_what_accelerate_prepares_is_pickled_and_copied_as_torchs(tmp_path):
+    run(
+        "accelerate",
+        tmp_path / "script.py",
+        """
+        import copy, pickle
+        import torch
+        from accelerate import Accelerator
+        from torch.utils.data import DataLoader
+        from fastload import FastLoader
+
+        accelerator = Accelerator(cpu=True)
+        for batch_size in (2, None):
+            prepared = accelerator.prepare(DataLoader(torch.arange(6), batch_size=batch_size))
+            expected = [batch.tolist() for batch in prepared]
+            for again in (pickle.loads(pickle.dumps(prepared)), copy.deepcopy(prepared)):
+                assert type(again) is type(prepared) and isinstance(again.base_dataloader, FastLoader)
+                assert again._runtime is not prepared._runtime and again.base_dataloader is not again
+                assert [batch.tolist() for batch in again] == expected, again
+        """,
+    )
+
+
+def test_torchdatas_stateful_loader_is_a_fastloader_that_keeps_its_state(tmp_path):
+    source = """
+        import pickle, warnings
+        warnings.simplefilter("ignore")  # torchdata calls what torch deprecates
+        from torchdata.stateful_dataloader import StatefulDataLoader
+        import fastload
+        from fastload import FastLoader
+
+        def make(num_workers, persistent=False):
+            return StatefulDataLoader(range(64), 2, True, num_workers=num_workers, persistent_workers=persistent)
+
+        def lists(batches):
+            return [batch.tolist() for batch in batches]
+
+        def main():
+            for num_workers, persistent in (0, False), (1, False), (1, True):
+                loader = make(num_workers, persistent)
+                assert isinstance(loader, FastLoader) and type(loader).__name__ == "StatefulDataLoader"
+                again = pickle.loads(pickle.dumps(loader))
+                assert loader.device_prefetch == again.device_prefetch == 3 and again._runtime is not loader._runtime
+                assert loader.plan.engine == "torch" and "prefetch_to_device" in loader.plan.notes[-1]
+                iterator = iter(loader)
+                lists(next(iterator) for _ in range(5))
+                state, rest = loader.state_dict(), lists(iterator)
+                other = make(num_workers, persistent)
+                other.load_state_dict(state)
+                assert lists(other) == rest and len(rest) == 27
+                for _ in fastload.progress(loader, disable=True):
+                    pass
+                stats = loader.stats()
+                assert (stats.epochs, stats.batches, stats.images) == (2, 64, 128), stats
+                assert {"fetch", "collate"} <= set(stats.stages)
+                assert "batches" in str(loader.report())
+                verified = fastload.verify(lambda: make(num_workers, persistent))
+                assert verified and verified.compared == 32, verified
+                with loader:
+                    workers = getattr(iter(loader), "_workers", [])
+                assert len(workers) == num_workers and not any(worker.is_alive() for worker in workers)
+                assert loader.state_dict()
+                try:
+                    iter(loader)
+                except RuntimeError as error:
+                    assert "this FastLoader is closed" in str(error)
+                else:
+                    raise SystemExit("a closed loader was iterated")
+
+        if __name__ == "__main__":
+            main()
+    """
+    said = run("torchdata", tmp_path / "script.py", source, "--explain", "--device-prefetch", "3", stderr=True)
+    assert "torchdata.stateful_dataloader" in said.splitlines()[0]
+    assert said.count("engine torch, batches on cpu") >= 2
 
 
 def test_what_lightning_re_creates_is_a_fastloader_with_the_same_options(tmp_path):

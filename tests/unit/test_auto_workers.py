@@ -313,13 +313,15 @@ def test_copies_and_pickles_keep_it(cores):
         twin.close()
 
 
-def test_another_word_is_torchs_error_with_a_note():
-    with pytest.raises(TypeError) as theirs:
-        DataLoader(range(8), num_workers="four")
-    with pytest.raises(TypeError) as ours:
-        FastLoader(range(8), num_workers="four")
-    assert str(ours.value) == str(theirs.value)
-    assert ours.value.__notes__ == ["num_workers must be an int >= 0 or 'auto', got 'four'"]
+@pytest.mark.parametrize("wrong", ["all", 2.5, 2.0, None, [1]])
+def test_neither_a_word_nor_a_number_of_workers_is_a_type_error(wrong):
+    with pytest.raises(TypeError, match=re.escape(f"num_workers must be an int >= 0 or 'auto', got {wrong!r}")):
+        FastLoader(range(8), num_workers=wrong)
+
+
+@pytest.mark.parametrize("number", [True, np.int64(1), torch.tensor(1)])
+def test_whatever_is_an_index_is_a_number_of_workers_as_in_torch(number):
+    assert list(FastLoader(range(2), num_workers=number)) == list(DataLoader(range(2), num_workers=number))
 
 
 def test_an_iterable_dataset_is_refused_with_the_reason():

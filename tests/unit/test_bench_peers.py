@@ -144,6 +144,13 @@ def test_several_gpus_that_are_cut_off_keep_their_points(tmp_path, monkeypatch) 
     assert [(len(record["points"]), record["complete"]) for record in kept] == [(1, False), (2, True)]
 
 
+def test_several_gpus_are_skipped_where_there_is_none(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(multigpu.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(multigpu, "measure", lambda *_: pytest.fail("nothing is measured"))
+    assert multigpu.main(_arguments(multigpu, [])) == 0
+    assert "bench multigpu: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
+
+
 def test_scaling_is_measured_by_one_process() -> None:
     first = {"processes": 1, "threads": 4, "images_per_s": {"fastload": [90, 100], "ceiling": [200, 200]}}
     four = {"processes": 4, "threads": 4, "images_per_s": {"fastload": [300, 460], "ceiling": [800, 800]}}

@@ -55,7 +55,7 @@ class TestCuda:
     def test_no_gpu_is_no_problem(self, tmp_path):
         check = check_cuda(tmp_path)
         assert check.status == "note"
-        assert "plain DataLoader" in check.remedy
+        assert "runs natively all the same" in check.remedy
 
     def test_a_driver_whose_devices_are_hidden(self, tmp_path):
         write(tmp_path, {"proc/driver/nvidia/version": DRIVER})

@@ -394,6 +394,17 @@ def test_command_writes_figures_and_chart(
         assert message in capsys.readouterr().err
 
 
+def test_without_a_gpu_it_says_that_it_is_skipped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(ladder, "show", lambda *_: pytest.fail("nothing is measured"))
+    parser = argparse.ArgumentParser()
+    ladder.add_arguments(parser)
+    assert ladder.main(parser.parse_args([])) == 0
+    assert "bench ladder: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
+
+
 def test_draws_never_end_an_epoch_and_visit_everything() -> None:
     draws = list(EndlessDraws([10, 11, 12], 8, seed=3))
     assert len(draws) == len(EndlessDraws([10, 11, 12], 8)) == 8

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,14 @@ def test_bad_parameters_are_named(parameters: dict[str, int], message: str) -> N
 def test_every_photograph_ships_with_scikit_image() -> None:
     shapes = [photos._photo(index).shape for index in range(len(PHOTOS))]
     assert all(shape[2] == 3 and min(shape[:2]) >= 300 for shape in shapes)
+
+
+def test_command_needs_no_more_images_than_it_is_asked_for(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    photos.add_arguments(parser)
+    args = parser.parse_args([str(tmp_path / "a"), "--count", "5", "--edge-px", "64"])
+    assert photos.main(args) == 0
+    assert json.loads((tmp_path / "a" / MANIFEST).read_text())["classes"] == 5
 
 
 def test_command_writes_the_folder(tmp_path: Path) -> None:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
+import time
 import traceback
 import weakref
+from itertools import islice
 
 import pytest
 import torch
+from interrupts import interrupted_at_every_opcode
 from roads import assert_same
 from roads.batches import COLLATES, Movable, Record
 from roads.datasets import Numbers
 from torch.utils.data import DataLoader
 
 from fastload import prefetch_to_device
+from fastload.device import feeder as feeding
 from fastload.device import prefetch
-from fastload.device.prefetch import Feeder, _Prefetching
+from fastload.device.feeder import Feeder, Prefetching
 
 WAIT_S = 30  # only ever waited for by a test that is about to fail
 
@@ -43,9 +48,12 @@ class FakeTransfer:
         self.steps = self.closed = 0
         self.room = threading.Event()
         self.room.set()
+        self.held = threading.Event()
         self.fails = None
 
     def start(self, data, number=None):
+        if not self.room.is_set():
+            self.held.set()
         assert self.room.wait(WAIT_S)
         if self.fails is not None:
             raise self.fails
@@ -79,7 +87,7 @@ def feed(accelerator):
     made = []
 
     def of(source, depth=1):
-        made.append(_Prefetching(Feeder(iter(source), FakeTransfer(), depth)))
+        made.append(Prefetching(Feeder(iter(source), FakeTransfer(), depth)))
         return made[-1]
 
     yield of
@@ -163,7 +171,6 @@ def test_copies_start_unasked_as_far_as_depth_allows(feed, depth):
     for number in range(12 - depth):
         assert next(iterator) == number
         assert copied_by(iterator, 1) == list(range(number + depth + 1))
-        assert len(iterator._feeder._ready) <= depth
     assert list(iterator) == list(range(12 - depth, 12))
 
 
@@ -209,15 +216,61 @@ def test_any_kind_of_error_reaches_the_consumer(feed, kind):
         next(iterator)
 
 
-def test_an_error_in_a_copy_reaches_the_consumer(feed):
-    source = Source(5)
-    iterator = feed(source, depth=1)
+def test_an_error_in_a_copy_comes_in_its_batchs_turn(feed):
+    iterator = feed(range(4), depth=1)
     assert copied_by(iterator, 1) == [0]
     iterator._feeder.transfer.fails = torch.cuda.OutOfMemoryError("no memory")
     assert next(iterator) == 0
     with pytest.raises(torch.cuda.OutOfMemoryError, match="no memory"):
         next(iterator)
-    assert source.closed.wait(WAIT_S)
+    iterator._feeder.transfer.fails = None
+    assert list(iterator)[-1] == 3
+
+
+class Faulty:
+    """An iterator that goes on after an error, as torch's do; a generator does not."""
+
+    def __init__(self, bad):
+        self.bad, self.number = bad, -1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number in self.bad:
+            raise LookupError(self.number)
+        if self.number == 6:
+            raise StopIteration
+        return self.number
+
+
+def outcomes(iterator):
+    seen = []
+    while True:
+        try:
+            seen.append(next(iterator))
+        except LookupError as error:
+            seen.append(repr(error))
+        except StopIteration:
+            return seen
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_iteration_goes_on_after_an_error_where_the_source_does(feed, depth):
+    expected = [0, "LookupError(1)", "LookupError(2)", 3, 4, "LookupError(5)"]
+    assert outcomes(feed(Faulty({1, 2, 5}), depth)) == expected
+    assert outcomes(iter(prefetch_to_device(Faulty({1, 2, 5}), "cpu"))) == expected
+
+
+def test_errors_are_not_read_ahead_further_than_batches(feed):
+    source = Faulty(range(1, 100))
+    iterator = feed(source, depth=2)
+    assert next(iterator) == 0
+    with pytest.raises(LookupError):
+        next(iterator)
+    iterator.close()
+    assert source.number <= 2 + 2
 
 
 def test_an_error_of_a_custom_type_reaches_the_consumer(feed):
@@ -277,15 +330,15 @@ def test_an_error_leaves_no_reference_cycle(feed):
         yield 0
         raise ValueError("no more")
 
-    feeder = Feeder(fails(), FakeTransfer(), 1)
-    feeder.get()
-    gone = weakref.ref(feeder)
+    iterator = Prefetching(Feeder(fails(), FakeTransfer(), 1))
+    next(iterator)
+    gone = weakref.ref(iterator._feeder)
     gc.disable()
     try:
         with contextlib.suppress(ValueError):
-            feeder.get()
-        feeder.close()
-        del feeder
+            next(iterator)
+        iterator.close()
+        del iterator
         assert gone() is None
     finally:
         gc.enable()
@@ -295,7 +348,7 @@ def test_dropping_the_iterator_stops_the_thread_at_once(accelerator):
     gc.collect()
     gc.disable()
     try:
-        iterator = _Prefetching(Feeder(iter(range(100)), FakeTransfer(), 2))
+        iterator = Prefetching(Feeder(iter(range(100)), FakeTransfer(), 2))
         assert next(iterator) == 0
         thread = iterator._feeder._thread
         gone = weakref.ref(iterator)
@@ -327,10 +380,11 @@ def test_closing_while_a_copy_waits_for_room_waits_for_that_copy(feed):
     assert copied_by(iterator, 1) == [0]
     iterator._feeder.transfer.room.clear()
     assert next(iterator) == 0
+    assert iterator._feeder.transfer.held.wait(WAIT_S)
     closer = threading.Thread(target=iterator.close)
     closer.start()
-    with iterator._feeder._changed:
-        assert iterator._feeder._changed.wait_for(lambda: iterator._feeder._closed, WAIT_S)
+    assert iterator._feeder.arrivals.get(timeout=WAIT_S).copied is None  # the end, put there by the closer
+    assert closer.is_alive()
     iterator._feeder.transfer.room.set()
     closer.join(WAIT_S)
     assert not iterator._feeder._thread.is_alive()
@@ -382,6 +436,149 @@ def cuda(accelerator, monkeypatch):
     monkeypatch.setattr(prefetch, "Transfer", FakeTransfer)
 
 
+def feeders():
+    return [thread for thread in threading.enumerate() if thread.name == "fastload-feeder"]
+
+
+def ended(iterator):
+    """Close, which must not take its time, and say whether the thread has ended."""
+    begun = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - begun < feeding.JOIN_S / 2
+    return iterator._feeder._ended
+
+
+def test_an_interrupt_at_any_moment_of_next_loses_no_batch_and_doubles_none(accelerator):
+    def make():
+        return Prefetching(Feeder(iter(range(5)), FakeTransfer(), 2)), []
+
+    def act(subject):
+        iterator, seen = subject
+        seen.extend(islice(iterator, 3))
+
+    def check(subject, interrupted):
+        iterator, seen = subject
+        seen.extend(iterator)
+        assert seen == list(range(5))
+        assert ended(iterator)
+
+    assert interrupted_at_every_opcode(make, act, check) > 200
+
+
+def test_an_interrupt_at_any_moment_of_the_end_leaves_the_end(accelerator):
+    def check(iterator, interrupted):
+        assert list(iterator) == []
+        assert ended(iterator)
+
+    make = lambda: Prefetching(Feeder(iter(()), FakeTransfer(), 1))  # noqa: E731
+    assert interrupted_at_every_opcode(make, list, check) > 50
+
+
+@pytest.mark.parametrize("read", [0, 1, 4])
+def test_an_interrupt_at_any_moment_of_close_leaves_nothing_locked(accelerator, read):
+    def make():
+        iterator = Prefetching(Feeder(iter(range(4)), FakeTransfer(), 1))
+        assert len(list(islice(iterator, read))) == read
+        return iterator
+
+    def check(iterator, interrupted):
+        assert ended(iterator)
+        assert next(iterator, "end") == "end"
+
+    assert interrupted_at_every_opcode(make, Prefetching.close, check) > 30
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that lands in a finalizer
+def test_an_interrupt_at_any_moment_of_iter_leaves_no_thread(cuda):
+    def check(prefetched, interrupted):
+        for thread in feeders():
+            assert thread._started.wait(WAIT_S)
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+    def act(prefetched):
+        iter(prefetched)
+
+    assert interrupted_at_every_opcode(lambda: prefetch_to_device([1, 2, 3], "cuda"), act, check) > 200
+
+
+def test_ctrl_c_ends_the_wait_for_a_batch_and_the_batch_comes_later(feed, monkeypatch):
+    monkeypatch.setattr(feeding, "WAKE_S", 0.02)
+    source = Source(3, gate_at=1)
+    iterator = feed(source)
+    assert next(iterator) == 0
+
+    asked = threading.Event()
+    iterator._feeder.transfer.mark_step = asked.set
+
+    def interrupt():
+        assert asked.wait(WAIT_S)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    interrupter.join()
+    source.gate.set()
+    assert list(iterator) == [1, 2]
+
+
+def test_a_dropped_iterator_ends_its_thread_also_if_its_finalizer_was_interrupted(feed):
+    iterator = Prefetching(Feeder(iter(range(9)), FakeTransfer(), 1))
+    thread = iterator._feeder._thread
+    assert next(iterator) == 0
+    iterator._finalizer.detach()  # as if an interrupt had landed in it
+    del iterator
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_closing_waits_for_a_busy_thread_as_long_as_torch_does_for_a_worker(feed, monkeypatch):
+    assert feeding.JOIN_S == torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL
+    monkeypatch.setattr(feeding, "JOIN_S", 0.05)
+    iterator = feed(range(5))
+    assert copied_by(iterator, 1) == [0]
+    iterator._feeder.transfer.room.clear()
+    assert next(iterator) == 0
+    assert iterator._feeder.transfer.held.wait(WAIT_S)
+    iterator.close()  # returns, though the copy hangs
+    assert not iterator._feeder._ended
+    iterator._feeder.transfer.room.set()
+    iterator._feeder._thread.join(WAIT_S)
+    assert not iterator._feeder._thread.is_alive()
+    assert iterator._feeder.arrivals.qsize() == 1  # the end alone: nothing on the device is held
+
+
+def test_several_threads_share_the_batches_of_one_iterator(feed):
+    iterator = feed(range(400), depth=3)
+    seen = [[] for _ in range(4)]
+    threads = [threading.Thread(target=taken.extend, args=(iterator,)) for taken in seen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(number for taken in seen for number in taken) == list(range(400))
+    assert all(taken == sorted(taken) for taken in seen)
+
+
+def test_where_no_thread_can_be_started_that_is_the_error(monkeypatch, accelerator):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(feeding._thread, "start_new_thread", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Prefetching(Feeder(iter([1]), FakeTransfer(), 1))
+    feeder = Feeder(iter([1]), FakeTransfer(), 1)
+    monkeypatch.setattr(feeder._thread, "start", refuse)
+    iterator = Prefetching(feeder)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        next(iterator)
+    assert next(iterator, "end") == "end"
+    assert ended(iterator)
+
+
 def test_each_iteration_reads_the_source_anew_with_a_thread_of_its_own(cuda):
     prefetched = prefetch_to_device([1, 2, 3], "cuda", depth=2)
     assert (list(prefetched), list(prefetched)) == ([1, 2, 3], [1, 2, 3])
@@ -395,7 +592,7 @@ def test_threads_end_with_the_loop(cuda):
     for batch in prefetch_to_device(iter(range(100)), "cuda"):
         if batch == 5:
             break
-    assert "fastload-feeder" not in {thread.name for thread in threading.enumerate()}
+    assert feeders() == []
 
 
 def test_a_source_that_cannot_be_iterated_now_says_so_at_once(cuda):
@@ -434,6 +631,20 @@ def test_on_the_cpu_nothing_is_read_ahead():
     assert source.closed_by == "MainThread"
 
 
+def test_on_the_cpu_iteration_begins_with_iter_and_goes_on_after_an_error():
+    class Source:
+        begun = False
+
+        def __iter__(self):
+            self.begun = True
+            return Faulty({0})
+
+    source = Source()
+    iterator = iter(prefetch_to_device(source, "cpu"))
+    assert source.begun
+    assert outcomes(iterator) == ["LookupError(0)", 1, 2, 3, 4, 5]
+
+
 def test_it_has_a_length_when_the_source_has():
     assert len(prefetch_to_device([1, 2, 3], "cpu")) == 3
     assert len(prefetch_to_device(DataLoader(Numbers(5), batch_size=2), "cpu")) == 3
@@ -450,3 +661,133 @@ def test_any_iterable_will_do():
 
     for source in (Items(), {1: 0, 2: 0}, "ab", range(2), (i for i in range(2)), DataLoader(Numbers(2))):
         assert len(list(prefetch_to_device(source, "cpu"))) in (2, 3)
+
+
+class Resumable:
+    """Calls as torchdata's StatefulDataLoader does; says its state by an object that it goes on to change."""
+
+    def __init__(self, length=7):
+        self.length, self.state, self.asked = length, {"read": 0, "finished": False}, 0
+        self.fails = None
+
+    def __iter__(self):
+        begin = 0 if self.state["finished"] else self.state.pop("resume", 0)
+        self.state = {"read": begin, "finished": False}
+        return self.read_on(begin, self.state)
+
+    def read_on(self, begin, state):
+        for number in range(begin, self.length):
+            state["read"] = number + 1
+            yield number
+        state["finished"] = True
+
+    def state_dict(self):
+        self.asked += 1
+        if self.fails is not None:
+            raise self.fails
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = {**state, "resume": state["read"]}
+
+
+def stateful_loader(num_workers):
+    def make():
+        stateful = pytest.importorskip("torchdata.stateful_dataloader")
+        return stateful.StatefulDataLoader(range(7), batch_size=None, num_workers=num_workers)
+
+    return make
+
+
+RESUMABLE = {"own": Resumable, "torchdata": stateful_loader(0), "torchdata, worker": stateful_loader(1)}
+
+
+@pytest.fixture(params=RESUMABLE)
+def resumable(request):
+    return RESUMABLE[request.param]
+
+
+def numbers(iterator):
+    return [int(number) for number in iterator]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("read", [0, 1, 3, 7])
+def test_resuming_from_its_state_loses_no_batch_and_doubles_none(cuda, monkeypatch, resumable, device, read):
+    if device == "cpu":
+        monkeypatch.setattr(prefetch, "resolve_device", torch.device)
+    prefetched = prefetch_to_device(resumable(), device, depth=2)
+    iterator = iter(prefetched)
+    if device == "cuda":
+        copied_by(iterator, 2)  # further than the consumer
+    seen = numbers(islice(iterator, read))
+    state = prefetched.state_dict()
+    assert numbers(iterator) == list(range(read, 7))
+    again = prefetch_to_device(resumable(), device, depth=2)
+    again.load_state_dict(state)
+    assert seen + numbers(again) == list(range(7))
+    assert numbers(again) == list(range(7))  # the epoch after
+
+
+def test_its_state_before_iteration_and_after_an_epoch(cuda, resumable):
+    prefetched = prefetch_to_device(resumable(), "cuda")
+    before = prefetched.state_dict()
+    assert numbers(prefetched) == list(range(7))
+    after = prefetched.state_dict()
+    for state in (before, after):
+        again = prefetch_to_device(resumable(), "cuda")
+        again.load_state_dict(state)
+        assert numbers(again) or state is after  # some sources end the finished epoch first
+        assert numbers(again) == list(range(7))
+
+
+def test_its_state_after_a_break_and_after_loading(cuda, resumable):
+    prefetched = prefetch_to_device(resumable(), "cuda", depth=3)
+    for number in prefetched:
+        if number == 2:
+            break
+    state = prefetched.state_dict()
+    assert numbers(islice(iter(prefetched), 5)) == list(range(5))
+    prefetched.load_state_dict(state)
+    assert numbers(prefetched) == list(range(3, 7))
+    prefetched.load_state_dict(state)
+    again = prefetch_to_device(resumable(), "cuda")
+    again.load_state_dict(prefetched.state_dict())
+    assert numbers(again) == list(range(3, 7))
+
+
+def test_its_state_is_that_of_the_newest_iteration(cuda):
+    source = Resumable()
+    prefetched = prefetch_to_device(source, "cuda")
+    older = iter(prefetched)
+    assert next(older) == 0
+    copied_by(older, 2)
+    newer = iter(prefetched)
+    assert numbers(older) == list(range(1, 7))
+    assert prefetched.state_dict()["read"] == 0
+    assert numbers(islice(newer, 2)) == [0, 1]
+    assert prefetched.state_dict()["read"] == 2
+
+
+def test_an_iteration_that_another_has_followed_asks_for_no_more_states(cuda):
+    source = Resumable()
+    older = iter(prefetch_to_device(source, "cuda"))
+    older._feeder.states.leave()
+    asked = source.asked
+    assert numbers(older) == list(range(7))
+    assert source.asked <= asked
+
+
+def test_a_source_that_cannot_say_its_state_still_gives_its_batches(cuda):
+    source = Resumable()
+    source.fails = NotImplementedError("not in this mode")
+    prefetched = prefetch_to_device(source, "cuda")
+    assert numbers(prefetched) == list(range(7))
+    with pytest.raises(NotImplementedError, match="not in this mode"):
+        prefetched.state_dict()
+
+
+def test_it_has_a_state_when_the_source_has():
+    assert not hasattr(prefetch_to_device([1], "cpu"), "state_dict")
+    assert not hasattr(prefetch_to_device([1], "cpu"), "load_state_dict")
+    assert prefetch_to_device(Resumable(), "cpu").state_dict() == {"read": 0, "finished": False}

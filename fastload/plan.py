@@ -188,7 +188,7 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
     becomes = "" if table is None else ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
     becomes = f"{becomes}, by a table of {str(table.dtype).removeprefix('torch.')}" if table is not None else "as uint8"
     becomes += "" if recipe.pipeline.erasing is None else f", then {type(recipe.pipeline.erasing.step).__name__}"
-    notes = ["samples that are no such JPEG files are made in the main process by the transforms themselves"]
+    notes = ["samples that are no such JPEG files are made in a process of their own by the transforms themselves"]
     if isinstance(workers, AutoWorkers):
         now = "" if workers.sizing.threads is None else f", {workers.sizing.threads} of late"
         streams = f"random draws are those of {NATIVE_STREAMS} workers"

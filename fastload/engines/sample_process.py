@@ -50,26 +50,33 @@ class SampleProcess:
     """
 
     def __init__(self, recipe: Recipe, context: Any = None) -> None:
+        self._closed = True
+        self._pid = os.getpid()
         context = context or multiprocessing.get_context()
         self._forked = context.get_start_method() == "fork"
-        self._pid = os.getpid()
         self._max_pixels: int | None = None
-        self._closed = True
+        try:
+            with deferred_signals(), forking_workers(), _may_have_children():
+                self._start(context, recipe)
+        except BaseException:
+            self.__del__()
+            raise
+
+    def _start(self, context: Any, recipe: Recipe) -> None:
         self._connection, theirs = context.Pipe()
         # The plan cannot be pickled, and is of no use there.
         arguments = theirs, replace(recipe, plan=None)  # type: ignore[arg-type]
         self._process = context.Process(target=_serve, args=arguments, name="fastload-samples", daemon=True)
         try:
-            with deferred_signals(), forking_workers(), _may_have_children():
-                self._process.start()
-                self._closed = False
-                # Else a child that is forked off this process would end it when it exits: it takes it for its own.
-                multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
+            self._process.start()
         except BaseException:
-            self.close()
+            self._connection.close()
             raise
         finally:
             theirs.close()
+        self._closed = False
+        # Else a child that is forked off this process would end it when it exits: it takes it for its own.
+        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
 
     def max_pixels(self, here: int) -> int:
         """The size of image, in pixels, above which Pillow objects in that process; 0 is no limit. Blocks.
@@ -151,7 +158,7 @@ class SampleProcess:
             self._process.join(JOIN_S)
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):  # nobody waits for an answer any more
+        if not self._closed:  # nobody waits for an answer any more
             self.kill()
             self.close()
 

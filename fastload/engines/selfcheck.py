@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SAMPLES = 8
 MISSES_MAX = 1
 """More of the samples than this that the core does not take, and torch's workers are the faster engine: what it does
-not take is made by one thread."""
+not take is made by one process."""
 
 
 def check_recipe(

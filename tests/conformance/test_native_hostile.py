@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from interrupts import interrupted_at_every_opcode
+from leaks import Holdings, survivors
 from photos import assert_same as assert_equal
 from photos import both, epochs_of, jpeg, make_folder, mix_in, train_v1
 from PIL import Image, ImageFile
@@ -27,6 +28,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset, WeightedRandomSa
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
+from fastload.engines.sample_process import SampleProcess
 
 NATIVE = {"device": "cpu", "accelerate": "require"}
 RUN = {"batch_size": 3, "num_workers": 2, "shuffle": True}
@@ -387,9 +389,10 @@ def test_a_batch_of_samples_made_in_python_is_late_after_the_timeout(mixed, tmp_
     os.mkfifo(tmp_path / "fifo")
     dataset = ImageFolder(mixed, train_v1())
     dataset.samples[3] = (str(tmp_path / "fifo"), 0)
-    with FastLoader(dataset, 2, num_workers=2, timeout=0.3, **NATIVE) as loader:
+    with FastLoader(dataset, 2, num_workers=2, timeout=60, **NATIVE) as loader:
         iterator = iter(loader)
         next(iterator)
+        iterator._timeout = 0.3
         for _ in range(2):
             with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
                 next(iterator)
@@ -553,6 +556,41 @@ def test_an_interrupt_anywhere_in_close_leaves_nothing(tmp_path):
         assert not iterator._line._thread.is_alive()
 
     assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check, stride=17) > 20
+
+
+def test_an_interrupt_anywhere_in_the_start_leaves_nothing(tmp_path):
+    dataset = ImageFolder(make_folder(tmp_path, 6), train_v1())
+    loader = FastLoader(dataset, 2, num_workers=2, **NATIVE)
+    list(loader)
+    before = Holdings.now()
+
+    def check(_, interrupted):
+        left = survivors(before)
+        assert not left
+
+    assert interrupted_at_every_opcode(lambda: loader, iter, check, at_most=10**6, stride=1009) > 10_000
+
+
+def test_an_interrupt_while_the_recipe_is_checked_comes_through(folder, monkeypatch):
+    before = Holdings.now()
+    monkeypatch.setattr(SampleProcess, "batch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        iter(FastLoader(ImageFolder(folder, train_v1()), **RUN, device="cpu"))
+    assert not survivors(before)
+
+
+def test_where_no_thread_can_be_started_that_is_the_error(folder, monkeypatch):
+    before = Holdings.now()
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with FastLoader(ImageFolder(folder, train_v1()), **RUN, **NATIVE) as loader:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                iter(loader)
+    assert not survivors(before)
 
 
 # What torch's workers keep from when they start

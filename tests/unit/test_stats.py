@@ -102,6 +102,28 @@ def test_a_batch_that_was_there_is_not_divided_and_the_end_of_an_epoch_is_no_ste
     assert counts["step_s"] == 1.0
 
 
+def test_a_step_at_whose_end_the_device_is_behind_kept_it_busy(clock):
+    """Not the others: a loop may sleep for a second now and then, and be behind at the end of all other steps."""
+    meter = Meter(None, 8)
+    meter.got(meter.ask(), None)
+    for step_s, behind_s in ((0.01, 0.09), (1.0, 0.0), (0.02, 0.08)):
+        clock.now += step_s
+        asked = meter.ask()
+        clock.now += behind_s
+        meter.got(asked, None, [("decode", asked), ("gpu", clock.now), ("h2d", clock.now)])
+    assert meter.totals()["behind_s"] == pytest.approx(0.2)
+    device = {"device:steps": 3, "device:total_s": 1.2, "device:copies": 3}
+    stats = make_stats(Totals({**meter.totals(), **device}))
+    assert stats.gpu_busy_least == pytest.approx(0.2 / 1.2)
+    assert make_stats(meter.totals()).gpu_busy_least == 0.0  # there is no device
+
+
+def test_a_device_that_does_not_idle_while_the_loop_waits_is_busy():
+    totals = Totals({"asked": 10, "batches": 11, "step_s": 2.0, "wait_s": 8.0, "waited:fetch": 8.0})
+    totals.update({"device:steps": 10, "device:copies": 10, "device:total_s": 10.0, "device:idle_s": 3.0})
+    assert make_stats(totals).gpu_busy_least == pytest.approx(0.5)
+
+
 def test_what_is_ready_is_what_is_made_and_not_taken(clock):
     board = Board(2, 4)
     meter = Meter(board, 8)

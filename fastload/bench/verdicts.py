@@ -1,20 +1,24 @@
-"""Does the verdict name the bottleneck? ``fastload bench verdicts`` plants seven, one after the other, and asks.
+"""Does the verdict name the bottleneck? ``fastload bench verdicts`` plants ten, one after the other, and asks.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
 files, a tokenizer in plain Python, large samples to stack, copies from pageable memory, float32 across the link, a
-large model. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing made
-light. A plant whose relieved loop is no faster would prove nothing, so that is reported as well.
+large model, a loop that sleeps, prints or asks the GPU for numbers in every step. To show that it is, each loop is also
+run *relieved*: the same in all else, with that one thing made light. A plant whose relieved loop is no faster would
+prove nothing, so that is reported as well.
 
-Without a CUDA device the two that need a link are left out.
+Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` nobody tells the loop's own code from
+the model, so that the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
+import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -141,13 +145,55 @@ class Model:
         self._weights = torch.randn(side, side, device=device) / side**0.5
         self._products = products
 
-    def __call__(self, batch: Any) -> None:
-        """One step."""
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """One step; returns what came of it, there."""
         images = batch if isinstance(batch, torch.Tensor) else batch[0]
         flat = images.reshape(-1)[: self._weights.numel()]
-        activation = self._weights + flat.to(self._weights.dtype).sum() * 0
+        activation: torch.Tensor = self._weights + flat.to(self._weights.dtype).sum() * 0
         for _ in range(self._products):
             activation = activation @ self._weights
+        return activation
+
+
+def sleep(result: torch.Tensor, took_s: float) -> None:
+    """Leave the GPU idle for a third of the time or more, however fast it is."""
+    del result
+    time.sleep(max(0.05, took_s / 2))
+
+
+def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
+    """As a loop does that logs many figures, each by itself."""
+    del took_s
+    for _ in range(32):
+        for row in result[:64]:
+            row.sum().item()
+
+
+def print_much(result: torch.Tensor, took_s: float) -> None:
+    """As a loop does that was debugged once."""
+    del took_s
+    with open(os.devnull, "w") as nowhere:
+        for _ in range(200):
+            nowhere.write(repr(result))
+
+
+class AndThen:
+    """A step after which the loop waits for the result, and does something on the host."""
+
+    def __init__(self, model: Model, then: Callable[[torch.Tensor, float], None]) -> None:
+        self._model = model
+        self._then = then
+
+    def __call__(self, batch: Any) -> None:
+        """One step."""
+        began = time.monotonic()
+        result = self._model(batch)
+        if result.is_cuda:
+            torch.cuda.synchronize()
+        self._then(result, time.monotonic() - began)
+
+
+Opened: TypeAlias = "contextlib.AbstractContextManager[tuple[FastLoader[Any], Callable[[Any], Any]]]"
 
 
 @dataclass(frozen=True)
@@ -162,8 +208,8 @@ class Plant:
     """
 
     expected: Bottleneck
-    planted: Callable[[], contextlib.AbstractContextManager[tuple[FastLoader[Any], Model]]]
-    relieved: Callable[[], contextlib.AbstractContextManager[tuple[FastLoader[Any], Model]]]
+    planted: Callable[[], Opened]
+    relieved: Callable[[], Opened]
     needs_gpu: bool = False
 
 
@@ -173,17 +219,26 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
     gpu = device.type == "cuda"
     batch_size = 16 if quick else 64
     light_step, heavy_step = (0, 64), (300 if quick else 600, 2048) if gpu else (12, 1024)
+    some_step = (60, 2048) if gpu else light_step
+    if not gpu:
+        model, loops_own = Bottleneck.STEP, Bottleneck.STEP
+    else:
+        model, loops_own = Bottleneck.GPU, Bottleneck.LOOP if tells_utilization() else Bottleneck.STEP
 
     @contextlib.contextmanager
     def loop(
-        dataset: Dataset[Any], step: tuple[int, int] = light_step, **arguments: Any
-    ) -> Iterator[tuple[FastLoader[Any], Model]]:
+        dataset: Dataset[Any],
+        step: tuple[int, int] = light_step,
+        then: Callable[[torch.Tensor, float], None] | None = None,
+        **arguments: Any,
+    ) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
         given: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers, "device": device, **arguments}
         with FastLoader(dataset, **given) as loader:
-            yield loader, Model(device, *step)
+            made = Model(device, *step)
+            yield loader, made if then is None else AndThen(made, then)
 
     @contextlib.contextmanager
-    def stored(bytes_per_s: float) -> Iterator[tuple[FastLoader[Any], Model]]:
+    def stored(bytes_per_s: float) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
         with slow_store(3 * SIDE * SIDE, bytes_per_s) as store, loop(Stored(store)) as opened:
             yield opened
 
@@ -214,8 +269,18 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
             lambda: loop(in_memory(torch.uint8, pinned=True), **whole),
             needs_gpu=True,
         ),
-        "heavy model": Plant(Bottleneck.GPU, lambda: loop(light, heavy_step), lambda: loop(light)),
+        "heavy model": Plant(model, lambda: loop(light, heavy_step), lambda: loop(light)),
+        "sleep in every step": Plant(loops_own, lambda: loop(light, some_step, sleep), lambda: loop(light, some_step)),
+        "prints in every step": Plant(loops_own, lambda: loop(light, then=print_much), lambda: loop(light)),
+        ".item() in every step": Plant(
+            loops_own, lambda: loop(light, then=ask_for_numbers), lambda: loop(light), needs_gpu=True
+        ),
     }
+
+
+def tells_utilization() -> bool:
+    """Whether a report can tell how busy the GPU is."""
+    return importlib.util.find_spec("pynvml") is not None
 
 
 def run(loader: FastLoader[Any], step: Callable[[Any], None], seconds: float) -> Report:
@@ -266,7 +331,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each planted loop (default: 8)")
     parser.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda")
     parser.add_argument("--plant", action="append", metavar="NAME", help="only this one; may be given again")
-    parser.add_argument("--quick", action="store_true", help="small sizes and 3 seconds each")
+    parser.add_argument("--quick", action="store_true", help="small sizes and 3 seconds each, 2 on a CPU")
     parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
 
 
@@ -280,7 +345,8 @@ def main(arguments: argparse.Namespace) -> int:
         device = resolve_device(arguments.device)
     except RuntimeError as error:
         return refuse(error)
-    seconds = 3.0 if arguments.quick else arguments.seconds
+    quick_s = 2.0 if device.type == "cpu" else 3.0  # a GPU's driver is asked once a second
+    seconds = quick_s if arguments.quick else arguments.seconds
     chosen = plants(device, quick=arguments.quick)
     for name in arguments.plant or []:
         if name not in chosen:

@@ -1,10 +1,10 @@
-"""Does the verdict name the bottleneck? ``fastload bench verdicts`` plants ten, one after the other, and asks.
+"""Does the verdict name the bottleneck? ``fastload bench verdicts`` plants eleven, one after the other, and asks.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
-files, a tokenizer in plain Python, large samples to stack, copies from pageable memory, float32 across the link, a
-large model, a loop that sleeps, prints or asks the GPU for numbers in every step. To show that it is, each loop is also
-run *relieved*: the same in all else, with that one thing made light. A plant whose relieved loop is no faster would
-prove nothing, so that is reported as well.
+files, a tokenizer in plain Python, images to normalize on the host, large samples to stack, copies from pageable
+memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for numbers in every step. To
+show that it is, each loop is also run *relieved*: the same in all else, with that one thing made light. A plant whose
+relieved loop is no faster would prove nothing, so that is reported as well.
 
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` nobody tells the loop's own code from
 the model, so that the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
@@ -16,13 +16,15 @@ import contextlib
 import importlib.util
 import io
 import os
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from fastload import FastLoader
 from fastload._machine import usable_cpus
@@ -112,6 +114,32 @@ class Texts(Dataset[Any]):
         return torch.tensor(tokens[:512]), index % 10
 
 
+@contextlib.contextmanager
+def small_files(count: int, *steps: Any) -> Iterator[Dataset[Any]]:
+    """Small JPEG files in a folder, enlarged, which is quicker than what comes after it; native."""
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    with tempfile.TemporaryDirectory(prefix="fastload-verdicts-") as folder:
+        (files := Path(folder, "of-one-class")).mkdir()
+        for number in range(count):
+            (files / f"{number}.jpg").write_bytes(jpeg(32))
+        yield ImageFolder(folder, transforms.Compose([transforms.Resize((320, 320)), *steps]))
+
+
+class Endless(Sampler[int]):
+    """The samples of a small dataset over and over."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __iter__(self) -> Iterator[int]:
+        return (number % self._length for number in range(ENDLESS))
+
+
 class Ready(Dataset[Any]):
     """Tensors that only have to be stacked."""
 
@@ -158,7 +186,7 @@ class Model:
 def sleep(result: torch.Tensor, took_s: float) -> None:
     """Leave the GPU idle for a third of the time or more, however fast it is."""
     del result
-    time.sleep(max(0.05, took_s / 2))
+    time.sleep(max(0.1, took_s / 2))
 
 
 def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
@@ -215,6 +243,8 @@ class Plant:
 
 def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
     """All of them, for ``device``."""
+    from torchvision import transforms
+
     workers = 2 if quick else max(2, min(8, usable_cpus() - 1))
     gpu = device.type == "cuda"
     batch_size = 16 if quick else 64
@@ -242,6 +272,12 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         with slow_store(3 * SIDE * SIDE, bytes_per_s) as store, loop(Stored(store)) as opened:
             yield opened
 
+    @contextlib.contextmanager
+    def finished_on_the_host(*steps: Any) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
+        on_host: dict[str, Any] = {"batch_size": 16, "num_workers": 2, "device": "cpu", "accelerate": "require"}
+        with small_files(64, *steps) as dataset, FastLoader(dataset, sampler=Endless(64), **on_host) as loader:
+            yield loader, Model(torch.device("cpu"), *light_step)
+
     def in_memory(dtype: torch.dtype, *, pinned: bool) -> Dataset[Any]:
         batch = torch.zeros(16 if quick else 128, 3, 224, 224, dtype=dtype)
         return Batches(batch.pin_memory() if pinned else batch)
@@ -252,6 +288,11 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         "slow storage": Plant(Bottleneck.STORAGE, lambda: stored(8e6), lambda: stored(1e10)),
         "heavy decode": Plant(Bottleneck.DECODE, lambda: loop(Files(768 if quick else 1536)), lambda: loop(light)),
         "Python-heavy transform": Plant(Bottleneck.PYTHON, lambda: loop(Texts(2000)), lambda: loop(Texts(100))),
+        "normalizing on the host": Plant(
+            Bottleneck.EPILOGUE,
+            lambda: finished_on_the_host(transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)),
+            lambda: finished_on_the_host(transforms.PILToTensor()),
+        ),
         "large collate": Plant(
             Bottleneck.COLLATE,
             lambda: loop(Ready(torch.zeros(3, 512, 512)), num_workers=2),

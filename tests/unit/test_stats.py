@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -195,6 +196,21 @@ def test_the_native_engine_counts_every_stage_that_it_has(folder, persistent):
     assert all(stage.total_s > 0 for stage in stats.stages.values())
     assert stats.stages["decode"].total_s > stats.stages["fetch"].total_s
     assert stats.loader_images_per_s > 0
+
+
+def test_samples_made_in_python_are_counted_by_the_batches_that_had_any(tmp_path):
+    (tmp_path / "of-one-class").mkdir()
+    for number in range(24):
+        suffix = "png" if number in (3, 5, 17) else "jpg"
+        Image.new("RGB", (40, 40)).save(tmp_path / "of-one-class" / f"{number:02}.{suffix}")
+    dataset = ImageFolder(str(tmp_path), transforms.Compose([transforms.Resize((32, 32)), transforms.PILToTensor()]))
+    with FastLoader(dataset, batch_size=8, num_workers=2, accelerate="require", device="cpu") as loader:
+        assert sum(1 for _ in loader) == 3
+        stats = loader.stats()
+    assert list(stats.stages) == ["fetch", "decode", "python", "collate", "epilogue"]
+    assert [stats.stages[name].count for name in stats.stages] == [3, 3, 2, 3, 3]
+    python = stats.stages["python"]
+    assert 0 < stats.loader_images_per_s <= 24 / python.total_s
 
 
 def test_batches_that_the_native_engine_has_ready_are_seen(folder):

@@ -107,15 +107,16 @@ def test_a_step_at_whose_end_the_device_is_behind_kept_it_busy(clock):
     """Not the others: a loop may sleep for a second now and then, and be behind at the end of all other steps."""
     meter = Meter(None, 8)
     meter.got(meter.ask(), None)
-    for step_s, behind_s in ((0.01, 0.09), (1.0, 0.0), (0.02, 0.08)):
+    for step_s, place, wait_s in ((0.01, "gpu", 0.09), (1.0, "gpu", 0.0), (0.3, "decode", 0.5), (0.02, "gpu", 0.08)):
         clock.now += step_s
         asked = meter.ask()
-        clock.now += behind_s
-        meter.got(asked, None, [("decode", asked), ("gpu", clock.now), ("h2d", clock.now)])
+        clock.now += wait_s
+        meter.got(asked, None, [(place, clock.now), ("h2d", clock.now)])
     assert meter.totals()["behind_s"] == pytest.approx(0.2)
-    device = {"device:steps": 3, "device:total_s": 1.2, "device:copies": 3}
-    stats = make_stats(Totals({**meter.totals(), **device}))
-    assert stats.gpu_busy_least == pytest.approx(0.2 / 1.2)
+    stats = make_stats(Totals({**meter.totals(), "device:steps": 4, "device:total_s": 2.0, "device:copies": 4}))
+    assert stats.gpu_busy_least == pytest.approx(0.67 / 2.0)  # or inside next(), where the device did not idle
+    idle = {"device:steps": 4, "device:total_s": 2.0, "device:idle_s": 1.4, "device:copies": 4}
+    assert make_stats(Totals({**meter.totals(), **idle})).gpu_busy_least == pytest.approx(0.2 / 2.0)
     assert make_stats(meter.totals()).gpu_busy_least == 0.0  # there is no device
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from fastload._checks_gpu import cuda_available, find_nsight
 from fastload.insight import kernels, nsight, roofline
 from fastload.insight.nsight import NsightError
 from fastload.insight.recording import STEP
+from fastload.insight.report import plain_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +67,7 @@ def main(args: argparse.Namespace) -> int:
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if bool(program) == (args.source is not None):
         return _fail("nothing to run: fastload kernels -- python train.py ...; or --from DIR, but not both", 2)
+    profile.import_printers(args)
     try:
         if args.source is not None:
             code, runs, ceilings = 0, kernels.read(args.source / "ncu.csv"), read_ceilings(args.source)
@@ -175,11 +176,10 @@ def _deliver(runs: list[KernelRun], ceilings: Ceilings, args: argparse.Namespace
 
 def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, console: Any = None) -> None:
     """Print the table."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console(highlight=False, width=shutil.get_terminal_size((150, 40)).columns)
+    console = console or plain_console(150)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name, right in (
         *(("range or kernel", False), ("kernels", True), ("time", True), ("of all", True), ("MB moved", True)),

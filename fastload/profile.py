@@ -8,6 +8,7 @@ cannot import its own recording, torch.profiler records, and the loader's ranges
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shlex
@@ -23,7 +24,7 @@ from fastload import run
 from fastload._checks_gpu import find_nsight
 from fastload.insight import nsight, nsysdb, torchtrace
 from fastload.insight.nsight import NsightError, ProgramError
-from fastload.insight.report import Report, make_report, show
+from fastload.insight.report import Report, make_report, plain_console, show
 from fastload.insight.verdict import Bottleneck, Verdict
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ STEM: Final = "profile"
 _PAGE: Final = f"fastload-{STEM}.html"
 _PICTURES: Final = (".png", ".svg", ".pdf", ".jpg")
 _LOADER: Final = "loader.json"
+_KINETO_LEVEL: Final = "KINETO_LOG_LEVEL"
+"""What torch.profiler's library prints from: without it "USDT" at each start and "ERROR" where there is no GPU."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +65,7 @@ def main(args: argparse.Namespace) -> int:
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if bool(program) == (args.source is not None):
         return _fail("nothing to run: fastload profile -- python train.py ...; or --from DIR, but not both", 2)
+    import_printers(args)
     try:
         page = None if args.no_html else args.html or output_file(_PAGE)
     except argparse.ArgumentTypeError as error:
@@ -78,6 +82,17 @@ def main(args: argparse.Namespace) -> int:
     report = make_report(recording, seen)
     _deliver(report, recording, args, page)
     return code
+
+
+def import_printers(args: argparse.Namespace) -> None:
+    """Import what the report will be printed and drawn with: what is missing is missing before the script has run.
+
+    Raises:
+        ModuleNotFoundError: It is not installed.
+    """
+    for name, wanted in (("rich", not args.json), ("matplotlib", args.png)):
+        if wanted:
+            importlib.import_module(name)
 
 
 def read(path: Path) -> Recording:
@@ -120,6 +135,8 @@ def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tu
                 raise
             _say(f"{error}; runs again under torch.profiler")
     trace = {"FASTLOAD_CAPTURE_TRACE": str(folder / f"{STEM}.json"), "FASTLOAD_RANGES": str(folder)}
+    if _KINETO_LEVEL not in os.environ:
+        trace[_KINETO_LEVEL] = "99"
     code = _execute(program, args, folder, trace)
     return code, torchtrace.read(folder, code), loaders_verdict(folder)
 
@@ -206,15 +223,13 @@ def make_folder(path: Path) -> None:
 
 
 def _deliver(report: Report, recording: Recording, args: argparse.Namespace, page: Path | None) -> None:
-    from rich.console import Console
-
     from fastload.insight import timeline
     from fastload.insight.page import write
 
     if args.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
-        show(report, Console(highlight=False, width=shutil.get_terminal_size((130, 40)).columns))
+        show(report, plain_console(130))
     rows = timeline.lay_out(recording, report.findings)
     if page is not None:
         write(report, rows, page)

@@ -1,24 +1,30 @@
-"""Does the verdict name the bottleneck? ``fastload bench verdicts`` plants seven, one after the other, and asks.
+"""Does the verdict name the bottleneck? ``fastload bench verdicts`` plants eleven, one after the other, and asks.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
-files, a tokenizer in plain Python, large samples to stack, copies from pageable memory, float32 across the link, a
-large model. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing made
-light. A plant whose relieved loop is no faster would prove nothing, so that is reported as well.
+files, a tokenizer in plain Python, images to normalize on the host, large samples to stack, copies from pageable
+memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for numbers in every step. To
+show that it is, each loop is also run *relieved*: the same in all else, with that one thing made light. A plant whose
+relieved loop is no faster would prove nothing, so that is reported as well.
 
-Without a CUDA device the two that need a link are left out.
+Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` nobody tells the loop's own code from
+the model, so that the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
+import os
+import tempfile
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from fastload import FastLoader
 from fastload._machine import usable_cpus
@@ -108,6 +114,32 @@ class Texts(Dataset[Any]):
         return torch.tensor(tokens[:512]), index % 10
 
 
+@contextlib.contextmanager
+def small_files(count: int, *steps: Any) -> Iterator[Dataset[Any]]:
+    """Small JPEG files in a folder, enlarged, which is quicker than what comes after it; native."""
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
+    with tempfile.TemporaryDirectory(prefix="fastload-verdicts-") as folder:
+        (files := Path(folder, "of-one-class")).mkdir()
+        for number in range(count):
+            (files / f"{number}.jpg").write_bytes(jpeg(32))
+        yield ImageFolder(folder, transforms.Compose([transforms.Resize((320, 320)), *steps]))
+
+
+class Endless(Sampler[int]):
+    """The samples of a small dataset over and over."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __iter__(self) -> Iterator[int]:
+        return (number % self._length for number in range(ENDLESS))
+
+
 class Ready(Dataset[Any]):
     """Tensors that only have to be stacked."""
 
@@ -141,13 +173,55 @@ class Model:
         self._weights = torch.randn(side, side, device=device) / side**0.5
         self._products = products
 
-    def __call__(self, batch: Any) -> None:
-        """One step."""
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """One step; returns what came of it, there."""
         images = batch if isinstance(batch, torch.Tensor) else batch[0]
         flat = images.reshape(-1)[: self._weights.numel()]
-        activation = self._weights + flat.to(self._weights.dtype).sum() * 0
+        activation: torch.Tensor = self._weights + flat.to(self._weights.dtype).sum() * 0
         for _ in range(self._products):
             activation = activation @ self._weights
+        return activation
+
+
+def sleep(result: torch.Tensor, took_s: float) -> None:
+    """Leave the GPU idle for a third of the time or more, however fast it is."""
+    del result
+    time.sleep(max(0.1, took_s / 2))
+
+
+def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
+    """As a loop does that logs many figures, each by itself."""
+    del took_s
+    for _ in range(32):
+        for row in result[:64]:
+            row.sum().item()
+
+
+def print_much(result: torch.Tensor, took_s: float) -> None:
+    """As a loop does that was debugged once."""
+    del took_s
+    with open(os.devnull, "w") as nowhere:
+        for _ in range(200):
+            nowhere.write(repr(result))
+
+
+class AndThen:
+    """A step after which the loop waits for the result, and does something on the host."""
+
+    def __init__(self, model: Model, then: Callable[[torch.Tensor, float], None]) -> None:
+        self._model = model
+        self._then = then
+
+    def __call__(self, batch: Any) -> None:
+        """One step."""
+        began = time.monotonic()
+        result = self._model(batch)
+        if result.is_cuda:
+            torch.cuda.synchronize()
+        self._then(result, time.monotonic() - began)
+
+
+Opened: TypeAlias = "contextlib.AbstractContextManager[tuple[FastLoader[Any], Callable[[Any], Any]]]"
 
 
 @dataclass(frozen=True)
@@ -162,30 +236,47 @@ class Plant:
     """
 
     expected: Bottleneck
-    planted: Callable[[], contextlib.AbstractContextManager[tuple[FastLoader[Any], Model]]]
-    relieved: Callable[[], contextlib.AbstractContextManager[tuple[FastLoader[Any], Model]]]
+    planted: Callable[[], Opened]
+    relieved: Callable[[], Opened]
     needs_gpu: bool = False
 
 
 def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
     """All of them, for ``device``."""
+    from torchvision import transforms
+
     workers = 2 if quick else max(2, min(8, usable_cpus() - 1))
     gpu = device.type == "cuda"
     batch_size = 16 if quick else 64
     light_step, heavy_step = (0, 64), (300 if quick else 600, 2048) if gpu else (12, 1024)
+    some_step = (60, 2048) if gpu else light_step
+    if not gpu:
+        model, loops_own = Bottleneck.STEP, Bottleneck.STEP
+    else:
+        model, loops_own = Bottleneck.GPU, Bottleneck.LOOP if tells_utilization() else Bottleneck.STEP
 
     @contextlib.contextmanager
     def loop(
-        dataset: Dataset[Any], step: tuple[int, int] = light_step, **arguments: Any
-    ) -> Iterator[tuple[FastLoader[Any], Model]]:
+        dataset: Dataset[Any],
+        step: tuple[int, int] = light_step,
+        then: Callable[[torch.Tensor, float], None] | None = None,
+        **arguments: Any,
+    ) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
         given: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers, "device": device, **arguments}
         with FastLoader(dataset, **given) as loader:
-            yield loader, Model(device, *step)
+            made = Model(device, *step)
+            yield loader, made if then is None else AndThen(made, then)
 
     @contextlib.contextmanager
-    def stored(bytes_per_s: float) -> Iterator[tuple[FastLoader[Any], Model]]:
+    def stored(bytes_per_s: float) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
         with slow_store(3 * SIDE * SIDE, bytes_per_s) as store, loop(Stored(store)) as opened:
             yield opened
+
+    @contextlib.contextmanager
+    def finished_on_the_host(*steps: Any) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
+        on_host: dict[str, Any] = {"batch_size": 16, "num_workers": 2, "device": "cpu", "accelerate": "require"}
+        with small_files(64, *steps) as dataset, FastLoader(dataset, sampler=Endless(64), **on_host) as loader:
+            yield loader, Model(torch.device("cpu"), *light_step)
 
     def in_memory(dtype: torch.dtype, *, pinned: bool) -> Dataset[Any]:
         batch = torch.zeros(16 if quick else 128, 3, 224, 224, dtype=dtype)
@@ -197,6 +288,11 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         "slow storage": Plant(Bottleneck.STORAGE, lambda: stored(8e6), lambda: stored(1e10)),
         "heavy decode": Plant(Bottleneck.DECODE, lambda: loop(Files(768 if quick else 1536)), lambda: loop(light)),
         "Python-heavy transform": Plant(Bottleneck.PYTHON, lambda: loop(Texts(2000)), lambda: loop(Texts(100))),
+        "normalizing on the host": Plant(
+            Bottleneck.EPILOGUE,
+            lambda: finished_on_the_host(transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)),
+            lambda: finished_on_the_host(transforms.PILToTensor()),
+        ),
         "large collate": Plant(
             Bottleneck.COLLATE,
             lambda: loop(Ready(torch.zeros(3, 512, 512)), num_workers=2),
@@ -214,8 +310,18 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
             lambda: loop(in_memory(torch.uint8, pinned=True), **whole),
             needs_gpu=True,
         ),
-        "heavy model": Plant(Bottleneck.GPU, lambda: loop(light, heavy_step), lambda: loop(light)),
+        "heavy model": Plant(model, lambda: loop(light, heavy_step), lambda: loop(light)),
+        "sleep in every step": Plant(loops_own, lambda: loop(light, some_step, sleep), lambda: loop(light, some_step)),
+        "prints in every step": Plant(loops_own, lambda: loop(light, then=print_much), lambda: loop(light)),
+        ".item() in every step": Plant(
+            loops_own, lambda: loop(light, then=ask_for_numbers), lambda: loop(light), needs_gpu=True
+        ),
     }
+
+
+def tells_utilization() -> bool:
+    """Whether a report can tell how busy the GPU is."""
+    return importlib.util.find_spec("pynvml") is not None
 
 
 def run(loader: FastLoader[Any], step: Callable[[Any], None], seconds: float) -> Report:
@@ -266,7 +372,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each planted loop (default: 8)")
     parser.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda")
     parser.add_argument("--plant", action="append", metavar="NAME", help="only this one; may be given again")
-    parser.add_argument("--quick", action="store_true", help="small sizes and 3 seconds each")
+    parser.add_argument("--quick", action="store_true", help="small sizes and 3 seconds each, 2 on a CPU")
     parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
 
 
@@ -280,7 +386,8 @@ def main(arguments: argparse.Namespace) -> int:
         device = resolve_device(arguments.device)
     except RuntimeError as error:
         return refuse(error)
-    seconds = 3.0 if arguments.quick else arguments.seconds
+    quick_s = 2.0 if device.type == "cpu" else 3.0  # a GPU's driver is asked once a second
+    seconds = quick_s if arguments.quick else arguments.seconds
     chosen = plants(device, quick=arguments.quick)
     for name in arguments.plant or []:
         if name not in chosen:

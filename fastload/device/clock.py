@@ -58,7 +58,7 @@ class DeviceClock:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._started = 0
-        self._recent_s = 0.0  # between two batches, of late
+        self.recent_s = 0.0  # between two batches, of late
         self._began_at = 0.0
         self._last_end: Any = None
         self._handed: tuple[Any, Timing] | None = None
@@ -84,8 +84,8 @@ class DeviceClock:
         now = time.monotonic()
         took = min(now - (self._began_at or now), _PAUSE_S)
         self._began_at = now
-        self._recent_s = (1.0 - _RECENT) * self._recent_s + _RECENT * took if number > 1 else took
-        share = 1.0 if number < ALL_OF_FIRST else min(1.0, PER_SECOND * self._recent_s)
+        self.recent_s = (1.0 - _RECENT) * self.recent_s + _RECENT * took if number > 1 else took
+        share = 1.0 if number < ALL_OF_FIRST else min(1.0, PER_SECOND * self.recent_s)
         is_drawn = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 < share
         return 1.0 / share if is_drawn else 0.0
 

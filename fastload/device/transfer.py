@@ -31,6 +31,7 @@ from fastload.device.epilogue import finish
 from fastload.device.images import Crossed, TableImages
 from fastload.host import Leaf, map_leaves
 from fastload.insight.stats import Totals
+from fastload.insight.utilization import Utilization
 from fastload.options import has_streams
 
 if TYPE_CHECKING:
@@ -151,6 +152,9 @@ class Transfer:
         self.batches = 0
         self.nbytes = 0
         self.clock = DeviceClock(self._module) if device.type == "cuda" and stream is not None else None
+        self._utilization = None if self.clock is None else Utilization(device)
+        self._looks = 0
+        self._busy = 0.0  # their sum
 
     def _event(self) -> Any:
         """An event to wait for asleep: ``torch.Event(blocking=True)`` spins on CUDA (seen in torch 2.11)."""
@@ -221,7 +225,19 @@ class Transfer:
                 self._sources.append((copied._ready, data, on_copied))
         if copied._ready is None and on_copied is not None:
             on_copied()
+        self._look()
         return copied
+
+    def _look(self) -> None:
+        """See how busy the device has been; once a second, in whatever thread has just begun a copy."""
+        if self.clock is None or self._utilization is None:
+            return
+        with self._turn:
+            looks, busy = self._utilization.look(self.clock.recent_s)
+        if looks:
+            with self._lock:
+                self._looks += looks
+                self._busy += busy
 
     def _issue(self, data: Any, small: torch.Tensor | None, stream: Any) -> DeviceBatch:
         leaves: list[Any] = []
@@ -338,12 +354,15 @@ class Transfer:
         with self._lock:
             if self.clock is not None:
                 self.clock.begin_epoch()
+            if self._utilization is not None:
+                self._utilization.begin_epoch()
 
     def totals(self) -> Totals:
         """What has been copied so far, and what the device's clock says of it."""
         with self._lock:
             totals = Totals() if self.clock is None else self.clock.totals()
             totals.add({"copied": self.batches, "device_bytes": self.nbytes})
+            totals.add({"gpu:looks": self._looks, "gpu:busy": self._busy})
         return totals
 
     def reap(self) -> None:

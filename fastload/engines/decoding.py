@@ -196,11 +196,12 @@ class Line:
         spent = {"fetch": read, "decode": seconds - read, "collate": self._collate_s}
         if self._finish_is_epilogue:
             spent["epilogue"] = self._finish_s
+        counts = dict.fromkeys(spent, float(self._decoded))
         if self._in_python_batches:
-            spent["python"] = self._in_python_s
+            spent["python"], counts["python"] = self._in_python_s, float(self._in_python_batches)
         return Totals(
             {
-                **{f"stage:{name}:count": float(self._decoded) for name in spent},
+                **{f"stage:{name}:count": count for name, count in counts.items()},
                 **{f"stage:{name}:s": took for name, took in spent.items()},
                 "made:looked_s": seconds,
                 "made:busy_s": busy,

@@ -17,6 +17,13 @@ _BLOCKED: Final = 0.5
 _COLLATING: Final = 0.5
 _CROSSING: Final = 0.6
 _WORKING: Final = 0.3
+_OF_THE_LOADER: Final = (
+    Bottleneck.STORAGE,
+    Bottleneck.DECODE,
+    Bottleneck.PYTHON,
+    Bottleneck.EPILOGUE,
+    Bottleneck.COLLATE,
+)
 
 
 def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
@@ -34,12 +41,18 @@ def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
         if device.idle_share < FED:
             return Verdict.of(Bottleneck.GPU, waited, busy, *_layout(findings))
         if device.starved_share < device.idle_share / 2:
-            evidence = ["it is the loop that leaves the GPU idle, not the loader", waited, busy, *_host(findings)]
-            return Verdict.of(Bottleneck.LOOP, *evidence, *_layout(findings))
+            why = "it is the loop that leaves the GPU idle, not the loader"
+            if device.starved_share >= FED:
+                why = (
+                    f"the GPU idled {device.idle_share:.0%} of the time, {device.starved_share:.0%} for want of a batch"
+                )
+            return Verdict.of(Bottleneck.LOOP, why, waited, busy, *_host(findings), *_layout(findings))
         waited += f", the GPU ran kernels {device.busy_share:.0%} of it"
     elif findings.wait_share < FED:
-        return Verdict.of(Bottleneck.GPU, waited)
+        return Verdict.of(Bottleneck.STEP, waited, "no kernel of a GPU was recorded")
     bottleneck, *evidence = _loader(findings, seen)
+    if bottleneck is None:
+        return Verdict(None, (waited, *evidence), "print(loader.report()) after an epoch says what the loader saw")
     return Verdict.of(bottleneck, waited, *evidence)
 
 
@@ -60,7 +73,7 @@ def _host(findings: Findings) -> list[str]:
     return [f"in its longest gap ({gap.length_s * 1e3:.1f} ms) the training thread was in {gap.host[0].what}"]
 
 
-def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck, *tuple[str, ...]]:
+def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck | None, *tuple[str, ...]]:
     pageable = [copy for copy in findings.copies if copy.direction == "host to device" and copy.memory == "pageable"]
     pageable_s = sum(copy.seconds for copy in pageable)
     if findings.link_share > _CROSSING or pageable_s > findings.seconds * _WORKING:
@@ -68,18 +81,21 @@ def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck, *tupl
         if pageable_s > findings.seconds * findings.link_share / 2:
             return Bottleneck.PIN, crossing, "most of them from pageable memory"
         return Bottleneck.LINK, crossing
+    if seen is not None and seen.bottleneck is Bottleneck.EPILOGUE and (found := _trust(seen)):  # has no range here
+        return found
     readers = [thread for thread in findings.threads if thread.role in ("worker", "decode")]
     if not any(thread.stages for thread in readers):  # samples are read where the loop runs, or ahead of it
         readers = [thread for thread in findings.threads if "fetch" in thread.stages]
     if not readers:
-        return _trust(seen) or (Bottleneck.COLLATE, "no thread was seen to read samples")
+        return _trust(seen) or (None, "no thread was seen to read samples")
     fetching, collating, decoding = (_mean(readers, stage) for stage in ("fetch", "collate", "decode"))
     working = fetching + collating + decoding
     where = f"{len(readers)} worker{'s' if len(readers) > 1 else ''}"
     if readers[0].role == "main":
         where = "the main process, which reads the samples itself (num_workers=0),"
     if working < _WORKING * min(1.0, findings.wait_share) and readers[0].role != "main":
-        return _trust(seen) or (Bottleneck.COLLATE, f"{where} were busy only {working:.0%} of it")
+        waits = "batches were on their way, or waited for the sampler or for a lock"
+        return _trust(seen) or (None, f"{where} were busy only {working:.0%} of it", waits)
     if collating > working * _COLLATING:
         return Bottleneck.COLLATE, f"{where} collated {collating:.0%} of it"
     if decoding > working * _COLLATING:
@@ -95,7 +111,7 @@ def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck, *tupl
 
 
 def _trust(seen: Verdict | None) -> tuple[Bottleneck, *tuple[str, ...]] | None:
-    if seen is None or seen.bottleneck in (None, Bottleneck.GPU, Bottleneck.LINK, Bottleneck.PIN):
+    if seen is None or seen.bottleneck is None or seen.bottleneck not in _OF_THE_LOADER:
         return None
     return seen.bottleneck, *(f"the loader itself: {text}" for text in seen.evidence[:2])
 

@@ -14,11 +14,19 @@ if TYPE_CHECKING:
     from fastload.insight.stats import Stats
 
 STALL_MIN: Final = 0.1
-"""A consumer that waits for a smaller share of its time is the bottleneck itself."""
+"""A consumer that waits for a smaller share of its time is not held up by its loader."""
+
+BUSY_MIN: Final = 0.9
+"""A device that works for a larger share of the time is the limit."""
 
 BATCHES_MIN: Final = 4
 _QUEUED_MIN: Final = 0.25  # of fetching: worth a word
-_MADE: Final = (Bottleneck.STORAGE, Bottleneck.DECODE, Bottleneck.PYTHON, Bottleneck.COLLATE)
+_READ: Final = (Bottleneck.STORAGE, Bottleneck.DECODE, Bottleneck.PYTHON)
+_MADE: Final = (*_READ, Bottleneck.COLLATE)
+_EITHER: Final = (
+    "nothing to gain in the loader: whether the GPU takes the time or the loop's own code, fastload profile tells, and "
+    "this report may after some seconds where nvidia-ml-py is installed"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +61,58 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
         return Verdict(None, (seen,), "ask again after a few more")
     stall, who = _stall(stats)
     waited = f"the {who} waited for batches {stall:.0%} of the time"
-    if stall < STALL_MIN or not shares:
-        evidence = [waited, "the model is the limit"]
-        if "fetch" in stats.stages:
-            evidence.append(f"{stats.ready_mean:.1f} batches were ready when it asked, on average")
-        if (spare := stats.loader_images_per_s) > stats.images_per_s:
-            evidence.append(
-                f"the loader could deliver {spare:,.0f} images/s and was asked for {stats.images_per_s:,.0f}"
-            )
-        return Verdict.of(Bottleneck.GPU, *evidence)
+    if stall < STALL_MIN or _leaves_idle(stats, stall):
+        return _not_the_loader(stats, stall, waited)
+    if not shares:
+        evidence = [waited, "each time too briefly to tell for what"]
+        return Verdict(None, tuple(evidence), "larger batches are waited for less often")
     which = max(shares, key=lambda key: shares[key])
+    if which in _READ and not _looked(stats):
+        reading = sum(shares.get(each, 0.0) for each in _READ)
+        unknown = f"{reading:.0%} of that while samples were read, which nobody has looked into yet"
+        return Verdict(None, (waited, unknown), "ask again after a few more batches")
     evidence = [waited, f"{shares[which]:.0%} of that {_meanwhile(stats, which)}"]
     if stats.fetch.queued > _QUEUED_MIN and which is not Bottleneck.STORAGE and which in _MADE:
-        evidence.append(
-            f"workers waited for a core {stats.fetch.queued:.0%} of fetch ({_count(stats.workers, 'worker')}, "
-            f"{_count(usable_cpus(), 'core')})"
-        )
+        there = f"{_count(stats.workers, 'worker')}, {_count(usable_cpus(), 'core')}"
+        evidence.append(f"{_readers(stats)} waited for a core {stats.fetch.queued:.0%} of fetch ({there})")
     return Verdict.of(which, *evidence, remedy=_remedy(stats, which))
+
+
+def _leaves_idle(stats: Stats, stall: float) -> bool:
+    """Whether the device idles more for other reasons than for want of a batch, as far as its driver says."""
+    busy = stats.gpu_utilization
+    if busy is None or stats.device is None or stats.gpu_busy_least >= BUSY_MIN:
+        return False
+    return stall < (1.0 - busy) / 2
+
+
+def _not_the_loader(stats: Stats, stall: float, waited: str) -> Verdict:
+    """What can be said of a loop that has its batches in time. That the GPU is the limit must have been seen."""
+    spare: list[str] = []
+    if stats.workers and "fetch" in stats.stages:
+        spare.append(f"{stats.ready_mean:.1f} batches were ready when it asked, on average")
+    if (rate := stats.loader_images_per_s) > stats.images_per_s:
+        asked = f"was asked for {stats.images_per_s:,.0f}"
+        spare.append(f"the loader could deliver about {rate:,.0f} images/s and {asked}")
+    if stats.device is None:
+        return Verdict.of(Bottleneck.STEP, waited, *spare)
+    least, busy = stats.gpu_busy_least, stats.gpu_utilization
+    if least >= BUSY_MIN:
+        return Verdict.of(Bottleneck.GPU, waited, f"the GPU had work for at least {least:.0%} of it", *spare)
+    if busy is None:
+        return Verdict.of(Bottleneck.STEP, waited, *spare, remedy=_EITHER)
+    ran = f"kernels ran on the GPU {busy:.0%} of it, as its driver says"
+    if busy + stall >= BUSY_MIN:
+        return Verdict.of(Bottleneck.GPU, waited, f"{ran} (other programs' included)", *spare)
+    why = "it is the loop that leaves it idle, not the loader"
+    if stall >= STALL_MIN:
+        why = "the loop leaves it idle for longer than the loader does"
+    return Verdict.of(Bottleneck.LOOP, waited, ran, why, *spare)
+
+
+def _looked(stats: Stats) -> bool:
+    """Whether it is known what reading samples consisted of: some fetch was looked at, or native threads did it."""
+    return stats.fetch.looked_s > 0 or "decode" in stats.stages
 
 
 def _stall(stats: Stats) -> tuple[float, str]:
@@ -88,6 +131,7 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
     stages = stats.stages
     making = {name: stages[name].total_s for name in ("fetch", "decode", "collate") if name in stages}
     all_of_it, elapsed = sum(making.values()), stats.wait_s + stats.step_s
+    in_python = _in_python(stats, waited)
     before = waited.pop("before", 0.0)
     ipc, pin = waited.get("ipc", 0.0) + waited.get("hand-over", 0.0), waited.get("pin", 0.0)
     if "pin" in stages and elapsed > 0:  # one thread receives and pins: this batch waited while it pinned another
@@ -107,8 +151,9 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
     seconds_of = {
         Bottleneck.STORAGE: reading * fetch.blocked / known if known else 0.0,
         Bottleneck.DECODE: reading * fetch.decoding / known if known else waited.get("decode", 0.0),
-        Bottleneck.PYTHON: reading * fetch.computing / known if known else waited.get("fetch", 0.0),
-        Bottleneck.COLLATE: waited.get("collate", 0.0) + waited.get("epilogue", 0.0) + ipc,
+        Bottleneck.PYTHON: in_python + (reading * fetch.computing / known if known else waited.get("fetch", 0.0)),
+        Bottleneck.EPILOGUE: waited.get("epilogue", 0.0),
+        Bottleneck.COLLATE: waited.get("collate", 0.0) + ipc,
         Bottleneck.PIN: pin,
     }
     by = Bottleneck.PIN if _is_pageable(stats) else Bottleneck.LINK
@@ -127,6 +172,21 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
     return seconds_of
 
 
+def _in_python(stats: Stats, waited: dict[str, float]) -> float:
+    """Take out of ``waited`` the seconds for which the native engine was waited for, and it for samples made in Python.
+
+    It waits for its decode threads and for Python one after the other, so the two share as they are busy.
+    """
+    stages = stats.stages
+    if "python" in waited or "python" not in stages:
+        return waited.pop("python", 0.0)
+    alone = stages["python"].total_s
+    threads = sum(stages[name].total_s for name in ("fetch", "decode") if name in stages) / max(1, stats.workers)
+    seconds = waited.get("decode", 0.0) * alone / (alone + threads)
+    waited["decode"] = waited.get("decode", 0.0) - seconds
+    return seconds
+
+
 def _link_busy(stats: Stats) -> float:
     """The share of the time in which a copy was under way, or the epilogue that follows it on the device."""
     elapsed, steps = stats.wait_s + stats.step_s, stats.totals.get("asked", 0.0)
@@ -143,27 +203,44 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
     """What the batch that was waited for was at."""
     fetch, stages, device = stats.fetch, stats.stages, stats.device
     known = fetch.blocked + fetch.decoding + fetch.computing or 1.0  # without the time that they had no core for
-    by = "decode threads" if "decode" in stages else "workers" if stats.workers else "the main process"
+    by = _readers(stats)
     if which is Bottleneck.STORAGE:
         return (
             f"while samples were read, {fetch.blocked / known:.0%} of which {by} were blocked and computed nothing"
             f"{_at(fetch.waits_at)}"
         )
+    if which is Bottleneck.DECODE and not fetch.looked_s:
+        return f"while {by} read and decoded"
     if which is Bottleneck.DECODE:
         return (
             f"while samples were read, {fetch.decoding / known:.0%} of which went into decoding{_at(fetch.computes_at)}"
+        )
+    if which is Bottleneck.PYTHON and "python" in stages:
+        made = stages["python"]
+        return (
+            f"while samples that the native engine does not decode were made in Python, one after the other "
+            f"({made.count:,} batches had some, which took {1e3 * made.mean_s:,.1f} ms in each)"
         )
     if which is Bottleneck.PYTHON:
         return (
             f"while samples were read, {fetch.computing / known:.0%} of which the dataset's own code and its "
             f"transforms computed{_at(fetch.computes_at)}"
         )
+    if which is Bottleneck.EPILOGUE:
+        return (
+            f"while decoded images were normalized, cast and laid out on the host, by one thread "
+            f"({1e3 * stages['epilogue'].mean_s:,.1f} ms a batch)"
+        )
     if which is Bottleneck.COLLATE:
         took = [f"{1e3 * stages[name].mean_s:,.1f} ms to {name}" for name in ("collate", "fetch") if name in stages]
-        sending = stats.waited_for.get("ipc", 0.0) + stats.waited_for.get("hand-over", 0.0)
-        if sending > stats.waited_for.get("collate", 0.0) + stats.waited_for.get("epilogue", 0.0):
+        waited = stats.waited_for
+        sending = waited.get("ipc", 0.0) + waited.get("hand-over", 0.0)
+        if sending > waited.get("collate", 0.0):
             sent = f"{1e3 * sending / max(1.0, stats.totals.get('asked', 0.0)):,.1f} ms a batch"
-            return f"while finished batches were on their way to the training loop ({', '.join([sent, *took])})"
+            way = "while finished batches were on their way to the training loop"
+            if waited.get("hand-over", 0.0) > waited.get("ipc", 0.0):  # torch draws them before it hands a batch over
+                way += ", or the sampler drew the next indices"
+            return f"{way} ({', '.join([sent, *took])})"
         return f"while batches were put together and sent ({', '.join(took)})"
     if which is Bottleneck.PIN and not _is_pageable(stats):
         pinning = f" ({1e3 * stages['pin'].mean_s:,.1f} ms a batch)" if "pin" in stages else ""
@@ -179,17 +256,30 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
 def _remedy(stats: Stats, which: Bottleneck) -> str:
     if stats.workers == 0 and which in _MADE:
         return "set num_workers >= 1, so that batches are made beside the steps and not between them"
-    if which is Bottleneck.DECODE and "decode" in stats.stages:
+    native = "decode" in stats.stages
+    if which is Bottleneck.DECODE and native:
         return "raise num_workers up to the cores that there are, or store smaller images (these are decoded natively)"
+    if which is Bottleneck.PYTHON and "python" in stats.stages:
+        return "convert those files to JPEG; print(loader.plan) says what is decoded natively"
+    if which is Bottleneck.COLLATE and native:
+        return "keep targets plain (numbers, small tensors), which one thread collates, and other Python threads few"
+    if which is Bottleneck.COLLATE and stats.device is not None and stats.slot_batches < stats.copied:
+        return f"{REMEDIES[which]}; print(loader.plan) says what keeps batches out of pinned slots"
     return REMEDIES[which]
+
+
+def _readers(stats: Stats) -> str:
+    return "decode threads" if "decode" in stats.stages else "workers" if stats.workers else "the main process"
 
 
 def _figures(stats: Stats) -> list[str]:
     """A few lines of figures."""
-    lines = [
-        f"{stats.batches:,} batches, {stats.images_per_s:,.0f} images/s; the consumer by itself could take "
-        f"{stats.consumer_images_per_s:,.0f}, the loader deliver {stats.loader_images_per_s:,.0f}"
-    ]
+    rates = [f"{stats.batches:,} batches, {stats.images_per_s:,.0f} images/s"]
+    if consumer := stats.consumer_images_per_s:
+        rates.append(f"the consumer by itself could take {consumer:,.0f}")
+    if loader := stats.loader_images_per_s:
+        rates.append(f"the loader deliver {loader:,.0f}")
+    lines = ["; ".join([rates[0], ", ".join(rates[1:])]) if rates[1:] else rates[0]]
     if stats.stages:
         where = _count(stats.workers, "worker") if stats.workers else "main process"
         stages = ", ".join(f"{name} {1e3 * stage.mean_s:,.2f}" for name, stage in stats.stages.items())
@@ -201,6 +291,8 @@ def _figures(stats: Stats) -> list[str]:
         + (": " + ", ".join(f"{name} {seconds:,.2f}" for name, seconds in waits) if waits else "")
         + (f"; {stats.startup_s:,.2f} s for the first batch" if stats.startup_s else "")
     )
+    if (busy := stats.gpu_utilization) is not None:
+        lines.append(f"kernels ran on the GPU {busy:.0%} of the time, as its driver says (other programs' included)")
     if stats.slots or stats.missed:
         missed = sum(stats.missed.values())
         lines.append(

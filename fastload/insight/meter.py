@@ -52,6 +52,7 @@ class Meter:
         self.counts = Totals()
         self._batch_size = batch_size or 1
         self._got = 0.0  # when the last batch was handed over; 0 at the beginning of an epoch
+        self._step_s = 0.0  # from then until the next was asked for
         self._taken = 0
         self._base = 0.0
 
@@ -65,7 +66,8 @@ class Meter:
         """The consumer asks for a batch. Returns the time, for :meth:`got`."""
         now = time.monotonic()
         if self._got:
-            self.counts["step_s"] += now - self._got
+            self._step_s = now - self._got
+            self.counts["step_s"] += self._step_s
             self.counts["asked"] += 1
             self.counts["ready_sum"] += self.ready()
         return now
@@ -98,12 +100,15 @@ class Meter:
             return
         counts["wait_s"] += now - asked
         if now - asked > AT_ONCE_S:
+            took_s = self._step_s + now - asked
             stages = list(road) if noted is None else [*_made(noted), *road]
             for stage, until in stages:
                 if until > asked:
                     end = min(until, now)
                     counts[f"waited:{stage}"] += end - asked
                     asked = end
+                    if stage == "gpu":  # it has been more than two batches behind for all of the step
+                        counts["behind_s"] += took_s
             counts["waited:hand-over"] += now - asked
 
     def stop(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 RANGES_SHOWN: Final = 40
+
+_PLACEHOLDER: Final = re.compile(r"%%([A-Z]+)%%")
+# What could end a script, begin a comment in one, or end a line of one; all of it can only stand in JSON's strings.
+_NOT_IN_SCRIPTS: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+
+
+class _Html(str):
+    """Text that is HTML already; all other text is escaped."""
+
+    __slots__ = ()
 
 
 def write(report: Report, timeline: Timeline, path: str | Path) -> None:
@@ -38,13 +49,14 @@ def render(report: Report, timeline: Timeline) -> str:
         "TILES": "".join(_tile(*tile) for tile in _tiles(findings)),
         "TABLES": "".join(_tables(report)),
         "FOOT": html.escape(f"Recorded by {findings.source}. fastload {__version__}."),
-        # "</" would end the script early.
-        "DATA": json.dumps(_data(timeline), separators=(",", ":")).replace("</", "<\\/"),
+        "DATA": json.dumps(_data(timeline), separators=(",", ":")).translate(_NOT_IN_SCRIPTS),
     }
-    text = TEMPLATE.read_text(encoding="utf-8")
-    for name, value in parts.items():
-        text = text.replace(f"%%{name}%%", value)
-    return text
+    # In one pass: a range may have the name of a placeholder.
+    return _PLACEHOLDER.sub(lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _escaped(text: str) -> str:
+    return text if isinstance(text, _Html) else html.escape(text)
 
 
 def _data(timeline: Timeline) -> dict[str, Any]:
@@ -99,7 +111,7 @@ def _tiles(findings: Findings) -> Iterable[tuple[str, str, str]]:
 
 
 def _tile(number: str, what: str, below: str) -> str:
-    cells = (html.escape(text) for text in (number, what, below))
+    cells = map(html.escape, (number, what, below))
     return "<div class=tile><b>{}</b><span>{}</span><small>{}</small></div>".format(*cells)
 
 
@@ -109,12 +121,14 @@ def _tables(report: Report) -> Iterable[str]:
     if findings.gaps:
         rows = [
             (
-                f"<a href='#' data-at='{round(gap.start_s * 1e9)}' data-length='{round(gap.length_s * 1e9)}'>"
-                f"{milliseconds(gap.start_s)}</a>",
+                _Html(
+                    f"<a href='#' data-at='{round(gap.start_s * 1e9)}' data-length='{round(gap.length_s * 1e9)}'>"
+                    f"{milliseconds(gap.start_s)}</a>"
+                ),
                 milliseconds(gap.length_s),
                 f"{gap.copying_share:.0%}",
-                html.escape(activities(gap.host)),
-                html.escape(activities(gap.loader)),
+                activities(gap.host),
+                activities(gap.loader),
             )
             for gap in findings.gaps
         ]
@@ -123,16 +137,13 @@ def _tables(report: Report) -> Iterable[str]:
         rows = []
         for copy in findings.copies:
             bad = copy.memory == "pageable" and copy.direction == "host to device"
-            memory = f"<mark>{copy.memory}</mark>" if bad else copy.memory
+            memory = _Html(f"<mark>{html.escape(copy.memory)}</mark>") if bad else copy.memory
             size = f"{copy.size_bytes / 1e6:,.1f}", f"{copy.gb_per_s:.1f}", f"{copy.beside_kernels_share:.0%}"
             rows.append((copy.direction, memory, f"{copy.count:,}", *size))
         titles = ["direction", "host memory", ">count", ">MB", ">GB/s", ">beside kernels"]
         yield _table("Copies", titles, rows)
     if findings.layout:
-        rows = [
-            (html.escape(use.name), f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}")
-            for use in findings.layout
-        ]
+        rows = [(use.name, f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}") for use in findings.layout]
         titles = ["kernel", ">launches", ">time", ">of all kernels"]
         yield _table("Kernels that only convert layouts", titles, rows, LAYOUT_REMEDY)
     if findings.ranges:
@@ -141,7 +152,7 @@ def _tables(report: Report) -> Iterable[str]:
             place = f"{span.role} × {span.threads}" if span.threads > 1 else str(span.role)
             device = milliseconds(span.device_s) if span.device_s else ""
             times = milliseconds(span.mean_s), milliseconds(span.total_s), device
-            rows.append((html.escape(span.name), place, f"{span.count:,}", *times, f"{span.kernels or ''}"))
+            rows.append((span.name, place, f"{span.count:,}", *times, f"{span.kernels or ''}"))
         titles = ["range", "on", ">count", ">host, each", ">host, all", ">device, all", ">kernels"]
         yield _table("Ranges", titles, rows)
     if findings.threads:
@@ -149,13 +160,10 @@ def _tables(report: Report) -> Iterable[str]:
         for thread in findings.threads:
             stages = ", ".join(f"{name} {share:.0%}" for name, share in thread.stages.items() if share >= 0.005)
             blocked = "" if thread.blocked_share is None else f"{thread.blocked_share:.0%}"
-            rows.append((thread.role, html.escape(thread.name), f"{thread.busy_share:.0%}", stages, blocked))
+            rows.append((thread.role, thread.name, f"{thread.busy_share:.0%}", stages, blocked))
         yield _table("Threads", ("thread", "name", ">busy", "in", ">fetch blocked"), rows)
     if findings.kernels:
-        rows = [
-            (html.escape(use.name), f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}")
-            for use in findings.kernels
-        ]
+        rows = [(use.name, f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}") for use in findings.kernels]
         yield _table("Longest kernels", ("kernel", ">launches", ">time", ">of all kernels"), rows)
     notes = [*findings.notes, *([f"The loader's own report: {report.loader}"] if report.loader else [])]
     if notes:
@@ -163,15 +171,14 @@ def _tables(report: Report) -> Iterable[str]:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """A table; a column whose name begins with ``>`` is flush right. Cells are HTML."""
+    """A table; a column whose name begins with ``>`` is flush right."""
     right = [column.startswith(">") for column in columns]
 
     def line(cells: Sequence[str], tag: str) -> str:
-        return "".join(
-            f"<{tag}{' class=r' if flush else ''}>{cell}</{tag}>" for cell, flush in zip(cells, right, strict=True)
-        )
+        pairs = zip(cells, right, strict=True)
+        return "".join(f"<{tag}{' class=r' if flush else ''}>{_escaped(cell)}</{tag}>" for cell, flush in pairs)
 
-    head = line([html.escape(column.lstrip(">")) for column in columns], "th")
+    head = line([column.lstrip(">") for column in columns], "th")
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
     below = f"<p class=do>{html.escape(note)}</p>" if note else ""
     return (

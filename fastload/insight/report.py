@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +65,14 @@ def make_report(recording: Recording, seen: Verdict | None = None) -> Report:
     return Report(findings, judge(findings, seen), None if seen is None else str(seen))
 
 
+def plain_console(columns: int) -> Console:
+    """The terminal, as wide as it is or else ``columns``. Prints names as they are, whatever brackets they have."""
+    from rich.console import Console
+
+    width = shutil.get_terminal_size((columns, 40)).columns
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
 def show(report: Report, console: Console) -> None:
     """Print the report."""
     from rich.panel import Panel
@@ -72,7 +81,8 @@ def show(report: Report, console: Console) -> None:
     verdict = report.verdict
     body = Text(sentence("; ".join(verdict.evidence)))
     body.append(f"\n→ {sentence(verdict.remedy)}", "bold")
-    console.print(Panel(body, title=f"[bold]{verdict.name}[/bold]", title_align="left", border_style="cyan"))
+    title = Text(verdict.name, "bold")
+    console.print(Panel(body, title=title, title_align="left", border_style="cyan"))
     for line in overview(report.findings):
         console.print(Text(line))
     for table in _tables(report.findings):

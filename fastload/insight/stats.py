@@ -111,10 +111,13 @@ class Stats:
         waited_for: ``wait_s`` by where the batch was that was waited for: ``before`` (its worker had yet to begin),
             ``fetch``, ``collate``, ``ipc`` (on its way between processes), ``pin``, ``decode`` (native threads),
             ``epilogue`` (on the host), ``gpu`` (the device was more than two batches behind), ``h2d``, ``hand-over``.
-        stages: Seconds per stage: ``fetch``, ``decode``, ``collate``, ``pin``, ``h2d``, ``epilogue``, as far as the
-            engine has them. Worker processes decode in ``fetch``, which native threads spend on files alone.
+        stages: Seconds per stage: ``fetch``, ``decode``, ``python``, ``collate``, ``pin``, ``h2d``, ``epilogue``, as
+            far as the engine has them. Worker processes decode in ``fetch``, which native threads spend on files alone;
+            ``python`` is what the native engine waited for samples that it does not decode, in batches that had any.
         fetch: What fetching consisted of.
         device: What the device did, where there is one.
+        gpu_utilization: The share of the time in which kernels ran on the device, those of other programs included, as
+            its driver says; ``None`` if it was not asked (it takes ``nvidia-ml-py``) or does not say.
         workers: Processes or threads that make batches; 0 is the main process by itself.
         queues: Batches between two stages now: ``ready`` (made, not taken), ``device`` (copied, not taken).
         ready_mean: Batches that were ready when the consumer asked, on average.
@@ -138,6 +141,7 @@ class Stats:
     stages: Mapping[str, StageTime] = field(default_factory=lambda: MappingProxyType({}))
     fetch: Fetch = Fetch()
     device: DeviceTimes | None = None
+    gpu_utilization: float | None = None
     workers: int = 0
     queues: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     ready_mean: float = 0.0
@@ -178,6 +182,16 @@ class Stats:
         return max(device.idle_s / device.total_s, unseen)
 
     @property
+    def gpu_busy_least(self) -> float:
+        """Lower bound of the share of its time in which the device worked; 0 if nothing is known of it.
+
+        It worked throughout each step at whose end it was more than two batches behind, and for as long as the loop
+        waited inside ``next()``, except where it had nothing to do for want of a batch.
+        """
+        stall, elapsed = self.device_stall, self.wait_s + self.step_s
+        return 0.0 if stall is None else max(self.totals.get("behind_s", 0.0) / elapsed, self.stall - stall)
+
+    @property
     def images_per_s(self) -> float:
         """Images that the consumer got per second, start-up left out."""
         return self._per_second(self.wait_s + self.step_s)
@@ -192,14 +206,24 @@ class Stats:
 
     @property
     def loader_images_per_s(self) -> float:
-        """The loader's rate: images per second that its slowest stage can deliver, all workers together."""
-        rates = []
-        making = sum(self.stages[name].total_s for name in ("fetch", "decode", "collate") if name in self.stages)
-        made = max((self.stages[name].count for name in ("fetch", "decode") if name in self.stages), default=0)
-        if making > 0:
-            rates.append(made * max(1, self.workers) / making)
-        alone = [self.stages[name].mean_s for name in ("pin", "h2d") if name in self.stages]
+        """The loader's rate: images per second that its slowest stage can deliver, all workers together. 0: unknown.
+
+        By the time that stages take, and never more than the waits allow: while it is waited for, a loader delivers all
+        that it can.
+        """
+        totals, stages, rates = self.totals, self.stages, []
+        spent = sum(stages[name].total_s for name in ("fetch", "decode") if name in stages)
+        made = max((stages[name].count for name in ("fetch", "decode") if name in stages), default=0)
+        if (spent := spent + totals.get("made:collate_s", 0.0)) > 0:
+            rates.append(made * max(1, self.workers) / spent)
+        # The native engine finishes batches in one thread; on a device its epilogue is not that thread's.
+        ending = ("python", "collate", "epilogue") if self.device is None else ("python", "collate")
+        if (spent := sum(totals.get(f"stage:{name}:s", 0.0) for name in ending)) > 0:
+            rates.append(totals.get("stage:decode:count", 0.0) / spent)
+        alone = [stages[name].mean_s for name in ("pin", "h2d") if name in stages]
         rates += [1 / seconds for seconds in alone if seconds]
+        if rates and self.batch_wait_s > 0:
+            rates.append(totals.get("asked", 0.0) / self.batch_wait_s)
         return min(rates) * self._images_per_batch if rates else 0.0
 
     @property
@@ -266,6 +290,7 @@ def make_stats(
         stages=MappingProxyType(_stages(totals)),
         fetch=_fetch(totals, places, looks or totals),
         device=_device(totals),
+        gpu_utilization=totals["gpu:busy"] / totals["gpu:looks"] if totals["gpu:busy"] > 0 else None,
         workers=workers,
         queues=MappingProxyType(dict(now)),
         ready_mean=totals["ready_sum"] / totals["asked"] if totals["asked"] else 0.0,
@@ -280,7 +305,7 @@ def _stages(totals: Totals) -> dict[str, StageTime]:
     if made:
         stages["fetch"] = StageTime(made, totals["made:fetch_s"])
         stages["collate"] = StageTime(made, totals["made:collate_s"])
-    for name in ("fetch", "decode", "collate", "pin", "h2d", "epilogue"):
+    for name in ("fetch", "decode", "python", "collate", "pin", "h2d", "epilogue"):
         if count := int(totals[f"stage:{name}:count"]):  # beside workers, where epochs of both engines were run
             before = stages.get(name, StageTime(0, 0.0))
             stages[name] = StageTime(before.count + count, before.total_s + totals[f"stage:{name}:s"])

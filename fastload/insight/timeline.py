@@ -296,7 +296,8 @@ def draw(timeline: Timeline, path: str | Path, title: str) -> None:
             for bar in bars:
                 if (name := _fitting(bar.name, bar.length_ns / timeline.length_ns)) is not None:
                     middle = (bar.start_ns + bar.length_ns / 2) / 1e6
-                    axes.text(middle, low + 0.15, name, fontsize=7, color="white", ha="center", va="center", zorder=4)
+                    place = {"ha": "center", "va": "center", "zorder": 4, "parse_math": False}  # a name may have a "$"
+                    axes.text(middle, low + 0.15, name, fontsize=7, color="white", **place)
         ticks.append(-top - height / 2)
         labels.append(row.label)
         top += height
@@ -311,7 +312,7 @@ def draw(timeline: Timeline, path: str | Path, title: str) -> None:
     axes.set_xlabel("ms", fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     patches = [Patch(color=COLOURS[name], label=name) for name in timeline.names]
     figure.legend(handles=patches, loc="outside lower left", ncols=8, fontsize=8, frameon=False)
     Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -183,6 +183,11 @@ class _Reader:
         notes = []
         if others:
             notes.append(f"{others} more processes were traced; this is the one with the lowest id")
+        if self._devices and not self._kernels:
+            notes.append(
+                "no kernel was recorded, although there is a GPU: the steps launched none, or torch.profiler could not "
+                "record them (KINETO_LOG_LEVEL=0 in the environment has it say why)"
+            )
         return Recording(
             source="torch.profiler",
             start_ns=window[0],

@@ -20,16 +20,20 @@ class Bottleneck(enum.Enum):
     """Compressed images are being decoded and resized, in a codec's native code."""
     PYTHON = "Python"
     """The dataset's own code and its transforms compute."""
+    EPILOGUE = "epilogue"
+    """Decoded images are being normalized, cast and laid out on the host, by the one thread that finishes batches."""
     COLLATE = "collate/IPC"
     """Samples are being put together, or a finished batch is on its way between processes."""
     PIN = "pin"
     """Host memory: batches are being copied into pinned memory, or from memory that is not pinned."""
     LINK = "link"
     """Bytes are crossing from host to device."""
+    STEP = "step"
+    """What the loop does between two batches: they are there in time. The model, or the loop's own code on the host."""
     GPU = "GPU"
-    """The model: batches are there before they are asked for."""
+    """The model: batches are there in time, and the GPU is busy."""
     LOOP = "loop"
-    """The training loop on the host: batches are there, and the GPU has nothing to do. Only a recording shows it."""
+    """The loop's own code on the host: batches are there in time, and the GPU has nothing to do all the same."""
 
 
 REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
@@ -40,13 +44,17 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
         "num_workers up to the cores that there are, or store smaller images",
         Bottleneck.PYTHON: "move work out of __getitem__ (do it once, beforehand, or on the device), raise num_workers "
         "up to the cores that there are, or vectorize the code that is named",
+        Bottleneck.EPILOGUE: "have it done on a GPU (device='cuda'), or leave Normalize and the cast to float out of "
+        "the transforms (PILToTensor returns uint8) and do both in the model: on the host one thread does it, whatever "
+        "num_workers is",
         Bottleneck.COLLATE: "put less into a batch's bytes (uint8 instead of float32, tensors instead of Python "
-        "objects), leave collate_fn at its default so that samples are stacked straight into pinned slots, or raise "
-        "num_workers",
+        "objects), or raise num_workers",
         Bottleneck.PIN: "use pinned memory: leave max_pinned_bytes at its default, accelerate at 'auto', and have the "
         "dataset return tensors, which travel in pinned slots",
         Bottleneck.LINK: "send fewer bytes: uint8 images, cast and normalized on the device (dtype=, a table), or a "
         "narrower float",
+        Bottleneck.STEP: "nothing to gain in the loader: speed up what the loop does between two batches (the model, "
+        "metrics, logging), or use fewer workers",
         Bottleneck.GPU: "nothing to gain in the loader: speed the model up (channels_last, bfloat16, torch.compile), "
         "or use fewer workers",
         Bottleneck.LOOP: "launch fewer and larger kernels (torch.compile, CUDA graphs, a larger batch), and let the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, prefetch_to_device
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.insight.verdict import Bottleneck
 from fastload.tune import Tuner
 
 pytestmark = pytest.mark.gpu
@@ -102,3 +104,26 @@ def test_what_sizes_the_threads_reads_the_clock_of_the_device(folder):
         steps, total_s, _ = iterator._host._sizer._device_steps()
     assert steps > 0
     assert total_s / steps > 1e-3
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_the_driver_tells_a_busy_gpu_from_an_idle_one(sleeps):
+    """In each step the loop synchronizes, so that nothing else does."""
+    pytest.importorskip("pynvml")
+    dataset = [(torch.zeros(3, 64, 64), 0)] * 1_000_000
+    square = torch.randn(4096, 4096, device="cuda")
+    with FastLoader(dataset, batch_size=4, num_workers=2, device="cuda") as loader:
+        until = time.monotonic() + 4.0
+        for _ in loader:
+            began = time.monotonic()
+            for _ in range(8):
+                square @ square
+            torch.cuda.synchronize()
+            if sleeps:
+                time.sleep(2 * (time.monotonic() - began))
+            if time.monotonic() > until:
+                break
+        report = loader.report()
+    assert report.stats.gpu_utilization is not None, "asked once a second, for four"
+    assert (report.stats.gpu_utilization < 0.6) is sleeps, report
+    assert report.verdict.bottleneck is (Bottleneck.LOOP if sleeps else Bottleneck.GPU), report

@@ -35,7 +35,8 @@ def reading(blocked=0, **stages):
         (reading(fetch=(0, 900)), {}, Bottleneck.PYTHON),
         (reading(fetch=(0, 900), decode=(100, 800)), {}, Bottleneck.DECODE),
         (reading(fetch=(0, 300), collate=(300, 900)), {}, Bottleneck.COLLATE),
-        (reading(fetch=(0, 100)), {}, Bottleneck.COLLATE),
+        (reading(fetch=(0, 100)), {}, None),
+        ([], {}, None),
         (reading(fetch=(0, 300)), {"copies": [h2d(3, 100, 800)]}, Bottleneck.LINK),
         (reading(fetch=(0, 300)), {"copies": [h2d(3, 100, 800, memory="pageable")]}, Bottleneck.PIN),
         ([stage("fetch", 0, 880, MAIN, blocked=0)], {}, Bottleneck.PYTHON),
@@ -59,7 +60,10 @@ def test_a_loop_that_does_not_wait_is_bound_by_its_model():
     verdict = judge(find(fed))
     assert verdict.bottleneck is Bottleneck.GPU
     assert "nothing to gain in the loader" in verdict.remedy
-    assert judge(find(replace(fed, kernels=()))).bottleneck is Bottleneck.GPU
+    verdict = judge(find(replace(fed, kernels=())))
+    assert verdict.bottleneck is Bottleneck.STEP
+    assert "GPU-bound" not in str(verdict), "none was seen"
+    assert "no kernel of a GPU was recorded" in verdict.evidence
 
 
 def test_a_loop_that_leaves_the_gpu_idle_by_itself_is_told_so():
@@ -71,6 +75,20 @@ def test_a_loop_that_leaves_the_gpu_idle_by_itself_is_told_so():
     assert verdict.evidence[0] == "it is the loop that leaves the GPU idle, not the loader"
     assert "the training thread was in loss.item" in " ".join(verdict.evidence)
     assert "torch.compile" in verdict.remedy
+
+
+def test_a_loop_that_idles_longer_than_its_loader_is_not_told_that_its_loader_is_fine():
+    ranges = [stage("step", 0, 1000), stage("wait", 0, 300), span("loss.item", 310, 900)]
+    verdict = judge(find(recording(0, 1000, ranges, kernels=[kernel(1, 0, 10), kernel(2, 900, 1000)])))
+    assert verdict.bottleneck is Bottleneck.LOOP
+    assert verdict.evidence[0] == "the GPU idled 89% of the time, 29% for want of a batch"
+
+
+@pytest.mark.parametrize("decoding", [100, 800])
+def test_the_epilogue_has_no_range_so_the_loader_is_believed(decoding):
+    seen = Verdict.of(Bottleneck.EPILOGUE, "80% of that while decoded images were normalized")
+    verdict = verdict_of(reading(decode=(0, decoding)), seen)
+    assert verdict.bottleneck is Bottleneck.EPILOGUE
 
 
 def test_layout_conversions_are_evidence_with_their_remedy():
@@ -87,7 +105,10 @@ def test_the_loaders_own_look_tells_decoding_from_python():
     assert "the loader itself: 80% of fetch went into decoding" in verdict.evidence
 
 
-@pytest.mark.parametrize("said", [Verdict.of(Bottleneck.GPU, "x"), Verdict(None, ("too few",), "wait")])
+OF_THE_LOOP = (Bottleneck.GPU, Bottleneck.STEP, Bottleneck.LOOP)
+
+
+@pytest.mark.parametrize("said", [*(Verdict.of(which, "x") for which in OF_THE_LOOP), Verdict(None, ("too few",), "")])
 def test_what_the_loader_said_does_not_overrule_what_was_recorded(said):
     assert verdict_of(reading(fetch=(0, 900)), said).bottleneck is Bottleneck.PYTHON
 

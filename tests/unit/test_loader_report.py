@@ -21,6 +21,8 @@ def stats(
     looked=(1.0, 0.0, 0.0),
     stages=None,
     device=None,
+    behind=0.0,
+    busy=None,
     **waited_ms,
 ):
     """Of 101 batches of 8 images in one epoch; times in ms per batch.
@@ -30,9 +32,11 @@ def stats(
         step_ms: Of the consumer.
         wait_ms: Of the consumer; the sum of ``waited_ms`` unless it is given.
         made_ms: Fetching and collating, of a worker.
-        looked: Shares of fetching: computing, waiting for a core, and of computing: in a codec.
+        looked: Shares of fetching: computing, waiting for a core, and of computing: in a codec. None: nobody looked.
         stages: More stages.
         device: Counts of the device's clock.
+        behind: Share of the steps at whose end the device was more than two batches behind.
+        busy: Share of the time in which kernels ran, as the driver says.
         waited_ms: By place.
     """
     count = BATCHES - 1
@@ -43,10 +47,14 @@ def stats(
     totals.update(waited, wait_s=sum(waited.values()) if wait_ms is None else count * wait_ms * 1e-3)
     if any(made_ms):
         fetch_s, collate_s = (BATCHES * ms * 1e-3 for ms in made_ms)
-        busy, queued, codec = looked
         totals.update({"made:batches": BATCHES, "made:fetch_s": fetch_s, "made:collate_s": collate_s})
-        totals.update({"made:looked_s": fetch_s, "made:busy_s": busy * fetch_s, "made:queued_s": queued * fetch_s})
-        totals.update({"made:decode_s": codec * busy * fetch_s, "made:python_s": (1 - codec) * busy * fetch_s})
+        if looked is not None:
+            on, queued, codec = looked
+            totals.update({"made:looked_s": fetch_s, "made:busy_s": on * fetch_s, "made:queued_s": queued * fetch_s})
+            totals.update({"made:decode_s": codec * on * fetch_s, "made:python_s": (1 - codec) * on * fetch_s})
+    totals["behind_s"] = behind * (totals["wait_s"] + totals["step_s"])
+    if busy is not None:
+        totals.update({"gpu:looks": 4, "gpu:busy": 4 * busy})
     for name, ms in (stages or {}).items():
         totals.update({f"stage:{name}:count": BATCHES, f"stage:{name}:s": BATCHES * ms * 1e-3})
     totals.update({f"device:{name}": value for name, value in (device or {}).items()})
@@ -81,11 +89,11 @@ CASES = {
         Bottleneck.COLLATE,
         "18.9 ms to collate",
     ),
-    "gpu": (stats(fetch=0.5, made_ms=(9, 1)), Bottleneck.GPU, "the model is the limit"),
+    "no gpu": (stats(fetch=0.5, made_ms=(9, 1)), Bottleneck.STEP, "batches were ready when it asked"),
     "native": (
         stats(decode=90, made_ms=(0, 0), stages={"fetch": 1, "decode": 150, "collate": 1}),
         Bottleneck.DECODE,
-        "while samples were read",
+        "while decode threads read and decoded",
     ),
     "main process": (stats(workers=0, fetch=90, made_ms=(90, 1)), Bottleneck.PYTHON, "samples were read"),
 }
@@ -136,10 +144,14 @@ def test_a_batch_that_waits_while_another_is_pinned_waits_for_pinning():
 
 
 def test_the_device_decides_how_long_was_waited():
+    """The loop was inside next() nearly all the time, and the device had nothing to do for 1% of it: so it worked."""
     fed = {**DEVICE, "total_s": 10.0, "idle_s": 0.1, "copying_s": 0.05}
-    verdict = report(stats(fetch=90, made_ms=(95, 1), device=fed)).verdict
+    verdict = report(stats(step_ms=5, fetch=95, made_ms=(95, 1), device=fed)).verdict
     assert verdict.bottleneck is Bottleneck.GPU
-    assert verdict.evidence[0] == "the GPU waited for batches 1% of the time"
+    assert verdict.evidence[:2] == (
+        "the GPU waited for batches 1% of the time",
+        "the GPU had work for at least 94% of it",
+    )
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 7 * 0.02e-3])
@@ -155,12 +167,118 @@ def test_a_long_step_that_was_not_timed_is_no_waiting_for_batches():
     """A checkpoint, or an evaluation between two steps."""
     timed = {"steps": 100, "total_s": 1.0, "copies": 30, "copied_bytes": 10**8}
     verdict = report(stats(fetch=0.05, step_ms=100, made_ms=(9, 1), device=timed)).verdict
-    assert verdict.bottleneck is Bottleneck.GPU
+    assert verdict.bottleneck is Bottleneck.STEP
     assert verdict.evidence[0] == "the GPU waited for batches 0% of the time"
 
 
 def test_waiting_for_the_device_is_no_waiting_for_batches():
-    assert report(stats(gpu=90, made_ms=(5, 1))).verdict.bottleneck is Bottleneck.GPU
+    assert report(stats(gpu=90, made_ms=(5, 1), device=FED)).verdict.bottleneck is Bottleneck.GPU
+
+
+FED = {"steps": 100, "total_s": 10.0, "idle_s": 0.0, "copies": 100, "copied_bytes": 10**9}
+
+
+@pytest.mark.parametrize(
+    ("seen", "bottleneck", "evidence"),
+    [
+        ({}, Bottleneck.STEP, "fastload profile tells"),
+        (
+            {"busy": 0.97},
+            Bottleneck.GPU,
+            "kernels ran on the GPU 97% of it, as its driver says (other programs' included)",
+        ),
+        ({"busy": 0.76}, Bottleneck.LOOP, "the GPU 76% of it, as its driver says, it is the loop that leaves it idle"),
+        ({"busy": 0.76, "behind": 0.95}, Bottleneck.GPU, "the GPU had work for at least 95% of it"),
+        ({"behind": 0.5}, Bottleneck.STEP, "fastload profile tells"),
+        ({"busy": 0.0}, Bottleneck.STEP, "fastload profile tells"),  # some drivers say 0 whatever the device does
+    ],
+)
+def test_batches_in_time_do_not_make_the_gpu_the_limit(seen, bottleneck, evidence):
+    """A loop that synchronizes and sleeps 10 ms in every step was told that its model is the limit."""
+    told = report(stats(fetch=0.5, step_ms=100, made_ms=(9, 1), device=FED, **seen))
+    assert told.verdict.bottleneck is bottleneck
+    assert evidence in str(told.verdict)
+    assert "the model is the limit" not in str(told)
+
+
+@pytest.mark.parametrize(("busy", "bottleneck"), [(0.3, Bottleneck.LOOP), (0.75, Bottleneck.STORAGE), (None, None)])
+def test_a_loop_that_leaves_the_gpu_idle_longer_than_its_loader_does_is_told_so(busy, bottleneck):
+    """Of 100 ms the GPU waits 20 for a batch."""
+    waits = {**FED, "idle_s": 2.0}
+    figures = stats(fetch=20, step_ms=80, made_ms=(95, 1), looked=(0.05, 0.0, 0.0), device=waits, busy=busy)
+    verdict = report(figures).verdict
+    assert verdict.bottleneck is (bottleneck or Bottleneck.STORAGE)
+    assert ("the loop leaves it idle for longer than the loader does" in verdict.evidence) is (busy == 0.3)
+
+
+def test_without_a_gpu_nothing_is_said_of_one():
+    told = str(report(stats(fetch=0.5, step_ms=100, made_ms=(9, 1))))
+    assert told.startswith("Step-bound: the training loop waited for batches 0% of the time")
+    assert "GPU" not in told
+    assert "nvidia" not in told
+
+
+def native(**more):
+    """Two decode threads that take 8 ms for a batch: 2,000 images a second."""
+    stages = {"fetch": 1, "decode": 7, "collate": 0.1, **more.pop("stages", {})}
+    return stats(stages=stages, **more)
+
+
+def test_samples_made_in_python_are_named_and_count_against_the_rate():
+    """Seen with 10% PNG: "the loader could deliver 8,959 images/s", while the loop waited 98% of the time."""
+    told = report(native(step_ms=1, decode=49, stages={"python": 45}))
+    assert told.verdict.bottleneck is Bottleneck.PYTHON
+    assert "samples that the native engine does not decode were made in Python, one after the other" in str(told)
+    assert "(101 batches had some, which took 45.0 ms in each)" in str(told)
+    assert "convert those files to JPEG; print(loader.plan)" in told.verdict.remedy
+    assert told.stats.loader_images_per_s <= 8 / 0.049
+    seldom_waits = native(step_ms=50, decode=0.1, stages={"python": 45})
+    assert seldom_waits.loader_images_per_s == pytest.approx(8 / 0.0451, rel=0.01)
+    assert "python 45.00" in str(told)
+    few = report(native(step_ms=1, decode=4, stages={"python": 0.2}))
+    assert few.verdict.bottleneck is Bottleneck.DECODE
+
+
+def test_no_loader_delivers_more_than_it_did_when_it_was_waited_for_all_the_time():
+    told = report(native(step_ms=2, decode=98))
+    assert told.stats.images_per_s == pytest.approx(80)
+    assert 80 <= told.stats.loader_images_per_s <= 82
+    assert native(step_ms=50, decode=50).loader_images_per_s == pytest.approx(160)
+    assert native(step_ms=50, decode=0.1).loader_images_per_s == pytest.approx(2000)
+
+
+def test_normalizing_on_the_host_is_not_collating():
+    told = report(native(step_ms=1, decode=3, epilogue=46, stages={"epilogue": 40}))
+    assert told.verdict.bottleneck is Bottleneck.EPILOGUE
+    assert str(told).startswith("Epilogue-bound: the training loop waited for batches 98% of the time, 94% of that")
+    assert "normalized, cast and laid out on the host, by one thread (40.0 ms a batch)" in str(told)
+    assert "collate_fn" not in str(told)
+    assert "PILToTensor" in told.verdict.remedy
+    seldom_waits = native(step_ms=50, decode=0.1, stages={"epilogue": 40})
+    assert seldom_waits.loader_images_per_s == pytest.approx(8 / 0.0401, rel=0.01)
+    on_device = native(step_ms=50, decode=0.1, stages={"epilogue": 40}, device=FED)
+    assert on_device.loader_images_per_s == pytest.approx(2000), "the device's time is not the host's"
+
+
+def test_reads_that_nobody_has_looked_into_are_not_called_python():
+    """The first fetch of each worker is not looked at, and many workers make a few batches in their first."""
+    verdict = report(stats(fetch=90, made_ms=(95, 1), looked=None)).verdict
+    assert verdict.bottleneck is None
+    assert "100% of that while samples were read, which nobody has looked into yet" in str(verdict)
+
+
+def test_waits_that_are_too_short_to_divide_are_no_sign_of_a_slow_step():
+    verdict = report(stats(step_ms=0.05, wait_ms=0.02, made_ms=(0.01, 0.01))).verdict
+    assert verdict.bottleneck is None
+    assert verdict.evidence == (
+        "the training loop waited for batches 29% of the time",
+        "each time too briefly to tell for what",
+    )
+
+
+def test_a_rate_that_is_not_known_is_not_said_to_be_0():
+    assert "the loader deliver" not in str(report(stats(step_ms=10, hand_over=1)))
+    assert "could take" not in str(report(make_stats(Totals())))
 
 
 def test_too_few_batches_are_not_judged():

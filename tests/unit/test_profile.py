@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from handmade import export, starved
+from handmade import export, recording, span, stage, starved
 from matplotlib.figure import Figure
 
 from fastload import cli, profile
+from fastload.insight import timeline
+from fastload.insight.finder import find
 from fastload.insight.nsight import NsightError
 
 TRAIN = """
@@ -92,6 +94,39 @@ def test_a_script_is_profiled_without_a_gpu_and_without_nsys(here, capfd, sleep,
     assert verdict in page
     assert (here / "x.png").read_bytes().startswith(b"\x89PNG")
     assert "trained to the end" not in err, "the script ends with the window"
+    noise = [line for line in err.splitlines() if not line.startswith("fastload profile: ")]
+    assert noise == [], "the profiler's library keeps to itself"
+
+
+def test_what_the_user_wants_to_hear_of_the_profilers_library_is_heard(here, capfd, monkeypatch):
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "3")
+    assert run("--json", "--no-html", "--", "python", script(here, workers=0)) == 0
+    assert "Completed Stage: Collection" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "package"), [("profile", "rich"), ("profile", "matplotlib"), ("kernels", "rich")])
+def test_what_is_missing_to_print_the_report_is_named_before_the_script_runs(
+    here, capfd, monkeypatch, command, package
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    drawn = ["--json", "--png", "x.png"] if package == "matplotlib" else []
+    assert cli.main([command, *drawn, "--", "python", "-c", "open('ran', 'w')"]) == 1
+    assert not (here / "ran").exists()
+    assert capfd.readouterr().err == f"fastload {command} needs {package}: pip install 'fastload[insight]'\n"
+
+
+def test_a_report_for_programs_needs_nothing_to_print_it_with(here, capfd, monkeypatch):
+    kept = export(starved(), here / "kept.sqlite")
+    for package in ("rich", "matplotlib"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert run("--json", "--from", kept) == 0
+    assert json.loads(capfd.readouterr().out)["verdict"]["name"] == "Python-bound"
+
+
+def test_names_are_no_formulas_in_a_picture(here):
+    made = recording(0, 1000, [stage("step", 0, 1000), span("$\\frac$", 0, 900)])
+    timeline.draw(timeline.lay_out(made, find(made)), here / "x.svg", "$\\frac$")
+    assert (here / "x.svg").stat().st_size > 0
 
 
 def test_the_script_may_go_on_and_its_exit_code_counts(here, capfd):

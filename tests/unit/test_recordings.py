@@ -177,6 +177,17 @@ def test_a_folder_without_a_trace_says_why(tmp_path, code, message):
         torchtrace.read(tmp_path, code)
 
 
+def test_a_gpu_without_a_kernel_is_mentioned(tmp_path):
+    """What keeps torch.profiler from it, it says where nobody reads it."""
+    path = tmp_path / "trace.json"
+    made = trace_of([each for each in EVENTS if each["cat"] != "kernel"])
+    path.write_text(json.dumps(made))
+    (note,) = torchtrace.read(tmp_path).notes
+    assert "no kernel was recorded, although there is a GPU" in note
+    path.write_text(json.dumps(made | {"deviceProperties": []}))
+    assert torchtrace.read(tmp_path).notes == ()
+
+
 def test_profiler_steps_count_as_steps(tmp_path):
     marks = [event("user_annotation", f"ProfilerStep#{n}", 100 * n, 90) for n in range(1, 4)]
     (tmp_path / "trace.json").write_text(json.dumps(trace_of([*marks, span_event()])))

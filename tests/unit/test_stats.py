@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -102,6 +103,29 @@ def test_a_batch_that_was_there_is_not_divided_and_the_end_of_an_epoch_is_no_ste
     assert counts["step_s"] == 1.0
 
 
+def test_a_step_at_whose_end_the_device_is_behind_kept_it_busy(clock):
+    """Not the others: a loop may sleep for a second now and then, and be behind at the end of all other steps."""
+    meter = Meter(None, 8)
+    meter.got(meter.ask(), None)
+    for step_s, place, wait_s in ((0.01, "gpu", 0.09), (1.0, "gpu", 0.0), (0.3, "decode", 0.5), (0.02, "gpu", 0.08)):
+        clock.now += step_s
+        asked = meter.ask()
+        clock.now += wait_s
+        meter.got(asked, None, [(place, clock.now), ("h2d", clock.now)])
+    assert meter.totals()["behind_s"] == pytest.approx(0.2)
+    stats = make_stats(Totals({**meter.totals(), "device:steps": 4, "device:total_s": 2.0, "device:copies": 4}))
+    assert stats.gpu_busy_least == pytest.approx(0.67 / 2.0)  # or inside next(), where the device did not idle
+    idle = {"device:steps": 4, "device:total_s": 2.0, "device:idle_s": 1.4, "device:copies": 4}
+    assert make_stats(Totals({**meter.totals(), **idle})).gpu_busy_least == pytest.approx(0.2 / 2.0)
+    assert make_stats(meter.totals()).gpu_busy_least == 0.0  # there is no device
+
+
+def test_a_device_that_does_not_idle_while_the_loop_waits_is_busy():
+    totals = Totals({"asked": 10, "batches": 11, "step_s": 2.0, "wait_s": 8.0, "waited:fetch": 8.0})
+    totals.update({"device:steps": 10, "device:copies": 10, "device:total_s": 10.0, "device:idle_s": 3.0})
+    assert make_stats(totals).gpu_busy_least == pytest.approx(0.5)
+
+
 def test_what_is_ready_is_what_is_made_and_not_taken(clock):
     board = Board(2, 4)
     meter = Meter(board, 8)
@@ -173,6 +197,21 @@ def test_the_native_engine_counts_every_stage_that_it_has(folder, persistent):
     assert all(stage.total_s > 0 for stage in stats.stages.values())
     assert stats.stages["decode"].total_s > stats.stages["fetch"].total_s
     assert stats.loader_images_per_s > 0
+
+
+def test_samples_made_in_python_are_counted_by_the_batches_that_had_any(tmp_path):
+    (tmp_path / "of-one-class").mkdir()
+    for number in range(24):
+        suffix = "png" if number in (3, 5, 17) else "jpg"
+        Image.new("RGB", (40, 40)).save(tmp_path / "of-one-class" / f"{number:02}.{suffix}")
+    dataset = ImageFolder(str(tmp_path), transforms.Compose([transforms.Resize((32, 32)), transforms.PILToTensor()]))
+    with FastLoader(dataset, batch_size=8, num_workers=2, accelerate="require", device="cpu") as loader:
+        assert sum(1 for _ in loader) == 3
+        stats = loader.stats()
+    assert list(stats.stages) == ["fetch", "decode", "python", "collate", "epilogue"]
+    assert [stats.stages[name].count for name in stats.stages] == [3, 3, 2, 3, 3]
+    python = stats.stages["python"]
+    assert 0 < stats.loader_images_per_s <= 24 / python.total_s
 
 
 def test_batches_that_the_native_engine_has_ready_are_seen(folder):

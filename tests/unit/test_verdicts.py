@@ -8,22 +8,30 @@ import pytest
 import torch
 
 from fastload import cli
+from fastload.bench import verdicts
 from fastload.bench._slowstore import slow_store
 from fastload.bench.verdicts import plants
+from fastload.insight.verdict import Bottleneck
 
 ON_CPU = {
     "slow storage": "storage",
     "heavy decode": "decode",
     "Python-heavy transform": "Python",
+    "normalizing on the host": "epilogue",
     "large collate": "collate/IPC",
-    "heavy model": "GPU",
+    "heavy model": "step",
+    "sleep in every step": "step",
+    "prints in every step": "step",
 }
 
 
-def test_there_are_seven_and_each_bottleneck_is_planted_once():
-    planted = plants(torch.device("cuda"), quick=True)
-    assert len(planted) == 7
-    assert len({plant.expected for plant in planted.values()}) == 7
+@pytest.mark.parametrize(("told", "loops_own"), [(True, Bottleneck.LOOP), (False, Bottleneck.STEP)])
+def test_there_are_eleven_and_three_are_the_loops_own(monkeypatch, told, loops_own):
+    monkeypatch.setattr(verdicts, "tells_utilization", lambda: told)
+    expected = [plant.expected for plant in plants(torch.device("cuda"), quick=True).values()]
+    assert len(expected) == 11
+    assert expected.count(loops_own) == 3
+    assert len(set(expected)) == 9
 
 
 @pytest.mark.timeout(600)
@@ -32,17 +40,19 @@ def test_verdicts_name_what_is_planted_on_a_cpu(tmp_path):
     assert cli.main(["bench", "verdicts", "--quick", "--device", "cpu", "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     assert {name: plant["verdict"] for name, plant in record["plants"].items()} == ON_CPU
-    assert (record["named"], record["of"]) == (5, 5)
+    assert (record["named"], record["of"]) == (8, 8)
+    of_the_loop = [plant for name, plant in record["plants"].items() if ON_CPU[name] == "step"]
+    assert not any("GPU" in line for plant in of_the_loop for line in plant["report"]), "there is none"
     assert all(plant["is_bottleneck"] for plant in record["plants"].values())
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-def test_verdicts_name_all_seven_on_a_gpu(tmp_path):
+def test_verdicts_name_all_eleven_on_a_gpu(tmp_path):
     file = tmp_path / "verdicts.json"
     code = cli.main(["bench", "verdicts", "--quick", "--device", "cuda", "--json", str(file)])
     record = json.loads(file.read_text())
-    assert (record["named"], record["of"], code) == (7, 7, 0), record
+    assert (record["named"], record["of"], code) == (11, 11, 0), record
 
 
 def test_a_plant_that_there_is_not_is_refused(capsys):

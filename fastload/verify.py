@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
+from fastload.device.replay import twin_of
 from fastload.engines.auto import AutoWorkers
 from fastload.engines.by_index import SeededByIndex, seeded
 from fastload.engines.workers import start_epoch, view_of
@@ -100,14 +101,13 @@ def verify(
     try:
         torchs = _as_torch(_made(loader))
         theirs, made = _batches(torchs, seed, batches), _made(loader)
-        if isinstance(made, FastLoader):
-            ours = _batches(made, seed, batches)
-            if isinstance(made.num_workers, AutoWorkers):  # its epoch's number is known once that has begun
+        # A twin: the next epoch of a loader whose samples draw by their index is the one that it would have been.
+        with twin_of(made) if isinstance(made, FastLoader) else FastLoader.wrap(made) as fast:
+            ours = _batches(fast, seed, batches)
+            if isinstance(fast.num_workers, AutoWorkers):  # its epoch's number is known once that has begun
                 ours = itertools.chain(list(itertools.islice(ours, 1)), ours)
-                torchs.num_workers = int(made.num_workers)
-            return _compare(made, torchs, theirs, ours)
-        with FastLoader.wrap(made) as fast:
-            return _compare(fast, torchs, theirs, _batches(fast, seed, batches))
+                torchs.num_workers = int(fast.num_workers)
+            return _compare(fast, torchs, theirs, ours)
     finally:
         torch.set_rng_state(kept)
 

@@ -23,6 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload._nvtx import stage
 from fastload.engines.auto import AutoWorkers
+from fastload.engines.by_index import epochs_of
 from fastload.engines.decoding import Line
 from fastload.engines.threads import ThreadSizer
 from fastload.engines.underway import Batch, TookTooLongError
@@ -70,6 +71,7 @@ class NativeIterator(_BaseDataLoaderIter):
     ) -> None:
         super().__init__(loader)  # draws the base seed
         workers = loader.num_workers
+        epochs = epochs_of(loader)
         self._sizer = None
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
@@ -77,9 +79,9 @@ class NativeIterator(_BaseDataLoaderIter):
             recipe.snapshot(),
             process,
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,
-            base_seed=int(self._base_seed),
+            base_seed=int(self._base_seed) if epochs is None or epochs.seed is None else epochs.seed,
             workers=self._num_workers,
-            by_index=getattr(loader, "rng", "torch") == "index",
+            by_index=epochs is not None,
             finish=finish,
             finish_is_epilogue=finish_is_epilogue,
             pin=pin,
@@ -105,7 +107,8 @@ class NativeIterator(_BaseDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._line.drain()  # the workers' generators go on
-        self._line.epoch += 1
+        epochs = epochs_of(loader)
+        self._line.epoch = 0 if epochs is None else epochs.epoch
         if self._sizer is not None:
             self._sizer.begin()
         self._exhausted = False

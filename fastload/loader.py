@@ -17,6 +17,7 @@ from fastload.engines.arrivals import Arrivals
 from fastload.engines.auto import auto_workers
 from fastload.engines.by_index import check_seedable, epochs_of, seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, refresh, stages_of, start_epoch, view_of
+from fastload.host import as_inference_tensors
 from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
 from fastload.insight.meter import Meter, board_for, go_on, measure, measure_here
@@ -396,6 +397,8 @@ class DeviceIterator:
             meter.stop()
             raise
         meter.got(asked, self._batch(), self.arrivals.road)
+        if torch.is_inference_mode_enabled() and self.device.type != "cpu":  # else torch's, or made in this thread
+            return as_inference_tensors(data)
         return data
 
     def _batch(self) -> int | None:

@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch._utils import ExceptionWrapper
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -27,11 +28,11 @@ from fastload.engines.by_index import epochs_of
 from fastload.engines.decoding import Line
 from fastload.engines.threads import ThreadSizer
 from fastload.engines.underway import Batch, TookTooLongError
+from fastload.host import as_inference_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch.utils.data import DataLoader
 
     from fastload.engines.sample_process import SampleProcess
@@ -193,6 +194,8 @@ class NativeIterator(_BaseDataLoaderIter):
         if isinstance(data, ExceptionWrapper):
             batch.taken = True
             data.reraise()  # type: ignore[no-untyped-call]
+        if torch.is_inference_mode_enabled() and not self._pin_memory:  # else torch's come from its pin-memory thread
+            return as_inference_tensors(data)
         return data
 
     def close(self) -> None:

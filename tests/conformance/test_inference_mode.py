@@ -135,7 +135,28 @@ def test_what_is_held_to_be_replayed_is_what_the_consumers_mode_is():
 
 
 class Tagged(torch.Tensor):
-    pass
+    """Its functions are its own."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+        return result + 1 if function is torch.Tensor.storage_offset else result
+
+
+class Wrapper(torch.Tensor):
+    """Has no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        self = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        self.inner = inner
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        assert function is torch.ops.aten.clone.default
+        return cls(args[0].inner.clone())
 
 
 def in_inference_mode(data):
@@ -147,7 +168,7 @@ def test_memory_layout_and_type_stay():
     image = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
     part = image[1:, :, 1:]
     boxes = tv_tensors.BoundingBoxes(torch.rand(2, 4), format="XYXY", canvas_size=(4, 5))
-    tagged = torch.rand(3).as_subclass(Tagged)
+    tagged = torch.rand(3)[1:].as_subclass(Tagged)
     tagged.tag = "here"
     for before in (image, part, boxes, tagged, torch.tensor(3), torch.empty(0, 3, dtype=torch.bfloat16)):
         after = in_inference_mode(before)
@@ -170,6 +191,9 @@ def test_tensors_that_are_no_plain_memory_keep_their_values():
         assert after.layout == before.layout
     assert torch.equal(in_inference_mode(sparse).to_dense(), torch.eye(3))
     assert in_inference_mode(conjugate).tolist() == [1 - 2j]
+    wrapper = Wrapper(torch.ones(2))
+    cloned = in_inference_mode(wrapper)  # its own way, for its memory is not where a tensor's is
+    assert (type(cloned), cloned.inner is wrapper.inner, cloned.inner.tolist()) == (Wrapper, False, [1.0, 1.0])
     assert [part.tolist() for part in in_inference_mode(jagged).unbind()] == [[1.0] * 2, [1.0] * 3]
 
 

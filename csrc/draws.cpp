@@ -163,7 +163,7 @@ std::uint64_t seed_for_index(std::uint64_t seed, std::uint64_t epoch, std::uint6
     state = (state ^ (state >> 27)) * 0x94d049bb133111ebull;
     state ^= state >> 31;
   }
-  return state;
+  return state & std::numeric_limits<std::int64_t>::max();
 }
 
 bool DrawPlan::add(const DrawOp& op, std::string& error) {

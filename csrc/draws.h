@@ -46,7 +46,8 @@ class Generator {
   std::array<std::uint8_t, 40> normals_{};
 };
 
-// The seed of one sample when randomness depends on (seed, epoch, index) alone, not on workers or batch order.
+// The seed of one sample when randomness depends on (seed, epoch, index) alone, not on workers or batch order. 63 bits:
+// what torch.initial_seed() then is fits into an int64 tensor.
 std::uint64_t seed_for_index(std::uint64_t seed, std::uint64_t epoch, std::uint64_t index);
 
 // One transform, as the recipe lowers it. Fields that its kind does not name are ignored.

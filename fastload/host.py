@@ -99,6 +99,33 @@ def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type | Non
     return data
 
 
+def as_inference_tensors(data: Any) -> Any:
+    """A batch as torch's iterator would make it here, inside ``torch.inference_mode()``. Copies no strided tensor.
+
+    Torch makes them in the consumer's thread. Ours may come from another one, where the mode is off: each has its own.
+
+    Args:
+        data: Any nested batch. Tensors that require gradients, and what is no tensor, stay as they are.
+    """
+    return map_leaves(_as_inference_tensor, data)
+
+
+def _as_inference_tensor(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.requires_grad or leaf.is_inference():
+        return leaf
+    kind = type(leaf)
+    lazy = leaf.is_nested or leaf.is_quantized or leaf.is_conj() or leaf.is_neg()
+    if lazy or leaf.layout != torch.strided or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return leaf.clone()  # more than memory, and rare
+    with torch._C.DisableTorchFunctionSubclass():  # a view would be an ordinary tensor, as what it is a view of
+        where = leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride()
+        alias = torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(*where)
+        if kind is not torch.Tensor:
+            alias = alias.as_subclass(kind)
+            vars(alias).update(vars(leaf))
+    return alias
+
+
 class Receiver(Protocol):
     """Where host batches of one iterator arrive; lives in the process that trains."""
 

@@ -18,8 +18,9 @@ from fastload.device.replay import Replay
 from fastload.device.transfer import Transfer
 from fastload.engines.arrivals import Arrivals
 from fastload.engines.auto import auto_workers
-from fastload.engines.by_index import check_seedable, seeded
+from fastload.engines.by_index import check_seedable, epochs_of, seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, refresh, stages_of, start_epoch, view_of
+from fastload.host import as_inference_tensors
 from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
 from fastload.insight.meter import Meter, board_for, go_on, measure, measure_here
@@ -222,6 +223,10 @@ class FastLoader(DataLoader[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         self._runtime.check_open()
+        epochs = epochs_of(self)
+        return self._begin() if epochs is None else epochs.begin(self._begin)
+
+    def _begin(self) -> Iterator[T_co]:
         if has_own_iterator(self):
             self._runtime.size_workers(self)
             return self._plain_iterator()
@@ -373,7 +378,8 @@ class DeviceIterator:
                 changes |= {"pin_memory_device": ""}  # torch warns of it, but only where the user asked to pin
         elif self.device.type != "cpu":
             changes |= {"pin_memory": False}
-        return changes if loader.rng == "torch" else seeded(loader, changes, vars(self).get("_view"))
+        epochs = epochs_of(loader)
+        return changes if epochs is None else seeded(loader, changes, epochs, vars(self).get("_view"))
 
     def _reset(self, loader: FastLoader[Any]) -> None:
         """Begin another epoch with the same, persistent, workers."""
@@ -406,6 +412,8 @@ class DeviceIterator:
             meter.stop()
             raise
         meter.got(asked, self._batch(), self.arrivals.road)
+        if torch.is_inference_mode_enabled() and self.device.type != "cpu":  # else torch's, or made in this thread
+            return as_inference_tensors(data)
         return data
 
     def _batch(self) -> int | None:

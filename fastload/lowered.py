@@ -17,6 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from fastload.device.epilogue import NormalizeTable, finish
 from fastload.device.images import Erased, TableImages, to_images
 from fastload.device.transfer import DeviceBatch, Transfer
+from fastload.host import as_inference_tensors
 from fastload.insight.meter import Meter, measure
 from fastload.options import can_pin, has_streams
 
@@ -273,7 +274,7 @@ class NativeDeviceIterator:
             line = host._line
             road = (("decode", line.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
             self.meter.got(asked, None, road, line.images)
-            return data
+            return as_inference_tensors(data) if torch.is_inference_mode_enabled() else data
 
     @property
     def is_closed(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.auto import NATIVE_STREAMS, AutoWorkers, choose_processes
+from fastload.engines.by_index import Epochs
 from fastload.insight.meter import Meter, Meters
 from fastload.insight.stats import Stats, Totals, make_stats
 from fastload.lowered import Checks
@@ -31,6 +32,7 @@ class Runtime:
         self.begun = 0  # iterations, also those that failed
         self.slots: SlotPool | None = None
         self.checks = Checks()
+        self.epochs = Epochs()
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that is inside

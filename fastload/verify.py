@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
+from fastload.device.replay import twin_of
 from fastload.engines.auto import AutoWorkers
 from fastload.engines.by_index import SeededByIndex, seeded
 from fastload.engines.workers import refresh, start_epoch, view_of
@@ -29,6 +31,7 @@ from fastload.plan import has_own_iterator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +104,21 @@ def verify(
     try:
         torchs = _as_torch(_made(loader, seed))
         theirs, made = _batches(torchs, seed, batches), _made(loader, seed)
-        if isinstance(made, FastLoader):
-            ours = _batches(made, seed, batches)
-            if isinstance(made.num_workers, AutoWorkers):  # its epoch's number is known once that has begun
+        with _as_ours(made) as fast:
+            ours = _batches(fast, seed, batches)
+            if isinstance(fast.num_workers, AutoWorkers):  # its epoch's number is known once that has begun
                 ours = itertools.chain(list(itertools.islice(ours, 1)), ours)
-                torchs.num_workers = int(made.num_workers)
-            return _compare(made, torchs, theirs, ours)
-        with FastLoader.wrap(made) as fast:
-            return _compare(fast, torchs, theirs, _batches(fast, seed, batches))
+                torchs.num_workers = int(fast.num_workers)
+            return _compare(fast, torchs, theirs, ours)
     finally:
         torch.set_rng_state(kept)
+
+
+def _as_ours(loader: DataLoader[Any]) -> AbstractContextManager[FastLoader[Any]]:
+    if not isinstance(loader, FastLoader):
+        return FastLoader.wrap(loader)
+    # A twin, where samples draw by index and epoch: this one shall not count as an epoch of the user's.
+    return twin_of(loader) if loader.rng == "index" else nullcontext(loader)
 
 
 def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:

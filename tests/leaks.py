@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass, replace
-from multiprocessing import forkserver, resource_sharer, resource_tracker
+from multiprocessing import forkserver, process, resource_sharer, resource_tracker, shared_memory
 from pathlib import Path
 
 import psutil
@@ -19,6 +19,14 @@ import torch
 SHARED_MEMORY = Path("/dev/shm")
 # Descriptors that the CUDA driver, NVML and Python's own random source keep for the life of the process.
 KEPT_FOR_LIFE = re.compile(r"^/dev/(nvidia|dri|urandom|null)|^/(proc|sys)/|^/usr/share/zoneinfo")
+
+# Who has made an entry of /dev/shm shows in its name. Torch writes the process into it; from now on multiprocessing
+# does, too, in this process and in those that it forks (in spawned ones: into the names of semaphores).
+shared_memory._SHM_NAME_PREFIX = f"/psm_{os.getpid()}_"
+shared_memory._SHM_SAFE_NAME_LENGTH = len(shared_memory._SHM_NAME_PREFIX) + 8
+process.current_process()._config["semprefix"] = f"/mp_{os.getpid()}_"
+MAKER = re.compile(r"^(?:torch_|psm_|sem\.mp_|pym-)(\d+)[_-]")
+UNMARKED = re.compile(r"^(?:psm_|sem\.)")
 
 
 @dataclass(frozen=True)
@@ -41,22 +49,24 @@ def survivors(before: Holdings, grace_s: float = 5.0) -> list[str]:
     Not counted: the helpers of :mod:`multiprocessing` that live as long as the process (resource tracker, fork server),
     and, once CUDA is up, what its driver opened.
     """
+    lasting = _shared_memory() - before.shared_memory  # what comes now is none of the test's, which is over
     slept_s = 0.0  # not the time of the collection: torch takes five seconds for each worker that it ends there
     pause = 0.01
-    while left := _beyond(before):
+    while left := _beyond(before, lasting):
         if slept_s > grace_s:
             break
         gc.collect()
         multiprocessing.active_children()  # reaps those that have ended
         if resource_sharer._resource_sharer._address is not None:
             resource_sharer.stop(timeout=1)
+        lasting &= _shared_memory()
         time.sleep(pause)
         slept_s += pause
         pause = min(2 * pause, 0.2)
-    return left if _beyond(before, ignore_stuck_queues=True) else []
+    return left if _beyond(before, lasting, ignore_stuck_queues=True) else []
 
 
-def _beyond(before: Holdings, *, ignore_stuck_queues: bool = False) -> list[str]:
+def _beyond(before: Holdings, lasting: frozenset[str], *, ignore_stuck_queues: bool = False) -> list[str]:
     now = Holdings.now()
     if now.descriptors - before.descriptors:
         kept = _descriptors_of_ended_workers()
@@ -69,7 +79,7 @@ def _beyond(before: Holdings, *, ignore_stuck_queues: bool = False) -> list[str]
         now = replace(now, threads=now.threads - stuck, descriptors=now.descriptors - set(pipes[: 2 * len(stuck)]))
     left = [f"thread {thread.name}" for thread in now.threads - before.threads]
     left += [f"process {_describe(child)}" for child in now.children - before.children]
-    left += [f"shared memory {name}" for name in _ours(now.shared_memory - before.shared_memory)]
+    left += [f"shared memory {name}" for name in _ours(now.shared_memory & lasting)]
     left += [f"descriptor {number} -> {target}" for number, target in now.descriptors - before.descriptors]
     return left
 
@@ -102,20 +112,43 @@ def _shared_memory() -> frozenset[str]:
 
 
 def _ours(names: frozenset[str]) -> list[str]:
-    """Leave out what another program on this machine has open or mapped, or has made and removed meanwhile."""
+    """Leave out what another program on this machine has made.
+
+    By the process in its name, while that lives. What an ended one has made is ours unless a process of others has it
+    open or mapped, and so is what has a name of another kind. A name of multiprocessing's that tells no process is ours
+    only if one of our processes has it open or mapped.
+    """
     if not names:
         return []
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    others: set[str] = set()
-    for process in psutil.process_iter():
-        if process.pid in family:
-            continue
+    held, held_by_others = _held(family)
+    ours = set()
+    for name in names:
+        maker = MAKER.match(name)
+        if maker is not None and psutil.pid_exists(int(maker[1])):
+            is_ours = int(maker[1]) in family
+        elif maker is None and UNMARKED.match(name):
+            is_ours = name in held
+        else:
+            is_ours = name not in held_by_others
+        with contextlib.suppress(OSError):  # some are gone by now
+            if is_ours and (SHARED_MEMORY / name).stat().st_uid == os.getuid():
+                ours.add(name)
+    return sorted(ours)
+
+
+def _held(family: set[int]) -> tuple[set[str], set[str]]:
+    """What of shared memory processes of ``family`` have open or mapped, and what others have."""
+    held: set[str] = set()
+    held_by_others: set[str] = set()
+    for pid in psutil.pids():
+        names = held if pid in family else held_by_others
         with contextlib.suppress(OSError):
-            others.update(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{process.pid}/maps").read_text()))
+            names.update(re.findall(r"/dev/shm/(\S+)", Path(f"/proc/{pid}/maps").read_text()))
         with contextlib.suppress(OSError):
-            links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
-            others.update(link.removeprefix("/dev/shm/") for link in links)
-    return sorted(name for name in names - others if (SHARED_MEMORY / name).exists())  # some are gone by now
+            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+            names.update(link.removeprefix("/dev/shm/") for link in links)
+    return held, held_by_others
 
 
 def _descriptors() -> frozenset[tuple[int, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import subprocess
 import tempfile
@@ -47,22 +46,18 @@ class _Job(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compile the shim (once per state of the sources) and load it.
+    """Compile the shim (once in a process, in a folder of its own) and load it.
 
     ``FASTLOAD_SHIM_CXX`` names the compiler and more flags, for sanitizers: ``"g++ -g -fsanitize=address,undefined"``.
     """
     compiler = os.environ.get("FASTLOAD_SHIM_CXX", "g++").split()
-    sources = [path for path in SOURCES if path.exists()]
-    digest = hashlib.sha256(" ".join(compiler).encode())
-    for path in [*sources, *sorted(CSRC.glob("*.h"))]:
-        digest.update(path.read_bytes())
-    target = Path(tempfile.gettempdir()) / f"fastload-shim-{os.getuid()}-{digest.hexdigest()[:16]}.so"
-    if not target.exists():
-        partial = target.with_suffix(f".{os.getpid()}")
-        flags = ["-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-fPIC", "-shared"]
-        subprocess.run([*compiler, *flags, *map(str, sources), "-o", str(partial)], check=True)
-        partial.rename(target)
-    lib = ctypes.CDLL(str(target))
+    sources = [str(path) for path in SOURCES if path.exists()]
+    flags = ["-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-fPIC", "-shared"]
+    folder = tempfile.TemporaryDirectory(prefix="fastload-shim-")
+    target = str(Path(folder.name) / "shim.so")
+    subprocess.run([*compiler, *flags, *sources, "-o", target], check=True)
+    lib = ctypes.CDLL(target)
+    lib.folder = folder  # removed when this process ends, not before: sanitizers read symbols from the file
     lib.shim_error.restype = ctypes.c_char_p
     return lib
 

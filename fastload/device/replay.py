@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from fastload.host import map_leaves
+from fastload.host import as_inference_tensors, map_leaves
 from fastload.options import check_device_prefetch, has_streams
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Replay(Generic[T]):
             batch = batches[step % len(batches)]
             if self._stream is not None and (current := _current_stream(self._stream.device)) != self._stream:
                 map_leaves(_recorder(current), batch)
-            yield batch
+            yield as_inference_tensors(batch) if torch.is_inference_mode_enabled() else batch
 
 
 def twin_of(loader: FastLoader[T], **changes: Any) -> FastLoader[T]:
@@ -105,7 +105,7 @@ def _take(loader: FastLoader[T], n: int) -> tuple[list[T], Any]:
     default = torch.get_rng_state()
     batches: list[T] = []
     try:
-        with loader:
+        with torch.inference_mode(False), loader:  # they may be iterated outside of it later
             batches.extend(itertools.islice(loader, n))
     finally:
         torch.set_rng_state(default)

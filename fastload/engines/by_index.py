@@ -1,14 +1,17 @@
 """``rng="index"``: what a sample draws at random depends on (seed, epoch, index) alone, not on workers or batches.
 
-*Seed* is the base seed that torch's iterator draws from the loader's generator, as ever. *Epoch* counts the epochs of
-one iterator: 0, and with persistent workers, which draw no new base seed, 1, 2 and so on. *Index* is the sampler's; the
-same index twice in one epoch draws the same numbers twice.
+*Seed* is the base seed that the loader's first iterator draws from the loader's generator. Later iterators draw theirs,
+too, so that the generator goes on as with torch, but samples do not depend on them. *Epoch* counts the loader's
+iterations: 0 for the first ``iter()``, 1 for the second, whether or not the first was finished. *Index* is the
+sampler's; the same index twice in one epoch draws the same numbers twice. A copy of a loader, be it by ``copy``,
+``pickle`` or ``FastLoader.wrap``, has a first iterator of its own.
 """
 
 from __future__ import annotations
 
 import operator
 import random
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _ALL = 0xFFFF_FFFF_FFFF_FFFF
+_INT64_MAX = 0x7FFF_FFFF_FFFF_FFFF
 
 
 def number_of(index: Any) -> int:
@@ -37,7 +41,9 @@ def number_of(index: Any) -> int:
 
 
 def seed_for_index(seed: int, epoch: int, index: Any) -> int:
-    """The seed of one sample, 64 bits: SplitMix64's steps, one number absorbed after the other, as the core does it.
+    """The seed of one sample: SplitMix64's steps, one number absorbed after the other, as the core does it.
+
+    63 bits, so that a dataset may return ``torch.initial_seed()``, which a collate function puts into an int64 tensor.
 
     Raises:
         TypeError: ``index`` is no integer.
@@ -48,7 +54,35 @@ def seed_for_index(seed: int, epoch: int, index: Any) -> int:
         state = ((state ^ (state >> 30)) * 0xBF58_476D_1CE4_E5B9) & _ALL
         state = ((state ^ (state >> 27)) * 0x94D0_49BB_1331_11EB) & _ALL
         state ^= state >> 31
-    return state
+    return state & _INT64_MAX
+
+
+class Epochs:
+    """What the samples of a loader depend on beside their index, in all of its iterators.
+
+    Attributes:
+        seed: The base seed of the loader's first iterator; ``None`` before there is one.
+        epoch: The number of the iteration that was begun last.
+    """
+
+    def __init__(self) -> None:
+        self.seed: int | None = None
+        self.epoch = -1
+        self._lock = threading.RLock()
+
+    def begin(self, make_iterator: Callable[[], Any]) -> Any:
+        """Begin an iteration. Blocks while another thread begins one: the first has to draw the seed before."""
+        with self._lock:
+            self.epoch += 1
+            iterator = make_iterator()
+            if self.seed is None:
+                self.seed = getattr(getattr(iterator, "_host", iterator), "_base_seed", None)
+            return iterator
+
+
+def epochs_of(loader: Any) -> Epochs | None:
+    """A loader's seed and epoch; ``None`` if its samples draw as torch's do."""
+    return loader._runtime.epochs if getattr(loader, "rng", "torch") == "index" else None
 
 
 class SeededByIndex(Dataset[Any]):
@@ -58,39 +92,45 @@ class SeededByIndex(Dataset[Any]):
 
     Args:
         dataset: The user's.
-        epochs: Whether several epochs are run with the same workers, so that these must know which one it is.
+        seed: ``None`` is the base seed of the iterator.
+        epoch: Its number.
+        persists: Whether the same workers run later epochs, too, and so must be told.
     """
 
-    def __init__(self, dataset: Any, *, epochs: bool) -> None:
+    def __init__(self, dataset: Any, seed: int | None, epoch: int, *, persists: bool) -> None:
         self.dataset = dataset
-        self._epoch: torch.Tensor | None = None
-        if epochs:
-            self._epoch = torch.full((), -1)
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._base_seed: int | None = None
+        self._seed = seed
+        self._epoch: int | torch.Tensor = epoch
+        self._here = False
+        if persists:
+            with torch.inference_mode(False):  # a tensor made inside of it could not be changed outside
+                self._epoch = torch.tensor(epoch).share_memory_()  # type: ignore[no-untyped-call]
 
-    def begin_epoch(self) -> None:
-        """To be called before torch's iterator is made or reset."""
-        if self._epoch is not None:
-            self._epoch += 1
+    def begin_epoch(self, epoch: int) -> None:
+        """To be called before torch's iterator is reset."""
+        if isinstance(self._epoch, torch.Tensor):
+            self._epoch.fill_(epoch)
 
     def run_here(self, base_seed: int) -> None:
         """There are no workers: samples are made in this process, whose random states are to stay as they are."""
-        self._base_seed = base_seed
+        self._here = True
+        if self._seed is None:
+            self._seed = base_seed
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        if self._base_seed is not None:
+        if self._here:
             with random_states_kept():
-                _set_states(seed_for_index(self._base_seed, 0, index))
-                return self.dataset[index]
+                return self._seeded_sample(self._seed, index)
         worker = get_worker_info()
         if worker is None:
             raise RuntimeError("a sample was asked for before its iterator had a base seed")
-        epoch = 0 if self._epoch is None else int(self._epoch)
-        _set_states(seed_for_index(worker.seed - worker.id, epoch, index))
+        return self._seeded_sample(worker.seed - worker.id if self._seed is None else self._seed, index)
+
+    def _seeded_sample(self, seed: Any, index: Any) -> Any:
+        _set_states(seed_for_index(seed, int(self._epoch), index))
         return self.dataset[index]
 
 
@@ -121,16 +161,27 @@ def check_seedable(loader: DataLoader[Any], rng: str) -> None:
         raise ValueError(f"rng='index' needs torch's iterators, but {type(loader).__name__} has a _get_iterator")
 
 
-def seeded(loader: DataLoader[Any], changes: dict[str, Any], former: DataLoader[Any] | None = None) -> dict[str, Any]:
+def seeded(
+    loader: DataLoader[Any],
+    changes: dict[str, Any],
+    epochs: Epochs | None = None,
+    former: DataLoader[Any] | None = None,
+) -> dict[str, Any]:
     """``changes`` for a view of ``loader`` whose samples are seeded by their index.
 
     Args:
         loader: Whose dataset and ``worker_init_fn`` are wrapped.
         changes: What else differs in the view.
+        epochs: The seed and the epoch; ``None`` for the first of a loader.
         former: The view whose persistent workers go on.
     """
-    persists = loader.num_workers > 0 and loader.persistent_workers
-    dataset = SeededByIndex(loader.dataset, epochs=persists) if former is None else former.dataset
+    seed, epoch = (None, 0) if epochs is None else (epochs.seed, epochs.epoch)
+    if former is None:
+        persists = loader.num_workers > 0 and loader.persistent_workers
+        dataset: Any = SeededByIndex(loader.dataset, seed, epoch, persists=persists)
+    else:
+        dataset = former.dataset
+        dataset.begin_epoch(epoch)
     first_call = changes.get("worker_init_fn", loader.worker_init_fn)
     wrapped = {} if loader.num_workers == 0 else {"worker_init_fn": OwnDataset(first_call)}
     return {**changes, "dataset": dataset, **wrapped}

@@ -89,7 +89,7 @@ class Line:
         finish_is_epilogue: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        self.epoch = -1  # counted up by the user
+        self.epoch = 0  # set by the user
         self._recipe = recipe
         self._process = process
         self._directory = working_directory()

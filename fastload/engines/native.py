@@ -17,20 +17,22 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch._utils import ExceptionWrapper
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastload._nvtx import stage
 from fastload.engines.auto import AutoWorkers
+from fastload.engines.by_index import epochs_of
 from fastload.engines.decoding import Line
 from fastload.engines.threads import ThreadSizer
 from fastload.engines.underway import Batch, TookTooLongError
+from fastload.host import as_inference_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch.utils.data import DataLoader
 
     from fastload.engines.sample_process import SampleProcess
@@ -70,6 +72,7 @@ class NativeIterator(_BaseDataLoaderIter):
     ) -> None:
         super().__init__(loader)  # draws the base seed
         workers = loader.num_workers
+        epochs = epochs_of(loader)
         self._sizer = None
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
@@ -77,9 +80,9 @@ class NativeIterator(_BaseDataLoaderIter):
             recipe.snapshot(),
             process,
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,
-            base_seed=int(self._base_seed),
+            base_seed=int(self._base_seed) if epochs is None or epochs.seed is None else epochs.seed,
             workers=self._num_workers,
-            by_index=getattr(loader, "rng", "torch") == "index",
+            by_index=epochs is not None,
             finish=finish,
             finish_is_epilogue=finish_is_epilogue,
             pin=pin,
@@ -105,7 +108,8 @@ class NativeIterator(_BaseDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._line.drain()  # the workers' generators go on
-        self._line.epoch += 1
+        epochs = epochs_of(loader)
+        self._line.epoch = 0 if epochs is None else epochs.epoch
         if self._sizer is not None:
             self._sizer.begin()
         self._exhausted = False
@@ -190,6 +194,8 @@ class NativeIterator(_BaseDataLoaderIter):
         if isinstance(data, ExceptionWrapper):
             batch.taken = True
             data.reraise()  # type: ignore[no-untyped-call]
+        if torch.is_inference_mode_enabled() and not self._pin_memory:  # else torch's come from its pin-memory thread
+            return as_inference_tensors(data)
         return data
 
     def close(self) -> None:

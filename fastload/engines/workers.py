@@ -172,8 +172,6 @@ def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
     """Start torch's own iterator (with persistent workers: the same one, reset)."""
     seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
-    if seeded is not None:
-        seeded.begin_epoch()
     with forking_workers():
         iterator: Any = iter(view)
     if seeded is not None and not view.num_workers:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -78,14 +83,119 @@ def test_every_number_of_workers(folder):
     assert_same(epochs_of(lambda: workers(dataset, num_workers=2, **arguments)), wanted)
 
 
-@pytest.mark.parametrize("make", [native, workers])
+def images(folder):
+    return ImageFolder(folder, train_v1())
+
+
+def numbers(folder):
+    return Draws()
+
+
+ENGINES = [
+    *[(native, images, count, persistent) for count in (1, 3) for persistent in (False, True)],
+    *[(workers, images, count, persistent) for count in (1, 3) for persistent in (False, True)],
+    *[(workers, numbers, count, persistent) for count in (1, 3) for persistent in (False, True)],
+    (workers, images, 0, False),
+    (workers, numbers, 0, False),
+]
+
+
 @pytest.mark.parametrize("breaks_at", [None, 1])
-def test_epochs_of_persistent_workers_differ_and_are_counted(folder, make, breaks_at):
-    dataset = ImageFolder(folder, train_v1())
-    make_loader = lambda: make(dataset, num_workers=2, persistent_workers=True, batch_size=9)  # noqa: E731
-    seen = batches(epochs_of(make_loader, count=2, breaks_at=breaks_at))
-    last = by_hand(dataset, range(len(dataset)), epoch=1, batch_size=9)
-    assert_same(seen[-len(last) :], last)
+@pytest.mark.parametrize(("make", "dataset_of", "count", "persistent"), ENGINES)
+def test_three_epochs_are_the_same_however_they_are_made(folder, make, dataset_of, count, persistent, breaks_at):
+    dataset, order = dataset_of(folder), [5, 2, 9, 0, 7, 3]
+    arguments = {"sampler": order, "num_workers": count, "persistent_workers": persistent, "batch_size": 2}
+    seen = batches(epochs_of(lambda: make(dataset, **arguments), count=3, breaks_at=breaks_at))
+    wanted = [by_hand(dataset, order, epoch, batch_size=2) for epoch in range(3)]
+    assert_same(seen, [batch for epoch in wanted[:2] for batch in epoch[:breaks_at]] + wanted[2])
+
+
+@pytest.mark.parametrize(("make", "count"), [(native, 2), (workers, 2), (workers, 0)])
+def test_iterators_that_live_at_the_same_time_are_epochs_of_their_own(folder, make, count):
+    dataset = images(folder)
+    torch.manual_seed(3)
+    with make(dataset, sampler=[4, 1, 6, 2], batch_size=2, num_workers=count) as loader:
+        first = iter(loader)
+        seen = [next(first)]
+        second = iter(loader)
+        assert len(loader) == len(second) == 2
+        seen += [next(second), next(first), next(second)]
+        del first, second
+    a, b = (by_hand(dataset, [4, 1, 6, 2], epoch, batch_size=2) for epoch in (0, 1))
+    assert_same(seen, [a[0], b[0], a[1], b[1]])
+
+
+def test_one_loader_may_change_its_engine_between_epochs(folder):
+    dataset = images(folder)
+    torch.manual_seed(3)
+    seen, engines = [], []
+    with FastLoader(dataset, sampler=[4, 1], batch_size=2, num_workers=1, **OWN) as loader:
+        for accelerate, count in (("auto", 1), ("off", 2), ("off", 0), ("auto", 2)):
+            loader.accelerate, loader.num_workers = accelerate, count
+            engines.append(loader.plan.engine)
+            seen += list(loader)
+    assert engines == ["native", "workers", "workers", "native"]
+    assert_same(seen, [by_hand(dataset, [4, 1], epoch)[0] for epoch in range(4)])
+
+
+def test_what_looks_at_a_loader_begins_no_epoch_of_it(folder):
+    dataset = images(folder)
+    arguments = {"sampler": [4, 1], "batch_size": 2, "num_workers": 1}
+    with workers(dataset, **arguments, persistent_workers=True) as loader:
+        torch.manual_seed(3)
+        assert verify(loader)
+        list(loader.replay(1))
+        assert (len(loader), str(loader.plan)) != (0, "")
+        seen = list(loader)
+    assert_same(seen, by_hand(dataset, [4, 1]))
+
+
+@pytest.mark.parametrize("copy_of", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader)), FastLoader.wrap])
+def test_a_copy_has_a_first_iterator_of_its_own(copy_of):
+    loader = workers(Draws())
+    list(loader)
+    other = copy_of(loader)
+    other.rng = "index"  # wrap() gives every argument of its own its default
+    assert_same(batches(epochs_of(lambda: other, count=1)), by_hand(Draws(), range(11)))
+
+
+class MeetsAnother:
+    """A sampler that holds an iterator up while it begins, until another one begins as well, if that may."""
+
+    def __init__(self):
+        self.both = threading.Barrier(2)
+
+    def __iter__(self):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.both.wait(timeout=0.2)
+        return iter([4, 1])
+
+
+@pytest.mark.parametrize("make", [native, workers])
+def test_iterators_that_begin_in_two_threads_have_one_seed(folder, make):
+    dataset = images(folder)
+    torch.manual_seed(3)
+    with make(dataset, sampler=MeetsAnother(), num_workers=1) as loader, ThreadPoolExecutor(2) as pool:
+        seen = list(pool.map(lambda _: next(iter(loader)), range(2)))
+    wanted = [by_hand(dataset, [4, 1], epoch)[0] for epoch in (0, 1)]
+    assert_same(sorted(seen, key=str), sorted(wanted, key=str))
+
+
+class Seeds(Draws):
+    """Samples that are their seed, which a collate function makes int64 of."""
+
+    def __getitem__(self, index):
+        return torch.initial_seed()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_seeds_fit_into_int64(count):
+    with workers(Seeds(), num_workers=count, batch_size=11) as loader:
+        seeds = next(iter(loader)).tolist()
+        base_seed = loader._runtime.epochs.seed
+    assert seeds == [_core.seed_for_index(base_seed, 0, index) for index in range(11)]
+    for word in range(2**63 - 1, 2**64, 2**57):
+        assert 0 <= _core.seed_for_index(word, word, word) == seed_for_index(word, word, word) < 2**63
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -186,6 +296,14 @@ def test_spawned_workers_know_the_epoch():
     arguments = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"}
     seen = batches(epochs_of(lambda: workers(Draws(), **arguments)))
     assert_same(seen[3:], by_hand(Draws(), range(11), epoch=1))
+
+
+def test_workers_that_were_started_in_inference_mode_know_later_epochs():
+    torch.manual_seed(3)
+    with workers(Draws(), num_workers=1, persistent_workers=True) as loader:
+        with torch.inference_mode():
+            list(loader)
+        assert_same(list(loader), by_hand(Draws(), range(11), epoch=1))
 
 
 def test_verify_compares_like_with_like(folder):

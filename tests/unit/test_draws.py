@@ -96,7 +96,7 @@ def test_seed_for_index_is_the_documented_function() -> None:
             state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
             state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
             state ^= state >> 31
-        return state
+        return state & (2**63 - 1)
 
     for words in ((0, 0, 0), (1, 2, 3), (2**64 - 1, 5, 2**40), (7, 0, 1), (7, 1, 0)):
         assert seed_for_index(*words) == expected(*words)

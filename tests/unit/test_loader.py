@@ -138,6 +138,15 @@ def test_a_closed_loader_says_what_to_do():
     assert len(collect(copy)) == 2
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_simulated_device_keeps_no_loader(cuda, workers):
+    loader = FastLoader(Numbers(8), num_workers=workers, device="cuda")
+    gone = weakref.ref(loader)
+    collect(loader)
+    del loader
+    assert gone() is None
+
+
 def test_an_iterator_does_not_keep_its_loader(cuda):
     loader = FastLoader(Numbers(8), num_workers=1, persistent_workers=True, device="cuda")
     gone = weakref.ref(loader)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import native_shim
 import numpy as np
@@ -43,6 +45,16 @@ SIZES = [  # source (width, height), target: up, down, far down, one axis only, 
 
 def test_simd_levels_include_portable() -> None:
     assert native_shim.simd_levels()[0] == "portable"
+
+
+def test_the_shim_is_loaded_from_a_folder_that_nobody_else_can_write_to(monkeypatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, check: Path(command[-1]).touch(exist_ok=False))
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace(path=path, shim_error=SimpleNamespace()))
+    first, second = native_shim.library.__wrapped__(), native_shim.library.__wrapped__()
+    assert first.path != second.path
+    assert Path(first.path).parent.stat().st_mode & 0o777 == 0o700
+    for library in (first, second):
+        library.folder.cleanup()
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"] if platform.machine() == "x86_64" else ["portable", "neon"])

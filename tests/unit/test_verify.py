@@ -242,9 +242,15 @@ def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatc
     cheap = Trial(4, 1e-4, 2e-4, 100)  # cheap samples: fewer workers than there are cores
     monkeypatch.setattr(auto, "run_trial", lambda loader: cheap)
     dataset = ImageFolder(root, train_v1())
-    loader = FastLoader(dataset, 2, num_workers="auto", device="cpu", accelerate=accelerate)
-    result = verify(loader)
+    used = []
+
+    class Noted(FastLoader):
+        def __iter__(self):
+            iterator = super().__iter__()
+            used.append(int(self.num_workers))
+            return iterator
+
+    with Noted(dataset, 2, num_workers="auto", device="cpu", accelerate=accelerate) as loader:
+        result = verify(loader)
     assert result, result
-    used = int(loader.num_workers)
-    loader.close()
-    assert used == (auto.NATIVE_STREAMS if accelerate == "require" else 2)
+    assert used == [auto.NATIVE_STREAMS if accelerate == "require" else 2]

@@ -1,7 +1,6 @@
 #include "batch.h"
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 #include <utility>
 
@@ -35,11 +34,7 @@ WaitResult Job::wait(double timeout_seconds) {
   if (foreign()) return WaitResult::foreign;
   std::unique_lock<std::mutex> lock(pool_->mutex_);
   const auto changed = [this] { return unfinished_ == 0 || request_.kind != Request::Kind::none; };
-  if (timeout_seconds < 0) {
-    pool_->changed_.wait(lock, changed);
-  } else if (!pool_->changed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), changed)) {
-    return WaitResult::timeout;
-  }
+  if (!pool_->await(lock, timeout_seconds, changed)) return WaitResult::timeout;
   return unfinished_ == 0 ? WaitResult::done : WaitResult::requested;
 }
 
@@ -97,17 +92,26 @@ bool Job::generator_before(std::size_t sample, Generator& generator) const {
   return true;
 }
 
-void Job::cancel() {
-  if (foreign()) return;
+bool Job::cancel(double timeout_seconds) {
+  if (foreign()) return true;
   std::unique_lock<std::mutex> lock(pool_->mutex_);
-  if (unfinished_ == 0) return;
-  pool_->cancel_rest(*this);
-  pool_->changed_.wait(lock, [this] { return running_ == 0; });
+  if (unfinished_ > 0) pool_->cancel(*this);
+  return pool_->await(lock, timeout_seconds, [this] { return running_ == 0; });
 }
+
+bool Job::idle() const {
+  if (foreign()) return true;
+  const std::lock_guard<std::mutex> lock(pool_->mutex_);
+  return unfinished_ == 0 && running_ == 0;
+}
+
+bool Job::pool_closed() const { return foreign() || pool_->closed(); }
 
 Pool::Pool(int threads) : state_(PoolState::create(std::max(1, threads))) {}
 
-Pool::~Pool() { close(); }
+Pool::~Pool() {
+  if (!state_->foreign() && !state_->closed()) close();
+}
 
 int Pool::threads() const { return state_->threads(); }
 
@@ -129,8 +133,6 @@ std::shared_ptr<Job> Pool::submit(BatchSpec spec) {
   return job;
 }
 
-void Pool::close() {
-  if (!state_->foreign()) state_->close();
-}
+bool Pool::close(double timeout_seconds) { return state_->foreign() || state_->close(timeout_seconds); }
 
 }  // namespace fastload

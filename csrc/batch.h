@@ -23,6 +23,9 @@ namespace fastload {
 
 class Job;
 
+// How long to wait for a thread that may be stuck in reading a file; as long as torch waits for a worker.
+inline constexpr double kJoinSeconds = 5.0;
+
 // A random stream that jobs draw from one after the other, like the generator of one torch worker. (Shared from this,
 // so that a binding's own references to it need no lock of Python's to be dropped.)
 class RandomStream : public std::enable_shared_from_this<RandomStream> {
@@ -39,7 +42,9 @@ class RandomStream : public std::enable_shared_from_this<RandomStream> {
 struct BatchSpec {
   std::vector<Input> inputs;
   SampleOptions options;
-  std::uint8_t* out = nullptr;       // place of sample 0; must outlive the job; black where the status is not ok
+  // Place of sample 0. Black where the status is not ok, unless the job was cancelled. It must stay, as the inputs'
+  // bytes, until the job is done, or if it was cancelled, until idle().
+  std::uint8_t* out = nullptr;
   std::ptrdiff_t sample_stride = 0;  // bytes
   std::ptrdiff_t row_stride = 0;
   // What to do with each image: either one Geometry each, or a plan. A plan draws from `stream`, or for each sample
@@ -97,9 +102,13 @@ class Job {
   bool generator_before(std::size_t sample, Generator& generator) const;
   bool foreign() const;
 
-  // Ends the job: samples not begun become `cancelled`, those under way stop soon. Returns when no thread touches the
-  // job's memory any more. Other jobs of the same stream go on from wherever it stands. Idempotent.
-  void cancel();
+  // Ends the job at once: samples without an outcome are `cancelled`, for whoever waits it is done. Threads that are at
+  // one stop soon, unless they are stuck in reading a file; waits for them, and returns idle(). Other jobs of the same
+  // stream go on from wherever it stands. Idempotent.
+  bool cancel(double timeout_seconds);  // negative: no limit
+  // Whether no thread touches the job's memory any more, nor will.
+  bool idle() const;
+  bool pool_closed() const;
 
   std::size_t size() const { return spec_.inputs.size(); }
   // Only after wait() said `done` or cancel() returned, or, for `request().sample`, while it is requested.
@@ -112,7 +121,7 @@ class Job {
   struct Sample {
     Outcome outcome;
     JpegHeader header;
-    Buffer file;  // between header and decode, when the draws come between
+    ByteSource source;  // between header and decode, when the draws come between; closed if that would be too much
     bool header_read = false;
     bool final = false;
   };
@@ -128,9 +137,9 @@ class Job {
 
   std::shared_ptr<PoolState> pool_;
   BatchSpec spec_;
-  std::vector<Sample> samples_;  // an element belongs to the thread that runs its task
   std::atomic<bool> stop_{false};
   // Below: guarded by the pool's mutex.
+  std::vector<Sample> samples_;
   std::size_t next_fresh_ = 0;      // first sample not begun
   std::vector<std::size_t> again_;  // samples to begin once more
   std::vector<std::size_t> stuck_;  // samples that wait for provide_exp
@@ -146,7 +155,7 @@ class Pool {
  public:
   // Starts `threads` threads named fl-decode-0, fl-decode-1, ... Throws std::system_error if not one can be started.
   explicit Pool(int threads);
-  ~Pool();  // close(); in a forked child: nothing
+  ~Pool();  // close(), unless that was done; in a forked child: nothing
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
@@ -159,8 +168,9 @@ class Pool {
   WorkDone work_done() const;
   // Throws std::invalid_argument on a spec that contradicts itself, std::runtime_error on a closed or foreign pool.
   std::shared_ptr<Job> submit(BatchSpec spec);
-  // Cancels all jobs, stops and joins the threads. Idempotent.
-  void close();
+  // Cancels all jobs, and stops and joins the threads. Those that are stuck in reading a file for longer than the limit
+  // are left to end by themselves: false. Idempotent.
+  bool close(double timeout_seconds = kJoinSeconds);  // negative: no limit
 
  private:
   std::shared_ptr<PoolState> state_;

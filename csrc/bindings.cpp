@@ -27,10 +27,10 @@ void decode_and_drop_all(nb::sequence images, const std::vector<std::vector<std:
     nb::gil_scoped_release release;
     for (std::size_t i = 0; i < views.size() && status == Status::ok; ++i) {
       JpegHeader header;
-      status = scan_header(views[i].data(), views[i].size(), header);
+      ByteSource source(views[i].data(), views[i].size());
+      status = scan_header(source, header);
       if (status != Status::ok) break;
-      status = decode_and_drop(views[i].data(), views[i].size(), header,
-                               {boxes[i][0], boxes[i][1], boxes[i][2], boxes[i][3]}, detail);
+      status = decode_and_drop(source, header, {boxes[i][0], boxes[i][1], boxes[i][2], boxes[i][3]}, detail);
     }
   }
   if (status != Status::ok) throw nb::value_error((std::string(name_of(status)) + " " + detail).c_str());

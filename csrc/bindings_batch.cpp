@@ -1,7 +1,9 @@
 #include "bindings.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -33,20 +35,42 @@ nb::tuple to_tuple(const Outcome& outcome) {
                         outcome.detail);
 }
 
-// A core job together with the Python objects whose memory it uses.
+// A core job together with the Python objects whose memory it uses. Everything here happens with the GIL held, unless
+// it says that it is released.
+struct Held {
+  std::shared_ptr<Job> job;
+  std::vector<BytesView> views;
+  Images out;
+};
+
+// Jobs that were given up while a thread was stuck in reading a file for them. Their memory stays until the thread has
+// left it, and what is left of them at the process's end, for good.
+std::vector<Held>& given_up() {
+  static auto* jobs = new std::vector<Held>;
+  return *jobs;
+}
+
+void free_given_up() {
+  std::vector<Held>& jobs = given_up();
+  const auto stuck = std::partition(jobs.begin(), jobs.end(), [](const Held& held) { return !held.job->idle(); });
+  const std::vector<Held> done(std::make_move_iterator(stuck), std::make_move_iterator(jobs.end()));
+  jobs.erase(stuck, jobs.end());  // now: to free an object may run any code of Python's, this function too
+}
+
 class BoundJob {
  public:
-  BoundJob(std::vector<BytesView> views, Images out) : views_(std::move(views)), out_(std::move(out)) {}
+  BoundJob(std::vector<BytesView> views, Images out) : held_{nullptr, std::move(views), std::move(out)} {}
   ~BoundJob() {
-    if (job_ == nullptr) return;
-    nb::gil_scoped_release release;
-    job_->cancel();
+    if (held_.job == nullptr) return;
+    const bool waited = waited_ || held_.job->pool_closed();
+    if (!cancel_within(waited ? 0 : kJoinSeconds)) given_up().push_back(std::move(held_));
+    free_given_up();
   }
   BoundJob(const BoundJob&) = delete;
   BoundJob& operator=(const BoundJob&) = delete;
 
-  void attach(std::shared_ptr<Job> job) { job_ = std::move(job); }
-  Job& job() { return *job_; }
+  void attach(std::shared_ptr<Job> job) { held_.job = std::move(job); }
+  Job& job() { return *held_.job; }
 
   const char* wait(double timeout) {
     while (true) {
@@ -54,7 +78,7 @@ class BoundJob {
       WaitResult result;
       {
         nb::gil_scoped_release release;
-        result = job_->wait(slice);
+        result = held_.job->wait(slice);
       }
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       switch (result) {
@@ -70,13 +94,19 @@ class BoundJob {
     }
   }
 
-  void cancel() {
-    nb::gil_scoped_release release;
-    job_->cancel();
+  bool cancel(double timeout) {
+    while (!cancel_within(timeout < 0 ? kSignalCheckSeconds : timeout)) {
+      if (timeout >= 0) {
+        waited_ = true;
+        return false;
+      }
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+    return true;
   }
 
   nb::tuple request() {
-    const Request request = job_->request();
+    const Request request = held_.job->request();
     const char* kind = request.kind == Request::Kind::sample ? "sample"
                        : request.kind == Request::Kind::exp  ? "exp"
                                                              : "none";
@@ -85,7 +115,7 @@ class BoundJob {
 
   nb::bytes statuses() {
     std::string codes;
-    for (std::size_t i = 0; i < job_->size(); ++i) codes += static_cast<char>(job_->outcome(i).status);
+    for (std::size_t i = 0; i < held_.job->size(); ++i) codes += static_cast<char>(held_.job->outcome(i).status);
     return nb::bytes(codes.data(), codes.size());
   }
 
@@ -102,9 +132,9 @@ class BoundJob {
   // (top, left, height, width) of what is to be erased of each sample; zeros: nothing, or not drawn.
   nb::bytes erased() {
     std::vector<std::int32_t> boxes;
-    boxes.reserve(4 * job_->size());
-    for (std::size_t i = 0; i < job_->size(); ++i) {
-      const Outcome& outcome = job_->outcome(i);
+    boxes.reserve(4 * held_.job->size());
+    for (std::size_t i = 0; i < held_.job->size(); ++i) {
+      const Outcome& outcome = held_.job->outcome(i);
       const PixelBox box = outcome.drawn ? outcome.geometry.erased : PixelBox{};
       boxes.insert(boxes.end(), {box.top, box.left, box.height, box.width});
     }
@@ -113,7 +143,7 @@ class BoundJob {
 
   nb::object generator_before(std::size_t sample) {
     Generator generator;
-    if (!job_->generator_before(sample, generator)) return nb::none();
+    if (!held_.job->generator_before(sample, generator)) return nb::none();
     std::uint8_t state[Generator::kStateBytes];
     generator.get_state(state);
     return nb::bytes(state, sizeof state);
@@ -125,18 +155,59 @@ class BoundJob {
         !generator.set_state(reinterpret_cast<const std::uint8_t*>(state_after.data()))) {
       throw nb::value_error("state_after must be what torch.Generator.get_state() returns");
     }
-    job_->skip(generator);
+    held_.job->skip(generator);
   }
 
  private:
   const Outcome& at(std::size_t sample) {
-    if (sample >= job_->size()) throw nb::index_error("sample out of range");
-    return job_->outcome(sample);
+    if (sample >= held_.job->size()) throw nb::index_error("sample out of range");
+    return held_.job->outcome(sample);
   }
 
-  std::vector<BytesView> views_;
-  Images out_;
-  std::shared_ptr<Job> job_;
+  bool cancel_within(double seconds) {
+    nb::gil_scoped_release release;
+    return held_.job->cancel(seconds);
+  }
+
+  Held held_;
+  bool waited_ = false;  // for a thread that is stuck
+};
+
+// A pool that is closed without the GIL also when Python drops it.
+class BoundPool {
+ public:
+  explicit BoundPool(int threads) : pool_(std::make_unique<Pool>(threads)) {}
+  ~BoundPool() {
+    nb::gil_scoped_release release;
+    pool_.reset();
+  }
+  BoundPool(const BoundPool&) = delete;
+  BoundPool& operator=(const BoundPool&) = delete;
+
+  Pool& pool() { return *pool_; }
+
+  int resize(int threads) {
+    nb::gil_scoped_release release;
+    return pool_->resize(threads);
+  }
+
+  WorkDone work_done() {
+    nb::gil_scoped_release release;
+    return pool_->work_done();
+  }
+
+  bool close(double timeout) {
+    bool ended;
+    {
+      nb::gil_scoped_release release;
+      ended = pool_->close(timeout);
+    }
+    free_given_up();
+    return ended;
+  }
+
+ private:
+  std::unique_ptr<Pool> pool_;
 };
 
 void require_layout(const Images& out, std::size_t count) {
@@ -225,10 +296,11 @@ nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t,
   return to_tuple(outcome);
 }
 
-BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
+BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
                  std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
                  std::optional<std::vector<std::uint64_t>> seeds, std::uint64_t number, const std::string& filter,
                  const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
+  free_given_up();
   BatchSpec spec;
   std::vector<BytesView> views;
   const std::size_t count = nb::len(inputs);
@@ -249,7 +321,7 @@ BoundJob* submit(Pool& pool, nb::sequence inputs, Images out, std::optional<Geom
   if (seeds) spec.seeds = std::move(*seeds);
   spec.number = number;
   auto bound = std::make_unique<BoundJob>(std::move(views), std::move(out));
-  bound->attach(pool.submit(std::move(spec)));
+  bound->attach(pool.pool().submit(std::move(spec)));
   return bound.release();  // Python owns it
 }
 
@@ -274,7 +346,7 @@ void bind_batch(nb::module_& m) {
 
   nb::class_<BoundJob>(m, "Job")
       .def("wait", &BoundJob::wait, "timeout"_a = -1.0)
-      .def("cancel", &BoundJob::cancel)
+      .def("cancel", &BoundJob::cancel, "timeout_s"_a = -1.0)
       .def("request", &BoundJob::request)
       .def(
           "provide_exp", [](BoundJob& self, float input, float output) { self.job().provide_exp(input, output); },
@@ -287,32 +359,24 @@ void bind_batch(nb::module_& m) {
       .def("erased", &BoundJob::erased)
       .def("__len__", [](BoundJob& self) { return self.job().size(); });
 
-  nb::class_<Pool>(m, "Pool")
+  nb::class_<BoundPool>(m, "Pool")
       .def(nb::init<int>(), "threads"_a)
-      .def_prop_ro("threads", &Pool::threads)
-      .def("resize", &Pool::resize, "threads"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("threads", [](BoundPool& pool) { return pool.pool().threads(); })
+      .def("resize", &BoundPool::resize, "threads"_a)
       .def("work_done",
-           [](const Pool& pool) {
-             WorkDone done;
-             {
-               nb::gil_scoped_release release;
-               done = pool.work_done();
-             }
+           [](BoundPool& pool) {
+             const WorkDone done = pool.work_done();
              return nb::make_tuple(done.seconds, done.samples);
            })
       .def("work_times",
-           [](const Pool& pool) {
-             WorkDone done;
-             {
-               nb::gil_scoped_release release;
-               done = pool.work_done();
-             }
+           [](BoundPool& pool) {
+             const WorkDone done = pool.work_done();
              return nb::make_tuple(done.seconds, done.busy_seconds, done.read_seconds, done.read_busy_seconds);
            })
       .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
            "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false)
-      .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
+      .def("close", &BoundPool::close, "timeout_s"_a = kJoinSeconds);
 }
 
 }  // namespace fastload

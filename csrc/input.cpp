@@ -1,34 +1,39 @@
 #include "input.h"
 
 #include <new>
+#include <utility>
 
 namespace fastload {
 namespace {
 
-// What a thread keeps of its own file buffer between images.
-constexpr std::size_t kKeptBytes = std::size_t{4} << 20;
-
-Buffer& thread_file() {
-  static thread_local Buffer file;
-  return file;
+// The memory that files are read to on the calling thread, kept between images.
+Buffer& thread_buffer() {
+  static thread_local Buffer buffer;
+  return buffer;
 }
 
-Status scan(const Input& input, Buffer& file, JpegHeader& header, Outcome& outcome) {
-  const std::uint8_t* data = input.data;
-  outcome.bytes = input.size;
-  if (data == nullptr) {
-    try {
-      const Status status = read_file(input.path.c_str(), file, outcome.error_number);
-      if (status != Status::ok) return status;
-    } catch (const std::bad_alloc&) {
-      return Status::unsupported;
-    }
-    data = file.data();
-    outcome.bytes = file.size();
+Status open(const Input& input, ByteSource& source) {
+  try {
+    return source.open(input.path.c_str());
+  } catch (const std::bad_alloc&) {
+    return Status::unsupported;
   }
-  const Status status = scan_header(data, outcome.bytes, header);
-  outcome.width = header.width;
-  outcome.height = header.height;
+}
+
+Status scan(const Input& input, ByteSource& source, JpegHeader& header, Outcome& outcome) {
+  Status status = Status::ok;
+  if (input.data != nullptr) {
+    source.borrow(input.data, input.size);
+  } else {
+    status = open(input, source);
+  }
+  if (status == Status::ok) {
+    outcome.bytes = source.size();
+    status = scan_header(source, header);
+    outcome.width = header.width;
+    outcome.height = header.height;
+  }
+  outcome.error_number = source.error_number();
   return status;
 }
 
@@ -45,40 +50,47 @@ void complete(Geometry& geometry, const JpegHeader& header) {
   if (geometry.window.height == 0) geometry.window = {0, 0, geometry.out_height, geometry.out_width};
 }
 
-bool load(const Input& input, std::uint64_t max_pixels, Buffer& file, JpegHeader& header, Outcome& outcome) {
-  Status status = scan(input, file, header, outcome);
+bool load(const Input& input, std::uint64_t max_pixels, ByteSource& source, JpegHeader& header, Outcome& outcome) {
+  Status status = scan(input, source, header, outcome);
   if (status == Status::ok) status = check_supported(header, max_pixels);
   if (status != Status::ok) outcome.status = status;
   return status == Status::ok;
 }
 
 void load_header(const Input& input, JpegHeader& header, Outcome& outcome) {
-  Buffer& file = thread_file();
-  outcome.status = scan(input, file, header, outcome);
-  file.shrink(kKeptBytes);
+  ByteSource source;
+  source.lend(std::move(thread_buffer()));
+  outcome.status = scan(input, source, header, outcome);
+  thread_buffer() = source.take_buffer();
 }
 
-void decode(const Input& input, const Buffer& file, const JpegHeader& header, const SampleOptions& options,
-            const Target& target, const std::atomic<bool>* stop, Outcome& outcome) {
+void decode(const Input& input, ByteSource& source, const JpegHeader& header, const SampleOptions& options,
+            const Target& target, Outcome& outcome) {
   try {
-    outcome.status = decode_sample(input.data != nullptr ? input.data : file.data(), outcome.bytes, header,
-                                   outcome.geometry, options, target, stop, outcome.detail);
+    outcome.status = source.is_open() ? Status::ok : open(input, source);
+    if (outcome.status == Status::ok) {
+      outcome.status = decode_sample(source, header, outcome.geometry, options, target, outcome.detail);
+    } else if (outcome.status == Status::corrupt) {
+      outcome.detail = "the file has changed since its header was read";
+    }
   } catch (const std::bad_alloc&) {
     outcome.status = Status::unsupported;
   }
+  outcome.error_number = source.error_number();
 }
 
 void process(const Input& input, const Geometry& geometry, const SampleOptions& options, const Target& target,
              Outcome& outcome) {
-  Buffer& file = thread_file();
+  ByteSource source;
+  source.lend(std::move(thread_buffer()));
   JpegHeader header;
-  if (load(input, options.max_pixels, file, header, outcome)) {
+  if (load(input, options.max_pixels, source, header, outcome)) {
     outcome.geometry = geometry;
     outcome.drawn = true;
     complete(outcome.geometry, header);
-    decode(input, file, header, options, target, nullptr, outcome);
+    decode(input, source, header, options, target, outcome);
   }
-  file.shrink(kKeptBytes);
+  thread_buffer() = source.take_buffer();
 }
 
 }  // namespace fastload

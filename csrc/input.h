@@ -2,7 +2,6 @@
 // on a thread of its own. Knows neither Python nor torch.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -38,16 +37,16 @@ struct Outcome {
 // window of height 0 all of the output.
 void complete(Geometry& geometry, const JpegHeader& header);
 
-// Reads the input's bytes (into `file` if they are not borrowed) and header. False: outcome.status says why the core
-// does not take this image. Never throws.
-bool load(const Input& input, std::uint64_t max_pixels, Buffer& file, JpegHeader& header, Outcome& outcome);
+// Opens the input (a file with the buffer that was lent to `source`) and reads its header. False: outcome.status says
+// why the core does not take this image. Never throws.
+bool load(const Input& input, std::uint64_t max_pixels, ByteSource& source, JpegHeader& header, Outcome& outcome);
 
-// Decodes outcome.geometry into `target`, and sets outcome.status. On failure the target's contents are unspecified.
-// Never throws.
-void decode(const Input& input, const Buffer& file, const JpegHeader& header, const SampleOptions& options,
-            const Target& target, const std::atomic<bool>* stop, Outcome& outcome);
+// Decodes outcome.geometry into `target`, and sets outcome.status. A source that was closed since load() is opened
+// again. On failure the target's contents are unspecified. Never throws.
+void decode(const Input& input, ByteSource& source, const JpegHeader& header, const SampleOptions& options,
+            const Target& target, Outcome& outcome);
 
-// The header alone, on the calling thread; outcome.status is scan_header's or read_file's. Never throws.
+// The header alone, on the calling thread; outcome.status is scan_header's or ByteSource::open's. Never throws.
 void load_header(const Input& input, JpegHeader& header, Outcome& outcome);
 
 // All of it, on the calling thread. Never throws.

@@ -25,6 +25,12 @@ std::atomic<std::uint32_t> trusted{bit(Subsampling::gray) | bit(Subsampling::s44
 // libjpeg's coefficient arrays of a progressive image may take this much; beyond it, an image is `unsupported`.
 constexpr long kMaxLibjpegBytes = 1L << 29;
 
+// Each scan of a progressive image visits all of its pixels, and a scan can be as short as 20 bytes: a legal file of
+// 286 KB took 380 s. Pillow sets no limit, so neither may a result: beyond this one the image is `unsupported`, and
+// goes to whoever can be ended. Encoders write about 10 scans, optimizers up to 20.
+constexpr int kOrdinaryScans = 32;
+constexpr std::uint64_t kMaxScannedPixels = std::uint64_t{1} << 30;  // pixels times scans; 0.6 ns each
+
 // A progressive image of more pixels than this takes so long that asking malloc to give its memory back costs nothing.
 constexpr std::uint64_t kHugePixels = std::uint64_t{4} << 20;
 
@@ -34,20 +40,31 @@ constexpr std::uint32_t kMargin = 2;
 // Below three chroma samples libjpeg upsamples by repetition. Never crop that narrow: 4 * 8 leaves eight in 4:1:1.
 constexpr std::uint32_t kMinWidth = 32;
 
+// libjpeg is given this much at a time, and in between a decode can be stopped. Of the shortest codes there are, that
+// is a million blocks, which take 30 ms to skip.
+constexpr std::size_t kPieceBytes = kChunkBytes;
+
+// What a coefficient takes in a scan, in bytes, at the very most: a code of 16 bits, 11 bits more, and each byte
+// stuffed.
+constexpr std::uint64_t kMaxCoefficientBytes = 8;
+
 }  // namespace
 
 struct Decoder::State {
   jpeg_decompress_struct info;
   jpeg_error_mgr errors;
   jpeg_source_mgr source;
+  jpeg_progress_mgr progress;
   std::jmp_buf escape;
   bool created = false;
+  ByteSource* input = nullptr;
+  std::size_t position = 0;  // in the input, of what libjpeg has not been given yet
   Status jump_status = Status::corrupt;
-  bool warned = false;
   char text[JMSG_LENGTH_MAX];
 
   State() {
     std::memset(&info, 0, sizeof info);
+    std::memset(&progress, 0, sizeof progress);
     text[0] = '\0';
     info.err = jpeg_std_error(&errors);
     errors.error_exit = on_error;
@@ -56,31 +73,36 @@ struct Decoder::State {
     info.client_data = this;
     source.init_source = [](j_decompress_ptr) {};
     source.term_source = [](j_decompress_ptr) {};
-    source.fill_input_buffer = on_end_of_data;
+    source.fill_input_buffer = fill;
     source.skip_input_data = skip;
     source.resync_to_restart = jpeg_resync_to_restart;
+    progress.progress_monitor = on_progress;
   }
   ~State() {
     if (created) jpeg_destroy_decompress(&info);
   }
 
-  static State& of(j_common_ptr info) { return *static_cast<State*>(info->client_data); }
+  static State& of(void* info) { return *static_cast<State*>(static_cast<j_common_ptr>(info)->client_data); }
+
+  [[noreturn]] void jump(Status status) {
+    jump_status = status;
+    std::longjmp(escape, 1);
+  }
 
   [[noreturn]] static void on_error(j_common_ptr info) {
     State& state = of(info);
     info->err->format_message(info, state.text);
     switch (info->err->msg_code) {
 #if JPEG_LIB_VERSION < 70  // later interfaces (Ubuntu's is 80) have no such code
-      case JERR_ARITH_NOTIMPL: state.jump_status = Status::arithmetic; break;
+      case JERR_ARITH_NOTIMPL: state.jump(Status::arithmetic);
 #endif
       case JERR_NO_BACKING_STORE:
       case JERR_OUT_OF_MEMORY:
       case JERR_NOT_COMPILED:
       case JERR_BAD_LIB_VERSION:
-      case JERR_BAD_STRUCT_SIZE: state.jump_status = Status::unsupported; break;
-      default: state.jump_status = Status::corrupt;
+      case JERR_BAD_STRUCT_SIZE: state.jump(Status::unsupported);
+      default: state.jump(Status::corrupt);
     }
-    std::longjmp(state.escape, 1);
   }
 
   static void on_message(j_common_ptr info, int level) {
@@ -88,30 +110,51 @@ struct Decoder::State {
     // These two have no bearing on the pixels.
     if (info->err->msg_code == JWRN_ADOBE_XFORM || info->err->msg_code == JWRN_JFIF_MAJOR) return;
     State& state = of(info);
-    if (!state.warned) info->err->format_message(info, state.text);
-    state.warned = true;
+    info->err->format_message(info, state.text);
+    state.jump(Status::corrupt);
+  }
+
+  // Called for each row of blocks of a file of several scans, and for each row of pixels.
+  static void on_progress(j_common_ptr info) {
+    State& state = of(info);
+    if (state.input->stopped()) state.jump(Status::cancelled);
+    const JDIMENSION width = state.info.image_width, height = state.info.image_height;
+    const int scan = state.info.input_scan_number;
+    if (scan <= kOrdinaryScans || std::uint64_t{width} * height * static_cast<unsigned>(scan) <= kMaxScannedPixels)
+      return;
+    std::snprintf(state.text, sizeof state.text, "%d scans or more of %u x %u pixels", scan, width, height);
+    state.jump(Status::unsupported);
+  }
+
+  // Gives libjpeg the next bytes. False at the end.
+  bool refill() {
+    const Span span = input->at(position, 1);
+    source.next_input_byte = span.data;
+    source.bytes_in_buffer = std::min(span.size, kPieceBytes);
+    position += source.bytes_in_buffer;
+    return source.bytes_in_buffer > 0;
   }
 
   // Pillow feeds a file by suspension; at its end, a decoder that still wants bytes means a truncated file.
-  static boolean on_end_of_data(j_decompress_ptr info) {
-    State& state = of(reinterpret_cast<j_common_ptr>(info));
-    state.jump_status = Status::truncated;
-    std::snprintf(state.text, sizeof state.text, "the file ends at row %u of %u", info->output_scanline,
-                  info->image_height);
-    std::longjmp(state.escape, 1);
+  static boolean fill(j_decompress_ptr info) {
+    State& state = of(info);
+    if (state.refill()) return TRUE;
+    const Status status = state.input->failure_or(Status::truncated);
+    if (status == Status::truncated) {
+      std::snprintf(state.text, sizeof state.text, "the file ends at row %u of %u", info->output_scanline,
+                    info->image_height);
+    }
+    state.jump(status);
   }
 
   static void skip(j_decompress_ptr info, long count) {
-    jpeg_source_mgr* source = info->src;
     if (count <= 0) return;
-    if (static_cast<std::size_t>(count) > source->bytes_in_buffer) {
-      source->next_input_byte += source->bytes_in_buffer;
-      source->bytes_in_buffer = 0;
-      on_end_of_data(info);
-      return;
-    }
-    source->next_input_byte += count;
-    source->bytes_in_buffer -= static_cast<std::size_t>(count);
+    State& state = of(info);
+    const std::size_t skipped = std::min(static_cast<std::size_t>(count), state.source.bytes_in_buffer);
+    state.source.next_input_byte += skipped;
+    state.source.bytes_in_buffer -= skipped;
+    state.position += static_cast<std::size_t>(count) - skipped;
+    if (state.position > state.input->size()) fill(info);
   }
 
   // Makes libjpeg's state new, or as good as new. Calls of it may jump to `escape`.
@@ -127,6 +170,7 @@ struct Decoder::State {
       jpeg_create_decompress(&info);
       created = true;
       info.client_data = this;
+      info.progress = &progress;
       info.mem->max_memory_to_use = kMaxLibjpegBytes;
     }
   }
@@ -164,6 +208,7 @@ struct Decoder::State {
 
   RowLayout crop(const Region& region);
   bool smooths_blocks() const;
+  Status find(bool is_ff, std::uint64_t most);
   Status look_at_rest();
 };
 
@@ -198,44 +243,68 @@ bool Decoder::State::smooths_blocks() const {
   return false;
 }
 
+// Moves on to the next byte that is 0xFF, or that is not; `most` is as far in the input as it looks.
+Status Decoder::State::find(bool is_ff, std::uint64_t most) {
+  while (true) {
+    if (source.bytes_in_buffer == 0) {
+      const bool too_far = position > most;
+      if (too_far || !refill()) {
+        const Status status = input->failure_or(too_far ? Status::corrupt : Status::truncated);
+        if (input->failure() == Status::ok) std::snprintf(text, sizeof text, "no end marker");
+        return status;
+      }
+    }
+    const JOCTET *begin = source.next_input_byte, *end = begin + source.bytes_in_buffer;
+    const JOCTET* at = begin;
+    if (is_ff) {
+      at = static_cast<const JOCTET*>(std::memchr(begin, 0xFF, source.bytes_in_buffer));
+      if (at == nullptr) at = end;
+    } else {
+      while (at != end && *at == 0xFF) ++at;
+    }
+    source.next_input_byte = at;
+    source.bytes_in_buffer = static_cast<std::size_t>(end - at);
+    if (at != end) return Status::ok;
+  }
+}
+
 // Whether the data from here on is the scan's rest and the end marker. Then libjpeg could at most warn about it, which
 // Pillow ignores, so the rows already out are what Pillow returns. Costs a memchr over the rest instead of decoding it.
 // With anything else in there, Pillow may raise, and what exactly makes it raise depends on libjpeg-turbo's version.
 Status Decoder::State::look_at_rest() {
+  // Pillow reads no more than the image takes: gigabytes behind it must not be read here either.
+  const std::uint64_t coefficients = (std::uint64_t{info.image_width} + 64) * (info.image_height + 64) * 3;
+  const std::uint64_t most = position + coefficients * kMaxCoefficientBytes;
   int marker = info.unread_marker;
-  const JOCTET* at = source.next_input_byte;
-  const JOCTET* end = at + source.bytes_in_buffer;
   while (true) {
     if (marker == 0xD9) return Status::ok;
     if (marker != 0 && (marker < 0xD0 || marker > 0xD7)) {
       std::snprintf(text, sizeof text, "marker FF %02X below the region", static_cast<unsigned>(marker));
       return Status::corrupt;
     }
-    at = at < end ? static_cast<const JOCTET*>(std::memchr(at, 0xFF, static_cast<std::size_t>(end - at))) : nullptr;
-    while (at != nullptr && at < end && *at == 0xFF) ++at;  // fill bytes may precede a marker
-    if (at == nullptr || at == end) {
-      std::snprintf(text, sizeof text, "no end marker");
-      return Status::truncated;
-    }
-    marker = *at++;
+    Status found = find(true, most);
+    if (found == Status::ok) found = find(false, most);  // fill bytes may precede a marker
+    if (found != Status::ok) return found;
+    marker = *source.next_input_byte++;
+    --source.bytes_in_buffer;
   }
 }
 
 Decoder::Decoder() : state_(new State) {}
 Decoder::~Decoder() = default;
 
-Status Decoder::start(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Region& region,
-                      const DecodeOptions& options, RowLayout& layout) {
+Status Decoder::start(ByteSource& source, const JpegHeader& header, const Region& region, const DecodeOptions& options,
+                      RowLayout& layout) {
   State& s = *state_;
   s.text[0] = '\0';
   const Status supported = check_supported(header, options.max_pixels);
   if (supported != Status::ok) return supported;
   // No object with a destructor may live in this function: libjpeg's errors jump out of it.
   if (setjmp(s.escape)) return s.release(s.jump_status);
-  s.warned = false;
   s.renew(header.tables_complete);
-  s.source.next_input_byte = data;
-  s.source.bytes_in_buffer = size;
+  s.input = &source;
+  s.position = 0;
+  s.source.bytes_in_buffer = 0;
   s.info.src = &s.source;
   jpeg_read_header(&s.info, TRUE);
   if (s.info.image_width != header.width || s.info.image_height != header.height ||
@@ -246,7 +315,6 @@ Status Decoder::start(const std::uint8_t* data, std::size_t size, const JpegHead
   s.info.scale_num = 1;
   s.info.scale_denom = static_cast<unsigned>(options.scale_denominator);
   jpeg_start_decompress(&s.info);
-  if (s.warned) return s.release(Status::corrupt);
   if (s.smooths_blocks()) return s.release(Status::unsupported);
   const std::uint32_t image_width = s.info.output_width, image_height = s.info.output_height;
   if (region.width == 0 || region.height == 0 || region.left > image_width || region.top > image_height ||
@@ -266,7 +334,6 @@ Status Decoder::read(std::uint8_t* const* rows, int count) {
 Status Decoder::finish() {
   State& s = *state_;
   if (setjmp(s.escape)) return s.release(s.jump_status);
-  if (s.warned) return s.release(Status::corrupt);
   // A file of several scans has been read to its end by now.
   return s.release(jpeg_has_multiple_scans(&s.info) ? Status::ok : s.look_at_rest());
 }

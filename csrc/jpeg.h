@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "file.h"
 #include "jpeg_header.h"
 #include "status.h"
 
@@ -40,12 +41,12 @@ std::uint32_t trusted_subsamplings();
 
 // Decodes one image at a time:
 //
-//   Status status = decoder.start(data, size, header, region, options, layout);
+//   Status status = decoder.start(source, header, region, options, layout);
 //   while rows are left and status is ok: status = decoder.read(rows, count);
 //   status = decoder.finish();   // only now is it known whether the pixels are good
 //
-// The state is reused from image to image. Not thread-safe: one per thread. `data` must stay until finish() or the next
-// start(). Never throws.
+// The state is reused from image to image. Not thread-safe: one per thread. The source must stay until finish() or the
+// next start(); once it is stopped, all of them soon return `cancelled`. Never throws.
 class Decoder {
  public:
   Decoder();
@@ -53,9 +54,10 @@ class Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
-  // `header` is scan_header's of the same data. The region must lie within the (scaled) image.
-  Status start(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Region& region,
-               const DecodeOptions& options, RowLayout& layout);
+  // `header` is scan_header's of the same bytes. The region must lie within the (scaled) image. An image whose scans
+  // are very many for its size is `unsupported` (see kMaxScannedPixels).
+  Status start(ByteSource& source, const JpegHeader& header, const Region& region, const DecodeOptions& options,
+               RowLayout& layout);
   // Decodes the next `count` rows of the region; each pointer has room for RowLayout::width * 3 bytes.
   Status read(std::uint8_t* const* rows, int count);
   // Stops decoding, and looks whether the rest of the file is in order, as it must be for Pillow.

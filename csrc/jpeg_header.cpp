@@ -1,6 +1,7 @@
 #include "jpeg_header.h"
 
 #include <cstring>
+#include <utility>
 
 namespace fastload {
 namespace {
@@ -41,11 +42,11 @@ class TiffReader {
 // it does not survive is an XResolution that is a sequence of fewer than two values (IndexError, so "cannot identify").
 // An ordinary one is a single RATIONAL; any other leaves a doubt.
 bool exif_opens(Segment exif) {
-  // Pillow strips "Exif\0\0" once or twice.
+  // Pillow strips "Exif\0\0" once or twice; before version 13, as often as it is there.
   for (int i = 0; i < 2 && exif.starts_with("Exif\0\0"); ++i) exif = {exif.data + 6, exif.size - 6};
+  if (exif.starts_with("Exif\0\0")) return false;
   if (exif.size < 8) return true;
-  const bool little_endian = exif.data[0] == 'I';
-  const TiffReader tiff(exif, little_endian);
+  const TiffReader tiff(exif, exif.data[0] == 'I');
   const std::size_t directory = tiff.u32(4);
   if (!tiff.has(directory, 2)) return true;
   const std::uint32_t count = tiff.u16(directory);
@@ -56,6 +57,35 @@ bool exif_opens(Segment exif) {
     if (tiff.u16(entry) == x_resolution && (tiff.u16(entry + 2) != rational || tiff.u32(entry + 4) != 1)) return false;
   }
   return true;
+}
+
+// Pillow looks into the index of a multi-picture file, as phones write it, to tell whether it is one. How it takes a
+// damaged one depends on its version: before version 13 a list shorter than its count says raises struct.error, so
+// "cannot identify". So the index must be sound: one count of pictures, and one list with an entry for each.
+bool multi_picture_opens(Segment index) {
+  constexpr std::uint32_t count_tag = 0xB001, list_tag = 0xB002, long_type = 4, undefined_type = 7;
+  if (!index.starts_with("II*\0") && !index.starts_with("MM\0*")) return false;
+  if (index.size < 8) return false;
+  const TiffReader tiff(index, index.data[0] == 'I');
+  const std::size_t directory = tiff.u32(4);
+  if (!tiff.has(directory, 2)) return false;
+  const std::size_t entries = tiff.u16(directory);
+  if (!tiff.has(directory + 2, 12 * entries + 4)) return false;
+  std::uint32_t pictures = 0;
+  std::size_t list_size = 0;
+  for (std::size_t i = 0; i < entries; ++i) {
+    const std::size_t entry = directory + 2 + 12 * i;
+    const std::uint32_t tag = tiff.u16(entry), type = tiff.u16(entry + 2), count = tiff.u32(entry + 4);
+    if (tag == count_tag) {
+      if (pictures != 0 || type != long_type || count != 1) return false;
+      pictures = tiff.u32(entry + 8);
+      if (pictures == 0) return false;
+    } else if (tag == list_tag) {
+      if (list_size != 0 || type != undefined_type || count < 16 || !tiff.has(tiff.u32(entry + 8), count)) return false;
+      list_size = count;
+    }
+  }
+  return pictures != 0 && pictures <= list_size / 16;
 }
 
 // Pillow walks Photoshop's resource blocks; a block that ends right before its name raises IndexError there.
@@ -76,16 +106,44 @@ bool photoshop_opens(Segment segment) {
   return true;
 }
 
-bool application_segment_opens(int marker, Segment segment) {
-  switch (marker) {
-    case 0xE0: return !segment.starts_with("JFIF") || segment.size >= 14;
-    case 0xE1: return !segment.starts_with("Exif\0\0") || exif_opens(segment);
-    case 0xE2: return !segment.starts_with("ICC_PROFILE\0") || segment.size >= 14;
-    case 0xED: return !segment.starts_with("Photoshop 3.0\0") || photoshop_opens(segment);
-    case 0xEE: return !segment.starts_with("Adobe") || segment.size >= 12;
-    default: return true;
+// What Pillow reads of the application segments while it opens a file.
+class Metadata {
+ public:
+  bool opens(int marker, Segment segment) {
+    switch (marker) {
+      case 0xE0: return !segment.starts_with("JFIF") || segment.size >= 14;
+      case 0xE1:
+        if (!segment.starts_with("Exif\0\0")) return true;
+        // Pillow joins the second one to the first. No camera writes that.
+        return !std::exchange(has_exif_, true) && exif_opens(segment);
+      case 0xE2:
+        if (segment.starts_with("MPF\0")) return multi_picture_opens({segment.data + 4, segment.size - 4});
+        return !segment.starts_with("ICC_PROFILE\0") || segment.size >= 14;
+      case 0xED: return !segment.starts_with("Photoshop 3.0\0") || photoshop_opens(segment);
+      case 0xEE: return !segment.starts_with("Adobe") || segment.size >= 12;
+      default: return true;
+    }
   }
-}
+
+ private:
+  bool has_exif_ = false;
+};
+
+// The frame's components, kept until the scan that names them.
+struct Frame {
+  bool seen = false;
+  int count = 0;  // of components
+  std::uint8_t id[3], quantization[3];
+
+  void keep(Segment segment) {
+    seen = true;
+    count = segment.data[5];
+    for (int i = 0; i < count && i < 3; ++i) {
+      id[i] = segment.data[6 + 3 * i];
+      quantization[i] = segment.data[8 + 3 * i];
+    }
+  }
+};
 
 // The tables that stand before the first scan: one bit per slot.
 struct Tables {
@@ -115,15 +173,15 @@ struct Tables {
     return at == segment.size;
   }
 
-  // Whether one scan of all of the frame's components follows, with nothing missing.
-  bool suffice(Segment frame, Segment scan) const {
-    const int count = frame.data[5];
-    if (scan.size != std::size_t{4} + 2 * count || scan.data[0] != count) return false;
-    for (int i = 0; i < count; ++i) {
-      const std::uint8_t* component = frame.data + 6 + 3 * i;
+  // Whether one scan of all of the frame's components follows, with nothing missing. At most three components.
+  bool suffice(const Frame& frame, Segment scan) const {
+    if (scan.size != std::size_t{4} + 2 * frame.count || scan.data[0] != frame.count) return false;
+    for (int i = 0; i < frame.count; ++i) {
       const std::uint8_t* selector = scan.data + 1 + 2 * i;
-      if (selector[0] != component[0]) return false;
-      if (!has(quantization, component[2]) || !has(dc, selector[1] >> 4) || !has(ac, selector[1] & 15)) return false;
+      if (selector[0] != frame.id[i]) return false;
+      if (!has(quantization, frame.quantization[i]) || !has(dc, selector[1] >> 4) || !has(ac, selector[1] & 15)) {
+        return false;
+      }
     }
     return true;
   }
@@ -192,6 +250,11 @@ Status read_frame(int marker, Segment frame, JpegHeader& header) {
   return Status::ok;
 }
 
+bool may_precede_scan(int marker) {
+  if (marker >= 0xC0 && marker <= 0xCF) return marker != 0xC8;
+  return marker == 0xDA || marker == 0xDB || marker == 0xDD || (marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE;
+}
+
 }  // namespace
 
 const char* name_of(Subsampling subsampling) {
@@ -227,51 +290,39 @@ const char* name_of(Status status) {
   return "unknown";
 }
 
-Status scan_header(const std::uint8_t* data, std::size_t size, JpegHeader& header) {
+Status scan_header(ByteSource& source, JpegHeader& header) {
   header = JpegHeader{};
-  if (size < 3 || data[0] != 0xFF || data[1] != 0xD8 || data[2] != 0xFF) return Status::not_jpeg;
+  const Span start = source.at(0, 3);
+  if (start.size < 3 || start.data[0] != 0xFF || start.data[1] != 0xD8 || start.data[2] != 0xFF) {
+    return source.failure_or(Status::not_jpeg);
+  }
   std::size_t at = 2;
   Status frame_status = Status::ok;
-  Segment frame{nullptr, 0};
+  Frame frame;
+  Metadata metadata;
   Tables tables;
   while (true) {
-    if (at >= size) return Status::truncated;
-    if (data[at] != 0xFF) return Status::corrupt;
-    while (at < size && data[at] == 0xFF) ++at;  // fill bytes may precede any marker
-    if (at >= size) return Status::truncated;
-    const int marker = data[at++];
-    if (size - at < 2) return Status::truncated;
-    const std::size_t length = big_endian_16(data + at);
-    switch (marker) {
-      case 0xC0:
-      case 0xC1:
-      case 0xC2:
-      case 0xC3:
-      case 0xC4:
-      case 0xC5:
-      case 0xC6:
-      case 0xC7:
-      case 0xC9:
-      case 0xCA:
-      case 0xCB:
-      case 0xCC:
-      case 0xCD:
-      case 0xCE:
-      case 0xCF:
-      case 0xDA:
-      case 0xDB:
-      case 0xDD:
-      case 0xFE: break;
-      default:
-        if (marker >= 0xE0 && marker <= 0xEF) break;
-        return Status::corrupt;  // nothing else belongs before the first scan
+    Span span = source.at(at, 2);
+    if (span.size > 0 && span.data[0] != 0xFF) return Status::corrupt;
+    std::size_t fill = 0;
+    while (fill < span.size && span.data[fill] == 0xFF) {  // fill bytes may precede any marker
+      if (++fill < span.size) continue;
+      at += std::exchange(fill, 0);
+      span = source.at(at, 1);
     }
-    if (length < 2) return Status::corrupt;
-    if (length > size - at) return Status::truncated;
-    const Segment segment{data + at + 2, length - 2};
+    if (span.size == 0) return source.failure_or(Status::truncated);
+    const int marker = span.data[fill];
+    at += fill + 1;
+    span = source.at(at, 2);
+    if (span.size < 2) return source.failure_or(Status::truncated);
+    const std::size_t length = big_endian_16(span.data);
+    if (!may_precede_scan(marker) || length < 2) return Status::corrupt;
+    span = source.at(at, length);
+    if (span.size < length) return source.failure_or(Status::truncated);
+    const Segment segment{span.data + 2, length - 2};
     at += length;
     if (marker == 0xDA) {
-      if (frame.data == nullptr) return Status::corrupt;
+      if (!frame.seen) return Status::corrupt;
       if (frame_status == Status::ok && !header.progressive && !header.arithmetic) {
         header.tables_complete = tables.suffice(frame, segment);
       }
@@ -282,12 +333,12 @@ Status scan_header(const std::uint8_t* data, std::size_t size, JpegHeader& heade
     } else if (marker == 0xC4) {
       if (!tables.add_huffman(segment)) return Status::corrupt;
     } else if (marker >= 0xE0 && marker <= 0xEF) {
-      if (!application_segment_opens(marker, segment)) return Status::corrupt;
+      if (!metadata.opens(marker, segment)) return Status::corrupt;
     } else if (marker >= 0xC0 && marker <= 0xCF && marker != 0xCC) {
-      if (frame.data != nullptr) return Status::corrupt;
-      frame = segment;
+      if (frame.seen) return Status::corrupt;
       frame_status = read_frame(marker, segment, header);
       if (frame_status == Status::corrupt) return frame_status;
+      frame.keep(segment);
     }
   }
 }

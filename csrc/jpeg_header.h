@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "file.h"
 #include "status.h"
 
 namespace fastload {
@@ -29,7 +30,8 @@ struct JpegHeader {
 
 // Walks the marker segments up to the first scan. `ok` means: every segment is well formed, and neither Pillow's
 // marker parser nor libjpeg would complain. Whatever leaves a doubt gets a status, so that the caller asks Pillow.
-// `header` holds what was read before the walk ended (width 0: nothing). Thread-safe; allocates nothing.
-Status scan_header(const std::uint8_t* data, std::size_t size, JpegHeader& header);
+// `header` holds what was read before the walk ended (width 0: nothing). Of a large file no more is read than the walk
+// needs. Allocates nothing.
+Status scan_header(ByteSource& source, JpegHeader& header);
 
 }  // namespace fastload

@@ -1,7 +1,6 @@
 #include "pool_state.h"
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -17,9 +16,11 @@
 namespace fastload {
 namespace {
 
-// A file's buffer is kept for the next file if it is no larger than this, and those kept are not too much already.
-constexpr std::size_t kKeptBufferBytes = std::size_t{1} << 20;
+// Buffers are kept for the next files up to this much, of all threads together.
 constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
+// What files between header and decode may take. There are many where a sample's draws have to be waited for; those for
+// which this leaves no room are read once more.
+constexpr std::size_t kHeldBytes = std::size_t{64} << 20;
 
 // Nobody shall mistake half an image for a whole one.
 void blacken(const Target& target, const SampleOptions& options) {
@@ -73,6 +74,7 @@ int PoolState::start_threads(int wanted) {
       delete start;
       break;
     }
+    ++alive_;
   }
   wanted_ = static_cast<int>(started);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -85,20 +87,20 @@ int PoolState::resize(int threads) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closing_) throw std::runtime_error("the decode pool must be open to be resized, but it is closed");
     start_threads(threads);  // thread 0 is always there
-    ended.swap(retired_);
+    ended.swap(left_);
     work_.notify_all();  // those that are too many may sleep
   }
   for (const pthread_t thread : ended) pthread_join(thread, nullptr);
   return wanted_;
 }
 
-// Whether thread `number` is one too many; its place is free then.
-bool PoolState::retire(int number) {
-  if (number < wanted_ || closing_) return false;
+// Thread `number` ends. Its place is free from now on, unless close() has given it up.
+void PoolState::leave(int number) {
   Place& place = threads_[static_cast<std::size_t>(number)];
-  retired_.push_back(place.thread);
+  if (place.taken) left_.push_back(place.thread);
   place.taken = false;
-  return true;
+  --alive_;
+  changed_.notify_all();
 }
 
 WorkDone PoolState::work_done() {
@@ -124,7 +126,7 @@ void PoolState::work(int number) {
   std::unique_lock<std::mutex> lock(mutex_);
   Task task;
   DecodeRange range;
-  while (!retire(number)) {
+  while (closing_ || number < wanted_) {
     if (pick(task)) {
       ++task.job->running_;
       range.enter(task.job.get(), task.job->spec_.number);
@@ -137,15 +139,16 @@ void PoolState::work(int number) {
       }
       work_done_.seconds += std::chrono::duration<double>(Clock::now() - taken).count();
       work_done_.busy_seconds += seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy;
-      if (--task.job->running_ == 0 && task.job->stop_) settle(*task.job);
+      if (--task.job->running_ == 0 && task.job->stop_) changed_.notify_all();
       task.job.reset();
     } else if (closing_) {
-      return;
+      break;
     } else {
       range.leave();
       work_.wait(lock);
     }
   }
+  leave(number);
 }
 
 // The first job that has anything to do is served. Within it a drawn sample goes before a fresh one once there are as
@@ -171,40 +174,48 @@ bool PoolState::pick(Task& task) {
   return false;
 }
 
+// What a thread finds out about a sample is its own until it has the lock back. By then the job may have been
+// cancelled, and whoever waited for it gone: the outcome is dropped then, and the output is not touched any more.
 void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   Job& job = *task.job;
-  Job::Sample& sample = job.samples_[task.sample];
   const Input& input = job.spec_.inputs[task.sample];
   const bool ordered = job.ordered();
-  Buffer file = take_buffer();
+  ByteSource source;
+  source.watch(&job.stop_);
+  source.lend(take_buffer());
   const KnownExps known = known_exps_;
+  JpegHeader header;
+  Outcome outcome;
   float unresolved = 0;
   bool resolved = true;
   lock.unlock();
   const double begun = seconds_of(CLOCK_MONOTONIC), busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
-  bool failed = !load(input, job.spec_.options.max_pixels, file, sample.header, sample.outcome);
+  bool failed = !load(input, job.spec_.options.max_pixels, source, header, outcome);
   const double read_busy = seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy, read = seconds_of(CLOCK_MONOTONIC) - begun;
   if (!failed && !ordered) {
-    resolved = draw_alone(job, task.sample, known, unresolved);
-    if (sample.outcome.drawn) {
-      decode(input, file, sample.header, job.spec_.options, target_of(job, task.sample), &job.stop_, sample.outcome);
-    }
-    failed = resolved && sample.outcome.status != Status::ok;
+    resolved = draw_alone(job, task.sample, header, known, outcome, unresolved);
+    if (outcome.drawn) decode(input, source, header, job.spec_.options, target_of(job, task.sample), outcome);
+    failed = resolved && outcome.status != Status::ok;
   }
-  if (failed) blacken(target_of(job, task.sample), job.spec_.options);
+  if (failed && !job.stop_) blacken(target_of(job, task.sample), job.spec_.options);
   lock.lock();
   work_done_.read_seconds += read;
   work_done_.read_busy_seconds += read_busy;
-  if (ordered) {
-    sample.file = std::move(file);
-    sample.header_read = true;
-    if (!job.stop_) advance_draws(*job.spec_.stream);
-    return;
+  Job::Sample& sample = job.samples_[task.sample];
+  if (ordered && !failed && !job.stop_) {
+    hold(sample, std::move(source));
+  } else {
+    give_buffer(source.take_buffer());
   }
-  give_buffer(std::move(file));
-  if (resolved) {
+  if (job.stop_) return;
+  sample.outcome = std::move(outcome);
+  if (ordered) {
+    sample.header = header;
+    sample.header_read = true;
+    advance_draws(*job.spec_.stream);
+  } else if (resolved) {
     finish(job, task.sample);
-  } else if (!job.stop_) {
+  } else {
     job.stuck_.push_back(task.sample);
     if (job.request_.kind == Request::Kind::none) request(job, Request::Kind::exp, task.sample, unresolved);
   }
@@ -213,12 +224,17 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
 void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
   Job& job = *task.job;
   Job::Sample& sample = job.samples_[task.sample];
+  ByteSource source = take_held(sample);
+  if (!source.is_open()) source.lend(take_buffer());
+  const JpegHeader header = sample.header;
+  Outcome outcome = sample.outcome;
   lock.unlock();
-  decode(job.spec_.inputs[task.sample], sample.file, sample.header, job.spec_.options, target_of(job, task.sample),
-         &job.stop_, sample.outcome);
-  if (sample.outcome.status != Status::ok) blacken(target_of(job, task.sample), job.spec_.options);
+  decode(job.spec_.inputs[task.sample], source, header, job.spec_.options, target_of(job, task.sample), outcome);
+  if (outcome.status != Status::ok && !job.stop_) blacken(target_of(job, task.sample), job.spec_.options);
   lock.lock();
-  give_buffer(std::move(sample.file));
+  give_buffer(source.take_buffer());
+  if (job.stop_) return;
+  sample.outcome = std::move(outcome);
   finish(job, task.sample);
 }
 
@@ -228,12 +244,11 @@ Target PoolState::target_of(const Job& job, std::size_t sample) {
 }
 
 // Finds the geometry of a sample whose draws depend on no other's. False: `unresolved` must be known first.
-bool PoolState::draw_alone(Job& job, std::size_t index, const KnownExps& known, float& unresolved) {
-  Job::Sample& sample = job.samples_[index];
-  Outcome& outcome = sample.outcome;
+bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& header, const KnownExps& known,
+                           Outcome& outcome, float& unresolved) {
   if (job.spec_.plan == nullptr) {
     outcome.geometry = job.spec_.geometry[index];
-    fastload::complete(outcome.geometry, sample.header);
+    fastload::complete(outcome.geometry, header);
   } else {
     Generator generator(job.spec_.seeds.empty() ? 0 : job.spec_.seeds[index]);
     const DrawStatus status =
@@ -288,6 +303,7 @@ bool PoolState::draw_in_order(Job& job) {
         return false;
       }
       outcome.status = Status::bad_geometry;
+      give_buffer(take_held(sample).take_buffer());
       blacken(target_of(job, job.frontier_), job.spec_.options);
     }
     request(job, Request::Kind::sample, job.frontier_, 0);
@@ -309,8 +325,8 @@ void PoolState::add(const std::shared_ptr<Job>& job) {
   work_.notify_all();
 }
 
-// Leaves of a job only the tasks that threads are at.
-void PoolState::cancel_rest(Job& job) {
+// Ends a job but for the tasks that threads are at, whose outcomes nobody will see.
+void PoolState::cancel(Job& job) {
   job.stop_ = true;
   job.next_fresh_ = job.samples_.size();
   job.again_.clear();
@@ -323,12 +339,10 @@ void PoolState::cancel_rest(Job& job) {
     advance_draws(*job.spec_.stream);  // the next job in line may have waited for nothing else
   }
   delist(job);
-  if (job.running_ == 0) settle(job);
-}
-
-// A cancelled job that no thread is at any more: what it did not get to is `cancelled`.
-void PoolState::settle(Job& job) {
-  for (Job::Sample& sample : job.samples_) sample.final = true;
+  for (Job::Sample& sample : job.samples_) {
+    take_held(sample);
+    sample.final = true;
+  }
   job.unfinished_ = 0;
   changed_.notify_all();
 }
@@ -339,22 +353,41 @@ void PoolState::delist(Job& job) {
   if (listed != jobs_.end()) jobs_.erase(listed);
 }
 
-void PoolState::close() {
+bool PoolState::closed() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return closing_;
+}
+
+bool PoolState::close(double timeout_seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   closing_ = true;
   while (!jobs_.empty()) {
     const std::shared_ptr<Job> job = jobs_.front();
-    cancel_rest(*job);
+    cancel(*job);
   }
   work_.notify_all();
-  std::vector<pthread_t> ending;
-  ending.swap(retired_);
+  const bool ended = await(lock, timeout_seconds, [this] { return alive_ == 0; });
+  std::vector<pthread_t> joinable;
+  joinable.swap(left_);
   for (Place& place : threads_) {
-    if (place.taken) ending.push_back(place.thread);
+    if (place.taken) pthread_detach(place.thread);
     place.taken = false;
   }
   lock.unlock();
-  for (const pthread_t thread : ending) pthread_join(thread, nullptr);
+  for (const pthread_t thread : joinable) pthread_join(thread, nullptr);
+  return ended;
+}
+
+// Keeps a sample's bytes until its draws are made, or where that would be too much, lets go of them.
+void PoolState::hold(Job::Sample& sample, ByteSource&& source) {
+  if (source.held_bytes() == 0 || held_bytes_ + source.held_bytes() > kHeldBytes) give_buffer(source.take_buffer());
+  held_bytes_ += source.held_bytes();
+  sample.source = std::move(source);
+}
+
+ByteSource PoolState::take_held(Job::Sample& sample) {
+  held_bytes_ -= sample.source.held_bytes();
+  return std::move(sample.source);
 }
 
 Buffer PoolState::take_buffer() {
@@ -368,7 +401,7 @@ Buffer PoolState::take_buffer() {
 void PoolState::give_buffer(Buffer&& buffer) {
   Buffer dying = std::move(buffer);
   const std::size_t bytes = dying.capacity();
-  if (bytes == 0 || bytes > kKeptBufferBytes || spare_bytes_ + bytes > kKeptBytes) return;
+  if (bytes == 0 || spare_bytes_ + bytes > kKeptBytes) return;
   spare_bytes_ += bytes;
   spare_buffers_.push_back(std::move(dying));
 }

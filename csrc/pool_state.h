@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -25,7 +26,8 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   void add(const std::shared_ptr<Job>& job);
   int resize(int threads);
   WorkDone work_done();
-  void close();
+  bool close(double timeout_seconds);
+  bool closed();
 
  private:
   friend class Job;
@@ -48,38 +50,50 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   void work(int number);
 
   // Without mutex_: what a thread does with a sample that is its own.
-  bool draw_alone(Job& job, std::size_t sample, const KnownExps& known, float& unresolved);
+  static bool draw_alone(const Job& job, std::size_t sample, const JpegHeader& header, const KnownExps& known,
+                         Outcome& outcome, float& unresolved);
   static Target target_of(const Job& job, std::size_t sample);
   void begin(const Task& task, std::unique_lock<std::mutex>& lock);
   void complete(const Task& task, std::unique_lock<std::mutex>& lock);
 
   // With mutex_ held.
+  template <typename Condition>
+  bool await(std::unique_lock<std::mutex>& lock, double timeout_seconds, Condition condition) {
+    if (!(timeout_seconds >= 0 && timeout_seconds < 1e8)) {  // more would overflow the clock
+      changed_.wait(lock, condition);
+      return true;
+    }
+    return changed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), condition);
+  }
   int start_threads(int wanted);
-  bool retire(int number);
+  void leave(int number);
   bool pick(Task& task);
   void finish(Job& job, std::size_t sample);
   void advance_draws(RandomStream& stream);
   bool draw_in_order(Job& job);
   void request(Job& job, Request::Kind kind, std::size_t sample, float value);
-  void cancel_rest(Job& job);
-  void settle(Job& job);
+  void cancel(Job& job);
   void delist(Job& job);
+  void hold(Job::Sample& sample, ByteSource&& source);
+  ByteSource take_held(Job::Sample& sample);
   Buffer take_buffer();
   void give_buffer(Buffer&& buffer);
 
   std::mutex mutex_;
   std::condition_variable work_;     // there may be a task, or the end
-  std::condition_variable changed_;  // a job is done, has a request, or lost a task
+  std::condition_variable changed_;  // a job is done, has a request, or lost a task, or a thread is gone
   pid_t process_ = 0;
-  std::vector<Place> threads_;      // by number; those from wanted_ on end after the task that they are at
-  std::vector<pthread_t> retired_;  // have ended so, and are to be joined
-  std::atomic<int> wanted_{0};      // written with mutex_ held
+  std::vector<Place> threads_;   // by number; those from wanted_ on end after the task that they are at
+  std::vector<pthread_t> left_;  // have left work(), and are to be joined
+  int alive_ = 0;                // threads that have not
+  std::atomic<int> wanted_{0};   // written with mutex_ held
   bool closing_ = false;
   WorkDone work_done_;
   std::deque<std::shared_ptr<Job>> jobs_;  // unfinished, in the order of submission
   KnownExps known_exps_ = std::make_shared<std::vector<KnownExp>>();
   std::vector<Buffer> spare_buffers_;
   std::size_t spare_bytes_ = 0;
+  std::size_t held_bytes_ = 0;  // of samples between header and decode
 };
 
 }  // namespace fastload

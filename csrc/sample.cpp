@@ -34,12 +34,9 @@ PixelBox moved(PixelBox box, int down, int right) {
   return box;
 }
 
-bool stopped(const std::atomic<bool>* stop) { return stop != nullptr && stop->load(std::memory_order_relaxed); }
-
 // One image's data and the thread's decoder.
 struct Encoded {
-  const std::uint8_t* data;
-  std::size_t size;
+  ByteSource& source;
   const JpegHeader& header;
   Decoder& decoder;
 };
@@ -51,15 +48,15 @@ Status fail(const Encoded& image, Status status, std::string& detail) {
 
 // Decodes `box`, kRows at a time: `rows_for(i)` says where the i-th of the next rows goes, `take(count)` consumes them.
 template <typename Begin, typename RowsFor, typename Take>
-Status stream(const Encoded& image, const PixelBox& box, const DecodeOptions& options, const std::atomic<bool>* stop,
-              std::string& detail, Begin begin, RowsFor rows_for, Take take) {
+Status stream(const Encoded& image, const PixelBox& box, const DecodeOptions& options, std::string& detail, Begin begin,
+              RowsFor rows_for, Take take) {
   RowLayout layout;
-  Status status = image.decoder.start(image.data, image.size, image.header, to_region(box), options, layout);
+  Status status = image.decoder.start(image.source, image.header, to_region(box), options, layout);
   if (status != Status::ok) return fail(image, status, detail);
   begin(layout);
   std::uint8_t* rows[kRows];
   for (int left = box.height; left > 0;) {
-    if (stopped(stop)) return Status::cancelled;
+    if (image.source.stopped()) return Status::cancelled;
     const int count = std::min(left, kRows);
     for (int i = 0; i < count; ++i) rows[i] = rows_for(i);
     status = image.decoder.read(rows, count);
@@ -81,13 +78,13 @@ void copy_row(const std::uint8_t* from, std::uint8_t* to, int width, bool mirror
 
 // The crop's window as it is, without a resize.
 Status copy_window(const Encoded& image, const Geometry& geometry, const SampleOptions& options, const Target& target,
-                   const std::atomic<bool>* stop, std::string& detail) {
+                   std::string& detail) {
   static thread_local Buffer scratch;
   const PixelBox box = moved(geometry.window, geometry.crop.top, geometry.crop.left);
   std::size_t stride = 0, skipped = 0;
   int y = 0;
   const Status status = stream(
-      image, box, DecodeOptions{options.max_pixels, 1}, stop, detail,
+      image, box, DecodeOptions{options.max_pixels, 1}, detail,
       [&](const RowLayout& layout) {
         stride = late_stride(std::size_t{layout.width} * 3);
         skipped = (static_cast<std::uint32_t>(box.left) - layout.left) * std::size_t{3} + kLateBytes;
@@ -114,7 +111,7 @@ int shrinkage(const Geometry& geometry) {
 }
 
 Status resize_window(const Encoded& image, const Geometry& geometry, const SampleOptions& options, const Target& target,
-                     const std::atomic<bool>* stop, std::string& detail) {
+                     std::string& detail) {
   static thread_local Resampler resampler;
   const int by = options.fast ? shrinkage(geometry) : 1;
   const PixelBox& crop = geometry.crop;
@@ -145,7 +142,7 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
   job.order = pass_order(options.pass_rule, job.width, job.height, job.out_width, job.out_height);
   if (!resampler.prepare(job, detail)) return Status::bad_geometry;
   return stream(
-      image, moved(resampler.region(), source.top, source.left), DecodeOptions{options.max_pixels, by}, stop, detail,
+      image, moved(resampler.region(), source.top, source.left), DecodeOptions{options.max_pixels, by}, detail,
       [&](const RowLayout& layout) {
         resampler.begin(static_cast<int>(layout.left) - source.left - 1, static_cast<int>(layout.width) + 1,
                         target.data, target.row_stride);
@@ -155,26 +152,24 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
 
 }  // namespace
 
-Status decode_sample(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Geometry& geometry,
-                     const SampleOptions& options, const Target& target, const std::atomic<bool>* stop,
-                     std::string& detail) {
+Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                     const SampleOptions& options, const Target& target, std::string& detail) {
   if (geometry.window.height != options.height || geometry.window.width != options.width ||
       !lies_within(geometry.crop, header.width, header.height) ||
       !lies_within(geometry.window, geometry.out_width, geometry.out_height)) {
     return Status::bad_geometry;
   }
-  const Encoded image{data, size, header, thread_decoder()};
+  const Encoded image{source, header, thread_decoder()};
   const bool resizes = geometry.out_width != geometry.crop.width || geometry.out_height != geometry.crop.height;
-  return resizes ? resize_window(image, geometry, options, target, stop, detail)
-                 : copy_window(image, geometry, options, target, stop, detail);
+  return resizes ? resize_window(image, geometry, options, target, detail)
+                 : copy_window(image, geometry, options, target, detail);
 }
 
-Status decode_and_drop(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Region& region,
-                       std::string& detail) {
+Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail) {
   static thread_local Buffer scratch;
   Decoder& decoder = thread_decoder();
   RowLayout layout;
-  Status status = decoder.start(data, size, header, region, DecodeOptions{}, layout);
+  Status status = decoder.start(source, header, region, DecodeOptions{}, layout);
   const std::size_t stride = late_stride(std::size_t{layout.width} * 3);
   scratch.resize(stride * kRows);
   std::uint8_t* rows[kRows];

@@ -1,12 +1,12 @@
 // One image from its encoded bytes to its place in the batch. Knows neither Python nor torch.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "draws.h"
+#include "file.h"
 #include "jpeg.h"
 #include "resample.h"
 
@@ -30,15 +30,13 @@ struct Target {
 };
 
 // Decodes `geometry` of the image into `target`. Not `ok`: the target's contents are unspecified, `detail` says more.
-// Returns `cancelled` soon after `stop` becomes true (may be null). Thread-safe: uses the thread's own decoder and
-// resampler. Throws std::bad_alloc only.
-Status decode_sample(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Geometry& geometry,
-                     const SampleOptions& options, const Target& target, const std::atomic<bool>* stop,
-                     std::string& detail);
+// Returns `cancelled` soon after the source is stopped. Thread-safe: uses the thread's own decoder and resampler.
+// Throws std::bad_alloc only.
+Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                     const SampleOptions& options, const Target& target, std::string& detail);
 
 // libjpeg-turbo's region decode and nothing else: rows are decoded and dropped, the rest of the file is not looked at.
 // The floor that benchmarks compare with.
-Status decode_and_drop(const std::uint8_t* data, std::size_t size, const JpegHeader& header, const Region& region,
-                       std::string& detail);
+Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail);
 
 }  // namespace fastload

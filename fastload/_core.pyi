@@ -51,6 +51,11 @@ class RandomStream:
 
 # A submitted batch. It keeps the images' bytes and the output alive, and cancels itself when it is dropped.
 #
+# cancel() ends it at once: whoever waits for it is told "done", and samples without an outcome are "cancelled", their
+# pixels anything. It then waits for the threads that are at its images and returns whether they have left its memory,
+# which they soon do unless a read is stuck. No output may be used again before it said True; but it may be dropped: it
+# stays alive until then. A negative limit waits for ever, and a signal's handler may raise meanwhile.
+#
 # wait() says "requested" when the batch cannot go on by itself; request() then is one of
 #   ("sample", index, 0.0): the draws of this sample cannot be made here, outcome(index) says why. Process it from
 #       generator_before(index), write its pixels yourself, then skip(the generator's state afterwards);
@@ -61,7 +66,7 @@ class RandomStream:
 class Job:
     def __len__(self) -> int: ...
     def wait(self, timeout: float = -1.0) -> Literal["done", "requested", "timeout"]: ...
-    def cancel(self) -> None: ...
+    def cancel(self, timeout_s: float = -1.0) -> bool: ...
     def request(self) -> tuple[Literal["none", "sample", "exp"], int, float]: ...
     def provide_exp(self, input: float, output: float) -> None: ...
     def skip(self, state_after: bytes) -> None: ...
@@ -76,6 +81,9 @@ class Job:
 # `stream`, from a generator of its own for each of `seeds`, or without draws. `out` is NHWC with contiguous rows.
 # `number` is the batch's in a profile. resize() changes the number of threads, also while they work, and returns how
 # many there are now. work_done() is the seconds that threads were at work, added up, and the number of images.
+#
+# close() cancels all batches and ends the threads. Those that are stuck in a read for longer than the limit are left to
+# end by themselves: False. A pool that is dropped closes itself.
 class Pool:
     def __init__(self, threads: int) -> None: ...
     @property
@@ -100,7 +108,7 @@ class Pool:
         max_pixels: int = 0,
         fast: bool = False,
     ) -> Job: ...
-    def close(self) -> None: ...
+    def close(self, timeout_s: float = 5.0) -> bool: ...
 
 def decode(
     data: _Source,

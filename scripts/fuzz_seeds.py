@@ -11,6 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from jpeg_writer import FACTORS, segment, write_jpeg
 
+# An index of two pictures.
+MULTI_PICTURE = b"II*\0\x08\0\0\0\2\0\1\xb0\4\0\1\0\0\0\2\0\0\0\2\xb0\7\0\x20\0\0\0\x26\0\0\0" + bytes(36)
 CONTROL_BYTES = 8  # at the end: they choose the crop, the size and the filter
 
 
@@ -26,6 +28,7 @@ def main(folder: Path) -> int:
         segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")
         + segment(0xE1, b"Exif\0\0II*\0\x08\0\0\0\1\0\x1a\1\5\0\1\0\0\0\x1a\0\0\0\0\0\0\0")
         + segment(0xE2, b"ICC_PROFILE\0\1\1profile")
+        + segment(0xE2, b"MPF\0" + MULTI_PICTURE)
         + segment(0xED, b"Photoshop 3.0\0008BIM\4\4\0\0\0\0\0\2ab")
         + segment(0xEE, b"Adobe\0\x64\0\0\0\0\1")
     )

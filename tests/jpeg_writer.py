@@ -114,13 +114,43 @@ def write_jpeg(
     return file + b"\xff\xd9"
 
 
+def write_scans(width: int, height: int, count: int) -> bytes:
+    """A legal progressive gray file of up to 883 scans, each as short as it can be.
+
+    The first scan has all DC coefficients, which are 0. Each further one has one bit of one AC coefficient of all
+    blocks: 0, said of up to 32767 blocks at a time. With all 883, nothing is left to be refined.
+    """
+    blocks = _ceil(width, 8) * _ceil(height, 8)
+    frame = struct.pack(">BHHB", 8, height, width, 1) + b"\1\x11\0"
+    dc = _Bits()
+    for _ in range(blocks):
+        dc.put(0, 1)
+    ac = _Bits()
+    while blocks:
+        size = min(14, blocks.bit_length() - 1)
+        run = min(blocks, 2 ** (size + 1) - 1)
+        ac.put(_AC[size << 4], 8)
+        ac.put(run - 2**size, size)
+        blocks -= run
+    dc_codes = segment(0xC4, bytes([0x00, 1, *[0] * 15, 0]))
+    ac_codes = segment(0xC4, bytes([0x10, *[0] * 7, len(_AC), *[0] * 8, *_AC]))
+    file = b"\xff\xd8" + segment(0xDB, b"\0" + bytes([7] * 64)) + segment(0xC2, frame) + dc_codes + ac_codes
+    scans = [_start([1], 0, 0) + dc.flush()]
+    bits = ac.flush()
+    for coefficient in range(1, 64):
+        for low in range(13, -1, -1):
+            high = 0 if low == 13 else low + 1
+            scans.append(_start([1], coefficient, coefficient, high << 4 | low) + bits)
+    return file + b"".join(scans[:count]) + b"\xff\xd9"
+
+
 def _ceil(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
 
 
-def _start(components: Sequence[int], first: int, last: int) -> bytes:
+def _start(components: Sequence[int], first: int, last: int, bits: int = 0) -> bytes:
     selectors = b"".join(bytes([component, 0]) for component in components)
-    return segment(0xDA, bytes([len(components)]) + selectors + bytes([first, last, 0]))
+    return segment(0xDA, bytes([len(components)]) + selectors + bytes([first, last, bits]))
 
 
 class _Scan:

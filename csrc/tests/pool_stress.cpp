@@ -5,11 +5,15 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <unistd.h>
 
 #include "batch.h"
 
@@ -70,14 +74,14 @@ void use(Pool& pool, const std::vector<std::string>& paths, unsigned seed, Clock
     }
     for (auto& batch : flying) {
       Job& job = *batch->job;
-      if (chance(10)) job.cancel();
+      if (chance(10)) job.cancel(chance(2) ? 0 : -1);
       WaitResult result;
       while ((result = job.wait(30)) == WaitResult::requested) {
         const Request request = job.request();
         Generator before;
         job.generator_before(request.sample, before);
         if (chance(20)) {
-          job.cancel();
+          job.cancel(-1);
         } else if (request.kind == Request::Kind::sample) {
           job.skip(before);
         } else if (request.kind == Request::Kind::exp) {
@@ -88,11 +92,32 @@ void use(Pool& pool, const std::vector<std::string>& paths, unsigned seed, Clock
         std::fprintf(stderr, "a batch did not end\n");
         std::abort();
       }
-      job.cancel();
+      if (!job.cancel(30) || !job.idle()) {
+        std::fprintf(stderr, "a thread did not leave its batch\n");
+        std::abort();
+      }
       ++batches;
     }
   }
 }
+
+// A copy of the image that is read in chunks: with fill bytes before its first marker.
+class LargeFile {
+ public:
+  explicit LargeFile(const std::string& path) : path_("/tmp/pool_stress." + std::to_string(::getpid()) + ".jpg") {
+    std::ifstream from(path, std::ios::binary);
+    const std::string file{std::istreambuf_iterator<char>(from), {}};
+    std::ofstream to(path_, std::ios::binary);
+    to << file.substr(0, 2) << std::string(kWholeFileBytes, '\xff') << file.substr(2);
+  }
+  ~LargeFile() { std::remove(path_.c_str()); }
+  LargeFile(const LargeFile&) = delete;
+  LargeFile& operator=(const LargeFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
 
 // Grows and shrinks the pool, as chance will have it.
 void change_size(Pool& pool, unsigned seed, Clock::time_point end) {
@@ -119,7 +144,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   set_trusted_subsamplings(0xFF);
-  const std::vector<std::string> paths(argv + 2, argv + argc);
+  std::vector<std::string> paths(argv + 2, argv + argc);
+  const LargeFile large(paths[0]);
+  paths.push_back(large.path());
   const auto end = Clock::now() + std::chrono::seconds(std::atoi(argv[1]));
   std::atomic<long> batches{0};
   int pools = 0;
@@ -146,7 +173,10 @@ int main(int argc, char** argv) {
     spec.row_stride = kSide * 3;
     spec.sample_stride = kSide * kSide * 3;
     last.job = pool.submit(std::move(spec));
-    pool.close();
+    // Now and then without waiting: the threads end by themselves.
+    const bool waits = pools % 3 != 0;
+    if (!pool.close(waits ? 30 : 0) && waits) std::abort();
+    if (!last.job->cancel(30)) std::abort();
     ++pools;
   }
   std::printf("%ld batches, %d pools\n", batches.load(), pools);

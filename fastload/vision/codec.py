@@ -206,7 +206,7 @@ def decode_batch(
     try:
         job.wait()
     finally:
-        job.cancel()  # ends it early when the wait was interrupted
+        job.cancel(5.0)  # ends it early when the wait was interrupted; a thread stuck in a read is left behind
     if statuses is not None:
         names = _core.status_names()
         statuses.extend(names[code] for code in job.statuses())

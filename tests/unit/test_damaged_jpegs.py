@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from jpeg_writer import FACTORS, segment, write_jpeg
+from jpeg_writer import FACTORS, segment, write_jpeg, write_scans
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -135,6 +135,16 @@ def test_gigabyte_claiming_header_takes_no_gigabytes(progressive: bool, monkeypa
             decode(file, crop, size=(5, 5))
         assert caught.value.status == ("unsupported" if progressive else "corrupt")
     assert psutil.Process().memory_info().rss - before < 100e6
+
+
+def test_image_of_very_many_scans_is_left_to_whoever_can_be_ended() -> None:
+    """Each scan visits all pixels, however few bytes it takes; no encoder writes more than 20."""
+    few = write_scans(64, 64, 883)
+    np.testing.assert_array_equal(decode(few), pillow(few))
+    assert compare(few) == ["ok"] * 3
+    with pytest.raises(DecodeError, match="66 scans or more of 4000 x 4100 pixels") as caught:
+        decode(write_scans(4000, 4100, 200), (0, 0, 8, 8))
+    assert caught.value.status == "unsupported"
 
 
 def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:

@@ -46,12 +46,12 @@ def test_pipelines_on_a_simulated_device(root, monkeypatch, name):
 
 def test_the_thread_that_issues_copies_works_on_their_device(root, monkeypatch):
     set_by = {}
-    simulated.install_native(monkeypatch)
+    own = simulated.install_native(monkeypatch)
     monkeypatch.setattr(
         torch.accelerator, "set_device_index", lambda device: set_by.update({threading.current_thread().name: device})
     )
     dataset = ImageFolder(root, train_v1())
-    assert list(FastLoader(dataset, **ARGUMENTS, device="cuda", accelerate="require"))
+    assert list(FastLoader(dataset, **ARGUMENTS, **own, accelerate="require"))
     assert set_by == {"fastload-feeder": torch.device("cuda", 0)}
 
 
@@ -60,8 +60,7 @@ def compare_on_a_simulated_device(root, monkeypatch, pipeline, persistent=False,
     dataset = ImageFolder(root, pipeline())
     run = {"count": 3, "breaks_at": breaks_at}
     theirs = epochs_of(lambda: DataLoader(dataset, **arguments), **run)
-    simulated.install_native(monkeypatch)
-    own = {"device": "cuda", "device_prefetch": prefetch, "accelerate": "require"}
+    own = {**simulated.install_native(monkeypatch), "device_prefetch": prefetch, "accelerate": "require"}
     seen = epochs_of(lambda: FastLoader(dataset, **arguments, **own), **run)
     layouts = [item[0].is_contiguous(memory_format=torch.channels_last) for item in seen if isinstance(item, list)]
     assert layouts

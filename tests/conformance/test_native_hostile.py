@@ -609,8 +609,7 @@ def test_an_interrupt_anywhere_in_next_loses_no_batch_and_hangs_nothing(monkeypa
     count = 4000
     own = NATIVE
     if road == "device":
-        simulated.install_native(monkeypatch)
-        own = {**NATIVE, "device": "cuda"}
+        own = {**NATIVE, **simulated.install_native(monkeypatch)}
     dataset = Numbered(count, range(0, count, 40))
     loader = FastLoader(dataset, batch_sampler=[[i] for i in range(count)], num_workers=2, prefetch_factor=1, **own)
     iterator, seen, interrupts = iter(loader), [], []

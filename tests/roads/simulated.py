@@ -50,9 +50,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.resolve_device("cuda") == torch.device("cuda", 0)
 
 
-def install_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for native batches."""
+def install_native(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The same for native batches. Returns the loader's own arguments that it takes: nothing can be pinned here."""
     install(monkeypatch)
     monkeypatch.setattr(lowered, "Transfer", SimulatedTransfer)
-    real_empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real_empty(*a, **k))
+    return {"device": "cuda", "max_pinned_bytes": 0}

@@ -25,7 +25,8 @@ bool pass(int descriptor, off64_t end) {
   }
   ::close(::open(std::getenv("STALL_ENTERED"), O_WRONLY));
   ::close(::open(std::getenv("STALL_GATE"), O_RDONLY));
-  return true;
+  errno = EIO;
+  return std::getenv("STALL_FAILS") == nullptr;
 }
 
 ssize_t read_at(const char* name, int descriptor, void* buffer, size_t size, off64_t offset) {

@@ -1,0 +1,114 @@
+"""A fork in the middle of an epoch: the child can use loaders of its own, and the parent's batches stay right."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .holdings import Holdings, beyond
+from .loaders import KINDS, checksum, close, expected, values, warm_up
+from .outcome import Outcome, Setting
+
+TITLE = "forks in mid-epoch"
+COUNT, EACH, OUTSIDE, PROGRAM = 100, 1, False, 10
+LIMIT_S = 60.0
+CHILD_S = 20.0
+WORKERS = ("workers", "workers, persistent", "workers, device side")
+NATIVE = ("native", "native, Python samples", "native, persistent")
+
+
+def _own_loader(root: Path, kind: str, loader: Any, batches: Any) -> str:
+    own = KINDS[kind].loader(root, ours=True)
+    got = values(iter(own))
+    close(own)
+    return "" if got == expected(root, kind)[0] else f"wrong values {got}"
+
+
+def _next(root: Path, kind: str, loader: Any, batches: Any) -> str:
+    try:
+        next(batches)
+    except Exception:
+        return ""
+    return "next() of the inherited iterator gave something"
+
+
+def _drop(root: Path, kind: str, loader: Any, batches: Any) -> str:
+    close(loader)
+    del loader, batches
+    gc.collect()
+    return ""
+
+
+def _nothing(root: Path, kind: str, loader: Any, batches: Any) -> str:
+    return ""
+
+
+def trial(number: int, setting: Setting) -> Outcome:
+    """One epoch with a fork in it."""
+    outcome = Outcome()
+    rng = random.Random(f"forks {setting.seed} {number}")
+    # Torch's own iterators, dropped in a plain fork, end their parent's workers: only a child that leaves at once.
+    kind = rng.choice(NATIVE if rng.random() < 0.8 else WORKERS)
+    action = rng.choice((_own_loader, _next, _drop, _nothing) if kind in NATIVE else (_own_loader,))
+    wanted = expected(setting.scratch, kind)[0]
+    place, delay = rng.randrange(len(wanted)), 10 ** rng.uniform(-5, -2)
+    warm_up(setting.scratch, kind)
+    before = Holdings.now()
+    loader: Any = KINDS[kind].loader(setting.scratch, ours=True)
+    batches = iter(loader)
+    got = []
+    for at in range(len(wanted)):
+        if at == place:
+            time.sleep(delay)
+            child = os.fork()
+            if child == 0:
+                _leave(action, setting.scratch, kind, loader, batches, at_once=kind not in NATIVE)
+            code = _wait(child)
+        got.append(checksum(next(batches)))
+    told = setting.scratch / f"fork-{child}.txt"
+    said = told.read_text() if told.exists() else ""
+    told.unlink(missing_ok=True)
+    what = f"{kind}, {action.__name__.strip('_').replace('_', ' ')} in a child forked before batch {place}"
+    if code is None:
+        output = Path(os.readlink("/proc/self/fd/1")).read_text()  # with its stacks
+        outcome.failures.append(f"{what}: hung for {CHILD_S:g} s\n{output[-3000:]}")
+    elif code != 0 or said:
+        outcome.failures.append(f"{what}: code {code} {said}")
+    if got != wanted:
+        outcome.failures.append(f"{what}: the parent got {got} instead of {wanted}")
+    close(loader)
+    del loader, batches
+    outcome.failures += [f"{what}: {left}" for left in beyond(before)]
+    outcome.counts["children well"] += code == 0 and not said
+    return outcome
+
+
+def _leave(action: Callable[..., str], root: Path, kind: str, loader: Any, batches: Any, *, at_once: bool) -> None:
+    """Act as the child, and end: as programs do, or at once."""
+    failed = action(root, kind, loader, batches)
+    if failed:
+        (root / f"fork-{os.getpid()}.txt").write_text(failed)
+    if at_once:
+        os._exit(bool(failed))
+    raise SystemExit(bool(failed))
+
+
+def _wait(child: int) -> int | None:
+    """Its exit code; ``None`` if it had to be killed."""
+    deadline = time.monotonic() + CHILD_S
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(child, signal.SIGUSR1)
+    time.sleep(0.5)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None

@@ -1,0 +1,109 @@
+"""Ctrl-C at a random moment of a program: it must end soon, quietly, and leave nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import fastload
+
+from .loaders import KINDS, SOUND, checksum, close, expected
+from .outcome import Outcome, Setting, tell
+from .programs import Launcher
+
+TITLE = "interrupts at random moments"
+COUNT, EACH, OUTSIDE = 500, 1, True
+LIMIT_S = 15.0
+PHASES = ("start", "epoch", "break", "close", "exit")
+WEIGHTS = {"workers, spawned": 0.25}
+ENDS = {None: "hung", 0: "ended before", 130: "interrupted", -signal.SIGINT: "interrupted"}
+PRINTED = "printed that an exception was ignored"
+# What a Python program prints when it is interrupted in a place where nothing can be raised; up to the next such line.
+NOISE = re.compile(r"^(?:Exception ignored|Exception in thread|Fatal Python error|terminate called).*?(?=^Exception|\Z)", re.M | re.S)
+OURS = str(Path(fastload.__file__).parent)
+
+
+def program(root: str, kind: str, ours: bool, catches: bool) -> None:
+    """An epoch, and one that is broken off."""
+    wanted = expected(Path(root), kind)
+    tell(phase="start")
+    loader = KINDS[kind].loader(Path(root), ours=ours)
+    try:
+        batches = iter(loader)
+        tell(phase="epoch")
+        for want, batch in zip(wanted[0], batches, strict=True):
+            _check(batch, want)
+        batches = iter(loader)
+        _check(next(batches), wanted[1][0])
+        tell(phase="break")
+        del batches
+        tell(phase="close")
+        close(loader)
+        del loader
+    except KeyboardInterrupt:
+        if catches:
+            close(loader)
+            raise SystemExit(130) from None
+        raise
+    tell(phase="exit")
+
+
+def _check(batch: object, want: int) -> None:
+    if checksum(batch) != want:
+        raise SystemExit("wrong values")
+
+
+def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
+    """The same interrupt for our loader and for torch's."""
+    outcome = Outcome()
+    for ours in (True, False):
+        rng = random.Random(f"interrupts {setting.seed} {number}")
+        (kind,) = rng.choices(SOUND, [WEIGHTS.get(name, 1.0) for name in SOUND])
+        phase, group, catches = rng.choice(PHASES), rng.random() < 0.5, rng.random() < 0.5
+        delay = 10 ** rng.uniform(-5, 0.3 if "spawn" in kind else -0.7)
+        begun = launcher.start("torture.interrupts:program", str(setting.scratch), kind, ours, catches)
+        while (news := begun.next(60.0)) is not None and news.get("phase") != phase and "ended" not in news:
+            pass
+        time.sleep(delay)
+        begun.signal(signal.SIGINT, group=group)
+        ended = begun.finish(LIMIT_S)
+        counts = outcome.counts if ours else outcome.torch
+        printed = NOISE.findall(ended.output)
+        worse = [text for text in printed if not text.rstrip().removesuffix(":").endswith("KeyboardInterrupt")]
+        what = []
+        if ended.code is None:
+            what.append(f"still there after {LIMIT_S:g} s")
+        elif ended.code not in (0, 130, -signal.SIGINT) and not _swallowed(ended.output):
+            what.append(f"ended with code {ended.code}")
+        what += [f"left {thing}" for thing in ended.left]
+        what += [f"printed {text.splitlines()[0]}" for text in worse if kind.startswith("native") or OURS in text]
+        counts[ENDS.get(ended.code, "ended with another error")] += 1
+        counts["left something"] += bool(ended.left)
+        counts[PRINTED] += bool(printed)
+        counts["of them another error"] += bool(worse)
+        if ours and what:
+            sent = "the group" if group else "the process"
+            outcome.failures.append(
+                f"{kind}, SIGINT to {sent} {delay:.5f} s into {phase}: {'; '.join(what)}\n{ended.output[-3000:]}"
+            )
+    mine, theirs = outcome.counts[PRINTED], outcome.torch[PRINTED]
+    outcome.counts["printed, and torch did not"] += mine > theirs
+    outcome.torch["printed, and we did not"] += theirs > mine
+    return outcome
+
+
+def _swallowed(output: str) -> bool:
+    """Python itself dropped the interrupt (of a fork's handler, say), and only a worker ended by it: torch's error."""
+    return "Exception ignored" in output and "RuntimeError: DataLoader worker" in output
+
+
+def conclude(total: Outcome) -> list[str]:
+    """We print no more often than torch does."""
+    mine, theirs = total.counts["printed, and torch did not"], total.torch["printed, and we did not"]
+    if mine - theirs <= 1 + 3 * math.sqrt(mine + theirs):  # three standard deviations of what chance makes
+        return []
+    return [f"printed something {mine} times where torch did not; torch {theirs} times where we did not"]

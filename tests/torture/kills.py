@@ -1,0 +1,98 @@
+"""SIGKILL: of a program, whose workers must go, or of a worker, of which its program must hear."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+from .loaders import KINDS, SOUND, checksum, close, expected
+from .outcome import Outcome, Setting, tell
+from .programs import Launcher, Program, session
+
+TITLE = "kills of programs and of workers"
+COUNT, EACH, OUTSIDE = 200, 1, True
+GONE_S = 10.0
+HEARD_S = 15.0
+# What torch raises: its own, or what it was just reading from that worker ends.
+RAISED = re.compile(r"RuntimeError: DataLoader worker|(Connection\w*|BrokenPipe|EOF)Error: ")
+WITH_WORKERS = [name for name, kind in KINDS.items() if kind.executor == "workers"]
+WEIGHTS = {"workers, spawned": 0.25}
+
+
+def program(root: str, kind: str, ours: bool) -> None:
+    """Epoch after epoch until something is raised; then a new epoch, which must be right."""
+    wanted = expected(Path(root), kind)
+    loader = KINDS[kind].loader(Path(root), ours=ours)
+    try:
+        for epoch in range(1_000_000):
+            for number, batch in enumerate(loader):
+                value = checksum(batch)
+                if epoch < len(wanted) and value != wanted[epoch][number]:
+                    raise SystemExit("wrong values")
+                tell(workers=[process.pid for process in multiprocessing.active_children()])
+    except (RuntimeError, OSError, EOFError) as error:
+        tell(error=f"{type(error).__name__}: {error}")
+    for last in (False, False, True):  # torch raises for each worker that was killed, wherever the program is
+        try:
+            close(loader)
+            again = KINDS[kind].loader(Path(root), ours=ours)
+            if [checksum(batch) for batch in again] != wanted[0]:
+                raise SystemExit("wrong values after a worker was killed")
+            close(again)
+            break
+        except RuntimeError:
+            if last:
+                raise
+
+
+def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
+    """Odd numbers kill a worker, even ones the program."""
+    outcome = Outcome()
+    for ours in (True, False):
+        rng = random.Random(f"kills {setting.seed} {number}")
+        names = WITH_WORKERS if number % 2 else SOUND
+        (kind,) = rng.choices(names, [WEIGHTS.get(name, 1.0) for name in names])
+        program = launcher.start("torture.kills:program", str(setting.scratch), kind, ours)
+        workers: list[int] = []
+        for _ in range(rng.randint(0, 20) if number % 2 == 0 else rng.randint(1, 20)):
+            workers = (program.next(60.0) or {}).get("workers", workers)
+        time.sleep(10 ** rng.uniform(-4, -1.5))
+        if number % 2:
+            what = _kill_worker(program, rng.choice(workers) if workers else 0)
+            did = "a worker killed"
+        else:
+            program.signal(signal.SIGKILL)
+            ended = program.finish(5.0, GONE_S)
+            what = [f"{GONE_S:g} s later there is {thing}" for thing in ended.left]
+            did = "the program killed"
+        counts = outcome.counts if ours else outcome.torch
+        counts[f"{did}: {'failed' if what else 'well'}"] += 1
+        if ours:
+            outcome.failures += [f"{kind}, {did}: {text}" for text in what]
+    return outcome
+
+
+def _kill_worker(program: Program, pid: int) -> list[str]:
+    """What is not as it should be afterwards."""
+    workers, error, code, begun = [pid], None, None, time.monotonic()
+    while error is None and code is None and time.monotonic() < begun + HEARD_S:
+        if workers[0] in session(program.pid):
+            os.kill(workers[0], signal.SIGKILL)
+        again = time.monotonic() + 3.0  # it may have been about to end anyway, with its epoch
+        while error is None and code is None and time.monotonic() < again:
+            news = program.next(0.5) or {}
+            error, code, workers = news.get("error"), news.get("ended"), news.get("workers") or workers
+    ended = program.finish(HEARD_S if error is not None else 0.0)
+    what = [f"left {thing}" for thing in ended.left]
+    if error is None:
+        what.append(f"no error after {HEARD_S:g} s\n{ended.output[-3000:]}")
+    elif not RAISED.match(error):
+        what.append(f"raised {error!r}")
+    if error is not None and ended.code != 0:
+        what.append(f"ended with code {ended.code}\n{ended.output[-3000:]}")
+    return what

@@ -1,0 +1,120 @@
+"""Several threads: on one iterator, and each with a loader of its own while the main thread draws all the time."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import threading
+from collections import Counter
+from typing import Any
+
+import torch
+
+from .holdings import Holdings, beyond
+from .loaders import KINDS, checksum, close, expected, values, warm_up
+from .outcome import Outcome, Setting
+
+TITLE = "several threads"
+COUNT, EACH, OUTSIDE, PROGRAM = 200, 1, False, 20
+LIMIT_S = 60.0
+HUNG, HUNG_S = "hung", 15.0
+SHARED = ("native", "native, Python samples", "native, persistent", "workers", "workers, persistent")
+SCENES = [(kind, count) for kind in SHARED for count in (2, 4)]
+APART = ("native", "native, Python samples", "native, errors", "native, Python samples")
+
+
+def trial(number: int, setting: Setting) -> Outcome:
+    """Even numbers: threads on one iterator; odd ones: four loaders beside a main thread that draws."""
+    outcome = Outcome()
+    if number % 2:
+        warm_up(setting.scratch, "native")
+        before = Holdings.now()
+        _apart(number, setting, outcome)
+    else:
+        kind, count = SCENES[number // 2 % len(SCENES)]
+        for ours in (True, False)[: 1 + kind.startswith("workers")]:
+            warm_up(setting.scratch, kind, ours=ours)
+            before = Holdings.now()
+            what = _shared(kind, count, setting, ours=ours)
+            counts = outcome.counts if ours else outcome.torch
+            counts[f"one iterator: {'hung' if HUNG in what else 'wrong' if what else 'right'}"] += 1
+            if ours and what and (HUNG not in what or kind.startswith("native")):
+                outcome.failures += [f"{kind}, {count} threads on one iterator: {text}" for text in what]
+    outcome.failures += beyond(before)
+    return outcome
+
+
+def _shared(kind: str, count: int, setting: Setting, *, ours: bool) -> list[str]:
+    """What went wrong; every batch must be given once."""
+    wanted = expected(setting.scratch, kind)[0]
+    loader: Any = KINDS[kind].loader(setting.scratch, ours=ours)
+    batches = iter(loader)
+    got: list[int] = []
+    what: list[str] = []
+    # Torch's worker iterator never ends where two threads wait for its last batch.
+    to_the_end = kind.startswith("native")
+
+    def consume(most: int) -> None:
+        try:
+            while most:
+                got.append(checksum(next(batches)))
+                most -= 1
+        except StopIteration:
+            pass
+        except Exception as error:
+            what.append(f"{type(error).__name__}: {error}")
+
+    shares = [len(wanted) // count + (place < len(wanted) % count) for place in range(count)]
+    threads = [threading.Thread(target=consume, args=(-1 if to_the_end else n,), daemon=True) for n in shares]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HUNG_S)
+    if any(thread.is_alive() for thread in threads):
+        for process in multiprocessing.active_children():  # of which the iterator hears
+            process.kill()
+        return [HUNG]
+    del batches
+    close(loader)
+    if Counter(got) != Counter(wanted):
+        missing, more = Counter(wanted) - Counter(got), Counter(got) - Counter(wanted)
+        what.append(f"{missing.total()} batches missing, {more.total()} that are none or were given before")
+    return what
+
+
+def _apart(number: int, setting: Setting, outcome: Outcome) -> None:
+    """Loaders with generators of their own, whose values nobody else's draws may change, nor they anybody's."""
+    seeds = [(number // 2 + place) % 2 for place in range(len(APART))]
+    got: list[list[int]] = [[] for _ in APART]
+
+    def consume(place: int) -> None:
+        loader: Any = KINDS[APART[place]].loader(setting.scratch, ours=True, seed=seeds[place])
+        got[place] = values(iter(loader))
+        close(loader)
+
+    threads = [threading.Thread(target=consume, args=(place,), daemon=True) for place in range(len(APART))]
+    torch.manual_seed(number)
+    alone = torch.Generator().manual_seed(number)
+    wrong = blocks = 0
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        wrong += not torch.equal(torch.rand(32), torch.rand(32, generator=alone))
+        blocks += 1
+    outcome.counts["blocks drawn by the main thread"] += blocks
+    outcome.counts["loaders in threads"] += len(APART)
+    if wrong:
+        outcome.failures.append(f"{wrong} of {blocks} blocks of the main thread's own numbers were wrong")
+    for place, kind in enumerate(APART):
+        if got[place] != expected(setting.scratch, kind, seeds[place])[0]:
+            outcome.failures.append(f"{kind}, beside other threads: wrong batches {got[place]}")
+
+
+def conclude(total: Outcome) -> list[str]:
+    """On a worker iterator we hang no more often than torch does."""
+    name = "one iterator: hung"
+    ran, theirs = (sum(n for k, n in c.items() if k.startswith("one")) for c in (total.counts, total.torch))
+    allowed = total.torch[name] * ran / max(1, theirs)
+    if total.counts[name] <= allowed + 1 + 4 * math.sqrt(allowed + 1):
+        return []
+    return [f"{name}: {total.counts[name]}; torch in proportion: {allowed:.1f}"]

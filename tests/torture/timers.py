@@ -1,0 +1,169 @@
+"""A timer whose signal handler raises, again and again, wherever the consumer's thread is at that moment."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from .holdings import Holdings, beyond
+from .loaders import KINDS, SOUND, checksum, close, expected, warm_up
+from .outcome import Outcome, Setting
+
+TITLE = "timer interrupts"
+COUNT, EACH, OUTSIDE, PROGRAM = 10_000, 50, False, 5
+LIMIT_S = 120.0
+STUCK_S = 15.0  # for one call; torch joins each of its workers, and a thread, for 5 s
+OF = [name for name in SOUND if name not in ("workers, spawned", "main process")]
+
+
+class Timeout(Exception):  # noqa: N818 - as a program's own alarm would raise
+    """Raised by the handler: an error."""
+
+
+class Interrupt(KeyboardInterrupt):
+    """Likewise, no error."""
+
+
+class Stuck(BaseException):  # noqa: N818
+    """Likewise, when a call has taken too long."""
+
+
+_error: type[BaseException] = Stuck
+
+
+def _fire(number: int, frame: FrameType | None) -> None:
+    raise _error
+
+
+def within(seconds: float, error: type[BaseException], call: Callable[[], Any]) -> Any:
+    """``call()``, in which the handler raises ``error`` after ``seconds``."""
+    global _error
+    _error = error
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return call()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+class Epoch:
+    """One epoch of a new loader under interrupts; then it is closed."""
+
+    def __init__(self, name: str, setting: Setting, rng: random.Random, *, ours: bool) -> None:
+        self.rng = rng
+        self.interrupts = self.stuck = 0
+        self.hangs: list[str] = []
+        self.got: list[int] = []
+        self.loader = KINDS[name].loader(setting.scratch, ours=ours)
+        self.batches: Any = None
+        self.broken = ""
+        # prefetch_to_device begins the epoch in its first next(), where a sample's error and the handler's look alike.
+        self.errors = (Interrupt,) if KINDS[name].prefetch else (Interrupt, Timeout)
+
+    def run(self) -> None:
+        try:
+            self.batches = self._interrupted(lambda: iter(self.loader), Interrupt)
+            while not self.stuck:
+                try:
+                    self.got.append(checksum(self._interrupted(lambda: next(self.batches), *self.errors)))
+                except (Interrupt, Timeout):
+                    if self.rng.random() < 0.3:
+                        break
+                    self._go_on()
+        except (Interrupt, StopIteration):
+            pass
+        except Exception as error:
+            self.broken = f"{type(error).__name__}: {error}"[-300:]
+        begun = time.monotonic()
+        try:
+            self._interrupted(lambda: close(self.loader), Interrupt, Timeout)
+        except (Interrupt, Timeout):
+            pass
+        self._bounded("close()", lambda: close(self.loader))
+        self._bounded("dropping the iterator", self._drop)
+        if time.monotonic() - begun > STUCK_S:  # raised where Python ignores it
+            self.hangs.append(f"closing took {time.monotonic() - begun:.0f} s")
+
+    def _interrupted(self, call: Callable[[], Any], *errors: type[BaseException]) -> Any:
+        error = self.rng.choice(errors)
+        try:
+            return within(10 ** self.rng.uniform(-4.5, -1.5), error, call)
+        except error:
+            self.interrupts += 1
+            raise
+
+    def _go_on(self) -> None:
+        try:
+            self.got.append(checksum(within(STUCK_S, Stuck, lambda: next(self.batches))))
+        except Stuck:
+            self.stuck += 1
+
+    def _bounded(self, what: str, call: Callable[[], Any]) -> None:
+        try:
+            within(STUCK_S, Stuck, call)
+        except Stuck:
+            self.hangs.append(f"{what} took {STUCK_S:g} s")
+
+    def _drop(self) -> None:
+        self.batches = self.loader = None
+
+
+def trial(number: int, setting: Setting) -> Outcome:
+    """:data:`EACH` interrupts of our loader; and of torch's in every fourth trial."""
+    signal.signal(signal.SIGALRM, _fire)
+    outcome = Outcome(done=EACH)
+    name = OF[number % len(OF)]
+    for ours in (True, False)[: 2 - bool(number % 4)]:
+        rng = random.Random(f"timers {setting.seed} {number}")
+        counts = outcome.counts if ours else outcome.torch
+        warm_up(setting.scratch, name, ours=ours)
+        before = Holdings.now()
+        while counts["interrupts"] < EACH:
+            epoch = Epoch(name, setting, rng, ours=ours)
+            epoch.run()
+            lost = missing(epoch.got, expected(setting.scratch, name)[0])
+            counts["epochs"] += 1
+            counts["interrupts"] += epoch.interrupts
+            counts["stuck in next()"] += epoch.stuck
+            counts["raised another error"] += bool(epoch.broken)
+            counts["batches lost"] += max(lost, 0)
+            wrong = [*epoch.hangs]
+            if lost < 0 or lost > epoch.interrupts:
+                wrong.append(f"after {epoch.interrupts} interrupts, of {expected(setting.scratch, name)[0]}: {epoch.got}")
+            left = beyond(before)
+            counts["left something"] += bool(left)
+            if left:
+                before = Holdings.now()
+            if name.startswith("native"):
+                wrong += [*left, *["next() after an interrupt hung"] * epoch.stuck]
+                wrong += [f"raised {epoch.broken}"] * bool(epoch.broken)
+            counts["wrong in another way"] += bool(wrong)
+            outcome.failures += [f"{name}: {what}" for what in wrong if ours]
+            if epoch.hangs:
+                break
+    return outcome
+
+
+def missing(got: list[int], wanted: list[int]) -> int:
+    """How many of ``wanted`` were left out before the last of ``got``; -1 if ``got`` is no part of it, in order."""
+    place = 0
+    for value in got:
+        if value not in wanted[place:]:
+            return -1
+        place = wanted.index(value, place) + 1
+    return place - len(got)
+
+
+def conclude(total: Outcome) -> list[str]:
+    """We lose no more batches, leave no more and get stuck no more often than torch does for as many interrupts."""
+    said = []
+    for name in ("batches lost", "left something", "raised another error", "stuck in next()"):
+        allowed = total.torch[name] * total.counts["interrupts"] / max(1, total.torch["interrupts"])
+        if total.counts[name] > allowed + 1 + 4 * math.sqrt(allowed + 1):
+            said.append(f"{name}: {total.counts[name]}; torch in proportion: {allowed:.1f}")
+    return said

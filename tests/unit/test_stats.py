@@ -219,7 +219,7 @@ def test_batches_that_the_native_engine_has_ready_are_seen(folder):
         iterator = iter(loader)
         next(iterator)
         line = iterator._line
-        line._batches[0].ready.acquire(timeout=30)
+        assert line.first().ready.acquire(timeout=30)
         stats = loader.stats()
         assert stats.queues == {"ready": 1, "device": 0}
         assert stats.batches_held == 1

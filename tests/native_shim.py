@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -45,34 +45,26 @@ class _Job(ctypes.Structure):
     ]
 
 
-def compiled(name: str, sources: Sequence[Path], flags: Sequence[str] = ()) -> Path:
-    """The shared library of ``sources``, compiled if that has not been done for this state of them.
-
-    It lies in the checkout, where nobody else can put another one.
-    """
+def compiled(sources: Sequence[Path], *flags: str) -> tuple[str, tempfile.TemporaryDirectory[str]]:
+    """A shared library of ``sources`` in a folder of its own, and the folder, which is there as long as it is held."""
     compiler = os.environ.get("FASTLOAD_SHIM_CXX", "g++").split()
-    command = [*compiler, "-std=c++17", *flags, "-fPIC", "-shared", *map(str, sources)]
-    digest = hashlib.sha256(" ".join(command).encode())
-    for path in [*sources, *sorted(CSRC.glob("*.h"))]:
-        digest.update(path.read_bytes())
-    target = ROOT / "build" / "tests" / f"{name}-{digest.hexdigest()[:16]}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(f".{os.getpid()}")
-        subprocess.run([*command, "-o", str(partial)], check=True)
-        partial.rename(target)
-    return target
+    folder = tempfile.TemporaryDirectory(prefix="fastload-shim-")
+    target = str(Path(folder.name) / "shim.so")
+    command = [*compiler, "-std=c++17", *flags, "-fPIC", "-shared", *map(str, sources), "-o", target]
+    subprocess.run(command, check=True)
+    return target, folder
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compile the shim and load it.
+    """Compile the shim (once in a process, in a folder of its own) and load it.
 
     ``FASTLOAD_SHIM_CXX`` names the compiler and more flags, for sanitizers: ``"g++ -g -fsanitize=address,undefined"``.
     """
-    flags = ["-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
-    target = compiled("shim", [path for path in SOURCES if path.exists()], flags)
-    lib = ctypes.CDLL(str(target))
+    sources = [path for path in SOURCES if path.exists()]
+    target, folder = compiled(sources, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
+    lib = ctypes.CDLL(target)
+    lib.folder = folder  # removed when this process ends, not before: sanitizers read symbols from the file
     lib.shim_error.restype = ctypes.c_char_p
     return lib
 

@@ -73,6 +73,22 @@ def test_a_copy_of_a_subclass_with_a_state_of_its_own_has_a_runtime_of_its_own(h
     assert len(collect(twin)) == 3
 
 
+class WithSlots(FastLoader):
+    """Has more to its state than ``vars``."""
+
+    __slots__ = ("noted",)
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
+def test_a_copy_of_a_subclass_with_slots_has_a_runtime_of_its_own(how):
+    loader = WithSlots(Numbers(6), batch_size=2)
+    loader.noted = 5
+    twin = COPIES[how](loader)
+    assert twin.noted == 5
+    assert twin._runtime is not loader._runtime
+    assert len(collect(twin)) == 3
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_of_every_protocol_leave_the_runtime_out(protocol):
     loader = FastLoader(Numbers(6), batch_size=2, memory_format=None)  # torch's formats need protocol 4

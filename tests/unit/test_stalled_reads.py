@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,12 @@ def soon(begun):
 """
 
 
+@cache
+def stalling() -> tuple[str, object]:
+    """The library to preload, and the folder that holds it."""
+    return compiled([CSRC / "tests" / "stall.cpp"])
+
+
 def run(script: str, tmp_path: Path, **more: str) -> None:
     """Run ``script`` after the prelude, in a process where reading one file stalls until it is released."""
     names = ("stalled.jpg", "sound.jpg", "entered", "gate")
@@ -56,7 +63,7 @@ def run(script: str, tmp_path: Path, **more: str) -> None:
     os.mkfifo(entered)
     os.mkfifo(gate)
     preload = {"STALL_FILE": stalled, "STALL_ENTERED": entered, "STALL_GATE": gate}
-    preload["LD_PRELOAD"] = str(compiled("stall", [CSRC / "tests" / "stall.cpp"]))
+    preload["LD_PRELOAD"] = stalling()[0]
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(script), _core.__file__, stalled, sound, entered, gate],
         env={**os.environ, **preload, **more},

@@ -54,6 +54,7 @@ DECODING = 3  # submitted and not yet made: one being finished, one under way, o
 
 
 JOIN_S = 5.0  # as long as torch waits for a worker
+LOOK_S = 5.0  # a signal right before a wait begins does not end it: its handler runs after so long
 
 
 class Line:
@@ -184,8 +185,10 @@ class Line:
         return batch.data if batch.failure is None else batch.failure
 
     def _wait_for(self, batch: Batch, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
         while not batch.made and not self._closed:
-            if not batch.ready.acquire(timeout=timeout_s or -1):
+            left = until - time.monotonic() if timeout_s else LOOK_S
+            if not batch.ready.acquire(timeout=max(0.0, min(LOOK_S, left))) and timeout_s and left <= LOOK_S:
                 raise TookTooLongError
         if self._closed:
             raise RuntimeError("the FastLoader of this iterator was closed")

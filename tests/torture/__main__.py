@@ -52,7 +52,14 @@ class Record:
 
     def begin(self, family: str, title: str, planned: int) -> None:
         self.content["trials"][family] = {
-            **{"title": title, "date": environment()["date"], "planned": planned, "done": 0, "failed": 0, "seconds": 0.0},
+            **{
+                "title": title,
+                "date": environment()["date"],
+                "planned": planned,
+                "done": 0,
+                "failed": 0,
+                "seconds": 0.0,
+            },
             **{"complete": False, "counts": {}, "torch": {}, "figures": {}, "failures": []},
         }
 
@@ -108,12 +115,16 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make torture ARGS='…'", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=FAMILIES, help="these families")
-    parser.add_argument("--share", type=float, default=1.0, help="of the full number of trials, and of the soak's minutes")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of the full number of trials, and of the soak's minutes"
+    )
     parser.add_argument("--minutes", type=float, help=f"of soak ({SOAK_MINUTES:g} times the share)")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     parser.add_argument("--number", type=int, help="only this trial of the one family in --only")
     parser.add_argument("--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))), help="trials at a time")
-    parser.add_argument("--json", type=Path, help="the record (benchmarks/results/torture.json; build/ if not all is run)")
+    parser.add_argument(
+        "--json", type=Path, help="the record (benchmarks/results/torture.json; build/ if not all is run)"
+    )
     arguments = parser.parse_args()
     if not 0 < arguments.share <= 1:
         parser.error(f"--share must be in (0, 1], got {arguments.share}")
@@ -213,7 +224,9 @@ def _table(content: dict[str, Any], families: list[str]) -> Table:
         table.add_column(name, justify="right" if name in ("done", "failed", "minutes") else "left")
     for family in families:
         part = content["trials"][family]
-        seen, torchs = (", ".join(f"{n:,} {what}" for what, n in part[name].items() if n) for name in ("counts", "torch"))
+        seen, torchs = (
+            ", ".join(f"{n:,} {what}" for what, n in part[name].items() if n) for name in ("counts", "torch")
+        )
         failed = f"[red]{part['failed']}[/]" if part["failed"] else "0"
         table.add_row(part["title"], f"{part['done']:,}", failed, f"{part['seconds'] / 60:.1f}", seen, torchs)
     return table

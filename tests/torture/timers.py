@@ -134,7 +134,9 @@ def trial(number: int, setting: Setting) -> Outcome:
             counts["batches lost"] += max(lost, 0)
             wrong = [*epoch.hangs]
             if lost < 0 or lost > epoch.interrupts:
-                wrong.append(f"after {epoch.interrupts} interrupts, of {expected(setting.scratch, name)[0]}: {epoch.got}")
+                wrong.append(
+                    f"after {epoch.interrupts} interrupts, of {expected(setting.scratch, name)[0]}: {epoch.got}"
+                )
             left = beyond(before)
             counts["left something"] += bool(left)
             if left:

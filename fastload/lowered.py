@@ -81,13 +81,17 @@ class Checks:
         """Why the recipe must not be used, as far as it has been checked."""
         return self._results.get(_key(loader, recipe))
 
+    def has(self, loader: FastLoader[Any], recipe: Recipe) -> bool:
+        """Whether the recipe has been checked."""
+        return _key(loader, recipe) in self._results
+
     def passes(self, loader: FastLoader[Any], recipe: Recipe, process: SampleProcess) -> bool:
         """Whether the recipe may be used. Checks it when it is new; warns when it fails.
 
         Args:
             loader: Whose.
             recipe: The loader's, read just now.
-            process: Has the recipe.
+            process: Has the recipe; started, if there is something to check.
 
         Raises:
             RuntimeError: It fails, and ``accelerate="require"``.
@@ -115,15 +119,11 @@ def start_native(loader: FastLoader[Any], recipe: Recipe, device: torch.device) 
     Raises:
         RuntimeError: The check fails, and ``accelerate="require"``.
     """
-    from fastload.engines.sample_process import SampleProcess
-
-    try:
-        process = SampleProcess(recipe, loader.multiprocessing_context)
-    except Exception:  # whatever torch's workers, which cannot be started either, will raise
-        if loader.accelerate == "require":
-            raise
-        return None
     runtime, native = loader._runtime, cast("Any", None)
+    recipe = recipe.snapshot()
+    process = _sample_process(loader, recipe)
+    if process is None:
+        return None
     try:
         if not runtime.checks.passes(loader, recipe, process):
             return None
@@ -140,6 +140,21 @@ def start_native(loader: FastLoader[Any], recipe: Recipe, device: torch.device) 
     finally:
         if native is None:
             process.close()
+
+
+def _sample_process(loader: FastLoader[Any], recipe: Recipe) -> SampleProcess | None:
+    """A process for the recipe's samples, started if the check needs it; ``None`` where none can be started."""
+    from fastload.engines.sample_process import SampleProcess
+
+    try:
+        process = SampleProcess(recipe, loader.multiprocessing_context)
+        if not loader._runtime.checks.has(loader, recipe):
+            process.start()
+        return process
+    except Exception:  # torch's workers cannot be started either, and will say why
+        if loader.accelerate == "require":
+            raise
+        return None
 
 
 def _key(loader: FastLoader[Any], recipe: Recipe) -> tuple[Any, ...]:

@@ -47,7 +47,7 @@ class NativeIterator(_BaseDataLoaderIter):
 
     Args:
         loader: Its sampler, batch sizes, generator and workers are those of the batches.
-        recipe: How to make its samples.
+        recipe: How to make its samples; a snapshot.
         process: See :class:`~fastload.engines.decoding.Line`.
         finish: Likewise.
         finish_is_epilogue: Likewise.
@@ -77,7 +77,7 @@ class NativeIterator(_BaseDataLoaderIter):
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
         self._line = Line(
-            recipe.snapshot(),
+            recipe,
             process,
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,
             base_seed=int(self._base_seed) if epochs is None or epochs.seed is None else epochs.seed,

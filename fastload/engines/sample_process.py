@@ -2,29 +2,31 @@
 
 The user's transforms draw from torch's default generator, which belongs to the whole process: whatever else draws there
 at the same time would shift the sample, and be shifted. So samples are made in a process that does nothing else, as
-torch's workers do: started when the epoch starts, by the loader's own start method, it also keeps what workers keep
-(the working directory, Pillow's limits, the dataset), whatever becomes of it in this process. A sample that never ends,
-such as a named pipe that nobody writes to, ends with it.
+torch's workers do. By the loader's own start method, it also keeps what workers keep (the working directory, Pillow's
+settings, the transforms), whatever becomes of them in this process. A sample that never ends, such as a named pipe that
+nobody writes to, ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
 
 from fastload import _nvtx
 from fastload._interrupts import deferred_signals, usual_signals
-from fastload.engines.underway import TookTooLongError, check_size, wrapped
+from fastload.engines.underway import TookTooLongError, check_size, working_directory, wrapped
 from fastload.engines.workers import forking_workers
 from fastload.vision.recipe import BytesPath
 
@@ -39,34 +41,55 @@ JOIN_S = 5.0  # as long as torch waits for a worker
 
 
 class SampleProcess:
-    """Answers one request at a time. Not thread-safe, except for :meth:`kill`.
+    """Answers one request at a time, once it is started. Not thread-safe, except for :meth:`kill`.
+
+    Forking takes some 20 ms, and more where memory is written afterwards, so it waits for the first sample; what
+    workers keep from their start and samples depend on is noted beforehand. A process that is not forked sets it
+    by itself, and is therefore started at once.
 
     Args:
-        recipe: How to make samples; the process has it as it is now.
+        recipe: How to make samples; whatever it refers to must not change any more.
         context: The loader's ``multiprocessing_context``; ``None`` is the default start method.
 
     Raises:
-        Exception: What starting one of torch's workers raises here, such as an error of pickling.
+        Exception: See :meth:`start`.
     """
 
     def __init__(self, recipe: Recipe, context: Any = None) -> None:
-        self._closed = True
+        self.started = self._closed = False
         self._pid = os.getpid()
-        context = context or multiprocessing.get_context()
-        self._forked = context.get_start_method() == "fork"
-        self._max_pixels: int | None = None
+        self._context = context or multiprocessing.get_context()
+        self._recipe = recipe
+        forks = self._context.get_start_method() == "fork"
+        self._settings = _Settings.now() if forks else None
+        if not forks:
+            self.start()
+
+    def start(self) -> None:
+        """Start the process, unless it is started. Not in another thread than the one that uses the loader.
+
+        Raises:
+            Exception: What starting one of torch's workers raises here, such as an error of pickling.
+        """
+        if self.started:
+            return
         try:
             with deferred_signals(), forking_workers(), _may_have_children():
-                self._start(context, recipe)
+                self._start()
         except BaseException:
-            self.__del__()
+            if self.started:
+                self.kill()
+                self.close()
             raise
 
-    def _start(self, context: Any, recipe: Recipe) -> None:
-        self._connection, theirs = context.Pipe()
+    def _start(self) -> None:
+        ends: tuple[Connection, Connection] = self._context.Pipe()
+        self._connection, theirs = ends
         # The plan cannot be pickled, and is of no use there.
-        arguments = theirs, replace(recipe, plan=None)  # type: ignore[arg-type]
-        self._process = context.Process(target=_serve, args=arguments, name="fastload-samples", daemon=True)
+        recipe = replace(self._recipe, plan=None)  # type: ignore[arg-type]
+        self._process = self._context.Process(
+            target=_serve, args=(theirs, recipe, self._settings), name="fastload-samples", daemon=True
+        )
         try:
             self._process.start()
         except BaseException:
@@ -74,19 +97,15 @@ class SampleProcess:
             raise
         finally:
             theirs.close()
-        self._closed = False
+        self.started = True
         # Else a child that is forked off this process would end it when it exits: it takes it for its own.
         multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
 
-    def max_pixels(self, here: int) -> int:
-        """The size of image, in pixels, above which Pillow objects in that process; 0 is no limit. Blocks.
-
-        Args:
-            here: The same in this process, of which a forked one has a copy.
-        """
-        if self._max_pixels is None:
-            self._max_pixels = here if self._forked else int(self._ask(("max_pixels",)))
-        return self._max_pixels
+    @functools.cached_property
+    def max_pixels(self) -> int:
+        """The size of image, in pixels, above which Pillow objects in that process; 0 is no limit. May block."""
+        limit = self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels
+        return int(limit or 0)
 
     def sample(
         self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str
@@ -141,7 +160,7 @@ class SampleProcess:
 
     def kill(self) -> None:
         """End the process, whatever it is at. From any thread; whoever waits for an answer gets a RuntimeError."""
-        if os.getpid() == self._pid and not self._closed:
+        if os.getpid() == self._pid and self.started and not self._closed:
             self._process.kill()
 
     def close(self) -> None:
@@ -149,6 +168,8 @@ class SampleProcess:
         if self._closed or os.getpid() != self._pid:  # a forked child: the process is its parent's
             return
         self._closed = True
+        if not self.started:
+            return
         with contextlib.suppress(OSError):  # it has ended
             self._connection.send_bytes(pickle.dumps(None))
         self._connection.close()
@@ -158,9 +179,32 @@ class SampleProcess:
             self._process.join(JOIN_S)
 
     def __del__(self) -> None:
-        if not self._closed:  # nobody waits for an answer any more
+        if vars(self).get("started") and not self._closed:  # nobody waits for an answer any more
             self.kill()
             self.close()
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a sample depends on, that the program can change at any time, and that workers keep from their start."""
+
+    directory: str | None
+    load_truncated: bool
+    max_pixels: int | None
+    dtype: torch.dtype
+
+    @classmethod
+    def now(cls) -> _Settings:
+        return cls(
+            working_directory(), ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, torch.get_default_dtype()
+        )
+
+    def restore(self) -> None:
+        if self.directory is not None:
+            with contextlib.suppress(OSError):  # it has been removed
+                os.chdir(self.directory)
+        ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = self.load_truncated, self.max_pixels
+        torch.set_default_dtype(self.dtype)
 
 
 @contextlib.contextmanager
@@ -187,10 +231,12 @@ def _sendable(source: Any) -> Any:
     return source if isinstance(source, str | bytes) else bytes(source)
 
 
-def _serve(connection: Connection, recipe: Recipe) -> None:
+def _serve(connection: Connection, recipe: Recipe, settings: _Settings | None) -> None:
     """The process's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process, after its own KeyboardInterrupt
     usual_signals()
+    if settings is not None:
+        settings.restore()
     _utils.signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
     _nvtx.name_thread("fl-samples")
     torch.set_num_threads(1)
@@ -222,10 +268,8 @@ def _pickled(answer: Any) -> bytes:
         return pickle.dumps(_UnsendableError(f"it cannot be pickled: {type(error).__name__}: {error}"))
 
 
-def _max_pixels(recipe: Recipe) -> int:
-    from PIL import Image
-
-    return int(Image.MAX_IMAGE_PIXELS or 0)
+def _max_pixels(recipe: Recipe) -> int | None:
+    return Image.MAX_IMAGE_PIXELS
 
 
 def _sample(recipe: Recipe, source: Any, state: bytes | None, size: tuple[int, ...], worker: int, where: str) -> Any:

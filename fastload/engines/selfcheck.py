@@ -37,7 +37,7 @@ def check_recipe(
 
     Args:
         recipe: To check.
-        process: Has the same recipe.
+        process: Has the same recipe; started.
         images_of: Makes images of pixels and of boxes to erase, on the CPU, as the native engine will.
         any_share: Whether to accept a dataset of which the core takes little.
         timeout_s: For each sample; ``None`` waits for ever.
@@ -88,7 +88,7 @@ def _compare(
         return False, None if expected is None else f"sample {index} raises {located} in encoded()"
     source, target = located
     pixels = torch.empty((2, *recipe.pipeline.size, 3), dtype=torch.uint8)
-    options = {**recipe.options, "max_pixels": process.max_pixels(recipe.options["max_pixels"])}
+    options = {**recipe.options, "max_pixels": process.max_pixels}
     # Twice, so that the state between the two can be seen.
     stream = _core.RandomStream(state)
     try:

@@ -82,6 +82,7 @@ def test_any_pipeline(root, pipeline):
     images_of = _host_images(recipe, torch.contiguous_format)
     process = SampleProcess(recipe)
     try:
+        process.start()
         assert check_recipe(recipe, process, images_of, any_share=True) is None
     finally:
         process.close()

@@ -348,6 +348,7 @@ def test_the_check_leaves_the_random_states_alone(root):
 
     images_of = _host_images(read, torch.contiguous_format)
     process = SampleProcess(read)
+    process.start()
     assert selfcheck.check_recipe(read, process, images_of, any_share=False) is None
     process.close()
     assert torch.equal(before[0], torch.get_rng_state())

@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -30,14 +31,20 @@ if TYPE_CHECKING:
     from fastload.vision.recipe import Recipe
 
 
+_PACKAGE = str(Path(__file__).parent)
+
+
 class FallbackWarning(UserWarning):
     """A pipeline that could have run natively does not, because a check on its own data found a difference."""
 
 
 def _warn(why: str) -> None:
     """Warn, at the caller of ``iter(loader)``, and go on: also where warnings are turned into errors."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
     with contextlib.suppress(FallbackWarning):
-        warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=6)
+        warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=level)
 
 
 def read_loader(loader: FastLoader[Any], device: torch.device) -> Recipe | tuple[str, ...]:

@@ -119,8 +119,8 @@ def epochs_of(make, count: int = 2, breaks_at: int | None = None, seed: int = 3)
                 seen.append(next(iterator))
             except StopIteration:
                 break
-            except Exception as error:  # compared by the caller
-                seen.append(error)
+            except Exception as error:  # compared by the caller; its traceback would hold the loader and its workers
+                seen.append(error.with_traceback(None))
             number += 1
         del iterator
         seen.append(torch.get_rng_state())

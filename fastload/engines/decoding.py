@@ -105,9 +105,6 @@ class Line:
         self._batches: deque[Batch] = deque()
         self._number = 0  # of the next batch, when there is none before it
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # for the line's thread: there is something to see to
-        self._wants_process = False
-        self._process_answer: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._process_error: Exception | None = None
         self._draining = False
         self._last = False
         self._closed = False
@@ -190,22 +187,17 @@ class Line:
     def _wait_for(self, batch: Batch, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         while not batch.made and not self._closed:
-            if self._wants_process:
-                self._start_process()
+            self._process.start_if_wanted()
             left = until - time.monotonic() if timeout_s else LOOK_S
             if not batch.ready.acquire(timeout=max(0.0, min(LOOK_S, left))) and timeout_s and left <= LOOK_S:
                 raise TookTooLongError
         if self._closed:
             raise RuntimeError("the FastLoader of this iterator was closed")
 
-    def _start_process(self) -> None:
-        self._wants_process = False
-        try:
-            self._process.start()
-        except Exception as error:  # noqa: BLE001 - the batch's that needs it
-            self._process_error = error
-        finally:
-            self._process_answer.put(None)
+    def _wake(self) -> None:
+        """Let the consumer, if it waits, look again."""
+        for batch in tuple(self._batches):
+            batch.release()
 
     def totals(self) -> Totals:
         """What the threads have spent so far: reading files, decoding, on a core, putting batches together."""
@@ -248,9 +240,7 @@ class Line:
             return
         self._closed = True
         self._news.put(None)
-        for batch in tuple(self._batches):
-            batch.release()
-        self._process_answer.put(None)
+        self._wake()
         self._process.kill()
         self.pool.close()
         if self._thread is None:
@@ -430,7 +420,8 @@ class Line:
         begun = time.monotonic()
         try:
             size = tuple(batch.pixels.shape[1:3])
-            made, after = self._started_process().sample(source, before, size=size, worker=batch.worker, where=where)
+            self._process.wait_started(self._wake)
+            made, after = self._process.sample(source, before, size=size, worker=batch.worker, where=where)
         except RuntimeError:
             if self._closed:
                 raise ClosedError from None
@@ -440,20 +431,6 @@ class Line:
         if isinstance(made, ExceptionWrapper):
             raise PythonError(sample, made, None if before is None or self._by_index else after)
         return made, after
-
-    def _started_process(self) -> SampleProcess:
-        """The process, once the consumer has started it: where other threads may hold locks, only its own may fork."""
-        while not self._process.started:
-            self._wants_process = True
-            for batch in tuple(self._batches):
-                batch.release()  # the consumer, if it waits, sees to it
-            self._process_answer.get()
-            if self._closed:
-                raise ClosedError
-            error, self._process_error = self._process_error, None
-            if error is not None:
-                raise RuntimeError(f"cannot start a process for samples made in Python: {error}") from error
-        return self._process
 
     def _break_off(self, batch: Batch, state: bytes | None) -> None:
         """The worker's generator stands at ``state`` after ``batch``: what was drawn since is drawn anew."""

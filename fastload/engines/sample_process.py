@@ -14,6 +14,7 @@ import functools
 import multiprocessing
 import os
 import pickle
+import queue
 import signal
 import threading
 import time
@@ -56,7 +57,9 @@ class SampleProcess:
     """
 
     def __init__(self, recipe: Recipe, context: Any = None) -> None:
-        self.started = self._closed = False
+        self.started = self._closed = self._killed = self._wanted = False
+        self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()  # to who waits for the start
+        self._error: Exception | None = None
         self._pid = os.getpid()
         self._context = context or multiprocessing.get_context()
         self._recipe = recipe
@@ -71,16 +74,40 @@ class SampleProcess:
         Raises:
             Exception: What starting one of torch's workers raises here, such as an error of pickling.
         """
-        if self.started:
-            return
-        try:
+        if not self.started:
             with deferred_signals(), forking_workers(), _may_have_children():
                 self._start()
-        except BaseException:
-            if self.started:
-                self.kill()
-                self.close()
-            raise
+
+    def wait_started(self, wake: Callable[[], None]) -> None:
+        """Have the loader's own thread start the process, in another one. Blocks.
+
+        Where other threads run, only that one may fork: it holds no lock that the child would find held for ever.
+
+        Args:
+            wake: Called when the loader's own thread is to look.
+
+        Raises:
+            RuntimeError: The process cannot be started, or :meth:`kill` was called.
+        """
+        while not self.started:
+            self._wanted = True
+            wake()
+            self._answers.get()
+            error, self._error = self._error, None
+            if self._killed or error is not None:
+                raise RuntimeError(f"a process for samples made in Python cannot be started: {error}") from error
+
+    def start_if_wanted(self) -> None:
+        """In the loader's own thread: start the process if another thread waits for that."""
+        if not self._wanted:
+            return
+        self._wanted = False
+        try:
+            self.start()
+        except Exception as error:  # noqa: BLE001 - for who waits
+            self._error = error
+        finally:
+            self._answers.put(None)
 
     def _start(self) -> None:
         ends: tuple[Connection, Connection] = self._context.Pipe()
@@ -159,7 +186,9 @@ class SampleProcess:
         return answer
 
     def kill(self) -> None:
-        """End the process, whatever it is at. From any thread; whoever waits for an answer gets a RuntimeError."""
+        """End the process, whatever it is at. From any thread; who waits for it or an answer gets a RuntimeError."""
+        self._killed = True
+        self._answers.put(None)
         if os.getpid() == self._pid and self.started and not self._closed:
             self._process.kill()
 

@@ -472,6 +472,35 @@ def test_nobody_elses_draws_reach_a_sample_made_in_python_nor_the_other_way_roun
         assert_equal(ours, wanted)
 
 
+def test_a_process_is_forked_when_a_sample_needs_it_and_by_the_loaders_own_thread(folder, mixed, monkeypatch):
+    """Not by the thread that asks for it: others may hold locks, of torch's generator say, that nobody lets go of."""
+    started = []
+    real = SampleProcess._start
+
+    def start(process):
+        started.append(threading.current_thread())
+        real(process)
+
+    monkeypatch.setattr(SampleProcess, "_start", start)
+    for root, wanted in ((folder, 1), (mixed, 3)):
+        started.clear()
+        with FastLoader(ImageFolder(root, train_v1()), **RUN, **NATIVE) as loader:
+            for _ in range(3):
+                assert len(list(loader)) == 6
+        assert started == [threading.main_thread()] * wanted
+
+
+def test_a_process_that_cannot_be_started_is_the_error_of_the_batches_that_need_it(mixed, monkeypatch):
+    dataset = ImageFolder(mixed, train_v1())
+    dataset.samples.sort(key=lambda sample: sample[0].endswith("000.png"))
+    with FastLoader(dataset, 16, num_workers=1, shuffle=False, **NATIVE) as loader:
+        list(loader)
+        monkeypatch.setattr(SampleProcess, "_start", lambda _: (_ for _ in ()).throw(BlockingIOError("no more")))
+        iterator = iter(loader)
+        with pytest.raises(RuntimeError, match="cannot be started: no more"):
+            list(iterator)
+
+
 def test_a_batch_of_samples_made_in_python_is_late_after_the_timeout(mixed, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     dataset = ImageFolder(mixed, train_v1())

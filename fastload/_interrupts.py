@@ -1,0 +1,143 @@
+"""Signals are delivered after what must not be left half done: starting processes and threads, ending them.
+
+Python runs signal handlers in the main thread between any two bytecodes. An exception from one (``KeyboardInterrupt``)
+between ``os.fork`` and the child's first lines makes the child go on as a copy of the program; between the start of a
+process and the line that notes it, nobody will end that process. Blocking the signals would not do: another thread
+takes them, and Python runs their handlers in the main thread all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType, TracebackType
+
+LONGEST_S: Final = 5.0
+"""A signal that arrives later is not deferred any more, so that Ctrl-C ends what has got stuck."""
+
+
+class DeferredSignals:
+    """See :func:`deferred_signals`."""
+
+    def __init__(self, open_in: frozenset[CodeType]) -> None:
+        self._open_in = open_in
+        self._former: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._arrived: list[int] = []
+        self._defers = False
+        self._until = 0.0
+        self._frame: FrameType | None = None
+        self._outer: DeferredSignals | None = None
+        self._thread = 0
+        self._pid = os.getpid()
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        if thread != threading.main_thread().ident:  # runs no handlers
+            return
+        global _innermost
+        self._thread = thread
+        self._frame = sys._getframe(1)
+        self._until = time.monotonic() + LONGEST_S
+        self._outer = _innermost
+        try:
+            self._defers = True
+            for number in range(1, signal.NSIG):
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._former[number] = handler
+                    signal.signal(number, self._note)
+            _innermost = self
+        except BaseException:
+            self.end()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Restore the handlers and deliver what has arrived."""
+        try:
+            self._restore()
+        finally:
+            self._deliver()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self._defers or time.monotonic() > self._until or self._is_open(frame):
+            self._former[number](number, frame)
+        elif number not in self._arrived:
+            self._arrived.append(number)
+
+    def _is_open(self, frame: FrameType | None) -> bool:
+        if not self._open_in:
+            return False
+        while frame is not None and frame is not self._frame:
+            if frame.f_code in self._open_in:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _restore(self) -> None:
+        global _innermost
+        if _innermost is self:
+            _innermost = self._outer
+        self._defers = False  # from here on, a handler that is left (others have chained to it) only forwards
+        self._frame = self._outer = None
+        for number, handler in self._former.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, handler)
+
+    def _deliver(self) -> None:
+        while self._arrived:
+            try:
+                signal.raise_signal(self._arrived.pop(0))
+            finally:
+                self._deliver()
+
+    def forked(self) -> None:
+        """In a child: what had arrived before was its parent's. A fork of another thread's knows nothing of this."""
+        self._arrived.clear()
+        if threading.get_ident() != self._thread:
+            self._restore()
+
+
+_innermost: DeferredSignals | None = None
+
+
+def deferred_signals(open_in: frozenset[CodeType] = frozenset()) -> DeferredSignals:
+    """Defer signals that have a Python handler to the end of a ``with`` block; then deliver each of them once.
+
+    In other threads than the main one, where no handler runs, it does nothing. May be nested. A child process that is
+    forked within goes on deferring, until :data:`LONGEST_S` are over or it calls :func:`usual_signals`. A spawned one
+    starts with the handlers of a new program.
+
+    Args:
+        open_in: Functions that run the user's code, which a signal must be able to end: one that arrives while any of
+            them is being called is delivered at once. Nothing may be half done when they are called.
+    """
+    return DeferredSignals(open_in)
+
+
+def usual_signals() -> None:
+    """In a forked child: put the handlers back, and deliver what has arrived since the fork. Elsewhere, nothing."""
+    while _innermost is not None and _innermost._pid != os.getpid():
+        _innermost.end()
+
+
+def _after_fork() -> None:
+    deferral = _innermost
+    while deferral is not None:
+        outer = deferral._outer
+        deferral.forked()
+        deferral = outer
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,241 @@
+"""Signals that arrive in a ``deferred_signals()`` block: all of them delivered, none of them within."""
+
+# ruff: noqa: PT012 (what is tested is a block)
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from fastload import _interrupts
+from fastload._interrupts import deferred_signals, usual_signals
+
+
+class Alarm(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Python handlers that raise, and afterwards the former ones."""
+
+    def alarm(number, frame):
+        raise Alarm
+
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, alarm)
+    yield {signal.SIGINT: signal.default_int_handler, signal.SIGALRM: alarm}
+    for number, handler in former.items():
+        signal.signal(number, handler)
+    assert _interrupts._innermost is None
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, Alarm)])
+def test_a_signal_is_delivered_once_and_at_the_end(handlers, number, error):
+    log = []
+    with pytest.raises(error), deferred_signals():
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        log.append("whole")
+    assert log == ["whole"]
+    assert {known: signal.getsignal(known) for known in handlers} == handlers
+    with pytest.raises(error):
+        signal.raise_signal(number)
+
+
+def test_each_of_several_signals_is_delivered():
+    log = []
+    signal.signal(signal.SIGTERM, lambda number, frame: log.append(number))
+    with pytest.raises(Alarm) as caught, deferred_signals():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM, signal.SIGALRM):
+            signal.raise_signal(number)
+        assert not log
+    assert log == [signal.SIGTERM]
+    assert type(caught.value.__context__) is KeyboardInterrupt
+
+
+def test_signals_that_kill_or_are_ignored_stay_as_they_are():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with deferred_signals():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_error_is_the_context_of_the_signal_that_came_before_it():
+    with pytest.raises(KeyboardInterrupt) as caught, deferred_signals():
+        signal.raise_signal(signal.SIGINT)
+        raise BrokenPipeError
+    assert type(caught.value.__context__) is BrokenPipeError
+
+
+def test_nested_blocks_end_with_the_outermost():
+    log = []
+    with pytest.raises(KeyboardInterrupt), deferred_signals():
+        with deferred_signals():
+            signal.raise_signal(signal.SIGINT)
+        log.append("after the inner one")
+    assert log == ["after the inner one"]
+
+
+def test_the_users_code_can_be_ended():
+    log = []
+
+    def sampler():
+        signal.raise_signal(signal.SIGINT)
+        log.append("went on")
+
+    def start():
+        sampler()
+
+    for open_in, expected in ((frozenset({start.__code__}), []), (frozenset(), ["went on"])):
+        log.clear()
+        with pytest.raises(KeyboardInterrupt), deferred_signals(open_in):
+            start()
+        assert log == expected
+
+    def outside():  # what runs around the block does not count
+        with deferred_signals(frozenset({outside.__code__})):
+            signal.raise_signal(signal.SIGINT)
+            log.append("deferred")
+
+    with pytest.raises(KeyboardInterrupt):
+        outside()
+    assert log == ["went on", "deferred"]
+
+
+def test_what_has_got_stuck_can_be_ended(monkeypatch):
+    monkeypatch.setattr(_interrupts, "LONGEST_S", -1.0)
+    log = []
+    with pytest.raises(KeyboardInterrupt), deferred_signals():
+        signal.raise_signal(signal.SIGINT)
+        log.append("went on")
+    assert log == []
+
+
+def test_a_handler_that_was_chained_to_ours_stays_and_goes_on_to_the_former_one(handlers):
+    log = []
+    with deferred_signals():
+        former = signal.getsignal(signal.SIGALRM)
+
+        def chained(number, frame):  # as torch does with SIGCHLD
+            log.append(number)
+            former(number, frame)
+
+        signal.signal(signal.SIGALRM, chained)
+    assert signal.getsignal(signal.SIGALRM) is chained
+    with pytest.raises(Alarm):
+        signal.raise_signal(signal.SIGALRM)
+    assert log == [signal.SIGALRM]
+
+
+def test_another_thread_changes_no_handlers(handlers):
+    seen = []
+
+    def run():
+        with deferred_signals():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+def child(function):
+    """Fork and run ``function``. Returns the child's exit status: 1 for KeyboardInterrupt, else what it returned."""
+    pid = os.fork()
+    if not pid:
+        status = 99
+        try:
+            status = function()
+        except KeyboardInterrupt:
+            status = 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_defers_until_it_says_otherwise():
+    def early():
+        signal.raise_signal(signal.SIGINT)
+        return 7
+
+    def settled():
+        signal.raise_signal(signal.SIGINT)
+        usual_signals()
+        return 7
+
+    def own_handlers():
+        usual_signals()  # the parent's signal is no concern of it
+        return 7 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 8
+
+    with pytest.raises(KeyboardInterrupt), deferred_signals(), deferred_signals():
+        signal.raise_signal(signal.SIGINT)
+        statuses = [child(early), child(settled), child(own_handlers)]
+        usual_signals()  # nothing to a process that was not forked
+        statuses.append("whole")
+    assert statuses == [7, 1, 7, "whole"]
+
+
+def test_a_child_of_another_thread_has_the_usual_handlers():
+    statuses = []
+    with deferred_signals():
+        thread = threading.Thread(
+            target=lambda: statuses.append(child(lambda: signal.raise_signal(signal.SIGINT) or 7))
+        )
+        thread.start()
+        thread.join()
+    assert statuses == [1]
+
+
+def test_an_interrupt_at_any_bytecode_is_delivered_exactly_once():
+    """Also between two bytecodes of :mod:`fastload._interrupts` itself."""
+    own = _interrupts.__file__
+    ran = []
+
+    def interrupted_at(k):
+        """Whether there is a bytecode ``k``; raises as the block does."""
+        count = 0
+
+        def trace(frame, event, arg):
+            nonlocal count
+            if frame.f_code.co_filename != own:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            if event == "opcode":
+                count += 1
+                if count == k + 1:
+                    signal.raise_signal(signal.SIGINT)
+            return trace
+
+        sys.settrace(trace)
+        try:
+            with deferred_signals():
+                ran.append(k)
+        finally:
+            sys.settrace(None)
+        return count > k
+
+    outcomes = []
+    k = 0
+    while True:
+        try:
+            if not interrupted_at(k):
+                break
+            outcomes.append("lost")
+        except KeyboardInterrupt:
+            outcomes.append("raised")
+        assert _interrupts._innermost is None
+        with pytest.raises(KeyboardInterrupt):  # whoever handles it now, it is delivered
+            signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        k += 1
+    assert set(outcomes) == {"raised"}
+    assert len(outcomes) > 100
+    assert len(ran) > 50

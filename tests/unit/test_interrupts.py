@@ -194,7 +194,8 @@ def test_a_child_of_another_thread_has_the_usual_handlers():
     assert statuses == [1]
 
 
-def test_an_interrupt_at_any_bytecode_is_delivered_exactly_once():
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, Alarm)])
+def test_an_interrupt_at_any_bytecode_is_delivered_exactly_once(handlers, number, error):
     """Also between two bytecodes of :mod:`fastload._interrupts` itself."""
     own = _interrupts.__file__
     ran = []
@@ -211,7 +212,7 @@ def test_an_interrupt_at_any_bytecode_is_delivered_exactly_once():
             if event == "opcode":
                 count += 1
                 if count == k + 1:
-                    signal.raise_signal(signal.SIGINT)
+                    signal.raise_signal(number)
             return trace
 
         sys.settrace(trace)
@@ -229,12 +230,13 @@ def test_an_interrupt_at_any_bytecode_is_delivered_exactly_once():
             if not interrupted_at(k):
                 break
             outcomes.append("lost")
-        except KeyboardInterrupt:
+        except error:
             outcomes.append("raised")
         assert _interrupts._innermost is None
-        with pytest.raises(KeyboardInterrupt):  # whoever handles it now, it is delivered
-            signal.raise_signal(signal.SIGINT)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for known, handler in handlers.items():
+            with pytest.raises((KeyboardInterrupt, Alarm)):  # whoever handles it now, it is delivered
+                signal.raise_signal(known)
+            signal.signal(known, handler)
         k += 1
     assert set(outcomes) == {"raised"}
     assert len(outcomes) > 100

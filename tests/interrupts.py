@@ -1,0 +1,97 @@
+"""Ctrl-C at every moment: SIGINT is made pending before each bytecode in turn, and lands where the interpreter lets it.
+
+Raising from a trace function instead would prove too much: a signal lands after a call, at a function's start and where
+a loop goes back, and nowhere else. So ``with`` over a lock made in C is whole, and one over a
+:class:`threading.Condition`, whose ``__enter__`` is Python, is not.
+"""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+TESTS = str(Path(__file__).parent)
+S = TypeVar("S")
+
+
+class _Pending:
+    """``pending[signum]`` makes a signal pending without a call, after which the tracer itself would get the signal."""
+
+    __getitem__ = _thread.interrupt_main
+
+
+class _Tracer:
+    """Makes SIGINT pending before the ``moment``-th bytecode in frames of files outside the tests."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+        self.pending = _Pending()
+
+    def enter(self, frame: FrameType, _event: str, _arg: Any) -> Any:
+        if self.left == 0 or frame.f_code.co_filename.startswith(TESTS):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self.step
+
+    def step(self, frame: FrameType | None, event: str, _arg: Any) -> Any:
+        if event != "opcode":
+            return self.step
+        self.left -= 1
+        if self.left:
+            return self.step
+        while frame is not None:  # else the signal would land in the next call of this function
+            frame.f_trace = None
+            frame = frame.f_back
+        self.pending[signal.SIGINT]  # type: ignore[index]
+        return None
+
+
+def interrupted_at_every_opcode(
+    make: Callable[[], S],
+    act: Callable[[S], object],
+    check: Callable[[S, bool], object],
+    *,
+    at_most: int = 50_000,
+) -> int:
+    """Interrupt ``act(make())`` before its first bytecode, then a new one before its second, until one goes through.
+
+    Frames of every Python file count (fastload's, :mod:`threading`'s, :mod:`weakref`'s), except those under ``tests/``.
+    For an interrupt not to lose what the code under test has handed over, take it without a call in between: by
+    ``for``, or by ``seen.extend(islice(iterator, 1))``. Must run in the main thread.
+
+    Args:
+        make: Makes the subject. Not interrupted.
+        act: What is interrupted. It has to end by itself: a pending signal does not end a wait that begins after it.
+        check: Gets the subject and whether :class:`KeyboardInterrupt` came out of ``act``. Not interrupted.
+        at_most: Bytecodes before giving up.
+
+    Returns:
+        How many moments there were. The last run, which no interrupt reached, is checked, too.
+    """
+    handler, tracing = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
+    try:
+        for moment in range(1, at_most):
+            tracer = _Tracer(moment)
+            subject, interrupted = make(), False
+            try:
+                sys.settrace(tracer.enter)
+                act(subject)
+                sys.settrace(None)  # a call: what is pending still lands here
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                sys.settrace(None)
+            check(subject, interrupted)
+            if tracer.left > 0:
+                return moment - 1
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGINT, handler)
+    raise AssertionError(f"still running after {at_most} bytecodes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -10,12 +11,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload import _nvtx
+from fastload._interrupts import deferred_signals
 from fastload._nvtx import stage
 from fastload.device.replay import Replay
 from fastload.device.transfer import Transfer
 from fastload.engines.arrivals import Arrivals
 from fastload.engines.auto import auto_workers
 from fastload.engines.by_index import check_seedable, seeded
+from fastload.engines.shutdown import after_error, shut_down, start_workers
 from fastload.engines.workers import Collate, first_call_of, next_of, refresh, stages_of, start_epoch, view_of
 from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
@@ -275,7 +278,7 @@ class FastLoader(DataLoader[T_co]):
         vars(view).update(vars(self))
         if self.num_workers:
             vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, board)
-        iterator: Any = DataLoader.__iter__(view)
+        iterator: Any = start_workers(lambda: DataLoader.__iter__(view))
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
         self._runtime.measure(iterator, measure(iterator, Meter(board, self.batch_size)))
@@ -313,9 +316,10 @@ def _pinned_tuple_type() -> type:
 
 
 def _end(transfer: Transfer, arrivals: Arrivals, runtime: Runtime) -> None:
-    """What remains to be done when an iterator is gone."""
-    arrivals.close()
-    runtime.retire(transfer, arrivals)
+    """What remains to be done when an iterator is gone. Idempotent."""
+    with deferred_signals():
+        arrivals.close()
+        runtime.retire(transfer, arrivals)
 
 
 class DeviceIterator:
@@ -347,11 +351,13 @@ class DeviceIterator:
         self._board = board_for(loader)
         self._meter = Meter(self._board, loader.batch_size)
         self._view = view_of(loader, **self._changes(loader))
+        self._consuming = threading.RLock()  # one next() at a time, as threads may share torch's
+        self._finalizer = weakref.finalize(self, _end, self.transfer, self.arrivals, self._runtime)
+        self.arrivals.serve(self)
         self._host: Any = start_epoch(self._view)
         self._counts_up = loader.in_order and loader.num_workers > 0  # then torch's count says which batch it was
         measure_here(self._host, self._meter)
         self._runtime.take_in(self.transfer, self.arrivals)
-        self._finalizer = weakref.finalize(self, _end, self.transfer, self.arrivals, self._runtime)
         self._runtime.measure(self, self._meter)
         self._runtime.live.add(self)
 
@@ -373,7 +379,13 @@ class DeviceIterator:
         """Begin another epoch with the same, persistent, workers."""
         self.arrivals.pause()
         refresh(self._view, loader, **self._changes(loader))
-        self._host = start_epoch(self._view)
+        try:
+            self._host = start_epoch(self._view)
+        except BaseException:
+            if getattr(self._host, "_shutdown", False):  # the next epoch takes new workers
+                loader._iterator = None
+                self.close()
+            raise
         self.arrivals.resume()
         self.transfer.begin_epoch()
         self._meter.begin_epoch()
@@ -386,27 +398,31 @@ class DeviceIterator:
         return len(self._host)
 
     def __next__(self) -> Any:
-        if self._host is None:
-            raise RuntimeError("the FastLoader of this iterator was closed")
-        self.transfer.mark_step()  # not after the wait, which is no part of the step
-        meter = self._meter
-        asked = meter.ask()
-        try:
-            with stage("wait", self._number):
-                arrived = next_of(self._host)
-            self._number += 1
-            data = self.arrivals.take(arrived)
-        except BaseException:
-            meter.stop()
-            raise
-        meter.got(asked, self._batch(), self.arrivals.road)
-        return data
+        with self._consuming:
+            host = self._host
+            if host is None:
+                raise RuntimeError("the FastLoader of this iterator was closed")
+            self.transfer.mark_step()  # not after the wait, which is no part of the step
+            meter = self._meter
+            asked = meter.ask()
+            try:
+                with stage("wait", self._number):
+                    arrived = next_of(host)
+                self._number += 1
+                data = self.arrivals.take(arrived)
+            except BaseException as error:
+                meter.stop()
+                if not isinstance(error, StopIteration):
+                    after_error(host)
+                raise
+            meter.got(asked, self._batch(host), self.arrivals.road)
+            return data
 
-    def _batch(self) -> int | None:
+    def _batch(self, host: Any) -> int | None:
         """The number under which the board knows the batch that torch's iterator has just given out."""
         if self._counts_up:
-            return int(self._host._rcvd_idx) - 1
-        return None if self._host._num_workers else self._number - 1
+            return int(host._rcvd_idx) - 1
+        return None if host._num_workers else self._number - 1
 
     def __getattr__(self, name: str) -> Any:
         # What is known of torch's iterators (`_workers`, `_num_yielded`, ...) is asked of torch's iterator.
@@ -424,10 +440,13 @@ class DeviceIterator:
         return not self._finalizer.alive
 
     def close(self) -> None:
-        """Shut torch's iterator down (its workers and its thread end with it) and wait for the copies. Idempotent."""
-        host, self._host = self._host, None
-        self._view._iterator = None
-        shutdown = getattr(host, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
-        self._finalizer()
+        """Shut torch's iterator down (its workers and its thread end with it) and wait for the copies.
+
+        Idempotent, and whole if it is repeated after an interrupt.
+        """
+        host = self._host
+        if host is not None:
+            shut_down(host)
+        self._host = self._view._iterator = None
+        _end(self.transfer, self.arrivals, self._runtime)
+        self._finalizer.detach()

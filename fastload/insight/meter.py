@@ -13,6 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload.engines.shutdown import after_error, restart_workers
 from fastload.insight.board import FIGURES, Board
 from fastload.insight.fetching import Fetch, Sheet
 from fastload.insight.stats import Totals
@@ -162,8 +163,10 @@ class NextData:
         asked = meter.ask()
         try:
             data = type(iterator)._next_data(iterator)
-        except BaseException:
+        except BaseException as error:
             meter.stop()
+            if not isinstance(error, StopIteration):
+                after_error(iterator)
             raise
         if self._line is not None:
             line = self._line
@@ -205,7 +208,12 @@ def measure(iterator: Any, meter: Meter) -> Meter:
 
 def go_on(iterator: Any, loader: Any) -> Any:
     """Begin another epoch of a measured iterator whose workers persist."""
-    iterator._reset(loader)
+    try:
+        restart_workers(iterator, lambda: iterator._reset(loader))
+    except BaseException:
+        if getattr(iterator, "_shutdown", False):  # the next epoch takes new workers
+            loader._iterator = None
+        raise
     if isinstance(next_data := vars(iterator).get("_next_data"), NextData):
         next_data.meter.begin_epoch()
     return iterator

@@ -8,9 +8,12 @@ the queues waiting, and whoever joins them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import os
 import threading
+import weakref
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +31,28 @@ JOIN_S: Final = 5.0
 
 _LEFT_S: Final = 0.5
 """A lock that is not to be had for so long was left by an interrupt: all of them are held for microseconds."""
+
+
+_live: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _end_with_the_program() -> None:
+    """Before multiprocessing ends the workers: torch's thread that pins may be receiving a batch from them.
+
+    Torch does so for persistent workers only.
+    """
+    for iterator in list(_live):
+        if hasattr(iterator, "_workers") and not iterator._shutdown:
+            with deferred_signals():
+                _finish(iterator)
+
+
+def _disown() -> None:
+    _live.clear()
+
+
+atexit.register(_end_with_the_program)  # torch is imported, so this comes before its own and multiprocessing's
+os.register_at_fork(after_in_child=_disown)
 
 
 def _users_code() -> Iterator[CodeType]:
@@ -48,6 +73,7 @@ def start_workers(make: Callable[[], Any]) -> Any:
     try:
         with deferred_signals(_OPEN_IN):
             iterator = make()
+            _live.add(iterator)
             thread = getattr(iterator, "_pin_memory_thread", None)
             if thread is not None:  # torch waits for it without bound
                 thread.join = functools.partial(threading.Thread.join, thread, JOIN_S)

@@ -148,6 +148,7 @@ class NextData:
     """Stands for the ``_next_data`` of one of torch's iterators and measures the wait. Knows the iterator weakly.
 
     ``__next__`` of torch's iterators calls ``self._next_data()``, so that the iterator stays of torch's own type.
+    Threads that share the iterator take turns: in torch's own code, all but one of them wait for ever at the end.
     """
 
     def __init__(self, iterator: Any, meter: Meter) -> None:
@@ -156,8 +157,13 @@ class NextData:
         self._in_order = getattr(iterator, "_in_order", True)
         self._workers = hasattr(iterator, "_rcvd_idx")
         self._line = getattr(iterator, "_line", None)
+        self._consuming = threading.RLock()
 
     def __call__(self) -> Any:  # noqa: D102
+        with self._consuming:
+            return self._next_data()
+
+    def _next_data(self) -> Any:
         iterator: Any = self._iterator()
         meter = self.meter
         asked = meter.ask()

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType, TracebackType
 
+_getsignal: Final = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+"""Without the conversion to an enumeration, which is most of what a block costs."""
+
 LONGEST_S: Final = 5.0
 """A signal that arrives later is not deferred any more, so that Ctrl-C ends what has got stuck."""
 
@@ -49,7 +52,7 @@ class DeferredSignals:
         try:
             self._defers = True
             for number in range(1, signal.NSIG):
-                handler = signal.getsignal(number)
+                handler = _getsignal(number)
                 if callable(handler):
                     self._former[number] = handler
                     signal.signal(number, self._note)

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import functools
 import operator
-import weakref
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload import _nvtx
-from fastload._nvtx import stage
 from fastload.device.replay import Replay
-from fastload.device.transfer import Transfer
-from fastload.engines.arrivals import Arrivals
+from fastload.device_iterator import DeviceIterator
 from fastload.engines.auto import auto_workers
-from fastload.engines.by_index import check_seedable, epochs_of, seeded
-from fastload.engines.workers import Collate, first_call_of, next_of, refresh, stages_of, start_epoch, view_of
-from fastload.host import as_inference_tensors
+from fastload.engines.by_index import check_seedable, epochs_of
+from fastload.engines.shutdown import start_workers
+from fastload.engines.workers import first_call_of, refresh
 from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of
-from fastload.insight.meter import Meter, board_for, go_on, measure, measure_here
+from fastload.insight.meter import Meter, board_for, go_on, measure
 from fastload.insight.stats import Stats
 from fastload.lowered import NativeDeviceIterator, is_native, read_loader, start_native
-from fastload.memory.slots import SlotWriter
-from fastload.options import Accelerate, Device, Options, Rng, can_pin, has_streams, named_options, resolve_device
-from fastload.plan import Plan, has_own_iterator, make_plan, pins
+from fastload.options import Accelerate, Device, Options, Rng, named_options, resolve_device
+from fastload.plan import Plan, has_own_iterator, make_plan
 from fastload.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -280,7 +275,7 @@ class FastLoader(DataLoader[T_co]):
         vars(view).update(vars(self))
         if self.num_workers:
             vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, board)
-        iterator: Any = DataLoader.__iter__(view)
+        iterator: Any = start_workers(lambda: DataLoader.__iter__(view))
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
         self._runtime.measure(iterator, measure(iterator, Meter(board, self.batch_size)))
@@ -316,132 +311,3 @@ class FastLoader(DataLoader[T_co]):
 
 for _option in fields(Options):  # for subclasses whose __init__ does not call ours, as torchdata's StatefulDataLoader
     setattr(FastLoader, _option.name, _option.default)
-
-
-def _pinned_tuple_type() -> type:
-    """What the installed torch makes of a tuple when it pins it: a list in some versions."""
-    return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
-
-
-def _end(transfer: Transfer, arrivals: Arrivals, runtime: Runtime) -> None:
-    """What remains to be done when an iterator is gone."""
-    arrivals.close()
-    runtime.retire(transfer, arrivals)
-
-
-class DeviceIterator:
-    """One epoch on the device side: torch's own iterator, whose batches arrive there on their way to the consumer."""
-
-    def __init__(self, loader: FastLoader[Any], device: torch.device) -> None:
-        self.device = device
-        streams = has_streams(device)
-        side_stream = loader._runtime.copy_stream(device) if streams and loader.device_prefetch else None
-        memory_format = None if device.type == "cpu" else loader.memory_format
-        self.transfer = Transfer(device, side_stream, memory_format, loader.dtype)
-        self._pins = pins(loader, device)
-        asked_to_pin = loader.pin_memory and can_pin()
-        takes_turns = loader.in_order and loader.num_workers > 0
-        slots = loader._runtime.slot_pool(loader, device)
-        self.arrivals = Arrivals(
-            self.transfer,
-            num_workers=loader.num_workers if takes_turns else 1,
-            ahead=loader.device_prefetch if side_stream is not None else 0,
-            pin=self._pins or (asked_to_pin and device.type == "cpu"),
-            tuple_type=_pinned_tuple_type() if asked_to_pin else None,
-            slots=slots,
-            borrows=loader.num_workers == 0,
-        )
-        writer = None if slots is None else SlotWriter(slots.handle)
-        self._collate = Collate(loader.collate_fn, self.arrivals.key, writer)
-        self._runtime = loader._runtime
-        self._number = 0
-        self._board = board_for(loader)
-        self._meter = Meter(self._board, loader.batch_size)
-        self._view = view_of(loader, **self._changes(loader))
-        self._host: Any = start_epoch(self._view)
-        self._counts_up = loader.in_order and loader.num_workers > 0  # then torch's count says which batch it was
-        measure_here(self._host, self._meter)
-        self._runtime.take_in(self.transfer, self.arrivals)
-        self._finalizer = weakref.finalize(self, _end, self.transfer, self.arrivals, self._runtime)
-        self._runtime.measure(self, self._meter)
-        self._runtime.live.add(self)
-
-    def _changes(self, loader: FastLoader[Any]) -> dict[str, Any]:
-        """How the view differs from the loader: among others, torch's pin-memory thread delivers the batches."""
-        changes = {"collate_fn": self._collate, **stages_of(loader)}
-        if loader.num_workers:
-            first_call = changes.get("worker_init_fn", loader.worker_init_fn)
-            changes["worker_init_fn"] = first_call_of(loader, first_call, self._board)
-        if self._pins:
-            changes |= {"pin_memory": True}
-            if not loader.pin_memory:
-                changes |= {"pin_memory_device": ""}  # torch warns of it, but only where the user asked to pin
-        elif self.device.type != "cpu":
-            changes |= {"pin_memory": False}
-        epochs = epochs_of(loader)
-        return changes if epochs is None else seeded(loader, changes, epochs, vars(self).get("_view"))
-
-    def _reset(self, loader: FastLoader[Any]) -> None:
-        """Begin another epoch with the same, persistent, workers."""
-        self.arrivals.pause()
-        refresh(self._view, loader, **self._changes(loader))
-        self._host = start_epoch(self._view)
-        self.arrivals.resume()
-        self.transfer.begin_epoch()
-        self._meter.begin_epoch()
-        self._number = 0
-
-    def __iter__(self) -> DeviceIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._host)
-
-    def __next__(self) -> Any:
-        if self._host is None:
-            raise RuntimeError("the FastLoader of this iterator was closed")
-        self.transfer.mark_step()  # not after the wait, which is no part of the step
-        meter = self._meter
-        asked = meter.ask()
-        try:
-            with stage("wait", self._number):
-                arrived = next_of(self._host)
-            self._number += 1
-            data = self.arrivals.take(arrived)
-        except BaseException:
-            meter.stop()
-            raise
-        meter.got(asked, self._batch(), self.arrivals.road)
-        if torch.is_inference_mode_enabled() and self.device.type != "cpu":  # else torch's, or made in this thread
-            return as_inference_tensors(data)
-        return data
-
-    def _batch(self) -> int | None:
-        """The number under which the board knows the batch that torch's iterator has just given out."""
-        if self._counts_up:
-            return int(self._host._rcvd_idx) - 1
-        return None if self._host._num_workers else self._number - 1
-
-    def __getattr__(self, name: str) -> Any:
-        # What is known of torch's iterators (`_workers`, `_num_yielded`, ...) is asked of torch's iterator.
-        host = self.__dict__.get("_host")
-        if host is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(host, name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # as torch's iterators say it
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether its totals have been retired."""
-        return not self._finalizer.alive
-
-    def close(self) -> None:
-        """Shut torch's iterator down (its workers and its thread end with it) and wait for the copies. Idempotent."""
-        host, self._host = self._host, None
-        self._view._iterator = None
-        shutdown = getattr(host, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
-        self._finalizer()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.auto import NATIVE_STREAMS, AutoWorkers, choose_processes
 from fastload.engines.by_index import Epochs
+from fastload.engines.shutdown import shut_down
 from fastload.insight.meter import Meter, Meters
 from fastload.insight.stats import Stats, Totals, make_stats
 from fastload.lowered import Checks
@@ -83,8 +84,7 @@ class Runtime:
             return
         former: Any = loader._iterator
         if former is not None:  # persistent workers, too many or too few by now
-            end = getattr(former, "close", None) or former._shutdown_workers
-            end()
+            _close(former)
             loader._iterator = None
         if self.slots is not None and not self._roads:
             self.slots.close()
@@ -106,7 +106,8 @@ class Runtime:
         totals, missed = Totals(), Counter[str]()
         self._count(transfer, arrivals, totals, missed)  # not under the lock, as in stats()
         with self._lock:
-            self._roads.pop(id(transfer), None)
+            if self._roads.pop(id(transfer), None) is None:
+                return
             self._before.add(totals)
             self._missed.update(missed)
 
@@ -149,9 +150,15 @@ class Runtime:
         """End what is in use. Idempotent."""
         self._closed = True
         for iterator in list(self.live):
-            shutdown = getattr(iterator, "close", None) or getattr(iterator, "_shutdown_workers", None)
-            if shutdown is not None:
-                shutdown()
+            _close(iterator)
         self._streams.clear()
         if self.slots is not None:
             self.slots.close()
+
+
+def _close(iterator: Any) -> None:
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+    else:
+        shut_down(iterator)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from fastload._interrupts import deferred_signals
 from fastload.host import as_inference_tensors, map_leaves
 from fastload.options import check_device_prefetch, has_streams
 
@@ -108,9 +109,10 @@ def _take(loader: FastLoader[T], n: int) -> tuple[list[T], Any]:
         with torch.inference_mode(False), loader:  # they may be iterated outside of it later
             batches.extend(itertools.islice(loader, n))
     finally:
-        torch.set_rng_state(default)
-        for generator, state in kept:
-            generator.set_state(state)
+        with deferred_signals():
+            torch.set_rng_state(default)
+            for generator, state in kept:
+                generator.set_state(state)
     device = _device_of(batches)
     if device is None:
         return batches, None

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastload._interrupts import deferred_signals
 from fastload._nvtx import stage
 from fastload.device.clock import DeviceClock
 from fastload.device.epilogue import finish
@@ -210,7 +211,8 @@ class Transfer:
             if self._stream is None:
                 copied = self._issue(data, small, None)
             else:
-                with self._module.stream(self._stream):
+                # Interrupted halfway, it would leave the caller on the side stream.
+                with deferred_signals(), self._module.stream(self._stream):
                     try:
                         copied = self._issue(data, small, self._stream)
                         self._prepare_ends()

@@ -1,7 +1,11 @@
 """Batches that have arrived on the host, and which of them is copied to the device when.
 
 Torch's pin-memory thread delivers; a feeder thread copies what is next in turn; the consumer takes in torch's order. No
-thread polls: the feeder sleeps on a condition, or on an event while the GPU catches up.
+thread polls: the feeder sleeps on a queue, or on an event while the GPU catches up.
+
+A signal may interrupt the consumer anywhere. So its thread uses nothing but locks and queues that are made in C, which
+an interrupt finds either taken or not; :class:`threading.Condition` is left locked by one between ``__enter__`` and the
+block.
 """
 
 from __future__ import annotations
@@ -12,21 +16,25 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastload import _nvtx
+from fastload._interrupts import deferred_signals
+from fastload.engines.shutdown import JOIN_S
 from fastload.host import HostBatch, count_pinned, map_leaves, register
 from fastload.insight.stats import Totals
 from fastload.memory.packing import Packed, packed_bytes, unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastload.device.transfer import DeviceBatch, Transfer
     from fastload.memory.slots import Lease, SlotPool
 
 NONE_FREE = "no slot is free"
-JOIN_S = 5.0  # as long as torch waits for a worker
 
 
 class Arrival:
@@ -45,7 +53,7 @@ class Arrival:
         self.copied: DeviceBatch | None = None
         self.borrowed = False  # from memory of the user's, which may be written again when the next one is made
         self.failed = False  # the feeder could not copy it
-        self.starting = False  # the feeder is about to copy it
+        self.starting: threading.Lock | None = None  # the feeder copies it, and holds this meanwhile
         self.arrived = self.opened = 0.0  # when it had come, and when it had been pinned
 
     def start(self, transfer: Transfer, number: int) -> DeviceBatch:
@@ -106,7 +114,9 @@ class Arrivals:
         self.pin_s = 0.0
         self.road: tuple[tuple[str, float], ...] = ()  # of the batch that was handed over last: stages and their ends
         self.missed: Counter[str] = Counter()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # the collector may end an iterator in a thread that is inside
+        self._wake: SimpleQueue[Any] = SimpleQueue()
+        self._owner: Callable[[], Any] | None = None
         self._feeder: threading.Thread | None = None
         self._closed = False
         self._num_workers = max(1, num_workers)
@@ -120,19 +130,34 @@ class Arrivals:
         self._next_worker = 0
         self._taken = 0
 
+    def serve(self, owner: Any) -> None:
+        """Have the feeder end with ``owner``, whoever else knows of this, and though ``close`` should never be called.
+
+        Python runs no line for that, which an interrupt could prevent: a weak reference wakes the feeder.
+        """
+        self._owner = weakref.ref(owner, self._wake.put)
+
     def arrive(self, batch: HostBatch) -> Arrival:
         """Pin a batch and let the feeder know. Called by torch's pin-memory thread, or by the main process."""
         arrival = self._opened(batch)
-        with self._changed:
+        with self._lock:
             self._waiting[arrival.worker].append(weakref.ref(arrival))
             self._ended[arrival.worker] = False  # passed over for an error: torch raised it in that batch's place
             if self._feeder is None and self._ahead and not self._closed:
-                feeder = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
-                with contextlib.suppress(RuntimeError):  # no more threads: the consumer copies when it asks
-                    feeder.start()
-                    self._feeder = feeder
-            self._changed.notify_all()
+                self._start_feeder()
+        self._look()
         return arrival
+
+    def _start_feeder(self) -> None:
+        feeder = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
+        with deferred_signals(), contextlib.suppress(RuntimeError):  # no more threads: the consumer copies when it asks
+            feeder.start()
+            self._feeder = feeder
+
+    def _look(self) -> None:
+        """Have the feeder look for what is next."""
+        if self._feeder is not None:
+            self._wake.put(None)
 
     def _opened(self, batch: HostBatch) -> Arrival:
         arrived = time.monotonic()
@@ -165,13 +190,15 @@ class Arrivals:
     def take(self, arrived: Any) -> Any:
         """Hand over the batch that torch's iterator has just given out. Called by the consumer."""
         arrival = arrived if isinstance(arrived, Arrival) else self._opened(arrived)
-        with self._changed:
+        with self._lock:
             self._advance(arrival)
             number = self._taken
             self._taken += 1  # before the lock is let go of: the feeder numbers the batch after this one
-            while arrival.starting:
-                self._changed.wait()
-            copied = arrival.copied
+            starting = arrival.starting
+        if starting is not None:
+            with starting:  # until the feeder has issued it
+                pass
+        copied = arrival.copied
         if copied is None:
             copied = arrival.start(self.transfer, number)
         if arrival.borrowed:
@@ -183,8 +210,7 @@ class Arrivals:
             ("gpu", copied.roomed),
             ("h2d", copied.issued),
         )
-        with self._changed:  # last, so that the feeder's work does not delay this call
-            self._changed.notify_all()
+        self._look()  # last, so that the feeder's work does not delay this call
         return data
 
     def _advance(self, arrival: Arrival) -> None:
@@ -216,28 +242,35 @@ class Arrivals:
         _nvtx.name_thread("fastload-feeder")
         torch.accelerator.set_device_index(self.transfer.device)
         while True:
-            with self._changed:
+            with self._lock:
                 idle = self._pause or self._next() is None
             if idle:  # nothing to copy, so nothing is delayed: free the slots of the last copies as soon as may be
                 self.transfer.wait_copied()
-            with self._changed:
-                found = None
-                while not self._closed and found is None:
-                    found = None if self._pause else self._next()
-                    if found is None:
-                        self._changed.wait()
-                if self._closed or found is None:
-                    return
-                arrival, number = found
-                arrival.starting = True
+            claimed = self._claim()
+            if claimed is None:
+                return
+            arrival, number, starting = claimed
             try:
                 arrival.start(self.transfer, number)
             except BaseException:  # noqa: BLE001 - out of memory, or a custom type's own error, of any kind
                 arrival.failed = True  # the consumer meets it in its own thread and turn: there it is tried again
-            with self._changed:
-                arrival.starting = False
-                self._changed.notify_all()
-            del arrival, found
+            finally:
+                starting.release()
+            del arrival, claimed
+
+    def _claim(self) -> tuple[Arrival, int, threading.Lock] | None:
+        """Sleep until there is something to copy; ``None`` when there never will be."""
+        while True:
+            with self._lock:
+                if self._closed or (self._owner is not None and self._owner() is None):
+                    return None
+                found = None if self._pause else self._next()
+                if found is not None:
+                    arrival, number = found
+                    arrival.starting = starting = threading.Lock()
+                    starting.acquire()
+                    return arrival, number, starting
+            self._wake.get()
 
     def totals(self) -> Totals:
         """What has arrived so far, and what pinning took."""
@@ -245,36 +278,37 @@ class Arrivals:
 
     def copied_ahead(self) -> int:
         """Batches that are on the device, or on their way, and have not been handed over."""
-        with self._changed:
+        with self._lock:
             known = [arrival() for queue in self._waiting for arrival in queue]
             return sum(1 for arrival in known if arrival is not None and arrival.copied is not None)
 
     def pause(self) -> None:
         """Copy nothing while torch drains what is left of an epoch that was broken off."""
-        with self._changed:
+        with self._lock:
             self._pause = True
 
     def resume(self) -> None:
         """Begin another epoch of the same workers: torch deals from worker 0 again."""
-        with self._changed:
+        with self._lock:
             waiting = self._waiting
             self._begin_epoch()
             for queue, former in zip(self._waiting, waiting, strict=True):
                 queue.extend(known for known in former if known() is not None)
             self._pause = False
-            self._changed.notify_all()
+        self._look()
 
     def close(self) -> None:
-        """Stop the feeder and wait for it, then for the copies in flight. Idempotent."""
+        """Stop the feeder and wait for it, then for the copies in flight. Idempotent, also if it was interrupted."""
         if os.getpid() != self._pid:  # a forked child: the feeder is its parent's, and may have held the lock
             return
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+        self._look()
         if self._feeder is not None and self._feeder is not threading.current_thread():
             # Bounded, for the collector may have called this in a thread that holds a lock which the feeder needs; the
-            # feeder then ends as soon as that thread goes on.
-            self._feeder.join(JOIN_S)
+            # feeder then ends as soon as that thread goes on. An interrupted join takes the thread for ended.
+            with deferred_signals():
+                self._feeder.join(JOIN_S)
         self.transfer.close()
 
 

@@ -23,9 +23,11 @@ from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, get_worker_info
 
 from fastload import _nvtx
+from fastload._interrupts import usual_signals
 from fastload._nvtx import stage
 from fastload.engines.arrivals import NONE_FREE
 from fastload.engines.by_index import SeededByIndex
+from fastload.engines.shutdown import restart_workers, start_workers
 from fastload.host import HostBatch, count_pinned
 from fastload.insight.fetching import MeasuredWorker
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
@@ -140,9 +142,25 @@ class SendsPromptly:
             self.worker_init_fn(worker_id)
 
 
+class TakesSignals:
+    """A worker's first call: from here on, signals are handled as they were before workers were started.
+
+    An early Ctrl-C arrives here, where torch's worker takes it for its end; before, it would print a traceback.
+    """
+
+    def __init__(self, first_call: Callable[[int], None]) -> None:
+        self.first_call = first_call
+
+    def __call__(self, worker_id: int) -> None:  # noqa: D102
+        usual_signals()
+        torch._C._set_worker_signal_handlers()  # made in C, below those
+        self.first_call(worker_id)
+
+
 def first_call_of(loader: Any, worker_init_fn: Callable[[int], None] | None, board: Board) -> Callable[[int], None]:
-    """What a worker runs first: has its fetches measured, sends promptly, and does as the user says."""
-    return MeasuredWorker(worker_init_fn if loader.accelerate == "off" else SendsPromptly(worker_init_fn), board)
+    """What a worker runs first: takes signals, has its fetches measured, sends promptly, and does as the user says."""
+    promptly = worker_init_fn if loader.accelerate == "off" else SendsPromptly(worker_init_fn)
+    return TakesSignals(MeasuredWorker(promptly, board))
 
 
 def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
@@ -172,11 +190,20 @@ def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
     """Start torch's own iterator (with persistent workers: the same one, reset)."""
     seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
-    with forking_workers():
-        iterator: Any = iter(view)
+    former: Any = view._iterator
+    if former is not None:
+        restart_workers(former, lambda: iter(view))
+        return former  # type: ignore[no-any-return]
+    iterator = start_frozen(lambda: iter(view))
     if seeded is not None and not view.num_workers:
         seeded.run_here(iterator._base_seed)
     return iterator  # type: ignore[no-any-return]
+
+
+def start_frozen(make: Callable[[], Any]) -> Any:
+    """Make one of torch's iterators, of whose workers none collects garbage that it inherits."""
+    with forking_workers():
+        return start_workers(make)
 
 
 class _Forking(threading.local):

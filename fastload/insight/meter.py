@@ -13,6 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload.engines.shutdown import after_error, restart_workers
 from fastload.insight.board import FIGURES, Board
 from fastload.insight.fetching import Fetch, Sheet
 from fastload.insight.stats import Totals
@@ -152,6 +153,7 @@ class NextData:
     """Stands for the ``_next_data`` of one of torch's iterators and measures the wait. Knows the iterator weakly.
 
     ``__next__`` of torch's iterators calls ``self._next_data()``, so that the iterator stays of torch's own type.
+    Threads that share the iterator take turns: in torch's own code, all but one of them wait for ever at the end.
     """
 
     def __init__(self, iterator: Any, meter: Meter) -> None:
@@ -160,15 +162,22 @@ class NextData:
         self._in_order = getattr(iterator, "_in_order", True)
         self._workers = hasattr(iterator, "_rcvd_idx")
         self._line = getattr(iterator, "_line", None)
+        self._consuming = threading.RLock()
 
     def __call__(self) -> Any:  # noqa: D102
+        with self._consuming:
+            return self._next_data()
+
+    def _next_data(self) -> Any:
         iterator: Any = self._iterator()
         meter = self.meter
         asked = meter.ask()
         try:
             data = type(iterator)._next_data(iterator)
-        except BaseException:
+        except BaseException as error:
             meter.stop()
+            if not isinstance(error, StopIteration):
+                after_error(iterator)
             raise
         if self._line is not None:
             line = self._line
@@ -210,7 +219,12 @@ def measure(iterator: Any, meter: Meter) -> Meter:
 
 def go_on(iterator: Any, loader: Any) -> Any:
     """Begin another epoch of a measured iterator whose workers persist."""
-    iterator._reset(loader)
+    try:
+        restart_workers(iterator, lambda: iterator._reset(loader))
+    except BaseException:
+        if getattr(iterator, "_shutdown", False):  # the next epoch takes new workers
+            loader._iterator = None
+        raise
     if isinstance(next_data := vars(iterator).get("_next_data"), NextData):
         next_data.meter.begin_epoch()
     return iterator

@@ -26,6 +26,8 @@ from typing import Any, Final
 
 import torch
 
+from fastload._interrupts import deferred_signals
+from fastload.engines.shutdown import JOIN_S
 from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, State, Token
 
 HOMES_MAX: Final = 64  # two file descriptors each
@@ -127,7 +129,9 @@ class SlotPool:
         self._max_bytes = max_bytes
         self._register = register
         self._lock = threading.RLock()
-        self._homes = tuple(os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) for _ in range(min(max(1, homes), HOMES_MAX)))
+        self._homes: tuple[tuple[int, int], ...] = tuple(
+            os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) for _ in range(min(max(1, homes), HOMES_MAX))
+        )
         self._arenas: dict[int, Arena] = {}
         self._current: Arena | None = None
         self._outside: dict[int, int] = {}  # by retired arena: slots that are not back yet
@@ -174,7 +178,8 @@ class SlotPool:
             )
             builder = self._builder
             try:
-                builder.start()
+                with deferred_signals():
+                    builder.start()
             except RuntimeError as error:  # no more threads; or this process is about to end
                 self._builder = None
                 self.refusal = f"no thread to make slots: {error}"
@@ -260,7 +265,7 @@ class SlotPool:
     def _free(self, arena: Arena, index: int) -> None:
         if os.getpid() != self._pid:
             return
-        with self._lock:
+        with deferred_signals(), self._lock:  # or nobody would know of the slot
             if arena.descriptor < 0:
                 return
             if self._poison:
@@ -284,22 +289,27 @@ class SlotPool:
                         self._free(arena, index)
 
     def close(self) -> None:
-        """Free everything: registration, memory and descriptors. Copies must have completed. Idempotent."""
+        """Free everything: registration, memory and descriptors. Copies must have completed.
+
+        Idempotent, and whole if it is repeated after an interrupt.
+        """
         if os.getpid() != self._pid:  # before the lock, which another thread may have held when this process was forked
             return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            builder = self._builder
-        if builder is not None and builder is not threading.current_thread():  # the collector may call this anywhere
-            builder.join()
-        with self._lock:
-            self._current = None
-            for arena in list(self._arenas.values()):  # a lease may be collected meanwhile
-                arena.close()
-            self._arenas.clear()
-            _close_all(*(end for pipe in self._homes for end in pipe))
+        with deferred_signals():
+            with self._lock:
+                self._closed = True
+                builder = self._builder
+            if (
+                builder is not None and builder is not threading.current_thread()
+            ):  # the collector may call this anywhere
+                builder.join(JOIN_S)  # after that, it frees what it makes
+            with self._lock:
+                self._current = None
+                for arena in list(self._arenas.values()):  # a lease may be collected meanwhile
+                    arena.close()
+                self._arenas.clear()
+                homes, self._homes = self._homes, ()
+                _close_all(*(end for pipe in homes for end in pipe))
 
 
 def _is_alive(pid: int) -> bool:

@@ -16,7 +16,7 @@ from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, lowered
-from fastload import loader as loader_module
+from fastload import device_iterator
 from fastload.device.transfer import Transfer
 from fastload.host import as_inference_tensors
 
@@ -73,7 +73,7 @@ def test_batches_are_what_the_consumers_mode_is(road, arguments, at_iter):
 @pytest.mark.parametrize("own", [{}, {"dtype": torch.float32}, {"rng": "index"}], ids=["plain", "dtype", "index"])
 def test_what_a_thread_has_pinned_is_ordinary_as_with_torch(monkeypatch, own):
     simulated.install(monkeypatch)
-    monkeypatch.setattr(loader_module, "Transfer", Transfer)  # which leaves batches for the CPU alone
+    monkeypatch.setattr(device_iterator, "Transfer", Transfer)  # which leaves batches for the CPU alone
     arguments = {"batch_size": 2, "num_workers": 1, "pin_memory": True}
     theirs = flags(batches(DataLoader(Nested(), **arguments)))
     with FastLoader(Nested(), **arguments, device="cpu", **own) as loader:

@@ -21,8 +21,7 @@ from roads import simulated
 from roads.datasets import Gated, Images, Numbers, collect
 from torch.utils.data import Dataset
 
-from fastload import FastLoader
-from fastload import loader as loader_module
+from fastload import FastLoader, device_iterator
 from fastload.engines.workers import SWITCH_S
 
 WAIT_S = 60  # longer than any machine takes, short of the test's own limit
@@ -123,14 +122,14 @@ def copies(monkeypatch):
             started.put(number)
             return copied
 
-    monkeypatch.setattr(loader_module, "Transfer", Noted)
+    monkeypatch.setattr(device_iterator, "Transfer", Noted)
     return started
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 def test_the_next_batches_are_copied_before_they_are_asked_for(copies, num_workers, ahead):
-    loader = loader_module.FastLoader(
+    loader = FastLoader(
         Numbers(12), num_workers=num_workers, prefetch_factor=5, device="cuda", device_prefetch=ahead
     )
     iterator = iter(loader)
@@ -145,7 +144,7 @@ def test_the_next_batches_are_copied_before_they_are_asked_for(copies, num_worke
 
 
 def test_nothing_is_copied_ahead_when_that_is_turned_off(copies):
-    loader = loader_module.FastLoader(Numbers(6), num_workers=1, prefetch_factor=5, device="cuda", device_prefetch=0)
+    loader = FastLoader(Numbers(6), num_workers=1, prefetch_factor=5, device="cuda", device_prefetch=0)
     iterator = iter(loader)
     names = {thread.name for thread in threading.enumerate()}
     for number in range(6):
@@ -158,7 +157,7 @@ def test_nothing_is_copied_ahead_when_that_is_turned_off(copies):
 def test_images_are_laid_out_as_asked(monkeypatch):
     simulated.install(monkeypatch)
     for memory_format in (torch.channels_last, torch.contiguous_format):
-        loader = loader_module.FastLoader(Images(4), 2, num_workers=1, device="cuda", memory_format=memory_format)
+        loader = FastLoader(Images(4), 2, num_workers=1, device="cuda", memory_format=memory_format)
         for images, _ in loader:
             assert images.is_contiguous(memory_format=memory_format)
             assert torch.equal(images[0], Images(4)[int(images[0, 0, 0, 0])][0])

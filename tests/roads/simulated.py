@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastload import loader as loader_module
-from fastload import lowered, options
+from fastload import device_iterator, lowered, options
 from fastload import runtime as runtime_module
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.host import map_leaves
@@ -43,7 +42,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self.clone())
-    monkeypatch.setattr(loader_module, "Transfer", SimulatedTransfer)
+    monkeypatch.setattr(device_iterator, "Transfer", SimulatedTransfer)
     monkeypatch.setattr(runtime_module.Runtime, "copy_stream", lambda self, device: object())
     monkeypatch.setattr(runtime_module, "SlotPool", functools.partial(SlotPool, register=False))
     monkeypatch.setenv("FASTLOAD_DEBUG", "1")  # a slot that is free again is overwritten

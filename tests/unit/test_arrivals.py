@@ -68,6 +68,31 @@ class FakeTransfer:
         self.closed += 1
 
 
+class Bell:
+    """What wakes the feeder, and says when it sleeps."""
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self._rung = 0
+        self._sleeps = False
+
+    def put(self, _):
+        with self.changed:
+            self._rung += 1
+            self.changed.notify_all()
+
+    def get(self):
+        with self.changed:
+            self._sleeps = True
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self._rung, WAIT_S)
+            self._sleeps = False
+            self._rung -= 1
+
+    def is_quiet(self):
+        return self._sleeps and not self._rung
+
+
 @pytest.fixture
 def make(monkeypatch):
     """Makes Arrivals and stops their feeders afterwards."""
@@ -76,6 +101,7 @@ def make(monkeypatch):
 
     def of(num_workers=1, ahead=1, pin=False, slots=None):
         made.append(Arrivals(FakeTransfer(), num_workers, ahead, pin, None, slots))
+        made[-1]._wake = Bell()
         return made[-1]
 
     yield of
@@ -92,20 +118,27 @@ def arrive(arrivals, name):
 
 def settle(arrivals):
     """Wait until the feeder has copied all that it may, and say what that is."""
-    with arrivals._changed:
-        assert arrivals._changed.wait_for(lambda: arrivals._next() is None, WAIT_S), arrivals.transfer.started
+    asleep(arrivals)
+    assert arrivals._next() is None
     return arrivals.transfer.started
 
 
 def asleep(arrivals):
     """Wait until the feeder has seen the last change and sleeps again."""
-    pause = threading.Event()
-    for _ in range(WAIT_S * 1000):
-        with arrivals._changed:
-            if arrivals._changed._waiters:  # empty since the change
-                return arrivals.transfer.started
-        pause.wait(0.001)
-    raise AssertionError("the feeder does not sleep")
+    bell = arrivals._wake
+    with bell.changed:
+        assert bell.changed.wait_for(bell.is_quiet, WAIT_S), arrivals.transfer.started
+    return arrivals.transfer.started
+
+
+def asking(arrivals, batch):
+    """A consumer that has asked for ``batch``, and where it puts it."""
+    taken, asks, advance = [], threading.Event(), arrivals._advance
+    arrivals._advance = lambda arrival: (advance(arrival), asks.set())
+    consumer = threading.Thread(target=lambda: taken.append(arrivals.take(batch)))
+    consumer.start()
+    assert asks.wait(WAIT_S)
+    return consumer, taken
 
 
 def test_the_first_batch_is_copied_on_arrival_and_the_next_when_it_has_been_taken(make):
@@ -124,10 +157,8 @@ def test_the_feeder_numbers_on_while_the_consumer_waits_for_the_batch_before(mak
     arrivals.transfer.gates["0.0"] = gate = threading.Event()
     first, second = (arrive(arrivals, f"0.{i}") for i in range(2))
     assert arrivals.transfer.entered.acquire(timeout=WAIT_S)
-    consumer = threading.Thread(target=arrivals.take, args=(first,))
-    consumer.start()
-    asleep(arrivals)
-    with arrivals._changed:
+    consumer, _ = asking(arrivals, first)
+    with arrivals._lock:
         assert arrivals._next() == (second, 1)
     gate.set()
     consumer.join()
@@ -265,11 +296,7 @@ def test_a_batch_that_is_being_copied_is_waited_for_and_copied_once(make):
     gate = arrivals.transfer.gates["0.0"] = threading.Event()
     batch = arrive(arrivals, "0.0")
     assert arrivals.transfer.entered.acquire(timeout=WAIT_S)
-    taken = []
-    consumer = threading.Thread(target=lambda: taken.append(arrivals.take(batch)))
-    consumer.start()
-    with arrivals._changed:  # it asks, and waits
-        assert arrivals._changed.wait_for(lambda: arrivals._taken == 1 or arrivals._changed._waiters, WAIT_S)
+    consumer, taken = asking(arrivals, batch)
     assert not taken
     gate.set()
     consumer.join(WAIT_S)
@@ -413,8 +440,8 @@ def test_closing_stops_the_feeder_after_the_copy_that_it_is_in(make):
     assert feeder.daemon
     closer = threading.Thread(target=arrivals.close)
     closer.start()
-    with arrivals._changed:
-        assert arrivals._changed.wait_for(lambda: arrivals._closed, WAIT_S)
+    with arrivals._wake.changed:
+        assert arrivals._wake.changed.wait_for(lambda: arrivals._closed, WAIT_S)
     assert arrivals.transfer.closed == 0  # not while a copy is being issued
     gate.set()
     closer.join(WAIT_S)
@@ -438,7 +465,7 @@ def test_the_collector_may_end_an_iterator_in_a_thread_that_holds_a_lock_of_the_
     arrivals = make()
     arrive(arrivals, "0.0")
     feeder = arrivals._feeder
-    with arrivals._changed:  # as in arrive(), where the collector may run
+    with arrivals._lock:  # as in arrive(), where the collector may run
         arrivals.close()
         assert feeder.is_alive()
     feeder.join(WAIT_S)
@@ -456,7 +483,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads(make):
     held, forked = threading.Event(), threading.Event()
 
     def hold():
-        with arrivals._changed:
+        with arrivals._lock:
             held.set()
             assert forked.wait(WAIT_S)
 

@@ -12,8 +12,7 @@ from roads import simulated
 from roads.simulated import SimulatedTransfer
 from torch.utils.data import Dataset
 
-from fastload import FastLoader, cli
-from fastload import loader as loader_module
+from fastload import FastLoader, cli, device_iterator
 from fastload.bench import _overhead
 from fastload.bench._overhead import Compared, interval_of_median, stages_of_a_batch, stats_of_a_batch, without_stats
 
@@ -70,7 +69,7 @@ def test_one_thread_copies_and_the_devices_clock_times_it(monkeypatch):
 
     threads = set()
     simulated.install(monkeypatch)
-    monkeypatch.setattr(loader_module, "Transfer", Watched)
+    monkeypatch.setattr(device_iterator, "Transfer", Watched)
     stats_of_a_batch(torch.device("cuda"), 10)["stats"]()
     assert transfers[0][0] is not None
     assert transfers[0][1].batches == 10

@@ -29,6 +29,7 @@ LAYERS = [
     {"fastload"},  # the public names
     {"verify"},
     {"loader"},
+    {"device_iterator"},
     {"runtime"},
     {"plan"},
     {"lowered"},

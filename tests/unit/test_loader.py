@@ -14,8 +14,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 
 from fastload import FastLoader, _nvtx
 from fastload.device.transfer import Transfer
+from fastload.device_iterator import DeviceIterator
 from fastload.insight.stats import Stats
-from fastload.loader import DeviceIterator
 
 
 @pytest.fixture

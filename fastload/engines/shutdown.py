@@ -1,0 +1,183 @@
+"""Start and end torch's worker processes whole, although signals interrupt it, and end them in bounded time.
+
+An interrupt may land between any two lines of torch's and of :mod:`multiprocessing`, and they are not made for it: in
+``__init__`` after a worker was started and before it is listed, in ``_shutdown_workers`` after it was marked as done,
+in ``Condition.__enter__`` (Python) with the lock taken and nobody to give it back. The last keeps the threads that feed
+the queues waiting, and whoever joins them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from multiprocessing import reduction
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.utils.data.dataloader
+
+from fastload._interrupts import deferred_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import CodeType
+
+JOIN_S: Final = 5.0
+"""As long as torch waits for a worker."""
+
+_LEFT_S: Final = 0.5
+"""A lock that is not to be had for so long was left by an interrupt: all of them are held for microseconds."""
+
+
+_live: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _end_with_the_program() -> None:
+    """Before multiprocessing ends the workers: torch's thread that pins may be receiving a batch from them.
+
+    Torch does so for persistent workers only.
+    """
+    for iterator in list(_live):
+        if hasattr(iterator, "_workers") and not iterator._shutdown:
+            with deferred_signals():
+                _finish(iterator)
+
+
+def _disown() -> None:
+    _live.clear()
+
+
+atexit.register(_end_with_the_program)  # torch is imported, so this comes before its own and multiprocessing's
+os.register_at_fork(after_in_child=_disown)
+
+
+def _users_code() -> Iterator[CodeType]:
+    """What torch and multiprocessing call that runs samplers and pickles datasets; workers are in order meanwhile."""
+    base = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
+    functions: list[Any] = [getattr(base, name, None) for name in ("__init__", "_reset", "_next_index")]
+    for function in (*functions, reduction.dump):
+        if hasattr(function, "__code__"):
+            yield function.__code__
+
+
+_OPEN_IN: Final = frozenset(_users_code())
+
+
+def start_workers(make: Callable[[], Any]) -> Any:
+    """Make one of torch's iterators with workers: a signal waits until all have started, and then they are ended."""
+    iterator: Any = None
+    try:
+        with deferred_signals(_OPEN_IN):
+            iterator = make()
+            _live.add(iterator)
+            thread = getattr(iterator, "_pin_memory_thread", None)
+            if thread is not None:  # torch waits for it without bound
+                thread.join = functools.partial(threading.Thread.join, thread, JOIN_S)
+    except BaseException:
+        if iterator is not None:
+            with deferred_signals():
+                _finish(iterator)
+        raise
+    return iterator
+
+
+def restart_workers(iterator: Any, reset: Callable[[], Any]) -> None:
+    """Begin another epoch of persistent workers.
+
+    If that is interrupted, nobody knows which of them have begun, and what they answer would be taken for batches; so
+    they are ended. An error of the sampler's, or a worker that is dead, is left to torch.
+    """
+    try:
+        reset()
+    except BaseException as error:
+        if hasattr(iterator, "_workers") and not _is_in_users_code(error):
+            with deferred_signals():
+                if all(worker.is_alive() for worker in iterator._workers):
+                    _finish(iterator)
+        raise
+
+
+def _is_in_users_code(error: BaseException) -> bool:
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in _OPEN_IN:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def shut_down(iterator: Any) -> None:
+    """End an iterator of torch's or like torch's: its threads, workers and queues. Idempotent.
+
+    What torch has left undone because it was interrupted is done, with less patience.
+    """
+    if not hasattr(iterator, "_workers"):
+        getattr(iterator, "_shutdown_workers", lambda: None)()
+        return
+    try:
+        _release_left_locks(iterator)
+        iterator._shutdown_workers()
+    except BaseException:
+        with deferred_signals():
+            _finish(iterator)
+        raise
+
+
+def after_error(iterator: Any) -> None:
+    """``next(iterator)`` has raised: if it was interrupted, leave no lock taken and nothing half ended."""
+    if not hasattr(iterator, "_workers"):
+        return
+    with deferred_signals():
+        if iterator._shutdown:
+            _finish(iterator)
+        else:
+            _release_left_locks(iterator)
+
+
+def _release_left_locks(iterator: Any) -> None:
+    locks = [iterator._workers_done_event._cond]  # which a worker that was killed may have held
+    for queue in (*iterator._index_queues, iterator._worker_result_queue):
+        locks.append(queue._notempty)
+        if queue._thread is not None:
+            locks.append(queue._thread._started._cond)
+    if hasattr(iterator, "_pin_memory_thread_done_event"):
+        locks += [iterator._data_queue.mutex, iterator._pin_memory_thread_done_event._cond]
+    for lock in locks:
+        lock.acquire(timeout=_LEFT_S)
+        lock.release()
+
+
+def _finish(iterator: Any) -> None:
+    """End what there is, wherever torch was. Bounded; workers are not asked."""
+    _release_left_locks(iterator)
+    iterator._shutdown = True
+    thread = getattr(iterator, "_pin_memory_thread", None)
+    if thread is not None:
+        iterator._pin_memory_thread_done_event.set()
+        with contextlib.suppress(ValueError):  # closed
+            iterator._worker_result_queue.put((None, None))
+        threading.Thread.join(thread, JOIN_S)
+        _close(iterator._worker_result_queue)
+    iterator._workers_done_event.set()
+    for end in ("terminate", "kill"):
+        living = [worker for worker in iterator._workers if worker.is_alive()]
+        for worker in living:
+            getattr(worker, end)()
+        for worker in living:
+            worker.join(JOIN_S)
+    for queue in iterator._index_queues:
+        _close(queue)
+    if iterator._worker_pids_set:
+        torch._C._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+
+
+def _close(queue: Any) -> None:
+    queue.cancel_join_thread()
+    queue.close()
+    if queue._thread is not None and queue._close is None:  # interrupted before it was known how to end the thread
+        type(queue)._finalize_close(queue._buffer, queue._notempty)

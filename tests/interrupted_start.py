@@ -1,0 +1,256 @@
+"""Ctrl-C while an epoch starts: does the program end, and does anything of it stay?
+
+    python tests/interrupted_start.py EXECUTOR METHOD WHOM COUNT [SEED]
+
+Each trial forks a program that imported everything beforehand, has it iterate in a process group of its own, and sends
+SIGINT within the first half second, to the whole group as a terminal does, or to the program alone as ``kill`` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fastload import FastLoader
+
+HUNG_S = 15.0
+"""A program that is still there by then hangs; torch waits five seconds for a worker."""
+
+GRACE_S = 10.0
+"""Workers whose parent is gone look for it every five seconds."""
+
+WITHIN_S = 0.5
+
+
+class Slow(Dataset[torch.Tensor]):
+    """Samples that take a millisecond."""
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.001)
+        return torch.full((64,), float(index))
+
+
+def _torch(**arguments: Any) -> Any:
+    return DataLoader(Slow(), **arguments)
+
+
+def _workers(**arguments: Any) -> Any:
+    return FastLoader(Slow(), device="cpu", **arguments)
+
+
+def _device(**arguments: Any) -> Any:
+    from roads import simulated
+
+    simulated.install(pytest.MonkeyPatch())
+    return FastLoader(Slow(), device="cuda", **arguments)
+
+
+def _native(**arguments: Any) -> Any:
+    from photos import make_folder, train_v1
+    from torchvision.datasets import ImageFolder
+
+    folder = Path(tempfile.gettempdir()) / f"interrupted-start-{os.getuid()}"
+    if not folder.is_dir():
+        made = Path(tempfile.mkdtemp(dir=tempfile.gettempdir()))
+        make_folder(made)
+        with contextlib.suppress(OSError):  # another was quicker
+            made.rename(folder)
+    dataset = ImageFolder(folder, train_v1())
+    return FastLoader(dataset, device="cpu", accelerate="require", **arguments)
+
+
+EXECUTORS: dict[str, Callable[..., Any]] = {
+    "torch": _torch,
+    "workers": _workers,
+    "device": _device,
+    "native": _native,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program that was interrupted.
+
+    Attributes:
+        delay_s: When, after it began to iterate.
+        took_s: From the signal to its end.
+        status: Exit status; ``None`` if it hung.
+        left: Its processes that were still there afterwards.
+        error: What it wrote.
+    """
+
+    delay_s: float
+    took_s: float
+    status: int | None
+    left: list[str]
+    error: str
+
+    @property
+    def is_good(self) -> bool:
+        """Ended by the signal, which may not get lost, and nothing is left."""
+        return self.status == -signal.SIGINT and not self.left
+
+
+def trial(make_loader: Callable[[], Any], whom: str, delay_s: float) -> Outcome:
+    """Fork a program, interrupt it, and see what becomes of it. The caller should have one thread.
+
+    Args:
+        make_loader: Makes its loader, before the clock starts.
+        whom: ``"group"`` or ``"parent"``.
+        delay_s: When to interrupt.
+    """
+    ready, begins = os.pipe()
+    with tempfile.TemporaryFile() as errors:
+        pid = os.fork()
+        if not pid:
+            os.close(ready)
+            os.setsid()
+            os.dup2(errors.fileno(), 2)
+            _ends_as_a_program(lambda: _iterate(make_loader(), begins))
+        os.close(begins)
+        os.read(ready, 1)
+        os.close(ready)
+        time.sleep(delay_s)
+        sent = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if whom == "group" else os.kill)(pid, signal.SIGINT)
+        status = _wait(pid, HUNG_S)
+        took_s = time.monotonic() - sent
+        dumps = _dump(pid) if status is None else ""
+        until = time.monotonic() + GRACE_S
+        while (left := _group(pid)) and status is not None and time.monotonic() < until:
+            time.sleep(0.02)
+        described = [_describe(process) for process in left]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        if status is None:
+            _wait(pid, HUNG_S)
+        errors.seek(0)
+        return Outcome(delay_s, took_s, status, described, dumps + errors.read().decode(errors="replace"))
+
+
+def _iterate(loader: Any, begins: int) -> None:
+    os.write(begins, b".")
+    until = time.monotonic() + 2 * WITHIN_S
+    while time.monotonic() < until:
+        for _ in loader:
+            pass
+
+
+class _ProgramEnds(BaseException):
+    pass
+
+
+def _ends_as_a_program(run: Callable[[], None]) -> None:
+    """Run it as the rest of this program: with the interpreter's own end, handlers at exit included."""
+    global _rest
+    _rest = run
+    raise _ProgramEnds
+
+
+_rest: Callable[[], None] | None = None
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    return None
+
+
+def _group(pid: int) -> list[psutil.Process]:
+    """What is alive of the process group ``pid``."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _describe(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid} ({process.status()}) {' '.join(process.cmdline())}"
+    return str(process.pid)
+
+
+def _dump(pid: int) -> str:
+    """The stacks of a program that hangs, where py-spy is installed."""
+    py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if py_spy is None:
+        return ""
+    commands = [[py_spy, "dump", "--pid", str(process.pid)] for process in _group(pid)]
+    return "\n".join(subprocess.run(command, capture_output=True, text=True).stdout for command in commands)
+
+
+def trials(executor: str, method: str, whom: str, count: int, seed: int = 0) -> Iterator[Outcome]:
+    """Trials at random moments. For a program of its own: it forks.
+
+    Args:
+        executor: One of :data:`EXECUTORS`.
+        method: How workers start: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
+        whom: ``"group"`` or ``"parent"``.
+        count: How many.
+        seed: Of the moments.
+    """
+    draw = random.Random(f"{executor} {method} {whom} {seed}")
+
+    def make_loader() -> Any:
+        multiprocessing.set_start_method(method, force=True)
+        return EXECUTORS[executor](batch_size=8, num_workers=4)
+
+    for _ in range(count):
+        yield trial(make_loader, whom, draw.uniform(0.0, WITHIN_S))
+
+
+def main(executor: str, method: str, whom: str, count: str, seed: str = "0") -> int:
+    """Print each outcome that is not good, and how many of each there were. Returns how many were not good."""
+    statuses: Counter[str] = Counter()
+    bad, longest = 0, 0.0
+    for outcome in trials(executor, method, whom, int(count), int(seed)):
+        statuses["hung" if outcome.status is None else str(outcome.status)] += 1
+        statuses["left"] += bool(outcome.left)
+        statuses["noise"] += "Exception ignored" in outcome.error
+        longest = max(longest, outcome.took_s)
+        if not outcome.is_good:
+            bad += 1
+            print(json.dumps(asdict(outcome), indent=1).replace("\\n", "\n"), flush=True)
+    print(f"{executor} {method} {whom}: {count} trials, {bad} not good, longest {longest:.2f} s, {dict(statuses)}")
+    return bad
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        bad = main(*sys.argv[1:])
+    except _ProgramEnds:
+        assert _rest is not None
+    if _rest is not None:
+        _rest()
+    else:
+        sys.exit(min(bad, 100))

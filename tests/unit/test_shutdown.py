@@ -1,0 +1,407 @@
+"""Worker processes are started and ended whole, wherever a signal interrupts that."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing import popen_fork
+from multiprocessing.process import BaseProcess
+
+import pytest
+import torch
+from roads import ROADS, simulated
+from roads.datasets import Numbers
+from torch.utils.data import DataLoader, SequentialSampler
+
+from fastload import FastLoader
+from fastload.engines import shutdown
+
+WAIT_S = 30
+WITH_WORKERS = ("plain", "wrapped", "simulated")
+
+
+@pytest.fixture(autouse=True)
+def interrupts():
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.fixture(params=WITH_WORKERS)
+def make(request, monkeypatch):
+    """Makes a FastLoader whose batches come from two worker processes."""
+    if request.param == "simulated":
+        simulated.install(monkeypatch)
+
+    def of(dataset=None, **arguments):
+        own = {"batch_size": 2, "num_workers": 2, **arguments}
+        return ROADS[request.param].loader(dataset or Numbers(8), **own)
+
+    return of
+
+
+@pytest.fixture
+def pinning(monkeypatch):
+    simulated.install(monkeypatch)
+    return lambda dataset=None, **own: FastLoader(dataset or Numbers(8), 2, num_workers=2, device="cuda", **own)
+
+
+def host_of(iterator):
+    return vars(iterator).get("_host", iterator)
+
+
+def once(function, error=KeyboardInterrupt):
+    """``function``, that raises the first time."""
+    left = [error]
+
+    def interrupted(*args, **kwargs):
+        if left:
+            raise left.pop()
+        return function(*args, **kwargs)
+
+    return interrupted
+
+
+def numbers_of(batches):
+    return [int(number) for _, numbers in batches for number in numbers]
+
+
+def interrupted_by(function):
+    """Run it, and require a KeyboardInterrupt. Its frames are not kept."""
+    try:
+        function()
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("no KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_an_interrupt_after_a_worker_was_started_waits_for_the_others_and_ends_them_all(make, monkeypatch, worker):
+    started = []
+    launch = popen_fork.Popen._launch
+
+    def interrupted(self, process_object):
+        launch(self, process_object)
+        started.append(self.pid)
+        if len(started) == worker + 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(popen_fork.Popen, "_launch", interrupted)
+    loader = make()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        iter(loader)
+    assert len(started) == 2
+    assert multiprocessing.active_children() == []  # though the traceback keeps their iterator
+    del caught
+
+
+def test_an_interrupt_of_a_worker_that_is_being_forked_ends_it_quietly(make, monkeypatch, capfd):
+    bootstrap = BaseProcess._bootstrap
+
+    def interrupted(self, *args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        return bootstrap(self, *args, **kwargs)
+
+    monkeypatch.setattr(BaseProcess, "_bootstrap", interrupted)
+    iterator = iter(make())
+    workers = list(host_of(iterator)._workers)
+    for worker in workers:
+        worker.join(WAIT_S)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    shutdown.shut_down(host_of(iterator))
+    assert capfd.readouterr().err == ""
+
+
+class Handlers(Numbers):
+    """Says who handles signals in the worker."""
+
+    def __getitem__(self, index):
+        return int(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+
+def test_workers_have_the_usual_handlers(make):
+    assert [batch.tolist() for batch in make(Handlers(4))] == [[1, 1], [1, 1]]
+
+
+class Alarmed(Exception):
+    pass
+
+
+def test_a_sampler_that_takes_long_can_be_interrupted(make):
+    """As with torch, for instance by an alarm."""
+    went_on = []
+
+    def alarm(number, frame):
+        raise Alarmed
+
+    class Stuck(SequentialSampler):
+        def __iter__(self):
+            yield 0
+            signal.raise_signal(signal.SIGALRM)
+            went_on.append(True)
+            yield 1
+
+    former = signal.signal(signal.SIGALRM, alarm)
+    try:
+        with pytest.raises(Alarmed) as caught:
+            iter(make(sampler=Stuck(range(2))))
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert not went_on
+    del caught
+    gc.collect()
+
+
+def test_persistent_workers_whose_restart_is_interrupted_are_replaced(make, monkeypatch):
+    loader = make(persistent_workers=True)
+    assert numbers_of(loader) == list(range(8))
+    host = host_of(loader._iterator)
+    workers = list(host._workers)
+    monkeypatch.setattr(host, "_get_data", once(host._get_data))
+    interrupted_by(lambda: iter(loader))
+    assert [worker.is_alive() for worker in workers] == [False, False]
+    assert numbers_of(loader) == list(range(8))
+    assert numbers_of(loader) == list(range(8))
+    loader.close()
+
+
+def test_persistent_workers_stay_when_the_sampler_fails(make):
+    class Sampler(SequentialSampler):
+        fails = False
+
+        def __iter__(self):
+            if self.fails:
+                raise ConnectionError
+            return super().__iter__()
+
+    sampler = Sampler(range(8))
+    loader = make(sampler=sampler, persistent_workers=True)
+    list(loader)
+    pids = [worker.pid for worker in host_of(loader._iterator)._workers]
+    sampler.fails = True
+    with pytest.raises(ConnectionError):
+        iter(loader)
+    sampler.fails = False
+    assert numbers_of(loader) == list(range(8))
+    assert [worker.pid for worker in host_of(loader._iterator)._workers] == pids
+    loader.close()
+
+
+def test_a_persistent_worker_that_died_is_torchs_error_in_each_epoch(make, monkeypatch):
+    loader = make(persistent_workers=True)
+    list(loader)
+    host = host_of(loader._iterator)
+    host._workers[0].terminate()  # torch's worker then exits with 0, so that no SIGCHLD says it before
+    host._workers[0].join(WAIT_S)
+    monkeypatch.setattr(host, "_try_get_data", functools.partial(host._try_get_data, 0.1))  # and not 5 s
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            iter(loader)
+    loader.close()
+
+
+def ended(host):
+    """Nothing is left of torch's iterator."""
+    thread = getattr(host, "_pin_memory_thread", None)
+    feeds = [queue._thread for queue in (*host._index_queues, host._worker_result_queue) if queue._thread is not None]
+    for feed in feeds:  # the last to go; they were told
+        threading.Thread.join(feed, WAIT_S)
+    threads = [*feeds, *([thread] if thread is not None else [])]
+    return not any(worker.is_alive() for worker in host._workers) and not any(t.is_alive() for t in threads)
+
+
+STEPS = {  # of torch's _shutdown_workers
+    "begin": lambda host: (host._workers_done_event, "set"),
+    "worker": lambda host: (host, "_mark_worker_as_unavailable"),
+    "join": lambda host: (host._workers[0], "join"),
+    "queues": lambda host: (host._index_queues[0], "cancel_join_thread"),
+    "pids": lambda host: (torch.utils.data._utils.signal_handling, "_remove_worker_pids"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_closing_that_is_interrupted_leaves_nothing(make, monkeypatch, step):
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    host = host_of(iterator)
+    with monkeypatch.context() as patched:
+        where, name = STEPS[step](host)
+        patched.setattr(where, name, once(getattr(where, name)))
+        interrupted_by(loader.close)
+        assert ended(host)
+    loader.close()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_epoch_whose_end_is_interrupted_leaves_nothing(make, monkeypatch, step):
+    loader = make(Numbers(2))
+    iterator = iter(loader)
+    next(iterator)
+    host = host_of(iterator)
+    with monkeypatch.context() as patched:
+        where, name = STEPS[step](host)
+        patched.setattr(where, name, once(getattr(where, name)))
+        interrupted_by(lambda: next(iterator))
+        assert ended(host)
+    loader.close()
+
+
+PIN_STEPS = {
+    "event": lambda host: (host._pin_memory_thread_done_event, "set"),
+    "message": lambda host: (host._worker_result_queue, "put"),
+    "join": lambda host: (host._pin_memory_thread, "join"),
+    "thread": lambda host: (host._worker_result_queue, "_start_thread"),
+}
+
+
+# Interrupted there, torch ends workers while the thread takes a batch from them.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("step", PIN_STEPS)
+def test_closing_that_is_interrupted_ends_the_thread_that_pins(pinning, monkeypatch, step):
+    loader = pinning()
+    iterator = iter(loader)
+    next(iterator)
+    host = host_of(iterator)
+    where, name = PIN_STEPS[step](host)
+    monkeypatch.setattr(where, name, once(getattr(where, name)))
+    interrupted_by(loader.close)
+    assert ended(host)
+
+
+LOCKS = {
+    "indices": lambda host: host._index_queues[0]._notempty,
+    "results": lambda host: host._worker_result_queue._notempty,
+    "pinned": lambda host: host._data_queue.mutex,
+    "pinning": lambda host: host._pin_memory_thread_done_event._cond,
+    "done": lambda host: host._workers_done_event._cond,
+    "thread": lambda host: host._index_queues[0]._thread._started._cond,
+}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_that_an_interrupt_left_taken_does_not_keep_closing(pinning, monkeypatch, lock):
+    monkeypatch.setattr(shutdown, "_LEFT_S", 0.05)
+    loader = pinning()
+    iterator = iter(loader)
+    next(iterator)
+    host = host_of(iterator)
+    LOCKS[lock](host).acquire()
+    loader.close()
+    assert ended(host)
+
+
+def test_a_lock_that_an_interrupted_next_left_taken_keeps_nobody(pinning, monkeypatch):
+    """Not even torch's own shutdown, when the iterator is dropped."""
+    monkeypatch.setattr(shutdown, "_LEFT_S", 0.05)
+    iterator = iter(pinning(prefetch_factor=1))
+    host = host_of(iterator)
+
+    def interrupted(timeout):  # as in Condition.__enter__
+        host._data_queue.mutex.acquire()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host._data_queue, "get", interrupted)
+        interrupted_by(lambda: next(iterator))
+    assert numbers_of(iterator) == list(range(8))
+
+
+class Gate:
+    """A batch that is not pinned before it is told."""
+
+    entered, opened = threading.Event(), threading.Event()
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def pin_memory(self):
+        self.entered.set()
+        assert self.opened.wait(WAIT_S)
+        return self
+
+
+def test_closing_does_not_wait_for_ever_for_a_batch_that_is_being_pinned(pinning, monkeypatch):
+    monkeypatch.setattr(shutdown, "JOIN_S", 0.1)
+    loader = pinning(collate_fn=Gate, pin_memory=True)
+    iterator = iter(loader)
+    assert Gate.entered.wait(WAIT_S)
+    host = host_of(iterator)
+    before = time.monotonic()
+    loader.close()
+    took_s = time.monotonic() - before
+    still = host._pin_memory_thread.is_alive()
+    Gate.opened.set()
+    assert still
+    assert took_s < WAIT_S / 2
+    threading.Thread.join(host._pin_memory_thread, WAIT_S)
+    assert ended(host)
+
+
+class Deaf(Numbers):
+    """Its worker does not end when it is asked to."""
+
+    def __getitem__(self, index):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(self.tells, b".")
+        threading.Event().wait(WAIT_S)
+
+
+def test_a_worker_that_does_not_end_is_killed_when_closing_is_interrupted(monkeypatch):
+    dataset = Deaf(2)
+    ready, dataset.tells = os.pipe()
+    loader = FastLoader(dataset, num_workers=1, device="cpu")
+    iterator = iter(loader)
+    os.read(ready, 1)
+    host = host_of(iterator)
+    monkeypatch.setattr(host._workers_done_event, "set", once(host._workers_done_event.set))
+    monkeypatch.setattr(
+        host._workers[0], "join", lambda timeout: BaseProcess.join(host._workers[0], 0.1)
+    )  # and not 5 s
+    interrupted_by(loader.close)
+    assert host._workers[0].exitcode == -signal.SIGKILL
+    os.close(ready)
+    os.close(dataset.tells)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_threads_may_share_an_iterator(make, num_workers):
+    """Torch's own gives every batch once, too, though at the end only one thread comes back."""
+    iterator = iter(make(Numbers(400), num_workers=num_workers))
+    took, errors = [], []
+
+    def consume():
+        try:
+            took.extend(iterator)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=consume) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert errors == []
+    assert sorted(numbers_of(took)) == list(range(400))
+
+
+def test_torch_is_as_this_file_takes_it():
+    """What is named here by hand exists in the installed torch."""
+    assert len(shutdown._OPEN_IN) == 4
+    iterator = iter(DataLoader(Numbers(2), num_workers=1))
+    names = (
+        "_index_queues",
+        "_worker_result_queue",
+        "_workers_done_event",
+        "_workers",
+        "_shutdown",
+        "_worker_pids_set",
+    )
+    assert [name for name in names if not hasattr(iterator, name)] == []
+    shutdown.shut_down(iterator)
+    assert ended(iterator)

@@ -11,10 +11,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._interrupts import deferred_signals
 from fastload._nvtx import stage
+from fastload._shutdown import after_error, shut_down
 from fastload.device.transfer import Transfer
 from fastload.engines.arrivals import Arrivals
 from fastload.engines.by_index import epochs_of, seeded
-from fastload.engines.shutdown import after_error, shut_down
 from fastload.engines.workers import Collate, first_call_of, next_of, refresh, stages_of, start_epoch, view_of
 from fastload.host import as_inference_tensors
 from fastload.insight.meter import Meter, board_for, measure_here

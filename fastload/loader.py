@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastload import _nvtx
+from fastload._shutdown import start_workers
 from fastload.device.replay import Replay
 from fastload.device_iterator import DeviceIterator
 from fastload.engines.auto import auto_workers
 from fastload.engines.by_index import check_seedable, epochs_of
-from fastload.engines.shutdown import start_workers
 from fastload.engines.workers import first_call_of, refresh
 from fastload.insight.loader_report import Report
 from fastload.insight.loader_report import report as report_of

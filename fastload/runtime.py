@@ -8,10 +8,10 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from fastload._shutdown import shut_down
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.auto import NATIVE_STREAMS, AutoWorkers, choose_processes
 from fastload.engines.by_index import Epochs
-from fastload.engines.shutdown import shut_down
 from fastload.insight.meter import Meter, Meters
 from fastload.insight.stats import Stats, Totals, make_stats
 from fastload.lowered import Checks

@@ -9,6 +9,7 @@ SIGINT within the first half second, to the whole group as a terminal does, or t
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -67,17 +68,21 @@ def _device(**arguments: Any) -> Any:
     return FastLoader(Slow(), device="cuda", **arguments)
 
 
+@functools.cache
+def _photos() -> tempfile.TemporaryDirectory[str]:
+    """Made before programs are forked, and removed when this one ends."""
+    from photos import make_folder
+
+    folder = tempfile.TemporaryDirectory(prefix="interrupted-start-")
+    make_folder(Path(folder.name))
+    return folder
+
+
 def _native(**arguments: Any) -> Any:
-    from photos import make_folder, train_v1
+    from photos import train_v1
     from torchvision.datasets import ImageFolder
 
-    folder = Path(tempfile.gettempdir()) / f"interrupted-start-{os.getuid()}"
-    if not folder.is_dir():
-        made = Path(tempfile.mkdtemp(dir=tempfile.gettempdir()))
-        make_folder(made)
-        with contextlib.suppress(OSError):  # another was quicker
-            made.rename(folder)
-    dataset = ImageFolder(folder, train_v1())
+    dataset = ImageFolder(_photos().name, train_v1())
     return FastLoader(dataset, device="cpu", accelerate="require", **arguments)
 
 
@@ -121,6 +126,7 @@ def trial(make_loader: Callable[[], Any], whom: str, delay_s: float) -> Outcome:
         whom: ``"group"`` or ``"parent"``.
         delay_s: When to interrupt.
     """
+    _photos()
     ready, begins = os.pipe()
     with tempfile.TemporaryFile() as errors:
         pid = os.fork()

@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from fastload import FastLoader, _nvtx
+from fastload import FastLoader, _nvtx, device_iterator, lowered
 from fastload import loader as loader_module
 from fastload.bench._measure import Spread, interleave
 from fastload.device import transfer as transfer_module
@@ -47,9 +47,10 @@ def without_stats() -> Iterator[None]:
 
         put(meter.Meter, "ask", lambda self: 0.0)
         put(meter.Meter, "got", lambda self, *rest, **more: None)
-        put(loader_module, "measure", lambda iterator, measured: measured)
-        put(loader_module, "measure_here", lambda iterator, measured: None)
-        put(workers, "MeasuredWorker", lambda first_call, board: first_call)
+        for module in (loader_module, lowered):
+            put(module, "measure", lambda iterator, measured: measured)
+        put(device_iterator, "measure_here", lambda iterator, measured: None)
+        put(workers, "MeasuredWorker", lambda first_call, board: first_call or (lambda worker_id: None))
         put(transfer_module, "DeviceClock", lambda module: None)
         yield
 
@@ -69,7 +70,7 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
 
         def run() -> None:
             with contextlib.ExitStack() as patched:
-                patched.enter_context(mock.patch.object(loader_module, "Arrivals", _copied_when_asked_for))
+                patched.enter_context(mock.patch.object(device_iterator, "Arrivals", _copied_when_asked_for))
                 for patch in patches:
                     patched.enter_context(patch())
                 for _ in loader:
@@ -83,7 +84,7 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
     return {
         "bare": epoch(without_stats),
         "stats": epoch(lambda: mock.patch.object(fetching, "CLOSELY_S", -1.0)),
-        "stats, native": epoch(no_fetches(meter), no_fetches(loader_module)),
+        "stats, native": epoch(no_fetches(meter), no_fetches(device_iterator)),
     }
 
 

@@ -23,7 +23,7 @@ import torch
 
 from fastload import _nvtx
 from fastload._interrupts import deferred_signals
-from fastload.engines.shutdown import JOIN_S
+from fastload._shutdown import JOIN_S
 from fastload.host import HostBatch, count_pinned, map_leaves, register
 from fastload.insight.stats import Totals
 from fastload.memory.packing import Packed, packed_bytes, unpack

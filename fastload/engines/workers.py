@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, get_worker_info
 from fastload import _nvtx
 from fastload._interrupts import usual_signals
 from fastload._nvtx import stage
+from fastload._shutdown import restart_workers, start_workers
 from fastload.engines.arrivals import NONE_FREE
 from fastload.engines.by_index import SeededByIndex
-from fastload.engines.shutdown import restart_workers, start_workers
 from fastload.host import HostBatch, count_pinned
 from fastload.insight.fetching import MeasuredWorker
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into

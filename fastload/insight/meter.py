@@ -13,7 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.engines.shutdown import after_error, restart_workers
+from fastload._shutdown import after_error, restart_workers
 from fastload.insight.board import FIGURES, Board
 from fastload.insight.fetching import Fetch, Sheet
 from fastload.insight.stats import Totals

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader, lowered
-from fastload import device_iterator
+from fastload import FastLoader, device_iterator, lowered
 from fastload.device.transfer import Transfer
 from fastload.host import as_inference_tensors
 

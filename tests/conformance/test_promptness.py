@@ -129,9 +129,7 @@ def copies(monkeypatch):
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 def test_the_next_batches_are_copied_before_they_are_asked_for(copies, num_workers, ahead):
-    loader = FastLoader(
-        Numbers(12), num_workers=num_workers, prefetch_factor=5, device="cuda", device_prefetch=ahead
-    )
+    loader = FastLoader(Numbers(12), num_workers=num_workers, prefetch_factor=5, device="cuda", device_prefetch=ahead)
     iterator = iter(loader)
     for number in range(4):
         next(iterator)

@@ -37,6 +37,7 @@ LAYERS = [
     {"memory"},
     {"host", "insight", "vision"},
     {"options", "_factory", "_checks", "_checks_gpu", "_checks_pil"},
+    {"_shutdown"},
     {"_nvtx", "_machine", "_version", "_core", "_interrupts"},
     {"_ranges"},
 ]

@@ -19,7 +19,7 @@ from roads.datasets import Numbers
 from torch.utils.data import DataLoader, SequentialSampler
 
 from fastload import FastLoader
-from fastload.engines import shutdown
+from fastload import _shutdown as shutdown
 
 WAIT_S = 30
 WITH_WORKERS = ("plain", "wrapped", "simulated")

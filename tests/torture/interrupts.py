@@ -23,7 +23,9 @@ WEIGHTS = {"workers, spawned": 0.25}
 ENDS = {None: "hung", 0: "ended before", 130: "interrupted", -signal.SIGINT: "interrupted"}
 PRINTED = "printed that an exception was ignored"
 # What a Python program prints when it is interrupted in a place where nothing can be raised; up to the next such line.
-NOISE = re.compile(r"^(?:Exception ignored|Exception in thread|Fatal Python error|terminate called).*?(?=^Exception|\Z)", re.M | re.S)
+NOISE = re.compile(
+    r"^(?:Exception ignored|Exception in thread|Fatal Python error|terminate called).*?(?=^Exception|\Z)", re.M | re.S
+)
 OURS = str(Path(fastload.__file__).parent)
 
 

@@ -152,8 +152,6 @@ def expected(root: Path, kind: str, seed: int = 0) -> list[list[int]]:
     return epochs
 
 
-
-
 @cache
 def warm_up(root: Path, kind: str, *, ours: bool = True) -> None:
     """Run an epoch, once in each program: what Python and torch keep for life is there afterwards."""

@@ -48,9 +48,13 @@ def corpus() -> list[bytes]:
     ]
     files = [jpeg(i, 40 + 5 * i % 60, 50 + 7 * i % 70, **options) for i, options in enumerate(plain + special)]
     for i, factors in enumerate(FACTORS.values()):
-        files += [write_jpeg(45 + i, 38, factors, seed=i, restart=r, progressive=p) for r in (0, 2) for p in (False, True)]
+        files += [
+            write_jpeg(45 + i, 38, factors, seed=i, restart=r, progressive=p) for r in (0, 2) for p in (False, True)
+        ]
     adobe = [segment(0xEE, b"Adobe\0\x64\0\0\0\0" + bytes([transform])) for transform in range(3)]
-    files += [write_jpeg(40, 40, FACTORS["4:4:4"], ids=ids, extra=a) for ids in ((1, 2, 3), (82, 71, 66)) for a in adobe]
+    files += [
+        write_jpeg(40, 40, FACTORS["4:4:4"], ids=ids, extra=a) for ids in ((1, 2, 3), (82, 71, 66)) for a in adobe
+    ]
     out = io.BytesIO()
     pages = [Image.fromarray(pixels(i, 40, 50)) for i in range(2)]
     pages[0].save(out, "MPO", save_all=True, append_images=pages[1:])

@@ -6,8 +6,8 @@ One file for each family of trials. Each has
   share a program, ``PROGRAM`` (how many calls);
 - ``trial(number, setting)``, which makes trial ``number``, the same each time, and returns an
   :class:`~torture.outcome.Outcome`;
-- ``OUTSIDE``: whether ``trial`` runs in the harness and is given a :class:`~torture.programs.Launcher` to start programs,
-  or in a program (a *series*), which is killed when a trial takes longer than ``LIMIT_S``;
+- ``OUTSIDE``: whether ``trial`` runs in the harness and is given a :class:`~torture.programs.Launcher`, or in a program
+  (a *series*) that is killed when a trial takes longer than ``LIMIT_S``;
 - perhaps ``conclude(total)``, which says what is wrong with the sums of all trials, torch's beside ours.
 
 Every program is a session of its own, so what it leaves running is found by its session.

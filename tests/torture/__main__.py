@@ -30,6 +30,7 @@ from .programs import Launcher
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("interrupts", "timers", "kills", "forks", "mutations", "pipelines", "leaks", "threads", "soak")
 SOAK_MINUTES = 120.0
+COUNTS = ("counts", "torch")
 KEPT = 25  # failures of a family that the record holds in full
 
 
@@ -51,17 +52,9 @@ class Record:
                 self.content["trials"] = earlier["trials"]
 
     def begin(self, family: str, title: str, planned: int) -> None:
-        self.content["trials"][family] = {
-            **{
-                "title": title,
-                "date": environment()["date"],
-                "planned": planned,
-                "done": 0,
-                "failed": 0,
-                "seconds": 0.0,
-            },
-            **{"complete": False, "counts": {}, "torch": {}, "figures": {}, "failures": []},
-        }
+        part = {"title": title, "date": environment()["date"], "complete": False}
+        numbers = {"planned": planned, "done": 0, "failed": 0, "seconds": 0.0}
+        self.content["trials"][family] = {**part, **numbers, "counts": {}, "torch": {}, "figures": {}, "failures": []}
 
     def add(self, family: str, number: int | None, outcome: Outcome, seconds: float) -> dict[str, Any]:
         """Count an answer, and write it: at once if something failed, else at most once a second."""
@@ -70,7 +63,7 @@ class Record:
             part["done"] += outcome.done
             part["failed"] += len(outcome.failures)
             part["seconds"] = round(seconds, 1)
-            for name in ("counts", "torch"):
+            for name in COUNTS:
                 for what, count in getattr(outcome, name).items():
                     part[name][what] = part[name].get(what, 0) + count
             part["figures"] |= outcome.figures

@@ -141,14 +141,17 @@ def _foreign(rng: random.Random, data: bytearray) -> None:
         data[at:at] = other[begin:end]
 
 
+STARTS = (
+    *((0xE0, b"JFIF\0\1\1\1\0"), (0xE1, b"Exif\0\0"), (0xE1, b"Exif\0\0MM\0*\0\0\0\x08"), (0xE2, b"MPF\0")),
+    *((0xE2, b"MPF\0II*\0\x08\0\0\0"), (0xE2, b"ICC_PROFILE\0\1\1"), (0xEE, b"Adobe\0\x64"), (0xFE, b"")),
+    *((0xED, b"Photoshop 3.0\0" + b"8BIM\3\xed"), (0xE1, b"http://ns.adobe.com/xap/1.0/\0")),
+)
+
+
 def _made_up(rng: random.Random, data: bytearray) -> None:
     """An application segment that begins as those do that Pillow reads."""
     if own := segments(data):
-        marker, start = rng.choice(
-            [(0xE0, b"JFIF\0\1\1\1\0"), (0xE1, b"Exif\0\0"), (0xE1, b"Exif\0\0MM\0*\0\0\0\x08"), (0xE2, b"MPF\0")]
-            + [(0xE2, b"ICC_PROFILE\0\1\1"), (0xED, b"Photoshop 3.0\0" + b"8BIM\3\xed"), (0xEE, b"Adobe\0\x64")]
-            + [(0xE1, b"http://ns.adobe.com/xap/1.0/\0"), (0xE2, b"MPF\0II*\0\x08\0\0\0"), (0xFE, b"")]
-        )
+        marker, start = rng.choice(STARTS)
         at = rng.choice(own)[0]
         data[at:at] = segment(marker, start + rng.randbytes(rng.choice([0, 1, 2, 4, 8, 20, 60])))
 

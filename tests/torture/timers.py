@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import signal
@@ -18,7 +19,7 @@ TITLE = "timer interrupts"
 COUNT, EACH, OUTSIDE, PROGRAM = 10_000, 50, False, 5
 LIMIT_S = 120.0
 STUCK_S = 15.0  # for one call; torch joins each of its workers, and a thread, for 5 s
-# An interrupt in the middle of a read breaks torch's queue: of worker processes a next() that takes this long is counted.
+# An interrupt in the middle of a read breaks torch's queue; with worker processes, a next() that takes this is counted.
 GO_ON_S = 3.0
 NATIVE = [name for name in SOUND if name.startswith("native")]
 WORKERS = [name for name in SOUND if name.startswith("workers") and "spawned" not in name]
@@ -84,10 +85,8 @@ class Epoch:
         except Exception as error:
             self.broken = f"{type(error).__name__}: {error}"[-300:]
         begun = time.monotonic()
-        try:
+        with contextlib.suppress(Interrupt, Timeout):
             self._interrupted(lambda: close(self.loader), Interrupt, Timeout)
-        except (Interrupt, Timeout):
-            pass
         self._bounded("close()", lambda: close(self.loader))
         self._bounded("dropping the iterator", self._drop)
         if time.monotonic() - begun > STUCK_S:  # raised where Python ignores it
@@ -126,12 +125,13 @@ def trial(number: int, setting: Setting) -> Outcome:
     for ours in (True, False)[: 1 + (number % 9 == 2)]:
         rng = random.Random(f"timers {setting.seed} {number}")
         counts = outcome.counts if ours else outcome.torch
+        wanted = expected(setting.scratch, name)[0]
         warm_up(setting.scratch, name, ours=ours)
         before = Holdings.now()
         while counts["interrupts"] < EACH:
             epoch = Epoch(name, setting, rng, ours=ours)
             epoch.run()
-            lost = missing(epoch.got, expected(setting.scratch, name)[0])
+            lost = missing(epoch.got, wanted)
             counts["epochs"] += 1
             counts["interrupts"] += epoch.interrupts
             counts["stuck in next()"] += epoch.stuck
@@ -139,9 +139,7 @@ def trial(number: int, setting: Setting) -> Outcome:
             counts["batches lost"] += max(lost, 0)
             wrong = [*epoch.hangs]
             if lost < 0 or lost > epoch.interrupts:
-                wrong.append(
-                    f"after {epoch.interrupts} interrupts, of {expected(setting.scratch, name)[0]}: {epoch.got}"
-                )
+                wrong.append(f"after {epoch.interrupts} interrupts, of {wanted}: {epoch.got}")
             left = beyond(before)
             counts["left something"] += bool(left)
             if left:

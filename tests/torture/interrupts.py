@@ -26,7 +26,7 @@ PRINTED = "printed that an exception was ignored"
 # What Python prints of an exception that can be raised nowhere, with its traceback and its last line.
 NOISE = re.compile(
     r"^(?:Exception ignored|Exception in thread|Fatal Python error|terminate called).*\n"
-    r"(?:Traceback .*\n)?(?:\s+.*\n|\n)*(?:\S.*)?",
+    r"(?:Traceback .*\n)?(?:[ \t]+.*\n|\n)*(?:\S.*)?",
     re.MULTILINE,
 )
 OURS = str(Path(fastload.__file__).parent)

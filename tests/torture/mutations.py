@@ -178,7 +178,8 @@ def _directory(rng: random.Random, data: bytearray) -> None:
 
 MUTATIONS: tuple[Mutation, ...] = (
     *(_flip, _set, _truncate, _insert, _delete, _marker),
-    *(_header, _header, _swap, _repeat, _drop, _foreign, _made_up, _directory),
+    *(_header, _header, _swap, _repeat, _drop, _foreign, _made_up),
+    *[_directory] * 4,  # each is one of very many
 )
 
 

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format figures docs wheel sanitize simd unsimd clean
+.PHONY: help setup demo test torture lint format figures docs wheel sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ demo: setup ## load real photographs with DataLoader and with FastLoader; with a
 
 test: setup ## all tests; ARGS='-k name' picks some
 	$(BIN)/python -m pytest $(ARGS)
+
+torture: setup ## hostile trials beside torch's DataLoader, 60 minutes and 120 of soak; ARGS='--only kills --share 0.1'
+	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)
 
 lint: setup ## ruff, mypy and clang-format; changes nothing
 	$(BIN)/ruff check .

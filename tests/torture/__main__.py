@@ -30,6 +30,7 @@ from .programs import Launcher
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("interrupts", "timers", "kills", "forks", "mutations", "pipelines", "leaks", "threads", "soak")
 SOAK_MINUTES = 120.0
+COUNTS = ("counts", "torch")
 KEPT = 25  # failures of a family that the record holds in full
 
 
@@ -51,17 +52,9 @@ class Record:
                 self.content["trials"] = earlier["trials"]
 
     def begin(self, family: str, title: str, planned: int) -> None:
-        self.content["trials"][family] = {
-            **{
-                "title": title,
-                "date": environment()["date"],
-                "planned": planned,
-                "done": 0,
-                "failed": 0,
-                "seconds": 0.0,
-            },
-            **{"complete": False, "counts": {}, "torch": {}, "figures": {}, "failures": []},
-        }
+        part = {"title": title, "date": environment()["date"], "complete": False}
+        numbers = {"planned": planned, "done": 0, "failed": 0, "seconds": 0.0}
+        self.content["trials"][family] = {**part, **numbers, "counts": {}, "torch": {}, "figures": {}, "failures": []}
 
     def add(self, family: str, number: int | None, outcome: Outcome, seconds: float) -> dict[str, Any]:
         """Count an answer, and write it: at once if something failed, else at most once a second."""
@@ -70,7 +63,7 @@ class Record:
             part["done"] += outcome.done
             part["failed"] += len(outcome.failures)
             part["seconds"] = round(seconds, 1)
-            for name in ("counts", "torch"):
+            for name in COUNTS:
                 for what, count in getattr(outcome, name).items():
                     part[name][what] = part[name].get(what, 0) + count
             part["figures"] |= outcome.figures
@@ -99,15 +92,21 @@ def main() -> int:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-torture-")))
         setting = Setting(scratch, arguments.seed, arguments.share, minutes)
+        launchers = [Launcher(scratch, f"job{place}") for place in range(arguments.jobs)]
+        for launcher in launchers:
+            stack.callback(launcher.close)
+        ended = launchers[0].start("torture.loaders:prepare", str(scratch)).finish(300.0)
+        if ended.code != 0:
+            raise RuntimeError(f"the images could not be prepared: {ended.output}")
         progress = stack.enter_context(Progress(*columns, TextColumn("{task.fields[said]}"), console=console))
         for family in families:
-            _run(family, setting, arguments, record, progress)
+            _run(family, setting, arguments, launchers, record, progress)
     console.print(_table(record.content, families))
     for family in families:
         for failure in record.content["trials"][family]["failures"][:3]:
             first = failure["what"].splitlines()[0][:300]
             again = f"make torture ARGS='--only {family} --seed {arguments.seed} --number {failure['number']}'"
-            console.print(f"[red]{family}[/] {first}\n  again: {again}", markup=True)
+            console.print(f"{family}: {first}\n  again: {again}", markup=False, soft_wrap=True)
     console.print(f"written to {path}")
     return int(any(record.content["trials"][family]["failed"] for family in families))
 
@@ -133,10 +132,17 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _run(family: str, setting: Setting, arguments: argparse.Namespace, record: Record, progress: Progress) -> None:
+def _run(
+    family: str,
+    setting: Setting,
+    arguments: argparse.Namespace,
+    launchers: list[Launcher],
+    record: Record,
+    progress: Progress,
+) -> None:
     module = importlib.import_module(f"torture.{family}")
     numbers = _numbers(module, arguments)
-    planned = len(numbers) * module.EACH if not hasattr(module, "numbers") else round(module.COUNT * arguments.share)
+    planned = len(numbers) * (module.each(arguments.share) if hasattr(module, "each") else module.EACH)
     record.begin(family, module.TITLE, planned)
     task = progress.add_task(family, total=planned, said="")
     begun = time.monotonic()
@@ -146,7 +152,7 @@ def _run(family: str, setting: Setting, arguments: argparse.Namespace, record: R
         said = f"[red]{part['failed']} failed[/]" if part["failed"] else ""
         progress.update(task, completed=part["done"], said=said)
 
-    _in_turns(module, numbers, setting, arguments.jobs, report)
+    _in_turns(module, numbers, setting, launchers, report)
     part = record.content["trials"][family]
     if hasattr(module, "conclude") and arguments.number is None:
         total = Outcome.of({"counts": part["counts"], "torch": part["torch"]})
@@ -165,29 +171,28 @@ def _numbers(module: ModuleType, arguments: argparse.Namespace) -> list[int]:
 
 
 def _in_turns(
-    module: ModuleType, numbers: list[int], setting: Setting, jobs: int, report: Callable[[int | None, Outcome], None]
+    module: ModuleType,
+    numbers: list[int],
+    setting: Setting,
+    launchers: list[Launcher],
+    report: Callable[[int | None, Outcome], None],
 ) -> None:
-    """Trials in several threads of the harness, each with a launcher of its own; what goes wrong there is raised here."""
-    waiting, lock = iter(_batches(numbers, getattr(module, "PROGRAM", 1))), threading.Lock()
+    """Trials in a thread of the harness for each launcher; what goes wrong there is raised here."""
+    waiting, lock = _batches(numbers, getattr(module, "PROGRAM", 1)), threading.Lock()
     errors: list[BaseException] = []
 
-    def work(name: str) -> None:
+    def work(launcher: Launcher) -> None:
         try:
-            launcher = Launcher(setting.scratch, name)
-            try:
-                _prepare(launcher, setting, lock)
-                for batch in _shared(waiting, lock):
-                    if not module.OUTSIDE:
-                        series.supervise(module, batch, setting, launcher, report)
-                        continue
-                    for number in batch:
-                        report(number, module.trial(number, setting, launcher))
-            finally:
-                launcher.close()
+            for batch in _shared(waiting, lock):
+                if not module.OUTSIDE:
+                    series.supervise(module, batch, setting, launcher, report)
+                    continue
+                for number in batch:
+                    report(number, module.trial(number, setting, launcher))
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(f"job{place}",), daemon=True) for place in range(jobs)]
+    threads = [threading.Thread(target=work, args=(launcher,), daemon=True) for launcher in launchers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -209,26 +214,18 @@ def _batches(numbers: list[int], size: int) -> Iterator[list[int]]:
     return (numbers[begin : begin + size] for begin in range(0, len(numbers), size))
 
 
-def _prepare(launcher: Launcher, setting: Setting, lock: threading.Lock) -> None:
-    """Images and expected values, once in a run."""
-    with lock:
-        if not (setting.scratch / "expected.json").exists():
-            ended = launcher.start("torture.loaders:prepare", str(setting.scratch)).finish(300.0)
-            if ended.code != 0:
-                raise RuntimeError(f"the images could not be prepared: {ended.output}")
-
-
 def _table(content: dict[str, Any], families: list[str]) -> Table:
-    table = Table(title="torture", title_justify="left")
-    for name in ("trials", "done", "failed", "minutes", "seen", "torch, in the same trials"):
-        table.add_column(name, justify="right" if name in ("done", "failed", "minutes") else "left")
+    table = Table(title="torture", title_justify="left", show_lines=True)
+    for name in ("trials", "done", "failed", "minutes", "seen"):
+        table.add_column(name, justify="right" if name in ("done", "failed", "minutes") else "left", overflow="fold")
     for family in families:
         part = content["trials"][family]
         seen, torchs = (
             ", ".join(f"{n:,} {what}" for what, n in part[name].items() if n) for name in ("counts", "torch")
         )
-        failed = f"[red]{part['failed']}[/]" if part["failed"] else "0"
-        table.add_row(part["title"], f"{part['done']:,}", failed, f"{part['seconds'] / 60:.1f}", seen, torchs)
+        failed = f"[red]{part['failed']:,}[/]" if part["failed"] else "0"
+        seen += f"\n[dim]torch: {torchs}[/]" if torchs else ""
+        table.add_row(f"{family}: {part['title']}", f"{part['done']:,}", failed, f"{part['seconds'] / 60:.1f}", seen)
     return table
 
 

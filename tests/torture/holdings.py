@@ -47,8 +47,8 @@ def beyond(before: Holdings, names: tuple[str, ...] = ("threads", "processes", "
 
 
 def resident_kb() -> float:
-    """Memory of this process, less what the allocator could give back."""
+    """Anonymous memory of this process, less what the allocator could give back. Code is read as it is used."""
     gc.collect()
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024
+    return float(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0])

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import fastload
 
@@ -22,9 +23,11 @@ PHASES = ("start", "epoch", "break", "close", "exit")
 WEIGHTS = {"workers, spawned": 0.25}
 ENDS = {None: "hung", 0: "ended before", 130: "interrupted", -signal.SIGINT: "interrupted"}
 PRINTED = "printed that an exception was ignored"
-# What a Python program prints when it is interrupted in a place where nothing can be raised; up to the next such line.
+# What Python prints of an exception that can be raised nowhere, with its traceback and its last line.
 NOISE = re.compile(
-    r"^(?:Exception ignored|Exception in thread|Fatal Python error|terminate called).*?(?=^Exception|\Z)", re.M | re.S
+    r"^(?:Exception ignored|Exception in thread|Fatal Python error|terminate called).*\n"
+    r"(?:Traceback .*\n)?(?:[ \t]+.*\n|\n)*(?:\S.*)?",
+    re.MULTILINE,
 )
 OURS = str(Path(fastload.__file__).parent)
 
@@ -33,7 +36,7 @@ def program(root: str, kind: str, ours: bool, catches: bool) -> None:
     """An epoch, and one that is broken off."""
     wanted = expected(Path(root), kind)
     tell(phase="start")
-    loader = KINDS[kind].loader(Path(root), ours=ours)
+    loader: Any = KINDS[kind].loader(Path(root), ours=ours)
     try:
         batches = iter(loader)
         tell(phase="epoch")
@@ -45,7 +48,7 @@ def program(root: str, kind: str, ours: bool, catches: bool) -> None:
         del batches
         tell(phase="close")
         close(loader)
-        del loader
+        loader = None
     except KeyboardInterrupt:
         if catches:
             close(loader)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
 import re
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from .loaders import KINDS, SOUND, checksum, close, expected
 from .outcome import Outcome, Setting, tell
@@ -26,28 +29,31 @@ WEIGHTS = {"workers, spawned": 0.25}
 
 def program(root: str, kind: str, ours: bool) -> None:
     """Epoch after epoch until something is raised; then a new epoch, which must be right."""
-    wanted = expected(Path(root), kind)
-    loader = KINDS[kind].loader(Path(root), ours=ours)
-    try:
-        for epoch in range(1_000_000):
-            for number, batch in enumerate(loader):
-                value = checksum(batch)
-                if epoch < len(wanted) and value != wanted[epoch][number]:
-                    raise SystemExit("wrong values")
-                tell(workers=[process.pid for process in multiprocessing.active_children()])
-    except (RuntimeError, OSError, EOFError) as error:
-        tell(error=f"{type(error).__name__}: {error}")
-    for last in (False, False, True):  # torch raises for each worker that was killed, wherever the program is
+    error = ""
+    for last in (False, False, False, True):  # torch raises for each worker that was killed, wherever the program is
         try:
-            close(loader)
-            again = KINDS[kind].loader(Path(root), ours=ours)
-            if [checksum(batch) for batch in again] != wanted[0]:
+            loader = KINDS[kind].loader(Path(root), ours=ours)
+            if not error:
+                _epochs(loader, expected(Path(root), kind))
+            tell(error=error)
+            if [checksum(batch) for batch in loader] != expected(Path(root), kind)[0]:
                 raise SystemExit("wrong values after a worker was killed")
-            close(again)
-            break
-        except RuntimeError:
+            close(loader)
+            return
+        except (RuntimeError, OSError, EOFError) as raised:
+            error = error or f"{type(raised).__name__}: {raised}"
+            close(loader)
             if last:
                 raise
+
+
+def _epochs(loader: Iterable[Any], wanted: list[list[int]]) -> None:
+    for epoch in itertools.count():
+        for number, batch in enumerate(loader):
+            value = checksum(batch)
+            if epoch < len(wanted) and value != wanted[epoch][number]:
+                raise SystemExit("wrong values")
+            tell(workers=[process.pid for process in multiprocessing.active_children()])
 
 
 def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
@@ -87,7 +93,7 @@ def _kill_worker(program: Program, pid: int) -> list[str]:
         while error is None and code is None and time.monotonic() < again:
             news = program.next(0.5) or {}
             error, code, workers = news.get("error"), news.get("ended"), news.get("workers") or workers
-    ended = program.finish(HEARD_S if error is not None else 0.0)
+    ended = program.finish(60.0 if error is not None else 0.0)  # another epoch, of spawned workers perhaps
     what = [f"left {thing}" for thing in ended.left]
     if error is None:
         what.append(f"no error after {HEARD_S:g} s\n{ended.output[-3000:]}")

@@ -30,9 +30,14 @@ def numbers(share: float) -> list[int]:
     return list(range(len(EPOCHS) + len(ABANDONED)))
 
 
+def each(share: float) -> int:
+    """How many a trial makes."""
+    return max(10, round(EACH * share))
+
+
 def trial(number: int, setting: Setting) -> Outcome:
-    """One kind of loader, :data:`EACH` times the share of the run."""
-    count = max(10, round(EACH * setting.share))
+    """One kind of loader, :func:`each` times."""
+    count = each(setting.share)
     outcome = Outcome(done=count)
     abandons = number >= len(EPOCHS)
     kind = ABANDONED[number - len(EPOCHS)] if abandons else EPOCHS[number]

@@ -55,7 +55,7 @@ class Kind:
         return bool(self.arguments.get("persistent_workers"))
 
     def loader(self, root: Path, *, ours: bool, seed: int = 0, **more: Any) -> Iterable[Any]:
-        """A loader of this kind; what it gives depends on ``seed`` alone (in the main process: if nobody else draws)."""
+        """A loader whose batches depend on ``seed`` alone; those made in the main process on others' draws, too."""
         if self.executor == "main":
             torch.manual_seed(seed)
         arguments = {"batch_size": 4, "shuffle": True, **self.arguments, **more}

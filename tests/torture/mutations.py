@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -141,21 +142,44 @@ def _foreign(rng: random.Random, data: bytearray) -> None:
         data[at:at] = other[begin:end]
 
 
+STARTS = (
+    *((0xE0, b"JFIF\0\1\1\1\0"), (0xE1, b"Exif\0\0"), (0xE1, b"Exif\0\0MM\0*\0\0\0\x08"), (0xE2, b"MPF\0")),
+    *((0xE2, b"MPF\0II*\0\x08\0\0\0"), (0xE2, b"ICC_PROFILE\0\1\1"), (0xEE, b"Adobe\0\x64"), (0xFE, b"")),
+    *((0xED, b"Photoshop 3.0\0" + b"8BIM\3\xed"), (0xE1, b"http://ns.adobe.com/xap/1.0/\0")),
+)
+
+
 def _made_up(rng: random.Random, data: bytearray) -> None:
     """An application segment that begins as those do that Pillow reads."""
     if own := segments(data):
-        marker, start = rng.choice(
-            [(0xE0, b"JFIF\0\1\1\1\0"), (0xE1, b"Exif\0\0"), (0xE1, b"Exif\0\0MM\0*\0\0\0\x08"), (0xE2, b"MPF\0")]
-            + [(0xE2, b"ICC_PROFILE\0\1\1"), (0xED, b"Photoshop 3.0\0" + b"8BIM\3\xed"), (0xEE, b"Adobe\0\x64")]
-            + [(0xE1, b"http://ns.adobe.com/xap/1.0/\0"), (0xE2, b"MPF\0II*\0\x08\0\0\0"), (0xFE, b"")]
-        )
+        marker, start = rng.choice(STARTS)
         at = rng.choice(own)[0]
         data[at:at] = segment(marker, start + rng.randbytes(rng.choice([0, 1, 2, 4, 8, 20, 60])))
+
+
+def _directory(rng: random.Random, data: bytearray) -> None:
+    """TIFF's directory with the tags that Pillow looks at when it opens a file, in one segment or several."""
+    if not (own := segments(data)):
+        return
+    marker, start = rng.choice([(0xE1, b"Exif\0\0"), (0xE1, b"Exif\0\0"), (0xE2, b"MPF\0")])
+    tags = (0x011A, 0x0128, 0x0112, 0x8769) if marker == 0xE1 else (0xB000, 0xB001, 0xB002)
+    order = rng.choice("<>")
+    entries = [
+        struct.pack(f"{order}HHI", rng.choice(tags), rng.choice([1, 2, 3, 4, 5, 7, 10, 12, rng.randrange(20)]), count)
+        + rng.choice([bytes(4), struct.pack(f"{order}I", 26), b"0100", rng.randbytes(4)])
+        for count in rng.choices([0, 1, 2, 4, 16, 32, 65536], k=rng.randint(1, 4))
+    ]
+    body = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IH", 8, len(entries)) + b"".join(entries)
+    body += struct.pack(f"{order}I", 0) + rng.choice([b"", rng.randbytes(40), struct.pack(f"{order}II", 72, 1) * 5])
+    cut = rng.randrange(len(body)) if rng.random() < 0.3 else len(body)
+    at = rng.choice(own)[0]
+    data[at:at] = b"".join(segment(marker, start + part) for part in (body[:cut], body[cut:]) if part)
 
 
 MUTATIONS: tuple[Mutation, ...] = (
     *(_flip, _set, _truncate, _insert, _delete, _marker),
     *(_header, _header, _swap, _repeat, _drop, _foreign, _made_up),
+    *[_directory] * 4,  # each is one of very many
 )
 
 

@@ -67,8 +67,10 @@ class Launcher:
     def __init__(self, scratch: Path, name: str) -> None:
         self.scratch = scratch
         self.name = name
+        command = [sys.executable, "-m", "torture.zygote"]
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
         self._zygote = subprocess.Popen(
-            [sys.executable, "-m", "torture.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env={**os.environ, "PYTHONPATH": path}
         )
         self._answers = Lines(self._zygote.stdout.fileno())
         answer(self._answers)  # it is ready
@@ -137,7 +139,7 @@ class Program:
                 (os.killpg if group else os.kill)(self.pid, number)
 
     def finish(self, limit_s: float, grace_s: float = 5.0) -> Ended:
-        """Wait for the end, at most ``limit_s``, and for what it started, at most ``grace_s``; then kill what is left."""
+        """Wait for the end, at most ``limit_s``, and for what it started, ``grace_s``; then kill what is left."""
         begun = time.monotonic()
         while (news := self.next(begun + limit_s - time.monotonic())) is not None and "ended" not in news:
             pass
@@ -157,9 +159,11 @@ class Program:
         """End it and all that it started. Idempotent."""
         if self._news.descriptor < 0:
             return
-        for pid in session(self.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        while processes := session(self.pid):  # one may have just started another
+            for pid in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.002)
         while self._code is None:
             self._code = int(answer(self._answers))
         os.close(self._news.descriptor)

@@ -48,7 +48,7 @@ def _shared(kind: str, count: int, setting: Setting, *, ours: bool) -> list[str]
     """What went wrong; every batch must be given once."""
     wanted = expected(setting.scratch, kind)[0]
     loader: Any = KINDS[kind].loader(setting.scratch, ours=ours)
-    batches = iter(loader)
+    batches: Any = iter(loader)
     got: list[int] = []
     what: list[str] = []
     # Torch's worker iterator never ends where two threads wait for its last batch.
@@ -74,7 +74,7 @@ def _shared(kind: str, count: int, setting: Setting, *, ours: bool) -> list[str]
         for process in multiprocessing.active_children():  # of which the iterator hears
             process.kill()
         return [HUNG]
-    del batches
+    batches = None
     close(loader)
     if Counter(got) != Counter(wanted):
         missing, more = Counter(wanted) - Counter(got), Counter(got) - Counter(wanted)

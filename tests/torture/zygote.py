@@ -5,12 +5,14 @@ Programs end as any Python program does, at the end of this file: by the interpr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 from typing import Any
@@ -39,7 +41,7 @@ def serve() -> dict[str, Any]:
         libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None)
     os.write(1, b"ready\n")
     gc.freeze()  # else each program copies all of it when it collects garbage
-    while line := os.read(0, 1 << 16):
+    while line := _request():
         request: dict[str, Any] = json.loads(line)
         child = os.fork()
         if child == 0:
@@ -50,6 +52,14 @@ def serve() -> dict[str, Any]:
             ended, status = os.wait()
         os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
     os._exit(0)
+
+
+def _request() -> bytes:
+    """The next line of standard input. Reaps orphans meanwhile."""
+    while not select.select([0], [], [], 0.2)[0]:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+    return os.read(0, 1 << 16)
 
 
 def become(request: dict[str, Any]) -> None:

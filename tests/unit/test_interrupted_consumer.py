@@ -17,7 +17,7 @@ from roads.datasets import Numbers
 from fastload import FastLoader, _interrupts
 from fastload.engines.arrivals import Arrivals
 from fastload.host import HostBatch
-from fastload.memory.arena import State
+from fastload.memory.arena import State, Token
 from fastload.memory.slots import SlotPool, SlotWriter
 
 # Python prints what is raised in the callback of a weak reference, and goes on.
@@ -203,6 +203,30 @@ def test_asking_for_slots():
         assert time.monotonic() - before < PROMPT_S
 
     assert interrupted_at_every_opcode(lambda: SlotPool(4, 1 << 20, register=False), lambda p: p.want(1000), check) > 50
+
+
+def test_reaching_the_slots():
+    """No descriptor is lost, of those that a worker opens for itself; nor here, where there is none."""
+    pool = SlotPool(2, 1 << 20, register=False)
+    pool.want(1000, wait=True)
+    before = os.listdir("/proc/self/fd")
+    writers = []
+
+    def make():
+        writers[:] = [SlotWriter(pool.handle)]
+        return writers[0]
+
+    def act(writer):
+        writer._mapping(Token.unpack(token))
+        writer._end(*pool.handle.homes[0][::2], os.O_RDONLY)
+
+    def check(writer, interrupted):
+        writers.clear()
+
+    token = pool._current.token(0, 0).pack()
+    assert interrupted_at_every_opcode(make, act, check) > 50
+    assert os.listdir("/proc/self/fd") == before
+    pool.close()
 
 
 def test_freeing_a_slot():

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _getsignal: Final = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 """Without the conversion to an enumeration, which is most of what a block costs."""
 
+_NUMBERS: Final = range(1, signal.NSIG)
+
 LONGEST_S: Final = 5.0
 """A signal that arrives later is not deferred any more, so that Ctrl-C ends what has got stuck."""
 
@@ -51,8 +53,10 @@ class DeferredSignals:
         self._outer = _innermost
         try:
             self._defers = True
-            for number in range(1, signal.NSIG):
+            for number in _NUMBERS:
                 handler = _getsignal(number)
+                while isinstance(own := getattr(handler, "__self__", None), DeferredSignals) and not own._defers:
+                    handler = own._former[number]  # left by one that was interrupted
                 if callable(handler):
                     self._former[number] = handler
                     signal.signal(number, self._note)
@@ -68,9 +72,16 @@ class DeferredSignals:
 
     def end(self) -> None:
         """Restore the handlers and deliver what has arrived."""
+        global _innermost
+        if _innermost is self:
+            _innermost = self._outer
+        self._frame = self._outer = None
         try:
-            self._restore()
+            for number, handler in self._former.items():
+                if signal.getsignal(number) == self._note:
+                    signal.signal(number, handler)
         finally:
+            self._defers = False  # what is still ours (others have chained to it, or this was interrupted) forwards
             self._deliver()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -88,16 +99,6 @@ class DeferredSignals:
             frame = frame.f_back
         return False
 
-    def _restore(self) -> None:
-        global _innermost
-        if _innermost is self:
-            _innermost = self._outer
-        self._defers = False  # from here on, a handler that is left (others have chained to it) only forwards
-        self._frame = self._outer = None
-        for number, handler in self._former.items():
-            if signal.getsignal(number) == self._note:
-                signal.signal(number, handler)
-
     def _deliver(self) -> None:
         while self._arrived:
             try:
@@ -109,7 +110,7 @@ class DeferredSignals:
         """In a child: what had arrived before was its parent's. A fork of another thread's knows nothing of this."""
         self._arrived.clear()
         if threading.get_ident() != self._thread:
-            self._restore()
+            self.end()
 
 
 _innermost: DeferredSignals | None = None

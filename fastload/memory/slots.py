@@ -172,16 +172,12 @@ class SlotPool:
                     limit = self._max_bytes / 1e6
                     self.refusal = f"two batches of {nbytes / 1e6:.1f} MB exceed max_pinned_bytes ({limit:.1f} MB)"
                 return
-            self._wanted = slot_bytes
-            self._builder = threading.Thread(
-                target=self._build, args=(count, slot_bytes), name="fastload-arena", daemon=True
-            )
-            builder = self._builder
+            builder = threading.Thread(target=self._build, args=(count, slot_bytes), name="fastload-arena", daemon=True)
             try:
                 with deferred_signals():
                     builder.start()
+                    self._wanted, self._builder = slot_bytes, builder
             except RuntimeError as error:  # no more threads; or this process is about to end
-                self._builder = None
                 self.refusal = f"no thread to make slots: {error}"
                 return
         if wait:
@@ -381,20 +377,22 @@ class SlotWriter:
 
     def _end(self, descriptor: int, inode: int, flags: int) -> int:
         if descriptor not in self._ends:
-            own = self.handle.open(descriptor, inode, flags | os.O_NONBLOCK)
-            self._ends[descriptor] = own
-            weakref.finalize(self, _close_all, own)
+            with deferred_signals():
+                own = self.handle.open(descriptor, inode, flags | os.O_NONBLOCK)
+                weakref.finalize(self, _close_all, own)
+                self._ends[descriptor] = own
         return self._ends[descriptor]
 
     def _mapping(self, token: Token) -> Mapping:
         if token.arena not in self._mappings:
             self._mappings.clear()  # arenas only ever grow: the former one is being drained
             self._touched.clear()
-            descriptor = self.handle.open(token.descriptor, token.inode, os.O_RDWR)
-            try:
-                self._mappings[token.arena] = Mapping(descriptor, token.slot_bytes)
-            finally:
-                os.close(descriptor)
+            with deferred_signals():
+                descriptor = self.handle.open(token.descriptor, token.inode, os.O_RDWR)
+                try:
+                    self._mappings[token.arena] = Mapping(descriptor, token.slot_bytes)
+                finally:
+                    os.close(descriptor)
         return self._mappings[token.arena]
 
     def give_back(self, stamp: Stamp) -> None:

@@ -7,10 +7,13 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from multiprocessing import popen_fork
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import pytest
 import torch
@@ -388,6 +391,44 @@ def test_threads_may_share_an_iterator(make, num_workers):
         thread.join(WAIT_S)
     assert errors == []
     assert sorted(numbers_of(took)) == list(range(400))
+
+
+ENDS_IN_MID_EPOCH = """
+import atexit, sys
+atexit.register(lambda: print([thread.is_alive(), *(worker.is_alive() for worker in workers)]))  # the last to run
+import pytest
+from roads import simulated
+from roads.datasets import Numbers
+from fastload import FastLoader
+
+simulated.install(pytest.MonkeyPatch())
+iterator = iter(FastLoader(Numbers(10_000), batch_size=2, num_workers=2, device="cuda"))
+thread, workers = iterator._pin_memory_thread, iterator._workers
+for _ in iterator:
+    sys.exit(3)
+"""
+
+
+def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_workers():
+    """Else that may be taking a batch from a worker that ends, and prints a traceback."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-W", "ignore", "-c", ENDS_IN_MID_EPOCH]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path})
+    assert (done.returncode, done.stdout, done.stderr) == (3, "[False, False, False]\n", "")
+
+
+def test_a_forked_child_leaves_its_parents_workers_alone(make):
+    iterator = iter(make())
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            shutdown._end_with_the_program()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert numbers_of(iterator) == list(range(8))
 
 
 def test_torch_is_as_this_file_takes_it():

@@ -1,0 +1,251 @@
+"""The consumer is interrupted at every moment of next() and close(): closing ends in time and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from interrupts import interrupted_at_every_opcode
+from roads import simulated
+from roads.datasets import Numbers
+
+from fastload import FastLoader, _interrupts
+from fastload.engines.arrivals import Arrivals
+from fastload.host import HostBatch
+from fastload.memory.arena import State, Token
+from fastload.memory.slots import SlotPool, SlotWriter
+
+# Python prints what is raised in the callback of a weak reference, and goes on.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+WAIT_S = 30
+PROMPT_S = 4.0  # less than a join that ran into its bound
+
+
+class InstantTransfer:
+    """Hands over what it was given."""
+
+    device = torch.device("cpu")
+
+    class Copied:
+        roomed = issued = 0.0
+
+        def __init__(self, data):
+            self.data = data
+
+    def start(self, data, number, *, small=None, on_copied=None):
+        return self.Copied(data)
+
+    def take(self, copied):
+        return copied.data
+
+    def wait_copied(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def feeders():
+    return [thread for thread in threading.enumerate() if thread.name == "fastload-feeder"]
+
+
+def closes_promptly(close):
+    before = time.monotonic()
+    close()
+    assert time.monotonic() - before < PROMPT_S
+    for feeder in feeders():  # one that was not known yet ends by itself
+        feeder.join(WAIT_S)
+    assert feeders() == []
+
+
+@pytest.fixture(autouse=True)
+def few_moments(monkeypatch):
+    """Deferring takes a few bytecodes for each number of a signal; one that matters will do."""
+    monkeypatch.setattr(_interrupts, "_NUMBERS", (signal.SIGINT,))
+
+
+@pytest.fixture
+def device(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+
+
+def test_taking_a_batch(device):
+    def make():
+        arrivals = Arrivals(InstantTransfer(), 1, 1, False, None)
+        return arrivals, [HostBatch(number, 0, arrivals.key).pin_memory() for number in range(3)]
+
+    def check(subject, interrupted):
+        arrivals, queue = subject
+        assert [arrivals.take(arrival) for arrival in queue[1:]] == [1, 2]
+        closes_promptly(arrivals.close)
+
+    assert interrupted_at_every_opcode(make, lambda subject: subject[0].take(subject[1][0]), check) > 50
+
+
+def test_the_arrival_of_a_batch_in_the_consumers_thread(device):
+    """As without workers; here the feeder is started."""
+
+    def make():
+        return Arrivals(InstantTransfer(), 1, 1, False, None)
+
+    def check(arrivals, interrupted):
+        assert arrivals.take(HostBatch(1, 0, arrivals.key).pin_memory()) == 1
+        closes_promptly(arrivals.close)
+
+    assert interrupted_at_every_opcode(make, lambda arrivals: HostBatch(0, 0, arrivals.key).pin_memory(), check) > 100
+
+
+def test_closing_arrivals(device):
+    def make():
+        arrivals = Arrivals(InstantTransfer(), 1, 1, False, None)
+        HostBatch(0, 0, arrivals.key).pin_memory()
+        return arrivals
+
+    assert interrupted_at_every_opcode(make, Arrivals.close, lambda arrivals, _: closes_promptly(arrivals.close)) > 30
+
+
+def test_the_feeder_ends_with_its_owner_though_nobody_closes(device):
+    class Owner:
+        pass
+
+    owner = Owner()
+    arrivals = Arrivals(InstantTransfer(), 1, 1, False, None)
+    arrivals.serve(owner)
+    HostBatch(0, 0, arrivals.key).pin_memory()
+    feeder = arrivals._feeder
+    assert feeder.is_alive()
+    del owner
+    feeder.join(WAIT_S)
+    assert not feeder.is_alive()
+
+
+def test_closing_an_iterator(monkeypatch):
+    simulated.install(monkeypatch)
+    loaders = []
+
+    def make():
+        loader = FastLoader(Numbers(8), batch_size=2, device="cuda")
+        iterator = iter(loader)
+        next(iterator)
+        loaders[:] = [loader]
+        return iterator
+
+    def check(iterator, interrupted):
+        closes_promptly(iterator.close)
+        assert iterator.is_closed
+        assert loaders[0].stats().batches == 1
+        assert loaders[0]._runtime._before["copied"] in (1, 2)  # once, and what was copied ahead
+        loaders[0].close()
+
+    assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check) > 100
+
+
+def test_asking_for_the_next_batch(monkeypatch):
+    simulated.install(monkeypatch)
+
+    def make():
+        loader = FastLoader(range(4), batch_size=None, device="cuda")
+        return loader, iter(loader)
+
+    def check(subject, interrupted):
+        loader, iterator = subject
+        next(iterator, None)  # a sampler that is a generator does not survive an interrupt
+        closes_promptly(loader.close)
+
+    assert interrupted_at_every_opcode(make, lambda subject: next(subject[1]), check) > 200
+
+
+def test_dropping_an_iterator(monkeypatch):
+    """The feeder ends, also where Python loses the call of a finalizer, and what it would have freed can be freed."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)  # pytest's keeps what was in use
+    simulated.install(monkeypatch)
+
+    def make():
+        loader = FastLoader(range(4), batch_size=None, device="cuda")
+        iterators = [iter(loader)]
+        next(iterators[0])
+        return iterators, loader._runtime.slots
+
+    def check(subject, interrupted):
+        iterators, slots = subject
+        closes_promptly(iterators.clear)
+        slots.close()
+
+    assert interrupted_at_every_opcode(make, lambda subject: subject[0].clear(), check) > 100
+
+
+def test_closing_slots():
+    def make():
+        pool = SlotPool(4, 1 << 20, register=False)
+        pool.want(1000, wait=True)
+        return pool
+
+    def check(pool, interrupted):
+        pool.close()
+        assert os.listdir("/proc/self/fd") == before
+
+    before = os.listdir("/proc/self/fd")
+    assert interrupted_at_every_opcode(make, SlotPool.close, check) > 100
+
+
+def test_asking_for_slots():
+    """A thread makes them, which is started here."""
+
+    def check(pool, interrupted):
+        before = time.monotonic()
+        pool.close()
+        assert time.monotonic() - before < PROMPT_S
+
+    assert interrupted_at_every_opcode(lambda: SlotPool(4, 1 << 20, register=False), lambda p: p.want(1000), check) > 50
+
+
+def test_reaching_the_slots():
+    """No descriptor is lost, of those that a worker opens for itself; nor here, where there is none."""
+    pool = SlotPool(2, 1 << 20, register=False)
+    pool.want(1000, wait=True)
+    before = os.listdir("/proc/self/fd")
+    writers = []
+
+    def make():
+        writers[:] = [SlotWriter(pool.handle)]
+        return writers[0]
+
+    def act(writer):
+        writer._mapping(Token.unpack(token))
+        writer._end(*pool.handle.homes[0][::2], os.O_RDONLY)
+
+    def check(writer, interrupted):
+        writers.clear()
+
+    token = pool._current.token(0, 0).pack()
+    assert interrupted_at_every_opcode(make, act, check) > 50
+    assert os.listdir("/proc/self/fd") == before
+    pool.close()
+
+
+def test_freeing_a_slot():
+    """No slot is lost."""
+    pool = SlotPool(2, 1 << 20, register=False)
+    pool.want(1000, wait=True)
+    writer = SlotWriter(pool.handle)
+
+    def make():
+        stamp, _ = writer.acquire(0)
+        return pool._current, stamp.token.index
+
+    def check(slot, interrupted):
+        if pool._current.mapping.state(slot[1]) != State.FREE:  # not begun
+            pool._free(*slot)
+        stamps = [writer.acquire(0)[0] for _ in range(2)]
+        assert writer.acquire(0) is None
+        for stamp in stamps:
+            writer.give_back(stamp)
+
+    assert interrupted_at_every_opcode(make, lambda slot: pool._free(*slot), check) > 50
+    pool.close()

@@ -243,10 +243,10 @@ class FastLoader(DataLoader[T_co]):
     def _native_iterator(self, device: torch.device) -> Iterator[T_co] | None:
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator
-        if persists and isinstance(former, NativeDeviceIterator) and former.device == device:
+        if persists and isinstance(former, NativeDeviceIterator) and former.device == device and not former.is_closed:
             former._reset(self)
             return former
-        if persists and is_native(former) and device.type == "cpu":
+        if persists and is_native(former) and device.type == "cpu" and not former.is_closed:
             return go_on(former, self)  # type: ignore[no-any-return]
         recipe = read_loader(self, device)
         if isinstance(recipe, tuple):

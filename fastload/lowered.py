@@ -83,6 +83,12 @@ class Checks:
     def __init__(self) -> None:
         self._results: dict[tuple[Any, ...], str | None] = {}
         self._held: list[Any] = []
+        self.python_used = False
+        """Samples had to be made in Python; a process for them is better forked where torch would fork its workers."""
+
+    def note_python(self) -> None:
+        """Samples have to be made in Python."""
+        self.python_used = True
 
     def known(self, loader: FastLoader[Any], recipe: Recipe) -> str | None:
         """Why the recipe must not be used, as far as it has been checked."""
@@ -145,7 +151,8 @@ def start_native(loader: FastLoader[Any], recipe: Recipe, device: torch.device) 
         runtime.live.add(native)
         return native
     finally:
-        if native is None:
+        if native is None:  # nobody waits for an answer any more
+            process.kill()
             process.close()
 
 
@@ -154,8 +161,9 @@ def _sample_process(loader: FastLoader[Any], recipe: Recipe) -> SampleProcess | 
     from fastload.engines.sample_process import SampleProcess
 
     try:
-        process = SampleProcess(recipe, loader.multiprocessing_context)
-        if not loader._runtime.checks.has(loader, recipe):
+        checks = loader._runtime.checks
+        process = SampleProcess(recipe, loader.multiprocessing_context, note_use=checks.note_python)
+        if checks.python_used or not checks.has(loader, recipe):
             process.start()
         return process
     except Exception:  # torch's workers cannot be started either, and will say why
@@ -261,7 +269,12 @@ class NativeDeviceIterator:
         self._finalizer = weakref.finalize(self, _end, self._host._line.close, transfer, retire)
 
     def _reset(self, loader: FastLoader[Any]) -> None:
-        self._host._reset(loader)
+        try:
+            self._host._reset(loader)
+        except BaseException:
+            if self._host.is_closed:
+                self.close()
+            raise
         self.transfer.begin_epoch()
         self.meter.begin_epoch()
 

@@ -14,6 +14,7 @@ Python's own making: it waits for a batch's lock, and sends word through a ``Sim
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -35,6 +36,7 @@ from fastload.engines.underway import (
     PythonError,
     TookTooLongError,
     as_seen_from,
+    drawn,
     working_directory,
     wrapped,
 )
@@ -156,9 +158,10 @@ class Line:
 
         The caller's own claim counts as none: an interrupt came before it took the batch.
         """
-        while self._batches and self._batches[0].taken:
-            self._number = self._batches[0].number + 1
-            self._batches.popleft()
+        with contextlib.suppress(IndexError):  # closed meanwhile
+            while self._batches[0].taken:
+                self._number = self._batches[0].number + 1
+                self._batches.popleft()
         me = threading.get_ident()
         for batch in tuple(self._batches):  # no generator: the interrupt that lands when one is dropped is lost
             if not batch.taken and batch.owner in (None, me):
@@ -168,7 +171,8 @@ class Line:
     def claim(self, batch: Batch, timeout_s: float) -> Any:
         """A batch's data, or an ExceptionWrapper, or an error of ours. Blocks.
 
-        It stays the caller's :meth:`first` until that has set ``taken``, and should be the last thing that it does.
+        It stays the caller's :meth:`first` until that has set ``taken``, and should be the last thing that it does. A
+        signal's handler may have taken it meanwhile.
 
         Args:
             batch: The caller's first.
@@ -219,15 +223,24 @@ class Line:
             }
         )
 
-    def drain(self) -> None:
-        """See all batches through, and drop them: persistent workers work off what they were sent. Blocks."""
+    def drain(self, timeout_s: float) -> None:
+        """See all batches through, and drop them: persistent workers work off what they were sent. Blocks.
+
+        After an exception the line is good for nothing but to be closed.
+
+        Args:
+            timeout_s: For each batch; 0 waits for ever.
+
+        Raises:
+            TookTooLongError: A batch is not made in time.
+        """
         for batch in tuple(self._batches):
             batch.dropped = True
         self._draining = True
         self._news.put(None)
         try:
             for batch in tuple(self._batches):
-                self._wait_for(batch, 0.0)
+                self._wait_for(batch, timeout_s)
                 batch.taken = True
         finally:
             self._draining = False
@@ -371,7 +384,7 @@ class Line:
             if status and sample not in made:
                 before = self._before(batch, sample)
                 made[sample], after = self._in_python(batch, sample, before)
-                if before is not None and not self._by_index and after != self._drawn(job, sample, before):
+                if before is not None and not self._by_index and after != drawn(self._recipe.plan, job, sample, before):
                     self._go_on_in_python(batch, sample + 1, after, made)
                     break
         batch.awaited = begun, time.monotonic()
@@ -397,14 +410,6 @@ class Line:
         if self._by_index:
             return _core.Generator(batch.seeds[sample]).get_state()
         return batch.job.generator_before(sample)  # type: ignore[no-any-return]
-
-    def _drawn(self, job: _core.Job, sample: int, before: bytes) -> bytes | None:
-        """Where the core's generator stood after a sample that it drew for and then could not decode."""
-        generator = _core.Generator(0)
-        generator.set_state(before)
-        _, _, width, height, *_ = job.outcome(sample)
-        status, *_ = self._recipe.plan.draw(generator, width, height)
-        return generator.get_state() if status == "ok" else None
 
     def _go_on_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
         """Pillow saw other things in a file than the core did: what was drawn after it is void."""

@@ -106,8 +106,15 @@ class NativeIterator(_BaseDataLoaderIter):
             raise
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        self.check_process()
         super()._reset(loader, first_iter)
-        self._line.drain()  # the workers' generators go on
+        try:
+            self._line.drain(self._timeout)  # the workers' generators go on
+        except BaseException as error:
+            self.close()  # nobody knows what has been drained
+            if isinstance(error, TookTooLongError):
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+            raise
         epochs = epochs_of(loader)
         self._line.epoch = 0 if epochs is None else epochs.epoch
         if self._sizer is not None:
@@ -167,18 +174,19 @@ class NativeIterator(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         if self._closed:
             raise RuntimeError("the FastLoader of this iterator was closed")
-        self._fill()  # there is something to do after an interrupt, or when the sampler has raised
-        batch = self._line.first()
-        if batch is None:
-            if not self._persistent_workers:
-                self._finalizer()
-            raise StopIteration
-        asked = time.monotonic()
-        with stage("wait", batch.number):
-            try:
-                data = self._line.claim(batch, self._timeout)
-            except TookTooLongError:
-                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+        asked, batch, data = time.monotonic(), None, None
+        while batch is None or batch.taken:  # by a signal's handler, which has come in between
+            self._fill()  # there is something to do after an interrupt, or when the sampler has raised
+            batch = self._line.first()
+            if batch is None:
+                if not self._persistent_workers:
+                    self._finalizer()
+                raise StopIteration
+            with stage("wait", batch.number):
+                try:
+                    data = self._line.claim(batch, self._timeout)
+                except TookTooLongError:
+                    raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         self.claimed[threading.get_ident()] = batch
         try:
             self._fill()
@@ -197,6 +205,11 @@ class NativeIterator(_BaseDataLoaderIter):
         if torch.is_inference_mode_enabled() and not self._pin_memory:  # else torch's come from its pin-memory thread
             return as_inference_tensors(data)
         return data
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; persistent workers need another one then."""
+        return self._closed
 
     def close(self) -> None:
         """Stop the decode threads; what is asked for later raises. Idempotent."""

@@ -29,7 +29,7 @@ from fastload import _nvtx
 from fastload._interrupts import deferred_signals, usual_signals
 from fastload.engines.underway import TookTooLongError, check_size, working_directory, wrapped
 from fastload.engines.workers import forking_workers
-from fastload.vision.recipe import BytesPath
+from fastload.vision.recipe import BytesPath, pixel_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,12 +51,14 @@ class SampleProcess:
     Args:
         recipe: How to make samples; whatever it refers to must not change any more.
         context: The loader's ``multiprocessing_context``; ``None`` is the default start method.
+        note_use: Called when a sample is to be made.
 
     Raises:
         Exception: See :meth:`start`.
     """
 
-    def __init__(self, recipe: Recipe, context: Any = None) -> None:
+    def __init__(self, recipe: Recipe, context: Any = None, *, note_use: Callable[[], None] = lambda: None) -> None:
+        self._note_use = note_use
         self.started = self._closed = self._killed = self._wanted = False
         self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()  # to who waits for the start
         self._error: Exception | None = None
@@ -89,6 +91,7 @@ class SampleProcess:
         Raises:
             RuntimeError: The process cannot be started, or :meth:`kill` was called.
         """
+        self._note_use()
         while not self.started:
             self._wanted = True
             wake()
@@ -114,9 +117,9 @@ class SampleProcess:
         self._connection, theirs = ends
         # The plan cannot be pickled, and is of no use there.
         recipe = replace(self._recipe, plan=None)  # type: ignore[arg-type]
-        self._process = self._context.Process(
-            target=_serve, args=(theirs, recipe, self._settings), name="fastload-samples", daemon=True
-        )
+        forked = () if self._settings is None else (self._connection,)  # one end of it is inherited
+        arguments = theirs, recipe, self._settings, os.getpid(), *forked
+        self._process = self._context.Process(target=_serve, args=arguments, name="fastload-samples", daemon=True)
         try:
             self._process.start()
         except BaseException:
@@ -127,12 +130,15 @@ class SampleProcess:
         self.started = True
         # Else a child that is forked off this process would end it when it exits: it takes it for its own.
         multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
+        if self._killed or self._closed:  # meanwhile, by another thread, which found nothing to end
+            self._process.kill()
+            self._process.join(JOIN_S)
+            self._connection.close()
 
     @functools.cached_property
     def max_pixels(self) -> int:
         """The size of image, in pixels, above which Pillow objects in that process; 0 is no limit. May block."""
-        limit = self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels
-        return int(limit or 0)
+        return pixel_limit(self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels)
 
     def sample(
         self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str
@@ -219,7 +225,7 @@ class _Settings:
 
     directory: str | None
     load_truncated: bool
-    max_pixels: int | None
+    max_pixels: Any
     dtype: torch.dtype
 
     @classmethod
@@ -260,8 +266,12 @@ def _sendable(source: Any) -> Any:
     return source if isinstance(source, str | bytes) else bytes(source)
 
 
-def _serve(connection: Connection, recipe: Recipe, settings: _Settings | None) -> None:
+def _serve(
+    connection: Connection, recipe: Recipe, settings: _Settings | None, parent: int, *inherited: Connection
+) -> None:
     """The process's main function."""
+    for end in inherited:  # else this process would never see that its parent has closed it
+        end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process, after its own KeyboardInterrupt
     usual_signals()
     if settings is not None:
@@ -270,7 +280,9 @@ def _serve(connection: Connection, recipe: Recipe, settings: _Settings | None) -
     _nvtx.name_thread("fl-samples")
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # no more threads
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        # Of a fork server's child, the parent is the server, which ends with the program.
+        first = parent if settings is not None else os.getppid()
+        threading.Thread(target=_end_with, args=(first,), daemon=True).start()
     while True:
         try:
             request = pickle.loads(connection.recv_bytes())
@@ -297,7 +309,7 @@ def _pickled(answer: Any) -> bytes:
         return pickle.dumps(_UnsendableError(f"it cannot be pickled: {type(error).__name__}: {error}"))
 
 
-def _max_pixels(recipe: Recipe) -> int | None:
+def _max_pixels(recipe: Recipe) -> Any:
     return Image.MAX_IMAGE_PIXELS
 
 

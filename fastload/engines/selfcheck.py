@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +64,7 @@ def check_recipe(
     except RuntimeError as error:
         return f"the dataset cannot be checked: sample {index}: {error}"
     finally:
-        pool.close()
+        pool.close(5.0 if timeout_s is None else 0.0)
     if missed > MISSES_MAX and not any_share:
         return (
             f"{missed} of the {len(indices)} samples looked at are no JPEG images that the native core takes; convert "
@@ -100,17 +101,20 @@ def _compare(
         BufferError,
     ):  # a path with a NUL, say; the sample's batch says so in its turn
         return False, None
+    until = None if timeout_s is None else time.monotonic() + timeout_s
     try:
-        while job.wait() == "requested":
+        while (answer := job.wait(-1.0 if until is None else max(0.0, until - time.monotonic()))) == "requested":
             kind, sample, value = job.request()
             if kind == "sample" and sample == 0:
                 return False, None
             if kind == "sample":
                 break
             job.provide_exp(value, torch.exp(torch.tensor([value], dtype=torch.float32)).item())
+        if answer == "timeout":
+            raise TookTooLongError
         drawn = job.generator_before(1)
     finally:
-        job.cancel()
+        job.cancel(-1.0 if until is None else 0.0)
     status = job.outcome(0)[0]
     if status == "cancelled":
         return True, None  # only the second crop did not fit; the first was not waited for

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._utils import ExceptionWrapper
 
+from fastload import _core
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -139,3 +141,12 @@ def as_seen_from(directory: str | None, source: Any) -> Any:
         return source
     path = os.fspath(source)
     return source if os.path.isabs(path) else os.path.join(directory, os.fsdecode(path))
+
+
+def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes) -> bytes | None:
+    """Where the core's generator stood after a sample that it drew for and then could not decode."""
+    generator = _core.Generator(0)
+    generator.set_state(before)
+    _, _, width, height, *_ = job.outcome(sample)
+    status, *_ = plan.draw(generator, width, height)
+    return generator.get_state() if status == "ok" else None

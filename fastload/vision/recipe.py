@@ -230,9 +230,21 @@ def _options(pipeline: Pipeline) -> dict[str, Any]:
             )
     elif resizes and (calibration.pass_rule is None or pipeline.interpolation not in calibration.filters):
         raise Refused(f"Pillow {calibration.pillow} resizes ({pipeline.interpolation}) otherwise than the native core")
-    limit = Image.MAX_IMAGE_PIXELS
     return {
         "filter": pipeline.interpolation,
         "pass_rule": calibration.pass_rule or "horizontal_first",
-        "max_pixels": 0 if limit is None else int(limit),  # of a larger image Pillow warns, or raises: let it
+        "max_pixels": pixel_limit(Image.MAX_IMAGE_PIXELS),  # of a larger image Pillow warns, or raises: let it
     }
+
+
+def pixel_limit(limit: Any) -> int:
+    """``PIL.Image.MAX_IMAGE_PIXELS``, which may be any number, for the core; 0 is no limit.
+
+    With a limit of less than a pixel, 1 leaves all images but the smallest to Pillow, which lets none pass.
+    """
+    if limit is None or limit > _LARGEST:
+        return 0
+    return max(1, int(limit)) if limit >= 1 else 1  # NaN is less than nothing
+
+
+_LARGEST = 2**62

@@ -35,6 +35,7 @@ from torchvision.transforms import functional
 
 from fastload import FastLoader
 from fastload.engines.sample_process import SampleProcess
+from fastload.vision.recipe import read_recipe
 
 NATIVE = {"device": "cpu", "accelerate": "require"}
 RUN = {"batch_size": 3, "num_workers": 2, "shuffle": True}
@@ -487,7 +488,9 @@ def test_a_process_is_forked_when_a_sample_needs_it_and_by_the_loaders_own_threa
         with FastLoader(ImageFolder(root, train_v1()), **RUN, **NATIVE) as loader:
             for _ in range(3):
                 assert len(list(loader)) == 6
-        assert started == [threading.main_thread()] * wanted
+            assert started == [threading.main_thread()] * wanted
+            iter(loader).close()
+            assert len(started) == (4 if wanted == 3 else 1)  # where some are known to come, when torch would fork
 
 
 def test_a_process_that_cannot_be_started_is_the_error_of_the_batches_that_need_it(mixed, monkeypatch):
@@ -588,6 +591,90 @@ def test_a_child_that_exits_leaves_its_parents_process_alone(mixed):
             os._exit(0)
         assert wait_for(child) == 0
         assert_equal([*seen, *iterator], theirs)
+
+
+def with_a_pipe(folder, tmp_path, at):
+    """A dataset one of whose files is a named pipe that nobody writes to."""
+    os.mkfifo(tmp_path / "fifo")
+    dataset = ImageFolder(folder, train_v1())
+    dataset.samples[at] = (str(tmp_path / "fifo"), 0)
+    return dataset
+
+
+def test_persistent_workers_that_are_stuck_are_late_when_the_next_epoch_begins(folder, tmp_path):
+    arguments = {"batch_size": 2, "num_workers": 1, "persistent_workers": True}
+    loader = FastLoader(with_a_pipe(folder, tmp_path, 3), **arguments, timeout=60, **NATIVE)
+    iterator = iter(loader)
+    next(iterator)
+    iterator._timeout = 0.3
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
+        iter(loader)
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(iterator)  # not None: nobody knows what is left of that epoch
+    assert iter(loader) is not iterator
+    loader.close()
+
+
+def test_a_forked_child_that_begins_another_epoch_hears_that_the_workers_are_not_its_own(folder):
+    with FastLoader(ImageFolder(folder, train_v1()), **RUN, persistent_workers=True, **NATIVE) as loader:
+        next(iter(loader))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                iter(loader)
+            except RuntimeError as error:
+                code = 0 if "in the process that made it" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert wait_for(child) == 0
+
+
+def test_a_batch_that_a_signals_handler_takes_is_not_taken_twice(monkeypatch):
+    dataset = Numbered(12)
+    with FastLoader(dataset, 1, num_workers=1, **NATIVE) as loader:
+        iterator = iter(loader)
+        taken = [next(iterator)]
+        real = iterator._line._wait_for
+
+        def interrupted(batch, timeout_s):
+            iterator._line._wait_for = real
+            taken.append(next(iterator))  # as a handler does that runs while the loop waits
+            real(batch, timeout_s)
+
+        iterator._line._wait_for = interrupted
+        taken += iterator
+    assert [int(number) for _, number in taken] == list(range(12))
+
+
+def test_a_process_that_starts_while_its_loader_is_closed_ends(mixed, monkeypatch):
+    before = Holdings.now()
+    loader = FastLoader(ImageFolder(mixed, train_v1()), **RUN, **NATIVE)
+    list(loader)
+    starts, closed, real = threading.Event(), threading.Event(), SampleProcess._start
+
+    def start(process):
+        starts.set()
+        closed.wait(30)
+        real(process)
+
+    monkeypatch.setattr(SampleProcess, "_start", start)
+    process = SampleProcess(read_recipe(loader.dataset))
+    other = threading.Thread(target=process.start)
+    other.start()
+    starts.wait(30)
+    process.kill()
+    process.close()
+    closed.set()
+    other.join(30)
+    loader.close()
+    assert not survivors(before)
+
+
+@pytest.mark.parametrize("limit", [0, 0.5, -1, float("inf"), float("nan"), 2**70, None])
+def test_any_limit_of_pixels(folder, monkeypatch, limit):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    check(folder, run={"count": 1})
 
 
 def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(tmp_path, folder):

@@ -306,9 +306,8 @@ class Arrivals:
         self._look()
         if self._feeder is not None and self._feeder is not threading.current_thread():
             # Bounded, for the collector may have called this in a thread that holds a lock which the feeder needs; the
-            # feeder then ends as soon as that thread goes on. An interrupted join takes the thread for ended.
-            with deferred_signals():
-                self._feeder.join(JOIN_S)
+            # feeder then ends as soon as that thread goes on.
+            self._feeder.join(JOIN_S)
         self.transfer.close()
 
 

@@ -134,6 +134,20 @@ def test_a_handler_that_was_chained_to_ours_stays_and_goes_on_to_the_former_one(
     assert log == [signal.SIGALRM]
 
 
+def test_what_an_interrupt_left_in_place_does_not_pile_up(handlers):
+    for _ in range(2000):  # deeper than Python calls functions
+        deferral = deferred_signals()
+        deferral.__enter__()
+        left = signal.getsignal(signal.SIGINT)
+        deferral.end()
+        signal.signal(signal.SIGINT, left)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with deferred_signals():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_another_thread_changes_no_handlers(handlers):
     seen = []
 

@@ -58,14 +58,17 @@ def host_of(iterator):
     return vars(iterator).get("_host", iterator)
 
 
-def once(function, error=KeyboardInterrupt):
-    """``function``, that raises the first time."""
-    left = [error]
+def once(function, *, after=False):
+    """``function``, that is interrupted the first time: before it does anything, or when it has."""
+    left = [KeyboardInterrupt]
 
     def interrupted(*args, **kwargs):
+        if left and not after:
+            raise left.pop()
+        result = function(*args, **kwargs)
         if left:
             raise left.pop()
-        return function(*args, **kwargs)
+        return result
 
     return interrupted
 
@@ -229,7 +232,7 @@ STEPS = {  # of torch's _shutdown_workers
 
 @pytest.mark.parametrize("step", STEPS)
 def test_closing_that_is_interrupted_leaves_nothing(make, monkeypatch, step):
-    loader = make()
+    loader = make(Numbers(2))
     iterator = iter(loader)
     next(iterator)
     host = host_of(iterator)
@@ -259,7 +262,7 @@ PIN_STEPS = {
     "event": lambda host: (host._pin_memory_thread_done_event, "set"),
     "message": lambda host: (host._worker_result_queue, "put"),
     "join": lambda host: (host._pin_memory_thread, "join"),
-    "thread": lambda host: (host._worker_result_queue, "_start_thread"),
+    "thread": lambda host: (threading.Thread, "start"),  # of the one that feeds the queue with the message
 }
 
 
@@ -267,13 +270,14 @@ PIN_STEPS = {
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("step", PIN_STEPS)
 def test_closing_that_is_interrupted_ends_the_thread_that_pins(pinning, monkeypatch, step):
-    loader = pinning()
+    loader = pinning(Numbers(2))  # workers are idle after that; one that writes would take the queue's lock with it
     iterator = iter(loader)
     next(iterator)
     host = host_of(iterator)
     where, name = PIN_STEPS[step](host)
-    monkeypatch.setattr(where, name, once(getattr(where, name)))
-    interrupted_by(loader.close)
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, once(getattr(where, name), after=step == "thread"))
+        interrupted_by(loader.close)
     assert ended(host)
 
 

@@ -8,6 +8,7 @@ takes them, and Python runs their handlers in the main thread all the same.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -28,12 +29,31 @@ LONGEST_S: Final = 5.0
 """A signal that arrives later is not deferred any more, so that Ctrl-C ends what has got stuck."""
 
 
+_libc = ctypes.CDLL(None)
+
+
+def _action(number: int) -> bytes:
+    """A signal's ``struct sigaction``, and zeros: it has 152 bytes on x86-64, and no more elsewhere."""
+    action = ctypes.create_string_buffer(256)
+    _libc.sigaction(number, None, action)
+    return action.raw
+
+
+def _set_action(number: int, action: bytes) -> None:
+    _libc.sigaction(number, action, None)
+
+
+def _handler_of(action: bytes) -> bytes:
+    return action[: ctypes.sizeof(ctypes.c_void_p)]
+
+
 class DeferredSignals:
     """See :func:`deferred_signals`."""
 
     def __init__(self, open_in: frozenset[CodeType]) -> None:
         self._open_in = open_in
         self._former: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._actions: dict[int, bytes] = {}  # the kernel's, before
         self._arrived: list[int] = []
         self._defers = False
         self._until = 0.0
@@ -65,6 +85,20 @@ class DeferredSignals:
             self.end()
             raise
 
+    def _take(self, number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
+        """Put our handler in the place of one that Python runs; a C library's above that stays."""
+        before = _action(number)
+        self._former[number] = handler
+        signal.signal(number, self._note)
+        self._actions[number] = before
+        if _handler_of(before) != _handler_of(_action(number)):
+            self._give_back(number, handler)
+
+    def _give_back(self, number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
+        signal.signal(number, handler)
+        if number in self._actions:
+            _set_action(number, self._actions[number])  # with its flags: signal.signal forgets siginterrupt()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -79,7 +113,7 @@ class DeferredSignals:
         try:
             for number, handler in self._former.items():
                 if signal.getsignal(number) == self._note:
-                    signal.signal(number, handler)
+                    self._give_back(number, handler)
         finally:
             self._defers = False  # what is still ours (others have chained to it, or this was interrupted) forwards
             self._deliver()
@@ -101,8 +135,9 @@ class DeferredSignals:
 
     def _deliver(self) -> None:
         while self._arrived:
-            try:
-                signal.raise_signal(self._arrived.pop(0))
+            number = self._arrived.pop(0)
+            try:  # not by raising the signal once more: a wakeup descriptor (asyncio's) would hear of it twice
+                self._former[number](number, sys._getframe())
             finally:
                 self._deliver()
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import threading
+import time
 import weakref
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.utils.data.dataloader
+from torch._utils import ExceptionWrapper
 
 from fastload._interrupts import deferred_signals
 
@@ -43,7 +44,7 @@ def _end_with_the_program() -> None:
     """
     for iterator in list(_live):
         if hasattr(iterator, "_workers") and not iterator._shutdown:
-            with deferred_signals():
+            with deferred_signals(), contextlib.suppress(Exception):  # the others are to end, too
                 _finish(iterator)
 
 
@@ -76,13 +77,21 @@ def start_workers(make: Callable[[], Any]) -> Any:
             _live.add(iterator)
             thread = getattr(iterator, "_pin_memory_thread", None)
             if thread is not None:  # torch waits for it without bound
-                thread.join = functools.partial(threading.Thread.join, thread, JOIN_S)
+                thread.join = _bounded_join(weakref.ref(thread))
     except BaseException:
         if iterator is not None:
             with deferred_signals():
                 _finish(iterator)
         raise
     return iterator
+
+
+def _bounded_join(thread: weakref.ref[threading.Thread]) -> Callable[..., None]:
+    def join(timeout: float | None = JOIN_S) -> None:
+        if (joined := thread()) is not None:
+            threading.Thread.join(joined, timeout)
+
+    return join
 
 
 def restart_workers(iterator: Any, reset: Callable[[], Any]) -> None:
@@ -127,28 +136,42 @@ def shut_down(iterator: Any) -> None:
         raise
 
 
-def after_error(iterator: Any) -> None:
+def after_error(iterator: Any, error: BaseException) -> None:
     """``next(iterator)`` has raised: if it was interrupted, leave no lock taken and nothing half ended."""
-    if not hasattr(iterator, "_workers"):
+    if not hasattr(iterator, "_workers") or _is_a_samples(error):
         return
-    with deferred_signals():
+    with deferred_signals(), contextlib.suppress(Exception):  # which would hide the user's error
         if iterator._shutdown:
             _finish(iterator)
         else:
             _release_left_locks(iterator)
 
 
+def _is_a_samples(error: BaseException) -> bool:
+    """Whether an error has come from a worker, with no lock held here."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code is ExceptionWrapper.reraise.__code__:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
 def _release_left_locks(iterator: Any) -> None:
-    locks = [iterator._workers_done_event._cond]  # which a worker that was killed may have held
-    for queue in (*iterator._index_queues, iterator._worker_result_queue):
-        locks.append(queue._notempty)
-        if queue._thread is not None:
-            locks.append(queue._thread._started._cond)
+    """Give back what an interrupt has left locked; queues of another library's may have no such locks."""
+    result = iterator._worker_result_queue
+    holders = [(iterator._workers_done_event, "_cond")]  # which a worker that was killed may have held
+    for queue in (*iterator._index_queues, result):
+        holders += [(queue, "_notempty"), (getattr(getattr(queue, "_thread", None), "_started", None), "_cond")]
     if hasattr(iterator, "_pin_memory_thread_done_event"):
-        locks += [iterator._data_queue.mutex, iterator._pin_memory_thread_done_event._cond]
-    for lock in locks:
-        lock.acquire(timeout=_LEFT_S)
-        lock.release()
+        holders += [(iterator._data_queue, "mutex"), (iterator._pin_memory_thread_done_event, "_cond")]
+    else:
+        holders.append((result, "_rlock"))  # nobody else receives
+    for holder, name in holders:
+        lock = getattr(holder, name, None)
+        if lock is not None:
+            lock.acquire(timeout=_LEFT_S)
+            lock.release()
 
 
 def _finish(iterator: Any) -> None:
@@ -158,26 +181,28 @@ def _finish(iterator: Any) -> None:
     thread = getattr(iterator, "_pin_memory_thread", None)
     if thread is not None:
         iterator._pin_memory_thread_done_event.set()
-        with contextlib.suppress(ValueError):  # closed
+        with contextlib.suppress(ValueError, RuntimeError):  # closed; or no thread starts any more, for it is the end
             iterator._worker_result_queue.put((None, None))
         threading.Thread.join(thread, JOIN_S)
         _close(iterator._worker_result_queue)
     iterator._workers_done_event.set()
+    if iterator._worker_pids_set:  # first, or torch would raise that a worker was killed
+        torch._C._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
     for end in ("terminate", "kill"):
+        until = time.monotonic() + JOIN_S
         living = [worker for worker in iterator._workers if worker.is_alive()]
         for worker in living:
             getattr(worker, end)()
         for worker in living:
-            worker.join(JOIN_S)
+            worker.join(max(0.0, until - time.monotonic()))
     for queue in iterator._index_queues:
         _close(queue)
-    if iterator._worker_pids_set:
-        torch._C._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
 
 
 def _close(queue: Any) -> None:
     queue.cancel_join_thread()
     queue.close()
-    if queue._thread is not None and queue._close is None:  # interrupted before it was known how to end the thread
+    # An interrupt may have come before it was known how to end the thread.
+    if getattr(queue, "_thread", None) is not None and queue._close is None:
         type(queue)._finalize_close(queue._buffer, queue._notempty)

@@ -131,7 +131,7 @@ class DeviceIterator:
             except BaseException as error:
                 meter.stop()
                 if not isinstance(error, StopIteration):
-                    after_error(host)
+                    after_error(host, error)
                 raise
             meter.got(asked, self._batch(host), self.arrivals.road)
             if torch.is_inference_mode_enabled() and self.device.type != "cpu":  # else torch's, or made in this thread

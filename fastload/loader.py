@@ -271,11 +271,14 @@ class FastLoader(DataLoader[T_co]):
         if persists and former is not None:
             return go_on(former, self)  # type: ignore[no-any-return]
         board = board_for(self)
-        view: Any = object.__new__(type(self))  # what a subclass computes, it goes on computing
+        view: Any = object.__new__(
+            _without_del(cast("Any", type(self)))
+        )  # what a subclass computes, it goes on computing
         vars(view).update(vars(self))
         if self.num_workers:
             vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, board)
-        iterator: Any = start_workers(lambda: DataLoader.__iter__(view))
+        make = functools.partial(DataLoader.__iter__, view)
+        iterator: Any = start_workers(make) if self.num_workers else make()
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
         self._runtime.measure(iterator, measure(iterator, Meter(board, self.batch_size)))
@@ -311,3 +314,11 @@ class FastLoader(DataLoader[T_co]):
 
 for _option in fields(Options):  # for subclasses whose __init__ does not call ours, as torchdata's StatefulDataLoader
     setattr(FastLoader, _option.name, _option.default)
+
+
+@functools.cache
+def _without_del(kind: type) -> type:
+    """A loader's class, without a ``__del__`` of the user's, which is for the loader and not for a view of it."""
+    if not hasattr(kind, "__del__"):
+        return kind
+    return type(kind)(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -128,7 +129,7 @@ class StatefulPrefetcher(DevicePrefetcher[T]):
         Raises:
             Exception: What the source raised when it was asked.
         """
-        return (States(self._iterable) if self._states is None else self._states).last.get()
+        return copy.deepcopy((States(self._iterable) if self._states is None else self._states).last.get())
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Have the source go on from ``state_dict`` in the next iteration."""

@@ -112,7 +112,8 @@ def auto_workers(num_workers: Any, dataset: Any) -> AutoWorkers | None:
     """
     if not (isinstance(num_workers, str) and num_workers == "auto"):
         try:
-            operator.index(num_workers)  # torch takes 2.5, and fails when it has to start so many
+            if num_workers != 0:  # torch takes 0.0, and 2.5 too, but fails when it has to start so many
+                operator.index(num_workers)
         except TypeError:
             raise TypeError(f"num_workers must be an int >= 0 or 'auto', got {num_workers!r}") from None
         if not isinstance(num_workers, AutoWorkers):

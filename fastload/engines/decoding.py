@@ -199,8 +199,7 @@ class Line:
             raise RuntimeError("the FastLoader of this iterator was closed")
 
     def _wake(self) -> None:
-        """Let the consumer, if it waits, look again."""
-        for batch in tuple(self._batches):
+        for batch in tuple(self._batches):  # the consumer, if it waits, looks again
             batch.release()
 
     def totals(self) -> Totals:

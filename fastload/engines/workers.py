@@ -194,7 +194,7 @@ def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
     if former is not None:
         restart_workers(former, lambda: iter(view))
         return former  # type: ignore[no-any-return]
-    iterator = start_frozen(lambda: iter(view))
+    iterator: Any = start_frozen(lambda: iter(view)) if view.num_workers else iter(view)
     if seeded is not None and not view.num_workers:
         seeded.run_here(iterator._base_seed)
     return iterator  # type: ignore[no-any-return]

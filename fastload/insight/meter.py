@@ -177,7 +177,7 @@ class NextData:
         except BaseException as error:
             meter.stop()
             if not isinstance(error, StopIteration):
-                after_error(iterator)
+                after_error(iterator, error)
             raise
         if self._line is not None:
             line = self._line

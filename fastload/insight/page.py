@@ -35,7 +35,7 @@ class _Html(str):
 def write(report: Report, timeline: Timeline, path: str | Path) -> None:
     """Write the page; a megabyte for about 30,000 kernels and ranges."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(render(report, timeline), encoding="utf-8")
+    Path(path).write_text(render(report, timeline), encoding="utf-8", errors="backslashreplace")  # half a character
 
 
 def render(report: Report, timeline: Timeline) -> str:

@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None)
 
 
 def _action(number: int) -> bytes:
-    """A signal's ``struct sigaction``, and zeros: it has 152 bytes on x86-64, and no more elsewhere."""
+    """A signal's ``struct sigaction``, whose first member is the handler; 152 bytes on x86-64, and no more elsewhere."""
     action = ctypes.create_string_buffer(256)
     _libc.sigaction(number, None, action)
     return action.raw
@@ -78,8 +78,7 @@ class DeferredSignals:
                 if callable(handler):
                     while isinstance(own := getattr(handler, "__self__", None), DeferredSignals) and not own._defers:
                         handler = own._former[number]  # left by one that was interrupted
-                    self._former[number] = handler
-                    signal.signal(number, self._note)
+                    self._take(number, handler)
             _innermost = self
         except BaseException:
             self.end()

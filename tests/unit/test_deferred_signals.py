@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -255,3 +257,45 @@ def test_an_interrupt_at_any_bytecode_is_delivered_exactly_once(handlers, number
     assert set(outcomes) == {"raised"}
     assert len(outcomes) > 100
     assert len(ran) > 50
+
+
+def kernels_side(number):
+    action = ctypes.create_string_buffer(256)
+    ctypes.CDLL(None).sigaction(number, None, action)
+    return action.raw[:8], action.raw[136:140]  # of x86-64: handler and flags
+
+
+def test_flags_and_the_handlers_of_c_libraries_stay_as_they_were():
+    """signal.signal forgets what siginterrupt() has set, and takes the place of a handler in C for good."""
+    former = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    try:
+        signal.siginterrupt(signal.SIGUSR1, False)
+        faulthandler.register(signal.SIGUSR2)
+        before = [kernels_side(number) for number in former]
+        with deferred_signals():
+            inside = [kernels_side(number) for number in former]
+        assert [kernels_side(number) for number in former] == before
+        assert inside[1] == before[1], "a handler in C is not deferred"
+        assert inside[0] != before[0]
+    finally:
+        faulthandler.unregister(signal.SIGUSR2)
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def test_a_wakeup_descriptor_hears_of_a_signal_once():
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    calls = []
+    former = signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
+    wakeup = signal.set_wakeup_fd(writer)
+    try:
+        with deferred_signals():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert calls == []
+        assert calls == [1]
+        assert os.read(reader, 16) == bytes([signal.SIGUSR1])
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGUSR1, former)
+        os.close(reader)
+        os.close(writer)

@@ -450,3 +450,55 @@ def test_torch_is_as_this_file_takes_it():
     assert [name for name in names if not hasattr(iterator, name)] == []
     shutdown.shut_down(iterator)
     assert ended(iterator)
+
+
+class Bad(Numbers):
+    def __getitem__(self, index):
+        if index == 2:
+            raise ValueError("a bad sample")
+        return super().__getitem__(index)
+
+
+def test_an_error_of_a_sample_is_not_looked_into_for_locks(make, monkeypatch):
+    """Somebody else may hold them just then; and queues of another library's may have none."""
+    monkeypatch.setattr(shutdown, "_release_left_locks", lambda iterator: pytest.fail("there was no interrupt"))
+    iterator = iter(make(Bad(8)))
+    next(iterator)
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(iterator)
+    assert len(list(iterator)) == 2
+    monkeypatch.undo()
+
+
+def test_a_lock_left_by_an_interrupt_while_a_batch_is_received_keeps_nobody(make):
+    """The unpinned road: the consumer receives by itself, under the queue's own lock."""
+    iterator = iter(make())
+    host = host_of(iterator) or iterator
+    if hasattr(host, "_pin_memory_thread"):
+        pytest.skip("a thread receives there")
+    next(iterator)
+    host._worker_result_queue._rlock.acquire()  # as an interrupt leaves it right after
+    shutdown.after_error(host, KeyboardInterrupt())
+    assert len(list(iterator)) == 3
+
+
+class Closing(FastLoader):
+    closed = 0
+
+    def __del__(self):
+        Closing.closed += 1
+
+
+def test_a_users_del_runs_for_the_loader_and_for_no_view_of_it():
+    loader = Closing(Numbers(8), 2, num_workers=1, device="cpu")
+    for _ in range(2):
+        assert len(list(loader)) == 4
+    gc.collect()
+    assert Closing.closed == 0
+    del loader
+    gc.collect()
+    assert Closing.closed == 1
+
+
+def test_no_workers_can_be_written_as_a_float_as_in_torch():
+    assert len(list(FastLoader(Numbers(8), 2, num_workers=0.0, device="cpu"))) == 4

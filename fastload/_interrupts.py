@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None)
 
 
 def _action(number: int) -> bytes:
-    """A signal's ``struct sigaction``, whose first member is the handler; 152 bytes on x86-64, and no more elsewhere."""
+    """A signal's ``struct sigaction``, which begins with the handler; 152 bytes on x86-64, and no more elsewhere."""
     action = ctypes.create_string_buffer(256)
     _libc.sigaction(number, None, action)
     return action.raw

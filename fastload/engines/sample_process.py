@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from fastload.vision.recipe import Recipe
 
 LOOK_S = 1.0  # how often each of two processes looks whether the other still lives
+READY_S = 5.0  # what a forked process may take to its first request; usually 10 ms
+STARTS = 3
 JOIN_S = 5.0  # as long as torch waits for a worker
 
 
@@ -59,7 +61,7 @@ class SampleProcess:
 
     def __init__(self, recipe: Recipe, context: Any = None, *, note_use: Callable[[], None] = lambda: None) -> None:
         self._note_use = note_use
-        self.started = self._closed = self._killed = self._wanted = False
+        self.started = self._ready = self._closed = self._killed = self._wanted = False
         self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()  # to who waits for the start
         self._error: Exception | None = None
         self._pid = os.getpid()
@@ -76,9 +78,31 @@ class SampleProcess:
         Raises:
             Exception: What starting one of torch's workers raises here, such as an error of pickling.
         """
-        if not self.started:
-            with deferred_signals(), forking_workers(), _may_have_children():
-                self._start()
+        for _ in range(STARTS):
+            if not self.started:
+                with deferred_signals(), forking_workers(), _may_have_children():
+                    self._start()
+            if self._answers_at_last():
+                return
+        raise RuntimeError(f"a process for samples made in Python did not answer, {STARTS} times")
+
+    def _answers_at_last(self) -> bool:
+        """Whether the process has come as far as its first request; else it is ended.
+
+        Another thread may draw from torch's generator in the moment of the fork. The child then has the generator's
+        lock, and nobody who gives it back: it would wait for ever.
+        """
+        if self._settings is None or self._ready or self._killed or self._closed:
+            return True
+        if self._connection.poll(READY_S):
+            self._connection.recv_bytes()
+            self._ready = True
+            return True
+        self._process.kill()
+        self._process.join(JOIN_S)
+        self._connection.close()
+        self.started = False
+        return False
 
     def wait_started(self, wake: Callable[[], None]) -> None:
         """Have the loader's own thread start the process, in another one. Blocks.
@@ -283,6 +307,9 @@ def _serve(
         # Of a fork server's child, the parent is the server, which ends with the program.
         first = parent if settings is not None else os.getppid()
         threading.Thread(target=_end_with, args=(first,), daemon=True).start()
+    if settings is not None:
+        torch.get_rng_state()  # may wait for ever, see SampleProcess._answers_at_last
+        connection.send_bytes(b"ready")
     while True:
         try:
             request = pickle.loads(connection.recv_bytes())

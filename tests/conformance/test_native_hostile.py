@@ -34,6 +34,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
 from fastload import FastLoader
+from fastload.engines import sample_process
 from fastload.engines.sample_process import SampleProcess
 from fastload.vision.recipe import read_recipe
 
@@ -498,6 +499,7 @@ def test_a_process_that_cannot_be_started_is_the_error_of_the_batches_that_need_
     dataset.samples.sort(key=lambda sample: sample[0].endswith("000.png"))
     with FastLoader(dataset, 16, num_workers=1, shuffle=False, **NATIVE) as loader:
         list(loader)
+        loader._runtime.checks.python_used = False  # else the process is started with the epoch
         monkeypatch.setattr(SampleProcess, "_start", lambda _: (_ for _ in ()).throw(BlockingIOError("no more")))
         iterator = iter(loader)
         with pytest.raises(RuntimeError, match="cannot be started: no more"):
@@ -645,6 +647,24 @@ def test_a_batch_that_a_signals_handler_takes_is_not_taken_twice(monkeypatch):
         iterator._line._wait_for = interrupted
         taken += iterator
     assert [int(number) for _, number in taken] == list(range(12))
+
+
+def test_a_process_that_is_forked_while_another_thread_draws_is_forked_again(mixed, tmp_path, monkeypatch):
+    """It has torch's generator locked for ever. Here the first one waits for ever for something else."""
+    dataset = ImageFolder(mixed, train_v1())
+    theirs = epochs_of(lambda: DataLoader(dataset, **RUN), count=1)
+    real, waited = sample_process._Settings.restore, tmp_path / "waited"
+
+    def restore(settings):
+        if not waited.exists():
+            waited.touch()
+            threading.Event().wait()
+        real(settings)
+
+    monkeypatch.setattr(sample_process._Settings, "restore", restore)
+    monkeypatch.setattr(sample_process, "READY_S", 1.0)
+    assert_equal(epochs_of(lambda: FastLoader(dataset, **RUN, **NATIVE), count=1), theirs)
+    assert waited.exists()
 
 
 def test_a_process_that_starts_while_its_loader_is_closed_ends(mixed, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
@@ -67,7 +68,7 @@ class Soak:
             if most < len(wanted):
                 break  # how far the sampler's draws got ahead is not in the list, which is of whole epochs
         if rng.random() < 0.2:
-            with self.draws_or_forks:
+            with self.draws_or_forks, contextlib.suppress(OSError):  # a damaged file's, where there are some
                 abandon(loader, rng)
         if rng.random() < 0.7:
             close(loader)

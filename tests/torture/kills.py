@@ -30,9 +30,10 @@ WEIGHTS = {"workers, spawned": 0.25}
 
 def program(root: str, kind: str, ours: bool) -> None:
     """Epoch after epoch until something is raised; then a new epoch, which must be right."""
-    error = ""
+    error, loader = "", None
     for last in (False, False, False, True):  # torch raises for each worker that was killed, wherever the program is
         try:
+            close(loader)  # the one before, and torch may raise there
             loader = KINDS[kind].loader(Path(root), ours=ours)
             if not error:
                 _epochs(loader, expected(Path(root), kind))
@@ -43,7 +44,6 @@ def program(root: str, kind: str, ours: bool) -> None:
             return
         except (RuntimeError, OSError, EOFError) as raised:
             error = error or f"{type(raised).__name__}: {raised}"
-            close(loader)
             if last:
                 raise
 

@@ -120,7 +120,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help=f"of soak ({SOAK_MINUTES:g} times the share)")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     parser.add_argument("--number", type=int, help="only this trial of the one family in --only")
-    parser.add_argument("--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))), help="trials at a time")
+    parser.add_argument("--jobs", type=int, default=min(4, len(os.sched_getaffinity(0)) + 1), help="trials at a time")
     parser.add_argument(
         "--json", type=Path, help="the record (benchmarks/results/torture.json; build/ if not all is run)"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .loaders import KINDS, SOUND, checksum, close, expected
-from .outcome import Outcome, Setting, tell
+from .outcome import Outcome, Setting, more_than_torch, tell
 from .programs import Launcher, Program, session
 
 TITLE = "kills of programs and of workers"
@@ -24,14 +24,16 @@ HEARD_S = 15.0
 # What torch raises: its own, or what it was just reading from that worker ends.
 RAISED = re.compile(r"RuntimeError: DataLoader worker|(Connection\w*|BrokenPipe|EOF)Error: ")
 WITH_WORKERS = [name for name, kind in KINDS.items() if kind.executor == "workers"]
+SHARED = "left shared memory"  # by a worker that was between making and unlinking it
 WEIGHTS = {"workers, spawned": 0.25}
 
 
 def program(root: str, kind: str, ours: bool) -> None:
     """Epoch after epoch until something is raised; then a new epoch, which must be right."""
-    error = ""
+    error, loader = "", None
     for last in (False, False, False, True):  # torch raises for each worker that was killed, wherever the program is
         try:
+            close(loader)  # the one before, and torch may raise there
             loader = KINDS[kind].loader(Path(root), ours=ours)
             if not error:
                 _epochs(loader, expected(Path(root), kind))
@@ -42,7 +44,6 @@ def program(root: str, kind: str, ours: bool) -> None:
             return
         except (RuntimeError, OSError, EOFError) as raised:
             error = error or f"{type(raised).__name__}: {raised}"
-            close(loader)
             if last:
                 raise
 
@@ -77,10 +78,18 @@ def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
             what = [f"{GONE_S:g} s later there is {thing}" for thing in ended.left]
             did = "the program killed"
         counts = outcome.counts if ours else outcome.torch
+        if kind.startswith("workers"):
+            counts[SHARED] += any("/dev/shm" in text for text in what)
+            what = [text for text in what if "/dev/shm" not in text]
         counts[f"{did}: {'failed' if what else 'well'}"] += 1
         if ours:
             outcome.failures += [f"{kind}, {did}: {text}" for text in what]
     return outcome
+
+
+def conclude(total: Outcome) -> list[str]:
+    """Worker processes leave no more shared memory than torch's do."""
+    return more_than_torch(total, SHARED)
 
 
 def _kill_worker(program: Program, pid: int) -> list[str]:

@@ -50,10 +50,6 @@ class Kind:
     own: dict[str, Any]
     prefetch: bool = False
 
-    @property
-    def persists(self) -> bool:
-        return bool(self.arguments.get("persistent_workers"))
-
     def loader(self, root: Path, *, ours: bool, seed: int = 0, **more: Any) -> Iterable[Any]:
         """A loader whose batches depend on ``seed`` alone; those made in the main process on others' draws, too."""
         if self.executor == "main":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -52,6 +53,20 @@ class Outcome:
 
     def record(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def more_than_torch(total: Outcome, name: str, share: float = 1.0) -> list[str]:
+    """What is to be said if ``name`` was counted more often than torch's count, and chance, explain.
+
+    Args:
+        total: Of all trials.
+        name: Of the count.
+        share: How many trials of torch's there were for one of ours.
+    """
+    allowed = total.torch[name] / share
+    if total.counts[name] <= allowed + 1 + 4 * math.sqrt(allowed + 1):
+        return []
+    return [f"{name}: {total.counts[name]}; torch in proportion: {allowed:.1f}"]
 
 
 _news = -1

@@ -83,11 +83,14 @@ class Launcher:
         return self.program
 
     def close(self) -> None:
-        if self.program is not None:
-            self.program.kill()
+        """End the zygote, and with it whatever is still running. Not through the zygote: its answer may be awaited."""
+        self._zygote.kill()
+        self._zygote.wait()
         self._zygote.stdin.close()
         self._zygote.stdout.close()
-        self._zygote.wait(30)
+        for pid in session(self.program.pid) if self.program is not None else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class Program:

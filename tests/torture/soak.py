@@ -53,7 +53,7 @@ class Soak:
         seed = rng.randrange(SEEDS)
         loader: Any = KINDS[kind].loader(self.setting.scratch, ours=True, seed=seed)
         for epoch in range(EPOCHS):
-            if kind.startswith("workers"):
+            if KINDS[kind].executor == "workers":
                 with self.draws_or_forks:
                     batches = iter(loader)
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import threading
 from collections import Counter
@@ -12,7 +11,7 @@ import torch
 
 from .holdings import Holdings, beyond
 from .loaders import KINDS, checksum, close, expected, values, warm_up
-from .outcome import Outcome, Setting
+from .outcome import Outcome, Setting, more_than_torch
 
 TITLE = "several threads"
 COUNT, EACH, OUTSIDE, PROGRAM = 200, 1, False, 20
@@ -112,9 +111,5 @@ def _apart(number: int, setting: Setting, outcome: Outcome) -> None:
 
 def conclude(total: Outcome) -> list[str]:
     """On a worker iterator we hang no more often than torch does."""
-    name = "one iterator: hung"
-    ran, theirs = (sum(n for k, n in c.items() if k.startswith("one")) for c in (total.counts, total.torch))
-    allowed = total.torch[name] * ran / max(1, theirs)
-    if total.counts[name] <= allowed + 1 + 4 * math.sqrt(allowed + 1):
-        return []
-    return [f"{name}: {total.counts[name]}; torch in proportion: {allowed:.1f}"]
+    ran, theirs = (sum(n for name, n in c.items() if name.startswith("one")) for c in (total.counts, total.torch))
+    return more_than_torch(total, "one iterator: hung", theirs / ran if theirs else 1.0)

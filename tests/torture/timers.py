@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 import signal
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 from .holdings import Holdings, beyond
 from .loaders import KINDS, SOUND, checksum, close, expected, warm_up
-from .outcome import Outcome, Setting
+from .outcome import Outcome, Setting, more_than_torch
 
 TITLE = "timer interrupts"
 COUNT, EACH, OUTSIDE, PROGRAM = 10_000, 50, False, 5
@@ -166,9 +165,6 @@ def missing(got: list[int], wanted: list[int]) -> int:
 
 def conclude(total: Outcome) -> list[str]:
     """We lose no more batches, leave no more and get stuck no more often than torch does for as many interrupts."""
-    said = []
-    for name in ("batches lost", "left something", "raised another error", "stuck in next()"):
-        allowed = total.torch[name] * total.counts["interrupts"] / max(1, total.torch["interrupts"])
-        if total.counts[name] > allowed + 1 + 4 * math.sqrt(allowed + 1):
-            said.append(f"{name}: {total.counts[name]}; torch in proportion: {allowed:.1f}")
-    return said
+    share = total.torch["interrupts"] / total.counts["interrupts"] if total.torch["interrupts"] else 1.0
+    names = ("batches lost", "left something", "raised another error", "stuck in next()")
+    return [said for name in names for said in more_than_torch(total, name, share)]

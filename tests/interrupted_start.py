@@ -8,6 +8,7 @@ SIGINT within the first half second, to the whole group as a terminal does, or t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -69,20 +70,20 @@ def _device(**arguments: Any) -> Any:
 
 
 @functools.cache
-def _photos() -> tempfile.TemporaryDirectory[str]:
-    """Made before programs are forked, and removed when this one ends."""
+def _photos() -> Path:
+    """Made before programs are forked, and removed when this one ends; not when one of those does."""
     from photos import make_folder
 
-    folder = tempfile.TemporaryDirectory(prefix="interrupted-start-")
-    make_folder(Path(folder.name))
-    return folder
+    folder, maker = Path(tempfile.mkdtemp(prefix="interrupted-start-")), os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder) if os.getpid() == maker else None)
+    return make_folder(folder)
 
 
 def _native(**arguments: Any) -> Any:
     from photos import train_v1
     from torchvision.datasets import ImageFolder
 
-    dataset = ImageFolder(_photos().name, train_v1())
+    dataset = ImageFolder(_photos(), train_v1())
     return FastLoader(dataset, device="cpu", accelerate="require", **arguments)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Any
+from importlib import import_module
 
 import PIL
 import pytest
 from jpeg_writer import FACTORS, write_jpeg
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
 from fastload.vision import DecodeError, calibrate, decode
@@ -50,16 +51,14 @@ def test_probes_are_what_they_say_and_small() -> None:
 
 
 def test_subsampling_that_pillow_decodes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Image.open
-
-    def other_libjpeg(file: Any) -> Any:
-        image = real(file)
+    def other_libjpeg(file: io.BytesIO) -> JpegImageFile:
+        image = JpegImageFile(file)
         if file.getvalue() == probe("4:4:0"):
             image.putpixel((20, 20), tuple(value ^ 1 for value in image.getpixel((20, 20))))
         return image
 
     with monkeypatch.context() as patch:
-        patch.setattr(Image, "open", other_libjpeg)
+        patch.setattr(import_module("fastload.vision.calibrate"), "JpegImageFile", other_libjpeg)
         assert calibrate().subsamplings == set(SUBSAMPLINGS) - {"4:4:0"}
     decode(write_jpeg(20, 20, FACTORS["4:2:0"]))
     with pytest.raises(DecodeError) as caught:

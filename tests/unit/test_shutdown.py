@@ -475,6 +475,7 @@ def test_a_lock_left_by_an_interrupt_while_a_batch_is_received_keeps_nobody(make
     iterator = iter(make())
     host = host_of(iterator) or iterator
     if hasattr(host, "_pin_memory_thread"):
+        shutdown.shut_down(host)
         pytest.skip("a thread receives there")
     next(iterator)
     host._worker_result_queue._rlock.acquire()  # as an interrupt leaves it right after

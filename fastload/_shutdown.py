@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from multiprocessing import reduction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -172,6 +173,9 @@ def _release_left_locks(iterator: Any) -> None:
         if lock is not None:
             lock.acquire(timeout=_LEFT_S)
             lock.release()
+            semaphore = getattr(getattr(lock, "_lock", lock), "_semlock", None)
+            if semaphore is not None and semaphore._count() < 0:  # it was a worker's, and counts as released twice here
+                semaphore._after_fork()  # sets the count to 0
 
 
 def _finish(iterator: Any) -> None:
@@ -196,8 +200,20 @@ def _finish(iterator: Any) -> None:
             getattr(worker, end)()
         for worker in living:
             worker.join(max(0.0, until - time.monotonic()))
+    _unlink_shared_memory(iterator._workers)
     for queue in iterator._index_queues:
         _close(queue)
+
+
+def _unlink_shared_memory(workers: list[Any]) -> None:
+    """Unlink what workers had made and not yet unlinked when they were ended.
+
+    They do that at once where shared memory is passed as a descriptor; nobody opens it by its name there.
+    """
+    if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
+        for worker in workers:
+            for left in Path("/dev/shm").glob(f"torch_{worker.pid}_*"):
+                left.unlink(missing_ok=True)
 
 
 def _close(queue: Any) -> None:

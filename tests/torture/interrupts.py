@@ -20,7 +20,8 @@ COUNT, EACH, OUTSIDE = 500, 1, True
 LIMIT_S = 15.0
 PHASES = ("start", "epoch", "break", "close", "exit")
 WEIGHTS = {"workers, spawned": 0.25}
-ENDS = {None: "hung", 0: "ended before", 130: "interrupted", -signal.SIGINT: "interrupted"}
+INTERRUPTED = -signal.SIGINT
+ENDS = {None: "hung", 0: "ended before", 130: "interrupted", INTERRUPTED: "interrupted"}
 PRINTED = "printed that an exception was ignored"
 SHARED = "left shared memory"  # torch's workers do, when they are ended between making and unlinking it
 # What Python prints of an exception that can be raised nowhere, with its traceback and its last line.
@@ -76,17 +77,20 @@ def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
         time.sleep(delay)
         begun.signal(signal.SIGINT, group=group)
         ended = begun.finish(LIMIT_S)
+        code = ended.code
+        if code == 1 and ended.output.rstrip().endswith("KeyboardInterrupt"):  # so Python 3.12 ends a ``-m`` program
+            code = INTERRUPTED
         counts = outcome.counts if ours else outcome.torch
         printed = NOISE.findall(ended.output)
         worse = [text for text in printed if not text.rstrip().removesuffix(":").endswith("KeyboardInterrupt")]
         what = []
-        if ended.code is None:
+        if code is None:
             what.append(f"still there after {LIMIT_S:g} s")
-        elif ended.code not in (0, 130, -signal.SIGINT) and not _swallowed(ended.output):
-            what.append(f"ended with code {ended.code}")
+        elif code not in ENDS and not _swallowed(ended.output):
+            what.append(f"ended with code {code}")
         what += [f"left {thing}" for thing in ended.left if kind.startswith("native") or "/dev/shm" not in thing]
         what += [f"printed {text.splitlines()[0]}" for text in worse if kind.startswith("native") or OURS in text]
-        counts[ENDS.get(ended.code, "ended with another error")] += 1
+        counts[ENDS.get(code, "ended with another error")] += 1
         counts[SHARED] += any("/dev/shm" in thing for thing in ended.left)
         counts[PRINTED] += bool(printed)
         counts["of them another error"] += bool(worse)

@@ -73,12 +73,15 @@ class Launcher:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env={**os.environ, "PYTHONPATH": path}
         )
         self._answers = Lines(self._zygote.stdout.fileno())
-        answer(self._answers)  # it is ready
+        self._ready = False
         self._shared_memory = Path(f"/proc/{self._zygote.pid}/root/dev/shm")
         self.program: Program | None = None
 
     def start(self, function: str, *arguments: Any) -> Program:
-        """Run ``function`` ("module:name") with JSON arguments in a new program."""
+        """Run ``function`` ("module:name") with JSON arguments in a new program. Blocks until the zygote is ready."""
+        if not self._ready:
+            answer(self._answers)
+            self._ready = True
         self.program = Program(self, self._zygote.stdin, self._answers, self._shared_memory, function, arguments)
         return self.program
 

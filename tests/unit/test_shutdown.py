@@ -303,6 +303,40 @@ def test_a_lock_that_an_interrupt_left_taken_does_not_keep_closing(pinning, monk
     assert ended(host)
 
 
+def test_a_lock_that_a_dead_process_holds_keeps_nobody_and_counts_as_free(make, monkeypatch):
+    """Releasing it for the dead left its count at -1, with which ``Event.set`` fails."""
+    monkeypatch.setattr(shutdown, "_LEFT_S", 0.05)
+    loader = make()
+    iterator = iter(loader)
+    host = host_of(iterator) or iterator
+    event = host._workers_done_event
+    taker = multiprocessing.get_context("fork").Process(target=event._cond.acquire)
+    taker.start()
+    taker.join()
+    del taker
+    shutdown.shut_down(host)
+    event.set()
+    assert ended(host)
+
+
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_shared_memory_of_a_killed_worker_is_unlinked_where_nobody_opens_it_by_name(make, monkeypatch, strategy):
+    iterator = iter(make(persistent_workers=True))
+    host = host_of(iterator) or iterator
+    monkeypatch.setattr(torch.multiprocessing, "get_sharing_strategy", lambda: strategy)
+    other = Path(f"/dev/shm/torch_{os.getpid()}_1_0")
+    left = [Path(f"/dev/shm/torch_{worker.pid}_1_0") for worker in host._workers]
+    try:
+        for file in (other, *left):
+            file.touch()
+        shutdown._finish(host)
+        assert other.exists()
+        assert [file.exists() for file in left] == 2 * [strategy == "file_system"]
+    finally:
+        for file in (other, *left):
+            file.unlink(missing_ok=True)
+
+
 def test_a_lock_that_an_interrupted_next_left_taken_keeps_nobody(pinning, monkeypatch):
     """Not even torch's own shutdown, when the iterator is dropped."""
     monkeypatch.setattr(shutdown, "_LEFT_S", 0.05)

@@ -1,6 +1,7 @@
 #include "jpeg_header.h"
 
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace fastload {
@@ -38,9 +39,28 @@ class TiffReader {
   bool little_endian_;
 };
 
-// Pillow reads the resolution out of Exif data while it opens a file, and takes nearly any damage there lightly. What
-// it does not survive is an XResolution that is a sequence of fewer than two values (IndexError, so "cannot identify").
-// An ordinary one is a single RATIONAL; any other leaves a doubt.
+// Whether Pillow reads a directory of TIFF tags without a warning: all entries are there and the offset of the next
+// directory, and their values, which together are no larger than the segment.
+bool directory_is_sound(const TiffReader& tiff, std::size_t directory) {
+  // Bytes of a value by its type; Pillow skips other types.
+  constexpr std::size_t value_bytes[] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8};
+  if (!tiff.has(directory, 2)) return false;
+  const std::size_t entries = tiff.u16(directory);
+  if (!tiff.has(directory + 2, 12 * entries + 4)) return false;
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < entries; ++i) {
+    const std::size_t entry = directory + 2 + 12 * i;
+    const std::uint32_t type = tiff.u16(entry + 2);
+    if (type >= std::size(value_bytes)) continue;
+    const std::size_t size = value_bytes[type] * tiff.u32(entry + 4);
+    if (size > 4 && (!tiff.has(tiff.u32(entry + 8), size) || !tiff.has(0, total += size))) return false;
+  }
+  return true;
+}
+
+// Pillow reads the resolution out of Exif data while it opens a file, and only warns of most damage there. What it does
+// not survive is an XResolution that is a sequence of fewer than two values (IndexError, so "cannot identify").
+// Ordinary ones are single values; any other leaves a doubt.
 bool exif_opens(Segment exif) {
   // Pillow strips "Exif\0\0" once or twice; before version 13, as often as it is there.
   for (int i = 0; i < 2 && exif.starts_with("Exif\0\0"); ++i) exif = {exif.data + 6, exif.size - 6};
@@ -48,13 +68,14 @@ bool exif_opens(Segment exif) {
   if (exif.size < 8) return true;
   const TiffReader tiff(exif, exif.data[0] == 'I');
   const std::size_t directory = tiff.u32(4);
-  if (!tiff.has(directory, 2)) return true;
-  const std::uint32_t count = tiff.u16(directory);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::size_t entry = directory + 2 + std::size_t{12} * i;
-    if (!tiff.has(entry, 12)) return true;
-    constexpr std::uint32_t x_resolution = 0x011A, rational = 5;
-    if (tiff.u16(entry) == x_resolution && (tiff.u16(entry + 2) != rational || tiff.u32(entry + 4) != 1)) return false;
+  if (!directory_is_sound(tiff, directory)) return false;
+  constexpr std::uint32_t x_resolution = 0x011A, resolution_unit = 0x0128, short_type = 3, rational = 5;
+  for (std::size_t i = 0; i < tiff.u16(directory); ++i) {
+    const std::size_t entry = directory + 2 + 12 * i;
+    const std::uint32_t tag = tiff.u16(entry);
+    if (tag != x_resolution && tag != resolution_unit) continue;
+    const std::uint32_t type = tag == x_resolution ? rational : short_type;
+    if (tiff.u16(entry + 2) != type || tiff.u32(entry + 4) != 1) return false;
   }
   return true;
 }
@@ -68,12 +89,10 @@ bool multi_picture_opens(Segment index) {
   if (index.size < 8) return false;
   const TiffReader tiff(index, index.data[0] == 'I');
   const std::size_t directory = tiff.u32(4);
-  if (!tiff.has(directory, 2)) return false;
-  const std::size_t entries = tiff.u16(directory);
-  if (!tiff.has(directory + 2, 12 * entries + 4)) return false;
+  if (!directory_is_sound(tiff, directory)) return false;
   std::uint32_t pictures = 0;
   std::size_t list_size = 0;
-  for (std::size_t i = 0; i < entries; ++i) {
+  for (std::size_t i = 0; i < tiff.u16(directory); ++i) {
     const std::size_t entry = directory + 2 + 12 * i;
     const std::uint32_t tag = tiff.u16(entry), type = tiff.u16(entry + 2), count = tiff.u32(entry + 4);
     if (tag == count_tag) {
@@ -81,7 +100,7 @@ bool multi_picture_opens(Segment index) {
       pictures = tiff.u32(entry + 8);
       if (pictures == 0) return false;
     } else if (tag == list_tag) {
-      if (list_size != 0 || type != undefined_type || count < 16 || !tiff.has(tiff.u32(entry + 8), count)) return false;
+      if (list_size != 0 || type != undefined_type || count < 16) return false;
       list_size = count;
     }
   }

@@ -28,7 +28,7 @@ from .outcome import Outcome, Setting
 from .programs import Launcher
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("interrupts", "timers", "kills", "forks", "mutations", "pipelines", "leaks", "threads", "soak")
+FAMILIES = ("interrupts", "starts", "timers", "kills", "forks", "mutations", "pipelines", "leaks", "threads", "soak")
 SOAK_MINUTES = 120.0
 COUNTS = ("counts", "torch")
 KEPT = 25  # failures of a family that the record holds in full

@@ -65,12 +65,19 @@ def _check(batch: object, want: int) -> None:
 
 def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
     """The same interrupt for our loader and for torch's."""
+    rng = random.Random(f"interrupts {setting.seed} {number}")
+    (kind,) = rng.choices(SOUND, [WEIGHTS.get(name, 1.0) for name in SOUND])
+    phase = rng.choice(PHASES)
+    return interrupted(kind, phase, 10 ** rng.uniform(-5, 0.3 if "spawn" in kind else -0.7), rng, setting, launcher)
+
+
+def interrupted(
+    kind: str, phase: str, delay: float, rng: random.Random, setting: Setting, launcher: Launcher
+) -> Outcome:
+    """An interrupt ``delay`` seconds into a phase, for our loader and for torch's."""
     outcome = Outcome()
+    group, catches = rng.random() < 0.5, rng.random() < 0.5
     for ours in (True, False):
-        rng = random.Random(f"interrupts {setting.seed} {number}")
-        (kind,) = rng.choices(SOUND, [WEIGHTS.get(name, 1.0) for name in SOUND])
-        phase, group, catches = rng.choice(PHASES), rng.random() < 0.5, rng.random() < 0.5
-        delay = 10 ** rng.uniform(-5, 0.3 if "spawn" in kind else -0.7)
         begun = launcher.start("torture.interrupts:program", str(setting.scratch), kind, ours, catches)
         while (news := begun.next(60.0)) is not None and news.get("phase") != phase and "ended" not in news:
             pass

@@ -197,7 +197,9 @@ def trial(number: int, setting: Setting) -> Outcome:
     Image.MAX_IMAGE_PIXELS = PIXELS_MAX
     outcome = Outcome()
     data = mutated(rng)
-    image = pillow(data)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        image = pillow(data)
     width, height = (50, 40) if image is None else image.size
     top, left = rng.randrange(height), rng.randrange(width)
     crop = top, left, rng.randint(1, height - top), rng.randint(1, width - left)
@@ -212,6 +214,8 @@ def trial(number: int, setting: Setting) -> Outcome:
         taken.append(arguments)
         if image is None:
             outcome.failures.append(f"Pillow refuses what the core accepts ({arguments}): {data.hex()}")
+        elif warned:
+            outcome.failures.append(f"Pillow warns of what the core accepts ({warned[0].message}): {data.hex()}")
         elif not np.array_equal(pixels_of, _expected(image, *arguments, interpolation)):
             outcome.failures.append(f"other pixels than Pillow's ({arguments}, {interpolation}): {data.hex()}")
     outcome.counts["accepted" if len(taken) == 3 else "accepted in part" if taken else "refused"] += 1
@@ -221,13 +225,11 @@ def trial(number: int, setting: Setting) -> Outcome:
 
 def pillow(data: bytes) -> Image.Image | None:
     """What Pillow makes of a file, as torchvision asks it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                return image.convert("RGB")
-        except Exception:
-            return None
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return image.convert("RGB")
+    except Exception:
+        return None
 
 
 def _expected(

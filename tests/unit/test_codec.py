@@ -291,7 +291,6 @@ def exif(orientation: int) -> bytes:
     "extra",
     [
         exif(6),
-        segment(0xE1, b"Exif\0\0II*\0\xff\xff\xff\xff"),  # a directory beyond the end
         segment(0xE1, b"Exif\0\0broken"),
         segment(0xE2, b"ICC_PROFILE\0\1\2not a profile"),
         segment(0xE2, b"ICC_PROFILE\0\7\1not a profile"),
@@ -368,6 +367,36 @@ def test_metadata_that_leaves_a_doubt_is_left_to_pillow(extra: bytes) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(write_jpeg(16, 16, extra=extra))
     assert caught.value.status == "corrupt"
+
+
+RESOLUTION = (0x011A, 5, 1, struct.pack("<LL", 300, 1))
+ARTIST = (0x013B, 2, 30, b"A photographer with a long name"[:30])
+SOUND_EXIF = directory([RESOLUTION, ARTIST])
+HUGE = struct.pack("<L", 2**31)
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        b"II*\0\xff\xff\xff\xff",  # a directory beyond the end
+        SOUND_EXIF[:9],  # no count of entries
+        SOUND_EXIF[:30],  # the second entry cut off
+        directory([ARTIST])[:22],  # no offset of the next directory
+        SOUND_EXIF[:-1],  # a text cut off
+        directory([RESOLUTION, (0x013B, 2, 30, HUGE)]),  # a text beyond the end
+        directory([(0x013B, 7, 2**32 - 1, HUGE)]),
+        directory([(0x0128, 3, 3, bytes([2, 0, 2, 0, 2, 0])), RESOLUTION]),  # three units of resolution
+    ],
+)
+def test_exif_data_of_which_pillow_warns_is_left_to_pillow(tags: bytes) -> None:
+    """So that the warning is Pillow's, or its error where warnings are errors."""
+    file = write_jpeg(16, 16, extra=segment(0xE1, b"Exif\0\0" + tags))
+    with pytest.warns(UserWarning, match="EXIF|Truncated|[Tt]ag"):
+        pillow(file)
+    with pytest.raises(DecodeError) as caught:
+        decode(file)
+    assert caught.value.status == "corrupt"
+    decode(write_jpeg(16, 16, extra=segment(0xE1, b"Exif\0\0" + SOUND_EXIF)))
 
 
 @pytest.mark.parametrize("ids", [(82, 71, 66), (1, 2, 3), (0, 1, 2), (10, 20, 30)])

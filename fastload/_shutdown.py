@@ -35,7 +35,8 @@ _LEFT_S: Final = 0.5
 """A lock that is not to be had for so long was left by an interrupt: all of them are held for microseconds."""
 
 
-_live: weakref.WeakSet[Any] = weakref.WeakSet()
+# Iterators whose workers were started here, each with what is to be done once after those have ended.
+_live: weakref.WeakKeyDictionary[Any, weakref.finalize[..., Any]] = weakref.WeakKeyDictionary()
 
 
 def _end_with_the_program() -> None:
@@ -75,7 +76,8 @@ def start_workers(make: Callable[[], Any]) -> Any:
     try:
         with deferred_signals(_OPEN_IN):
             iterator = make()
-            _live.add(iterator)
+            _live[iterator] = after = weakref.finalize(iterator, _unlink_shared_memory, iterator._workers)
+            after.atexit = False
             thread = getattr(iterator, "_pin_memory_thread", None)
             if thread is not None:  # torch waits for it without bound
                 thread.join = _bounded_join(weakref.ref(thread))
@@ -131,6 +133,7 @@ def shut_down(iterator: Any) -> None:
     try:
         _release_left_locks(iterator)
         iterator._shutdown_workers()
+        _clean_up(iterator)
     except BaseException:
         with deferred_signals():
             _finish(iterator)
@@ -200,20 +203,27 @@ def _finish(iterator: Any) -> None:
             getattr(worker, end)()
         for worker in living:
             worker.join(max(0.0, until - time.monotonic()))
-    _unlink_shared_memory(iterator._workers)
+    _clean_up(iterator)
     for queue in iterator._index_queues:
         _close(queue)
 
 
+def _clean_up(iterator: Any) -> None:
+    """Once: process numbers may be used again."""
+    if (after := _live.get(iterator)) is not None:
+        after()
+
+
 def _unlink_shared_memory(workers: list[Any]) -> None:
-    """Unlink what workers had made and not yet unlinked when they were ended.
+    """Unlink what workers had made and not yet unlinked when they ended.
 
     They do that at once where shared memory is passed as a descriptor; nobody opens it by its name there.
     """
     if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
-        for worker in workers:
-            for left in Path("/dev/shm").glob(f"torch_{worker.pid}_*"):
-                left.unlink(missing_ok=True)
+        theirs = tuple(f"torch_{worker.pid}_" for worker in workers)
+        for file in Path("/dev/shm").glob("torch_*"):
+            if file.name.startswith(theirs):
+                file.unlink(missing_ok=True)
 
 
 def _close(queue: Any) -> None:

@@ -145,16 +145,30 @@ class SendsPromptly:
 class TakesSignals:
     """A worker's first call: from here on, signals are handled as they were before workers were started.
 
-    An early Ctrl-C arrives here, where torch's worker takes it for its end; before, it would print a traceback.
+    An early Ctrl-C arrives here, where torch's worker takes it for its end; before, it would print a traceback. A
+    worker whose parent has been killed meanwhile ends: torch's watchdog, which is made next, would watch its new one.
     """
 
     def __init__(self, first_call: Callable[[int], None]) -> None:
         self.first_call = first_call
+        self.parent = os.getpid()
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
         usual_signals()
         torch._C._set_worker_signal_handlers()  # made in C, below those
+        if os.getppid() != self.parent and not _exists(self.parent):  # a fork server's workers have another
+            os._exit(1)
         self.first_call(worker_id)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def first_call_of(loader: Any, worker_init_fn: Callable[[int], None] | None, board: Board) -> Callable[[int], None]:

@@ -23,6 +23,7 @@ WEIGHTS = {"workers, spawned": 0.25}
 INTERRUPTED = -signal.SIGINT
 ENDS = {None: "hung", 0: "ended before", 130: "interrupted", INTERRUPTED: "interrupted"}
 PRINTED = "printed that an exception was ignored"
+LAST_WORD = re.compile(r"^KeyboardInterrupt\n(?:.+\n)?\s*\Z", re.MULTILINE)  # with a note, where a class was being made
 SHARED = "left shared memory"  # torch's workers do, when they are ended between making and unlinking it
 # What Python prints of an exception that can be raised nowhere, with its traceback and its last line.
 NOISE = re.compile(
@@ -85,7 +86,7 @@ def interrupted(
         begun.signal(signal.SIGINT, group=group)
         ended = begun.finish(LIMIT_S)
         code = ended.code
-        if code == 1 and ended.output.rstrip().endswith("KeyboardInterrupt"):  # so Python 3.12 ends a ``-m`` program
+        if code == 1 and LAST_WORD.search(ended.output):  # so Python 3.12 ends a ``-m`` program
             code = INTERRUPTED
         counts = outcome.counts if ours else outcome.torch
         printed = NOISE.findall(ended.output)

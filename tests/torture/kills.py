@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import multiprocessing
 import os
 import random
 import re
@@ -15,7 +15,7 @@ from typing import Any
 
 from .loaders import KINDS, SOUND, checksum, close, expected
 from .outcome import Outcome, Setting, more_than_torch, tell
-from .programs import Launcher, Program, session
+from .programs import Launcher, Program, command, session
 
 TITLE = "kills of programs and of workers"
 COUNT, EACH, OUTSIDE = 200, 1, True
@@ -54,7 +54,7 @@ def _epochs(loader: Iterable[Any], wanted: list[list[int]]) -> None:
             value = checksum(batch)
             if epoch < len(wanted) and value != wanted[epoch][number]:
                 raise SystemExit("wrong values")
-            tell(workers=[process.pid for process in multiprocessing.active_children()])
+            tell(batch=number)
 
 
 def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
@@ -65,12 +65,11 @@ def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
         names = WITH_WORKERS if number % 2 else SOUND
         (kind,) = rng.choices(names, [WEIGHTS.get(name, 1.0) for name in names])
         program = launcher.start("torture.kills:program", str(setting.scratch), kind, ours)
-        workers: list[int] = []
         for _ in range(rng.randint(0, 20) if number % 2 == 0 else rng.randint(1, 20)):
-            workers = (program.next(60.0) or {}).get("workers", workers)
+            program.next(60.0)
         time.sleep(10 ** rng.uniform(-4, -1.5))
         if number % 2:
-            what = _kill_worker(program, rng.choice(workers) if workers else 0)
+            what = _kill_worker(program, rng)
             did = "a worker killed"
         else:
             program.signal(signal.SIGKILL)
@@ -92,16 +91,19 @@ def conclude(total: Outcome) -> list[str]:
     return more_than_torch(total, SHARED)
 
 
-def _kill_worker(program: Program, pid: int) -> list[str]:
+def _kill_worker(program: Program, rng: random.Random) -> list[str]:
     """What is not as it should be afterwards."""
-    workers, error, code, begun = [pid], None, None, time.monotonic()
+    error, code, begun = None, None, time.monotonic()
     while error is None and code is None and time.monotonic() < begun + HEARD_S:
-        if workers[0] in session(program.pid):
-            os.kill(workers[0], signal.SIGKILL)
+        others = [pid for pid in session(program.pid) if pid != program.pid]
+        workers = [pid for pid in others if "resource_tracker" not in command(pid)]
+        if workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(workers), signal.SIGKILL)
         again = time.monotonic() + 3.0  # it may have been about to end anyway, with its epoch
         while error is None and code is None and time.monotonic() < again:
             news = program.next(0.5) or {}
-            error, code, workers = news.get("error"), news.get("ended"), news.get("workers") or workers
+            error, code = news.get("error"), news.get("ended")
     ended = program.finish(60.0 if error is not None else 0.0)  # another epoch, of spawned workers perhaps
     what = [f"left {thing}" for thing in ended.left]
     if error is None:

@@ -319,8 +319,9 @@ def test_a_lock_that_a_dead_process_holds_keeps_nobody_and_counts_as_free(make, 
     assert ended(host)
 
 
+@pytest.mark.parametrize("end", [shutdown._finish, shutdown.shut_down, lambda host: None])
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-def test_shared_memory_of_a_killed_worker_is_unlinked_where_nobody_opens_it_by_name(make, monkeypatch, strategy):
+def test_shared_memory_of_ended_workers_is_unlinked_where_nobody_opens_it_by_name(make, monkeypatch, strategy, end):
     iterator = iter(make(persistent_workers=True))
     host = host_of(iterator) or iterator
     monkeypatch.setattr(torch.multiprocessing, "get_sharing_strategy", lambda: strategy)
@@ -329,7 +330,9 @@ def test_shared_memory_of_a_killed_worker_is_unlinked_where_nobody_opens_it_by_n
     try:
         for file in (other, *left):
             file.touch()
-        shutdown._finish(host)
+        end(host)
+        del iterator, host
+        gc.collect()
         assert other.exists()
         assert [file.exists() for file in left] == 2 * [strategy == "file_system"]
     finally:

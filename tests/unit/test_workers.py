@@ -15,7 +15,7 @@ from roads.datasets import Numbers, as_list, configure
 from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader, _nvtx
-from fastload.engines.workers import Collate, NamedStages, refresh, stages_of, start_epoch, view_of
+from fastload.engines.workers import Collate, NamedStages, TakesSignals, refresh, stages_of, start_epoch, view_of
 from fastload.host import HostBatch, register
 
 
@@ -159,3 +159,19 @@ def test_an_error_at_the_start_of_an_epoch_passes_through():
 
     view = view_of(DataLoader(Numbers(2), batch_size=None, sampler=Broken()))
     assert type(raised_by(lambda: start_epoch(view))) is ConnectionError
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("parent", ["dead", "here"])
+def test_a_worker_whose_parent_was_killed_while_it_started_ends(start_method, parent):
+    context = multiprocessing.get_context(start_method)
+    gone = context.Process(target=int)
+    gone.start()
+    gone.join()
+    first_call = TakesSignals(int)
+    if parent == "dead":
+        first_call.parent = gone.pid
+    worker = context.Process(target=first_call, args=(0,))
+    worker.start()
+    worker.join(30)
+    assert worker.exitcode == (1 if parent == "dead" else 0)

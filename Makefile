@@ -22,7 +22,7 @@ demo: setup ## load real photographs with DataLoader and with FastLoader; with a
 test: setup ## all tests; ARGS='-k name' picks some
 	$(BIN)/python -m pytest $(ARGS)
 
-torture: setup ## hostile trials beside torch's DataLoader, 80 minutes and 120 of soak; ARGS='--only kills --share 0.1'
+torture: setup ## hostile trials beside torch's DataLoader, 90 minutes and 120 of soak; ARGS='--only kills --share 0.1'
 	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)
 
 lint: setup ## ruff, mypy and clang-format; changes nothing

@@ -388,7 +388,7 @@ class Line:
                     break
         batch.awaited = begun, time.monotonic()
         self._in_python_batches += bool(made)
-        if self._recipe.pipeline.erasing is not None:
+        if self._recipe.pipeline.erasing is not None and len(batch.pixels):  # none, where its first index is refused
             batch.boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
         for sample, (pixels, box) in made.items():
             batch.pixels[sample] = torch.from_numpy(pixels)

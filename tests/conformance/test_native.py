@@ -138,6 +138,14 @@ def test_an_index_out_of_range_raises_what_torch_raises(folder):
     assert any(isinstance(item, IndexError) for item in ours)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_an_index_out_of_range_comes_first_in_its_batch(folder, batch_size):
+    build = lambda: {"sampler": [0, 1, 99, 2, 3, 4, 99, 5]}  # noqa: E731
+    transform = lambda: v1.Compose([*train_v1().transforms, v1.RandomErasing(p=1.0)])  # noqa: E731
+    ours, _ = check(folder, transform, shuffle=None, build=build, batch_size=batch_size)
+    assert any(isinstance(item, IndexError) for item in ours)
+
+
 def test_timeout_argument_is_kept(folder):
     check(folder, timeout=50)
 

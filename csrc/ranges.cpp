@@ -8,7 +8,7 @@
 namespace fastload {
 namespace {
 
-// As fastload/_nvtx.py has them.
+// As fastload/nvtx/stages.py has them.
 constexpr char kDomain[] = "fastload";
 constexpr char kName[] = "decode";
 constexpr std::uint32_t kColour = 0xFF76B7B2;  // ARGB

@@ -1,16 +1,16 @@
 """Torch's DataLoader, several times sooner: the same batches, already on the GPU, with every stage named in Nsight."""
 
 from fastload._version import __version__
-from fastload.device.prefetch import prefetch_to_device
-from fastload.insight.annotate import annotate
-from fastload.insight.capture import capture
-from fastload.insight.loader_report import Report
-from fastload.insight.modules import annotate_modules
-from fastload.insight.progress import progress
-from fastload.insight.stats import Stats
 from fastload.loader import FastLoader
 from fastload.loader import FastLoader as DataLoader
+from fastload.nvtx.annotate import annotate
+from fastload.nvtx.modules import annotate_modules
 from fastload.plan import Plan, Step
+from fastload.prefetch import prefetch_to_device
+from fastload.profiling.capture import capture
+from fastload.stats.diagnosis import Report
+from fastload.stats.progress import progress
+from fastload.stats.stats import Stats
 from fastload.verify import Verification, verify
 from fastload.vision.codec import JpegInfo, jpeg_info
 

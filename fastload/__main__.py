@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fastload.cli import main
+from fastload.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

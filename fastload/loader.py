@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader
 
-from fastload import _nvtx
 from fastload._shutdown import start_workers
+from fastload._state import Runtime
+from fastload.autoscale.policy import auto_workers
 from fastload.device.replay import Replay
-from fastload.device_iterator import DeviceIterator
-from fastload.engines.auto import auto_workers
-from fastload.engines.by_index import check_seedable, epochs_of
+from fastload.engines.device_iterator import DeviceIterator
+from fastload.engines.iterators import NativeDeviceIterator, is_native, read_loader, start_native
+from fastload.engines.sample_seeding import check_seedable, epochs_of
 from fastload.engines.workers import first_call_of, refresh
-from fastload.insight.loader_report import Report
-from fastload.insight.loader_report import report as report_of
-from fastload.insight.meter import Meter, board_for, go_on, measure
-from fastload.insight.stats import Stats
-from fastload.lowered import NativeDeviceIterator, is_native, read_loader, start_native
+from fastload.nvtx import stages
 from fastload.options import Accelerate, Device, Options, Rng, named_options, resolve_device
 from fastload.plan import Plan, has_own_iterator, make_plan
-from fastload.runtime import Runtime
+from fastload.stats.diagnosis import Report
+from fastload.stats.diagnosis import report as report_of
+from fastload.stats.meter import Meter, board_for, go_on, measure
+from fastload.stats.stats import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +49,7 @@ class FastLoader(DataLoader[T_co]):
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
     Every argument of :class:`torch.utils.data.DataLoader` means what it means there, and ``num_workers`` may be
-    ``"auto"`` (:mod:`fastload.engines.auto`): as few as keep the consumer fed, within the cores that this process may
+    ``"auto"`` (:mod:`fastload.autoscale.policy`): as few as keep the consumer fed, within the cores that this process may
     use. It reads as the number that was chosen, from the first iteration on. FastLoader's own:
 
     Args:
@@ -66,7 +66,7 @@ class FastLoader(DataLoader[T_co]):
         max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
             process may use. 0 turns pinned memory off altogether.
         rng: ``"torch"``: random draws as in torch, from each worker's stream. ``"index"``: from one that depends on the
-            seed, the epoch and the sample's index alone (:mod:`fastload.engines.by_index`), not on ``num_workers``.
+            seed, the epoch and the sample's index alone (:mod:`fastload.engines.sample_seeding`), not on ``num_workers``.
 
     ``next()`` returns at once when a batch is ready. It waits while the GPU is more than two batches behind the caller:
     otherwise dropped batches that it has yet to read would pile up in its memory.
@@ -230,7 +230,7 @@ class FastLoader(DataLoader[T_co]):
         if (native := self._native_iterator(device)) is not None:
             return native
         self._runtime.size_workers(self)
-        if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not _nvtx.active():
+        if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not stages.active():
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
             return DeviceIterator(self, device)

@@ -10,18 +10,18 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from fastload._machine import usable_memory_bytes
-from fastload.device import kernels
-from fastload.engines.auto import NATIVE_STREAMS, AutoWorkers, cores_for_loading
-from fastload.lowered import read_loader
+from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
+from fastload.device import nvrtc
+from fastload.engines.iterators import read_loader
 from fastload.options import can_pin, has_streams, resolve_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.insight.stats import Stats
+    from fastload.engines.iterators import Checks
     from fastload.loader import FastLoader
-    from fastload.lowered import Checks
-    from fastload.vision.recipe import Recipe
+    from fastload.pipeline.reader import Recipe
+    from fastload.stats.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
         cast = f", {_epilogue(loader, device)}" if loader.dtype is not None else ""
         steps.append(Step("epilogue", "main process", becomes + cast))
         return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
-    if table is not None and (why := kernels.lacking(device, table.dtype, len(table))) is not None:
+    if table is not None and (why := nvrtc.lacking(device, table.dtype, len(table))) is not None:
         notes.append(f"torch looks values up instead of one CUDA kernel, same bits but slower: {why}")
     where = "copy stream" if loader.device_prefetch else "consumer's stream"
     memory = "pinned memory" if pins(loader, device) else "pageable memory"

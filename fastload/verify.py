@@ -22,9 +22,9 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
+from fastload.autoscale.policy import AutoWorkers
 from fastload.device.replay import twin_of
-from fastload.engines.auto import AutoWorkers
-from fastload.engines.by_index import SeededByIndex, seeded
+from fastload.engines.sample_seeding import SeededByIndex, seeded
 from fastload.engines.workers import refresh, start_epoch, view_of
 from fastload.loader import FastLoader
 from fastload.plan import has_own_iterator
@@ -234,7 +234,7 @@ def difference(theirs: Any, ours: Any, place: str = "batch", *, seen: Seen | Non
     """The first place where two batches differ in type, dtype, shape or a bit; ``None`` if nowhere. Not: in layout.
 
     Args:
-        theirs: One of them. Containers are those of :func:`fastload.host.map_leaves`.
+        theirs: One of them. Containers are those of :func:`fastload._batch.map_leaves`.
         ours: The other.
         place: Where they are, in words.
         seen: Is told what was compared and what could not be.

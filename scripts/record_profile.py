@@ -17,13 +17,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fastload import profile
 from fastload._machine import usable_cpus
 from fastload.bench._data import add_data_argument, image_pool, open_images
 from fastload.bench._measure import environment, write_json
 from fastload.bench._rungs import Feed, rungs
 from fastload.bench._steps import TINY, TrainingStep
-from fastload.insight.report import make_report
+from fastload.commands import profile
+from fastload.profiling.report import make_report
 
 RUNGS = {"workers": "pinned slots", "native": "native engine"}
 """What is recorded, by the name of its rung."""

@@ -1,4 +1,4 @@
-"""``epilogue.cu`` compiled by g++ and run thread after thread: its indices checked where there is no GPU.
+"""``normalize.cu`` compiled by g++ and run thread after thread: its indices checked where there is no GPU.
 
 Not its speed, nor what NVRTC makes of it: those need a device (tests/gpu).
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fastload.device import kernels
+from fastload.device import nvrtc
 
 # Loads and stores check their addresses: a GPU faults on one that is no multiple of the size. Each launch runs twice:
 # a thread that runs alone finds only its own part of the table in "shared" memory; after one run it is all there.
@@ -50,7 +50,7 @@ static T __ldg(const T* from) {
     return value;
 }
 static void __syncthreads() {}
-#include "epilogue.cu"
+#include "normalize.cu"
 extern "C" long long run(int planar, unsigned blocks, const unsigned char* levels, const Value* table, Value* out,
                          long long images, long long plane, long long wide) {
     levels_begin = levels;
@@ -81,7 +81,7 @@ class KernelOnCpu:
         target = source.with_suffix(".so")
         flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
         macros = [f"-DVALUE_BYTES={value_bytes}", f"-DCHANNELS={channels}"]
-        include = f"-I{kernels.SOURCE.parent}"
+        include = f"-I{nvrtc.SOURCE.parent}"
         subprocess.run(["g++", *flags, *macros, include, str(source), "-o", str(target)], check=True)
         self._run = ctypes.CDLL(str(target)).run
         self._run.restype = ctypes.c_longlong
@@ -91,14 +91,14 @@ class KernelOnCpu:
     def __call__(
         self, images: torch.Tensor, values: torch.Tensor, memory_format: torch.memory_format, blocks: int
     ) -> torch.Tensor:
-        """As :func:`fastload.device.kernels.look_up`, with bytes around the result that must stay as they are."""
+        """As :func:`fastload.device.nvrtc.look_up`, with bytes around the result that must stay as they are."""
         count, height, width, channels = images.shape
         guard = 64 // values.element_size()
         size = images.numel()
         room = torch.full((size + 2 * guard + 64,), 77, dtype=values.dtype)
         start = guard + (-(room.data_ptr() // values.element_size()) % (16 // values.element_size()))
         flat = room[start : start + size]
-        wide = kernels.is_wide(images.data_ptr(), flat.data_ptr(), height * width, values.element_size(), memory_format)
+        wide = nvrtc.is_wide(images.data_ptr(), flat.data_ptr(), height * width, values.element_size(), memory_format)
         planar = memory_format == torch.contiguous_format
         faults = self._run(
             planar, blocks, images.data_ptr(), values.data_ptr(), flat.data_ptr(), count, height * width, wide

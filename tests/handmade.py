@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from fastload.insight.recording import (
+from fastload.profiling.trace import (
     DOMAIN,
     LOADING,
     Call,

@@ -19,8 +19,8 @@ from PIL import Image
 from torchvision import transforms
 
 from fastload import _core
-from fastload.vision.calibrate import calibrate
-from fastload.vision.random_stream import calibrate_stream
+from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.random_stream import calibrate_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

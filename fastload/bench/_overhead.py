@@ -18,20 +18,21 @@ from unittest import mock
 
 import torch
 
-from fastload import FastLoader, _nvtx, device_iterator, lowered
+from fastload import FastLoader
 from fastload import loader as loader_module
+from fastload.autoscale.policy import cores_for_loading
+from fastload.autoscale.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
 from fastload.bench._measure import Spread, interleave
 from fastload.device import transfer as transfer_module
-from fastload.engines import workers
-from fastload.engines.arrivals import Arrivals
-from fastload.engines.auto import cores_for_loading
-from fastload.insight import fetching, meter
-from fastload.rates import NATIVE_AHEAD, endless, in_flight, loop_rate
+from fastload.engines import device_iterator, iterators, workers
+from fastload.engines.copy_scheduler import Arrivals
+from fastload.nvtx import stages
+from fastload.stats import fetch_timer, meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fastload.rates import Rate
+    from fastload.autoscale.throughput import Rate
 
 LOST_MAX = 0.005
 """Share of the throughput that statistics may cost, and NVTX without a tool."""
@@ -47,7 +48,7 @@ def without_stats() -> Iterator[None]:
 
         put(meter.Meter, "ask", lambda self: 0.0)
         put(meter.Meter, "got", lambda self, *rest, **more: None)
-        for module in (loader_module, lowered):
+        for module in (loader_module, iterators):
             put(module, "measure", lambda iterator, measured: measured)
         put(device_iterator, "measure_here", lambda iterator, measured: None)
         put(workers, "MeasuredWorker", lambda first_call, board: first_call or (lambda worker_id: None))
@@ -83,7 +84,7 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
 
     return {
         "bare": epoch(without_stats),
-        "stats": epoch(lambda: mock.patch.object(fetching, "CLOSELY_S", -1.0)),
+        "stats": epoch(lambda: mock.patch.object(fetch_timer, "CLOSELY_S", -1.0)),
         "stats, native": epoch(no_fetches(meter), no_fetches(device_iterator)),
     }
 
@@ -173,7 +174,7 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
 def stages_of_a_batch(make: Callable[[], FastLoader[Any]], batches: int) -> float:
     """Stages that this process opens per batch."""
     opened = 0
-    plain = _nvtx.stage
+    plain = stages.stage
 
     def counted(name: Any, batch: int | None = None) -> Any:
         nonlocal opened

@@ -28,7 +28,7 @@ from fastload.bench._decoders import Crops, dali, dali_is_installed, one_core
 from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
 from fastload.bench._show import console, refuse
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.vision.calibrate import FILTERS, calibrate
+from fastload.pipeline.calibration import FILTERS, calibrate
 
 if TYPE_CHECKING:
     import argparse

@@ -1,6 +1,6 @@
 """What looking costs when nobody looks: ``fastload bench insight``.
 
-Each figure is the difference between a loop with something of ``fastload.insight`` in it and the same loop without, the
+Each figure is the difference between a loop with one of them in it and the same loop without, the
 two taking turns, divided by the calls in it. No tool is attached, so this is what a program pays for annotations that
 it carries all the time.
 
@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from fastload import _nvtx, annotate, annotate_modules, capture
+from fastload import annotate, annotate_modules, capture
 from fastload.bench import _overhead
 from fastload.bench._measure import Spread, environment, interleave, write_json
 from fastload.bench._show import console, refuse
-from fastload.insight.modules import hook_while_profiling
+from fastload.nvtx import stages
+from fastload.nvtx.modules import hook_while_profiling
 
 if TYPE_CHECKING:
     import argparse
@@ -76,7 +77,7 @@ def cost_of_stages(repeats: int) -> dict[str, Spread]:
 
     def staged() -> None:
         for number in range(calls):
-            with _nvtx.stage("h2d", number):
+            with stages.stage("h2d", number):
                 pass
 
     def bare() -> None:
@@ -168,7 +169,7 @@ def ask(repeats: int) -> dict[str, Any]:
         "benchmark": "insight",
         "environment": environment(),
         "parameters": {"repeats": repeats},
-        "tool_attached": _nvtx.active(),
+        "tool_attached": stages.active(),
         "more_ns": {},
         "limits_ns": dict(LIMITS_NS),
     }
@@ -188,19 +189,19 @@ def shares(more_ns: Mapping[str, Mapping[str, Any]], seconds: float, repeats: in
     for name, road in _overhead.roads(device, quick=quick).items():
         result = road.run(seconds, repeats)
         batch_ns = 1e9 / result["batches_per_s"]["on"]["median"]
-        stages = _overhead.stages_of_a_batch(road.make, 4 if quick else 32)
+        stage_count = _overhead.stages_of_a_batch(road.make, 4 if quick else 32)
         result |= {
             "batch_size": road.batch_size,
-            "stages_per_batch": stages,
+            "stages_per_batch": stage_count,
             "stats_share": more_ns["stats, native" if name == "native" else "stats"]["median"] / batch_ns,
-            "nvtx_share": stages * more_ns["stage"]["median"] / batch_ns,
+            "nvtx_share": stage_count * more_ns["stage"]["median"] / batch_ns,
             "limit": _overhead.LOST_MAX,
         }
         found[name] = result
         lost = result["lost"]
         console().print(
             f"{name}, {result['images_per_s']['median']:,.0f} images/s in batches of {road.batch_size}: statistics "
-            f"take {result['stats_share']:.3%} of the time between two batches, {stages:.1f} stages "
+            f"take {result['stats_share']:.3%} of the time between two batches, {stage_count:.1f} stages "
             f"{result['nvtx_share']:.4%}, at most {_overhead.LOST_MAX:.1%} wanted; with statistics the loader is "
             f"{lost['median']:.2%} slower ({lost['low']:.2%} to {lost['high']:.2%} by 95%)"
         )
@@ -219,7 +220,7 @@ def main(args: argparse.Namespace) -> int:
     repeats = args.repeats if args.repeats is not None else 5 if args.quick else 30
     if repeats < 1:
         return refuse(ValueError(f"repeats must be >= 1, got {repeats}"))
-    if _nvtx.active():
+    if stages.active():
         return refuse(
             RuntimeError("a tool is attached to this process, and this measures what things cost without one")
         )

@@ -21,9 +21,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
+from fastload._batch import map_leaves
 from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
 from fastload.bench._show import console, refuse
-from fastload.host import map_leaves
 from fastload.memory.arena import Arena
 from fastload.memory.packing import Packer
 

@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fastload import FastLoader
+from fastload.autoscale.policy import AutoWorkers, cores_for_loading
+from fastload.autoscale.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
 from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
 from fastload.bench._show import console, refuse
-from fastload.engines.auto import AutoWorkers, cores_for_loading
-from fastload.insight.clock import clock_for
-from fastload.rates import NATIVE_AHEAD, endless, in_flight, loop_rate
+from fastload.stats.clock import clock_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fastload.insight.stats import Stats
-    from fastload.rates import Rate
+    from fastload.autoscale.throughput import Rate
+    from fastload.stats.stats import Stats
 
     Step = Callable[[Any], object]
 

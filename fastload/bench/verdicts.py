@@ -31,13 +31,13 @@ from fastload._machine import usable_cpus
 from fastload.bench._measure import environment, write_json
 from fastload.bench._show import console, refuse
 from fastload.bench._slowstore import Client, slow_store
-from fastload.insight.verdict import Bottleneck
+from fastload.stats.verdict import Bottleneck
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-    from fastload.insight.loader_report import Report
+    from fastload.stats.diagnosis import Report
 
 SIDE: Final = 128
 ENDLESS: Final = 1_000_000
@@ -326,7 +326,7 @@ def tells_utilization() -> bool:
 
 def run(loader: FastLoader[Any], step: Callable[[Any], None], seconds: float) -> Report:
     """Train for a while; the report is of the time after the warm-up."""
-    from fastload.insight.loader_report import report
+    from fastload.stats.diagnosis import report
 
     begin, before = time.monotonic(), None
     for batch in loader:

@@ -1,4 +1,4 @@
-"""The thread that reads and copies for :func:`~fastload.device.prefetch.prefetch_to_device`, and its consumer's end."""
+"""The thread that reads and copies for :func:`~fastload.prefetch.prefetch_to_device`, and its consumer's end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fastload import _nvtx
-from fastload._nvtx import stage
+from fastload._batch import map_leaves
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.host import map_leaves
+from fastload.nvtx import stages
+from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,7 +141,7 @@ class Feeder:
             self._end(0, error)
 
     def _feed(self) -> None:
-        _nvtx.name_thread("fastload-feeder")
+        stages.name_thread("fastload-feeder")
         number = 0
         try:
             torch.accelerator.set_device_index(self.transfer.device)

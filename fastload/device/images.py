@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fastload.device.epilogue import apply_table
+from fastload.device.normalize import apply_table
 
 if TYPE_CHECKING:
-    from fastload.device.epilogue import NormalizeTable
-    from fastload.vision._erasing import Erasing
+    from fastload.device.normalize import NormalizeTable
+    from fastload.pipeline.erasing import Erasing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from fastload._batch import as_inference_tensors, map_leaves
 from fastload._interrupts import deferred_signals
-from fastload.host import as_inference_tensors, map_leaves
 from fastload.options import check_device_prefetch, has_streams
 
 if TYPE_CHECKING:

@@ -25,20 +25,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastload._batch import Leaf, map_leaves
 from fastload._interrupts import deferred_signals
-from fastload._nvtx import stage
-from fastload.device.clock import DeviceClock
-from fastload.device.epilogue import finish
 from fastload.device.images import Crossed, TableImages
-from fastload.host import Leaf, map_leaves
-from fastload.insight.stats import Totals
-from fastload.insight.utilization import Utilization
+from fastload.device.normalize import finish
+from fastload.device.timing import DeviceClock
+from fastload.nvtx.stages import stage
 from fastload.options import has_streams
+from fastload.stats.gpu_utilization import Utilization
+from fastload.stats.stats import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.device.clock import Timing
+    from fastload.device.timing import Timing
 
 UNFINISHED_MAX = 2  # handed-over batches that the GPU may still be reading when another copy starts
 _ENDS_AT_HAND = 2
@@ -124,8 +124,8 @@ class Transfer:
     Args:
         device: Where to; with an index.
         stream: The side stream to copy on (:func:`new_stream`); ``None`` copies on the consumer's own when it asks.
-        memory_format: See :func:`fastload.device.epilogue.finish`.
-        dtype: See :func:`fastload.device.epilogue.finish`.
+        memory_format: See :func:`fastload.device.normalize.finish`.
+        dtype: See :func:`fastload.device.normalize.finish`.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Engines turn index batches into host batches."""
+"""Turn batches of indices into batches in host memory."""

@@ -25,17 +25,17 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
 
-from fastload import _nvtx
 from fastload._interrupts import deferred_signals, usual_signals
 from fastload.engines.underway import TookTooLongError, check_size, working_directory, wrapped
 from fastload.engines.workers import forking_workers
-from fastload.vision.recipe import BytesPath, pixel_limit
+from fastload.nvtx import stages
+from fastload.pipeline.reader import BytesPath, pixel_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-    from fastload.vision.recipe import Recipe
+    from fastload.pipeline.reader import Recipe
 
 LOOK_S = 1.0  # how often each of two processes looks whether the other still lives
 READY_S = 5.0  # what a forked process may take to its first request; usually 10 ms
@@ -301,7 +301,7 @@ def _serve(
     if settings is not None:
         settings.restore()
     _utils.signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
-    _nvtx.name_thread("fl-samples")
+    stages.name_thread("fl-samples")
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # no more threads
         # Of a fork server's child, the parent is the server, which ends with the program.

@@ -16,7 +16,7 @@ from fastload import _core
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.vision.recipe import Recipe
+    from fastload.pipeline.reader import Recipe
 
 
 def _held() -> threading.Lock:

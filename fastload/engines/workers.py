@@ -1,8 +1,8 @@
 """Engine ``workers``: torch's own worker processes and pin-memory thread, which run the user's code unchanged.
 
 The collate function is wrapped (in the iterator, never on the loader), so that a batch travels as a
-:class:`~fastload.host.HostBatch`. Torch's pin-memory thread then delivers it to
-:class:`~fastload.engines.arrivals.Arrivals` by calling its ``pin_memory()``, the moment that it is ready. Sampler,
+:class:`~fastload._batch.HostBatch`. Torch's pin-memory thread then delivers it to
+:class:`~fastload.engines.copy_scheduler.Arrivals` by calling its ``pin_memory()``, the moment that it is ready. Sampler,
 worker assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: a thread that
 called ``next()`` ahead of time would draw from the sampler earlier than torch does, and after an early ``break`` the
 next epoch would differ.
@@ -22,21 +22,21 @@ import torch.utils.data.dataloader
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, get_worker_info
 
-from fastload import _nvtx
+from fastload._batch import HostBatch, count_pinned
 from fastload._interrupts import usual_signals
-from fastload._nvtx import stage
 from fastload._shutdown import restart_workers, start_workers
-from fastload.engines.arrivals import NONE_FREE
-from fastload.engines.by_index import SeededByIndex
-from fastload.host import HostBatch, count_pinned
-from fastload.insight.fetching import MeasuredWorker
+from fastload.engines.copy_scheduler import NONE_FREE
+from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
+from fastload.nvtx import stages
+from fastload.nvtx.stages import stage
+from fastload.stats.fetch_timer import MeasuredWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fastload.insight.board import Board
     from fastload.memory.slots import SlotWriter
+    from fastload.stats.shared_counters import Board
 
 
 SWITCH_S: Final = 2e-4
@@ -120,7 +120,7 @@ class NamedStages:
         self.worker_init_fn = worker_init_fn
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
-        _nvtx.instrument_fetch()
+        stages.instrument_fetch()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 
@@ -193,11 +193,11 @@ def refresh(view: DataLoader[Any], loader: DataLoader[Any], **changes: Any) -> N
 
 def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """What to change on a view so that a profiler sees the workers' stages; nothing when no profiler listens."""
-    if not _nvtx.active():
+    if not stages.active():
         return {}
     if loader.num_workers:
         return {"worker_init_fn": NamedStages(loader.worker_init_fn)}
-    _nvtx.instrument_fetch()  # the main process is the worker
+    stages.instrument_fetch()  # the main process is the worker
     return {}
 
 

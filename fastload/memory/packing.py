@@ -17,7 +17,7 @@ import torch.utils.data._utils.collate as _torchs
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from fastload.host import Leaf, map_leaves
+from fastload._batch import Leaf, map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """JPEG images to arrays, with Pillow's exact pixels, in C++."""
 
-from fastload.vision.calibrate import Calibration, calibrate
+from fastload.pipeline.calibration import Calibration, calibrate
 from fastload.vision.codec import JpegInfo, decode, decode_batch, jpeg_info
 from fastload.vision.errors import DecodeError
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 import numpy as np
 from PIL import Image
 
+from fastload.pipeline.calibration import FILTERS, calibrate
 from fastload.vision._pools import pool_of
-from fastload.vision.calibrate import FILTERS, calibrate
 from fastload.vision.errors import DecodeError
 
 if TYPE_CHECKING:

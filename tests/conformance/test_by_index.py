@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core, verify
-from fastload.engines.by_index import seed_for_index
+from fastload.engines.sample_seeding import seed_for_index
 
 OWN = {"device": "cpu", "rng": "index"}
 

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader, device_iterator, lowered
+from fastload import FastLoader
+from fastload._batch import as_inference_tensors
 from fastload.device.transfer import Transfer
-from fastload.host import as_inference_tensors
+from fastload.engines import device_iterator, iterators
 
 MODES = (False, True, True, False)
 
@@ -97,8 +98,8 @@ def test_native_batches_in_host_memory(folder, monkeypatch, pin_memory):
 @pytest.mark.parametrize("device_prefetch", [0, 1])
 def test_native_batches_on_a_device(folder, monkeypatch, device_prefetch):
     simulated.install(monkeypatch)
-    monkeypatch.setattr(lowered, "Transfer", simulated.SimulatedTransfer)
-    monkeypatch.setattr(lowered, "has_streams", lambda device: False)
+    monkeypatch.setattr(iterators, "Transfer", simulated.SimulatedTransfer)
+    monkeypatch.setattr(iterators, "has_streams", lambda device: False)
     own = {"device": "cuda", "accelerate": "require", "device_prefetch": device_prefetch}
     torch.manual_seed(0)
     theirs = list(DataLoader(ImageFolder(folder, train_v1()), 3, num_workers=1))

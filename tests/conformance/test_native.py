@@ -15,7 +15,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
 from torchvision.datasets.folder import default_loader
 
 from fastload import FastLoader
-from fastload.engines import native
+from fastload.engines import decode_threads
 
 NATIVE = {"device": "cpu", "accelerate": "require"}
 
@@ -274,7 +274,7 @@ def test_what_is_not_lowered_runs_in_the_workers(folder, monkeypatch, name):
     """Nothing native is as much as made, and the batches are torch's."""
     if name == "patched class":
         monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(lambda *_: (3, 0, 25, 20)))
-    monkeypatch.setattr(native.NativeIterator, "__init__", lambda *_, **__: pytest.fail("something is native"))
+    monkeypatch.setattr(decode_threads.NativeIterator, "__init__", lambda *_, **__: pytest.fail("something is native"))
     dataset_of = lambda: ImageFolder(folder, v1.Compose(NOT_LOWERED[name]()))  # noqa: E731
     arguments = {"batch_size": 5, "num_workers": 2, "shuffle": True}
     ours, theirs = both(dataset_of, FastLoader, {"device": "cpu"}, **arguments)

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.engines import auto, threads
-from fastload.engines.auto import NATIVE_STREAMS, AutoWorkers
+from fastload.autoscale import policy, threads
+from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers
 
 COUNT = 96
 
@@ -26,7 +26,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture
 def six_cores(monkeypatch):
-    monkeypatch.setattr(auto, "usable_cpus", lambda: 6)
+    monkeypatch.setattr(policy, "usable_cpus", lambda: 6)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
 
@@ -65,7 +65,7 @@ def test_epochs_are_torchs_with_eight_workers_whatever_the_threads_do(dataset, s
 def test_the_number_of_cores_shows_in_no_batch(dataset, monkeypatch):
     epochs = []
     for cores in (1, 5):
-        monkeypatch.setattr(auto, "usable_cpus", lambda cores=cores: cores)
+        monkeypatch.setattr(policy, "usable_cpus", lambda cores=cores: cores)
         torch.manual_seed(4)
         with make(dataset) as loader:
             epochs.append(copies(loader))

@@ -36,7 +36,7 @@ from torchvision.transforms import functional
 from fastload import FastLoader
 from fastload.engines import sample_process
 from fastload.engines.sample_process import SampleProcess
-from fastload.vision.recipe import read_recipe
+from fastload.pipeline.reader import read_recipe
 
 NATIVE = {"device": "cpu", "accelerate": "require"}
 RUN = {"batch_size": 3, "num_workers": 2, "shuffle": True}

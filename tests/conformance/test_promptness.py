@@ -21,7 +21,8 @@ from roads import simulated
 from roads.datasets import Gated, Images, Numbers, collect
 from torch.utils.data import Dataset
 
-from fastload import FastLoader, device_iterator
+from fastload import FastLoader
+from fastload.engines import device_iterator
 from fastload.engines.workers import SWITCH_S
 
 WAIT_S = 60  # longer than any machine takes, short of the test's own limit

@@ -93,7 +93,7 @@ def test_every_name_is_fastloader_and_isinstance_holds_in_every_direction(folder
         from torch.utils.data import DataLoader
         import torch.utils.data.dataloader
         import fastload
-        from fastload.standin import TorchDataLoader
+        from fastload.commands.run.patch import TorchDataLoader
 
         assert DataLoader is torch.utils.data.DataLoader is torch.utils.data.dataloader.DataLoader
         assert issubclass(DataLoader, fastload.FastLoader) and DataLoader is not TorchDataLoader
@@ -145,7 +145,7 @@ def test_options_are_the_defaults_of_fastloaders_own_arguments(folder):
         import torch
         from torch.utils.data import DataLoader
         from fastload import FastLoader
-        from fastload.standin import TorchDataLoader
+        from fastload.commands.run.patch import TorchDataLoader
 
         expected = dict(device="cpu", memory_format=torch.contiguous_format, dtype=torch.bfloat16, device_prefetch=3,
                         accelerate="off", max_pinned_bytes=1000)
@@ -193,11 +193,11 @@ def test_fastloads_own_modules_keep_torchs_dataloader(folder):
         import torch.utils.data
         import fastload
         for module in pkgutil.walk_packages(fastload.__path__, "fastload."):
-            if "bench" not in module.name and "_bootstrap" not in module.name and not module.name.endswith("__main__"):
+            if "bench" not in module.name and "bootstrap" not in module.name and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
         holders = [name for name, module in sys.modules.items() if name.startswith("fastload")
                    and torch.utils.data.DataLoader in [v for v in vars(module).values() if isinstance(v, type)]]
-        assert holders == [] or holders == ["fastload.standin"], holders
+        assert holders == [] or holders == ["fastload.commands.run.patch"], holders
         """,
     )
 

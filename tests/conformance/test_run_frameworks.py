@@ -36,7 +36,7 @@ def test_what_accelerate_prepares_keeps_a_fastloader_and_its_own_behaviour(tmp_p
         from accelerate.data_loader import DataLoaderShard
         from torch.utils.data import DataLoader
         from fastload import FastLoader
-        from fastload.standin import TorchDataLoader
+        from fastload.commands.run.patch import TorchDataLoader
 
         assert accelerate.data_loader.DataLoader is DataLoader
         data = torch.arange(10.0)

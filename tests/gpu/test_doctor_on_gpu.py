@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastload._checks_gpu import find_link, measure_copy
-from fastload.doctor import doctor
+from fastload.commands.doctor.checks_gpu import find_link, measure_copy
+from fastload.commands.doctor.doctor import doctor
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastload.device import epilogue, kernels
-from fastload.device.epilogue import NormalizeTable, apply_table
+from fastload.device import normalize, nvrtc
+from fastload.device.normalize import NormalizeTable, apply_table
 
 pytestmark = pytest.mark.gpu
 
@@ -60,14 +60,14 @@ def only_the_kernel(monkeypatch) -> None:
     """A fallback would hide that there is no kernel."""
     if not HAS_CUDA_CORE:
         pytest.skip("needs cuda.core")
-    assert kernels.unavailable(torch.device("cuda"), torch.float32, 3) is None
-    look_up = epilogue.look_up
+    assert nvrtc.unavailable(torch.device("cuda"), torch.float32, 3) is None
+    look_up = normalize.look_up
 
     def refuse(images, table, memory_format):
         assert not images.is_cuda, "the kernel was not used"
         return look_up(images, table, memory_format)
 
-    monkeypatch.setattr(epilogue, "look_up", refuse)
+    monkeypatch.setattr(normalize, "look_up", refuse)
 
 
 @pytest.mark.usefixtures("only_the_kernel")
@@ -182,9 +182,9 @@ def test_the_table_is_uploaded_once_and_not_reused_while_it_is_read():
 @needs_cuda_core
 def test_each_kernel_is_compiled_once(monkeypatch):
     compiled = []
-    compile_kernel = kernels._compile
-    monkeypatch.setattr(kernels, "_loaded", kernels._Loaded())
-    monkeypatch.setattr(kernels, "_compile", lambda *key: compiled.append(key) or compile_kernel(*key))
+    compile_kernel = nvrtc._compile
+    monkeypatch.setattr(nvrtc, "_loaded", nvrtc._Loaded())
+    monkeypatch.setattr(nvrtc, "_compile", lambda *key: compiled.append(key) or compile_kernel(*key))
     images = random_images(2, 8, 8, 3).cuda()
     for layout in LAYOUTS:
         for dtype in (*DTYPES, *DTYPES):
@@ -196,19 +196,19 @@ def test_each_kernel_is_compiled_once(monkeypatch):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_same_bits_without_cuda_core(monkeypatch, layout, dtype):
     monkeypatch.setitem(sys.modules, "cuda.core", None)
-    monkeypatch.setattr(kernels, "_loaded", kernels._Loaded())
+    monkeypatch.setattr(nvrtc, "_loaded", nvrtc._Loaded())
     images = random_images(3, 33, 17, 3)
     table = random_table(3, dtype)
     assert_same(apply_table(images.cuda(), table, layout), images, table, layout)
-    assert "pip install 'fastload[cuda]'" in kernels.unavailable(torch.device("cuda"), dtype, 3)
+    assert "pip install 'fastload[cuda]'" in nvrtc.unavailable(torch.device("cuda"), dtype, 3)
 
 
 @needs_cuda_core
 def test_the_same_bits_when_the_compilation_fails(monkeypatch, tmp_path):
-    broken = tmp_path / "epilogue.cu"
+    broken = tmp_path / "normalize.cu"
     broken.write_text("this is not CUDA")
-    monkeypatch.setattr(kernels, "SOURCE", broken)
-    monkeypatch.setattr(kernels, "_loaded", kernels._Loaded())
+    monkeypatch.setattr(nvrtc, "SOURCE", broken)
+    monkeypatch.setattr(nvrtc, "_loaded", nvrtc._Loaded())
     images = random_images(3, 33, 17, 3)
     table = random_table(3, torch.float32)
     with pytest.warns(RuntimeWarning, match="the kernel cannot be compiled"):

@@ -12,8 +12,8 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, prefetch_to_device
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.insight.verdict import Bottleneck
-from fastload.tune import Tuner
+from fastload.commands.tune import Tuner
+from fastload.stats.verdict import Bottleneck
 
 pytestmark = pytest.mark.gpu
 

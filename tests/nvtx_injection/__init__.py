@@ -2,7 +2,7 @@
 
     from nvtx_injection import run_traced
 
-    trace = run_traced("from fastload._nvtx import stage\nwith stage('h2d', 3): pass", tmp_path)
+    trace = run_traced("from fastload.nvtx.stages import stage\nwith stage('h2d', 3): pass", tmp_path)
     assert [r.name for r in trace.ranges()] == ["h2d"]
 
 The tool is ``injection.c``, built on first use with the C compiler and the NVTX headers that torch's NVIDIA packages

@@ -11,10 +11,10 @@ from photos import MEAN, STD, make_folder
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from fastload.engines.iterators import _host_images
+from fastload.engines.parity_check import check_recipe
 from fastload.engines.sample_process import SampleProcess
-from fastload.engines.selfcheck import check_recipe
-from fastload.lowered import _host_images
-from fastload.vision.recipe import Refusal, read_recipe
+from fastload.pipeline.reader import Refusal, read_recipe
 
 SIDES = st.integers(1, 70)
 MODES = st.sampled_from(list(v1.InterpolationMode))

@@ -22,9 +22,9 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 import fastload
-from fastload.engines.arrivals import NONE_FREE
+from fastload._batch import map_leaves
+from fastload.engines.copy_scheduler import NONE_FREE
 from fastload.engines.workers import Collate
-from fastload.host import map_leaves
 from fastload.memory import packing
 from fastload.memory.packing import Packed, Packer, collate_into, unpack
 from fastload.memory.slots import SlotPool, SlotWriter

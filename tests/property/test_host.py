@@ -19,7 +19,7 @@ from roads import assert_same
 from roads.batches import Bag, Frozen, Movable, Opaque, Record, Stack
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from fastload.host import Leaf, map_leaves
+from fastload._batch import Leaf, map_leaves
 
 TUPLE_TYPE = type(pin_memory((1,)))
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jpeg_writer import FACTORS, write_jpeg
 from PIL import Image
 
+from fastload.pipeline.calibration import FILTERS
 from fastload.vision import decode
-from fastload.vision.calibrate import FILTERS
 
 EXAMPLES = int(os.environ.get("FASTLOAD_EXAMPLES", "250"))
 # Around block and MCU sizes, where the decoder's special cases are.

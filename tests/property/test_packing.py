@@ -18,7 +18,7 @@ from roads import assert_same
 from roads.batches import Bag, Frozen, Opaque, Pair, Record, Row, Stack
 from roads.tensors import Subclass, dense, made, seen, slot
 
-from fastload.host import map_leaves
+from fastload._batch import map_leaves
 from fastload.memory import packing
 from fastload.memory.packing import ALIGNMENT, DoesNotFitError, Packer, Ref, packed_bytes, unpack
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from fastload import device_iterator, lowered, options
-from fastload import runtime as runtime_module
+from fastload import _state as runtime_module
+from fastload import options
+from fastload._batch import map_leaves
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.host import map_leaves
+from fastload.engines import device_iterator, iterators
 from fastload.memory.slots import SlotPool
 
 
@@ -52,5 +53,5 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 def install_native(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The same for native batches. Returns the loader's own arguments that it takes: nothing can be pinned here."""
     install(monkeypatch)
-    monkeypatch.setattr(lowered, "Transfer", SimulatedTransfer)
+    monkeypatch.setattr(iterators, "Transfer", SimulatedTransfer)
     return {"device": "cuda", "max_pinned_bytes": 0}

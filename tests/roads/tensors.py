@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.host import map_leaves
+from fastload._batch import map_leaves
 from fastload.memory.packing import ALIGNMENT, is_packable
 
 

@@ -14,8 +14,8 @@ from jpeg_writer import FACTORS, segment, write_jpeg
 from photos import jpeg, pixels
 from PIL import Image, ImageCms
 
+from fastload.pipeline.calibration import FILTERS
 from fastload.vision import DecodeError, decode
-from fastload.vision.calibrate import FILTERS
 
 from .outcome import Outcome, Setting
 

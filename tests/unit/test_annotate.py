@@ -16,7 +16,8 @@ from costs import in_calls
 from nvtx_injection import run_traced
 
 import fastload
-from fastload import _nvtx, annotate
+from fastload import annotate
+from fastload.nvtx import stages
 
 KINDS = """
 import asyncio, contextlib, functools
@@ -659,7 +660,7 @@ def test_compiled_code_goes_through_an_annotated_function():
         assert inside(torch.ones(1)).item() == 26
 
 
-@pytest.mark.skipif(_nvtx.active(), reason="a profiler is attached to the tests themselves")
+@pytest.mark.skipif(stages.active(), reason="a profiler is attached to the tests themselves")
 def test_without_a_tool_a_call_costs_next_to_nothing_more():
     def once():
         Sample.static(1)

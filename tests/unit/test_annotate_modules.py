@@ -14,9 +14,9 @@ import torch
 from nvtx_injection import run_traced
 from torch import nn
 
-from fastload import _nvtx, annotate_modules
-from fastload.insight import backward
-from fastload.insight.modules import hook_while_profiling
+from fastload import annotate_modules
+from fastload.nvtx import autograd, stages
+from fastload.nvtx.modules import hook_while_profiling
 
 MODELS = """
 import copy, sys, threading, warnings
@@ -541,7 +541,7 @@ def test_copies_and_files_of_an_annotated_model():
     assert "Sequential" not in [event.name for event in profile.events()]
 
 
-@pytest.mark.skipif(_nvtx.active(), reason="a profiler is attached to the tests themselves")
+@pytest.mark.skipif(stages.active(), reason="a profiler is attached to the tests themselves")
 def test_without_a_tool_the_model_is_not_even_hooked():
     model = Residual()
     before = everything(model)
@@ -586,8 +586,8 @@ def test_a_wrong_argument_says_what_a_right_one_is(arguments, error, message):
 def test_the_wait_for_autograds_threads_is_a_backward_pass_whatever_the_mode(monkeypatch, without_gradients):
     ran = []
     real = torch.Tensor.backward
-    monkeypatch.setattr(backward, "_hooked_on", {torch.device("cpu")})
+    monkeypatch.setattr(autograd, "_hooked_on", {torch.device("cpu")})
     monkeypatch.setattr(torch.Tensor, "backward", lambda self: (real(self), ran.append(self.device)))
     with without_gradients():
-        backward._settle()
+        autograd._settle()
     assert ran == [torch.device("cpu")]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from roads import raised_by
 
-from fastload.engines import arrivals as arrivals_module
-from fastload.engines.arrivals import Arrival, Arrivals
-from fastload.host import HostBatch
+from fastload._batch import HostBatch
+from fastload.engines import copy_scheduler as arrivals_module
+from fastload.engines.copy_scheduler import Arrival, Arrivals
 
 WAIT_S = 30  # only ever waited for by a test that is about to fail
 

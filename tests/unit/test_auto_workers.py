@@ -22,10 +22,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from fastload import FastLoader
-from fastload.engines import auto, trial
-from fastload.engines.auto import AutoWorkers, Sizing, choose_processes, cores_for_loading, workers_needed
-from fastload.engines.trial import Trial, run_trial
-from fastload.insight.stats import Totals, make_stats
+from fastload.autoscale import policy, probe
+from fastload.autoscale.policy import AutoWorkers, Sizing, choose_processes, cores_for_loading, workers_needed
+from fastload.autoscale.probe import Trial, run_trial
+from fastload.stats.stats import Totals, make_stats
 
 
 class Costly(Dataset):
@@ -68,7 +68,7 @@ def cores(monkeypatch):
     """Lets a test say how many cores there are."""
 
     def set_cores(count):
-        monkeypatch.setattr(auto, "usable_cpus", lambda: count)
+        monkeypatch.setattr(policy, "usable_cpus", lambda: count)
         monkeypatch.setattr(DataLoader, "check_worker_number_rationality", lambda self: None)
 
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
@@ -184,8 +184,8 @@ def test_a_worker_that_dies_in_the_trial_is_no_error_of_the_trial(cores):
 
 
 def test_samples_slower_than_the_trial_get_all_cores(cores, monkeypatch):
-    monkeypatch.setattr(trial, "_FIRST_BATCH_S", 0.2)
-    monkeypatch.setattr(trial, "_GRACE_S", 0.5)
+    monkeypatch.setattr(probe, "_FIRST_BATCH_S", 0.2)
+    monkeypatch.setattr(probe, "_GRACE_S", 0.5)
     begun = time.perf_counter()
     assert run_trial(FastLoader(Costly(4, 60.0), num_workers="auto")) is None
     assert time.perf_counter() - begun < 10
@@ -208,7 +208,7 @@ class Locked(Costly):
 
 
 def test_the_trial_is_not_ended_in_the_middle_of_a_sample(cores, monkeypatch):
-    monkeypatch.setattr(trial, "_FIRST_BATCH_S", 0.5)
+    monkeypatch.setattr(probe, "_FIRST_BATCH_S", 0.5)
     dataset = Locked(40, 0.4)
     begun = time.perf_counter()
     assert run_trial(FastLoader(dataset, batch_size=20, num_workers="auto")) is None
@@ -260,7 +260,7 @@ def test_a_tiny_dataset_gets_no_more_workers_than_it_has_batches(cores):
 
 def test_breaking_off_leaves_nothing_and_the_next_epoch_does_not_try_again(cores, monkeypatch):
     trials = []
-    monkeypatch.setattr(auto, "run_trial", lambda loader: trials.append(loader) or Trial(4, 0.01, 0.02, 100))
+    monkeypatch.setattr(policy, "run_trial", lambda loader: trials.append(loader) or Trial(4, 0.01, 0.02, 100))
     loader = FastLoader(Costly(40), batch_size=2, num_workers="auto")
     for _ in range(3):
         for _ in loader:
@@ -287,7 +287,7 @@ def rebuilt(loader, kind=FastLoader):
 
 def test_frameworks_that_rebuild_the_loader_keep_what_was_chosen(cores, monkeypatch):
     trials = []
-    monkeypatch.setattr(auto, "run_trial", lambda loader: trials.append(1) or Trial(4, 0.5, 1.0, 100))
+    monkeypatch.setattr(policy, "run_trial", lambda loader: trials.append(1) or Trial(4, 0.5, 1.0, 100))
     loader = FastLoader(Costly(60), batch_size=2, num_workers="auto", persistent_workers=True)
     early = rebuilt(loader)
     next(iter(early))
@@ -458,7 +458,7 @@ def test_fewer_that_turn_out_slower_are_taken_back(cores):
 def test_an_epoch_is_judged_by_the_processes_that_it_had(cores, monkeypatch):
     cores(3)
     seen = []
-    monkeypatch.setattr(auto, "consumption", lambda epoch, processes: seen.append((epoch.workers, processes)))
+    monkeypatch.setattr(policy, "consumption", lambda epoch, processes: seen.append((epoch.workers, processes)))
     with FastLoader(Costly(64, 0.005), batch_size=2, num_workers="auto") as loader:
         for _ in range(2):
             list(loader)

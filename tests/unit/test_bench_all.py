@@ -13,7 +13,7 @@ pytest.importorskip("rich")
 from fastload.bench import _peers, peers
 from fastload.bench import all as every
 from fastload.bench._setup import add_peer_arguments
-from fastload.cli import BENCH
+from fastload.commands.cli import BENCH
 
 
 def arguments(*given: str) -> argparse.Namespace:

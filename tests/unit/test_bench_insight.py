@@ -12,9 +12,11 @@ from roads import simulated
 from roads.simulated import SimulatedTransfer
 from torch.utils.data import Dataset
 
-from fastload import FastLoader, cli, device_iterator
+from fastload import FastLoader
 from fastload.bench import _overhead
 from fastload.bench._overhead import Compared, interval_of_median, stages_of_a_batch, stats_of_a_batch, without_stats
+from fastload.commands import cli
+from fastload.engines import device_iterator
 
 CPU = torch.device("cpu")
 

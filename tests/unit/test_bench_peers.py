@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
-from fastload import cli
 from fastload.bench import _peers, _ranks, _rungs, loaders, multigpu, peers, train
 from fastload.bench._outputs import _wrong
 from fastload.bench.contenders import _processes, _serve, fastload_loaders
@@ -26,6 +25,7 @@ from fastload.bench.contenders._registry import Tolerance
 from fastload.bench.contenders._remote import ContenderError, Remote, Surroundings
 from fastload.bench.memory import host_bytes
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.commands import cli
 
 
 def memory(**given: int) -> _processes.Memory:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from fastload import FastLoader, cli
+from fastload import FastLoader
+from fastload.autoscale.throughput import Rate
 from fastload.bench import tune
 from fastload.bench._measure import Spread
 from fastload.bench.tune import Contender, Products, Workload, counts_up_to, evaluate, measure, settle, workers_of
-from fastload.rates import Rate
+from fastload.commands import cli
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,16 @@ import os
 import pytest
 import torch
 
-from fastload import _checks_gpu
-from fastload._checks_gpu import Link, check_copy, check_cuda, check_nsight, find_nsight, link_from_smi, link_from_sysfs
+from fastload.commands.doctor import checks_gpu
+from fastload.commands.doctor.checks_gpu import (
+    Link,
+    check_copy,
+    check_cuda,
+    check_nsight,
+    find_nsight,
+    link_from_smi,
+    link_from_sysfs,
+)
 
 DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version: 12\n"
 OLD_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19\n"
@@ -135,8 +143,8 @@ class TestCopy:
     def copy(self, monkeypatch):
         def prepare(pinned, pageable, link):
             monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-            monkeypatch.setattr(_checks_gpu, "measure_copy", lambda device, repeats: (pinned, pageable))
-            monkeypatch.setattr(_checks_gpu, "find_link", lambda device: link)
+            monkeypatch.setattr(checks_gpu, "measure_copy", lambda device, repeats: (pinned, pageable))
+            monkeypatch.setattr(checks_gpu, "find_link", lambda device: link)
             return check_copy()
 
         return prepare
@@ -170,7 +178,7 @@ class TestCopy:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128 MiB.\nmore")
 
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(_checks_gpu, "measure_copy", full)
+        monkeypatch.setattr(checks_gpu, "measure_copy", full)
         check = check_copy()
         assert check.status == "warning"
         assert check.finding == "not measured: CUDA out of memory. Tried to allocate 128 MiB."
@@ -231,4 +239,4 @@ class TestNsight:
 
 def test_a_tool_that_hangs_is_given_up(empty_path):
     tool(empty_path / "nvidia-smi", "exec /bin/sleep 60")
-    assert _checks_gpu._output("nvidia-smi", timeout_s=0.2) is None
+    assert checks_gpu._output("nvidia-smi", timeout_s=0.2) is None

@@ -11,8 +11,9 @@ import types
 import pytest
 
 import fastload
-from fastload import cli, run
-from fastload.cli import Command, Group
+from fastload.commands import cli
+from fastload.commands.cli import Command, Group
+from fastload.commands.run import script
 
 
 def leaves(table, prefix=()):
@@ -46,7 +47,7 @@ def test_a_command_is_imported_only_when_chosen():
     code = (
         "import sys, fastload\n"
         "before = set(sys.modules)\n"  # what is public is there already, fastload.verify for one
-        f"import fastload.cli\nprint({modules!r} & (sys.modules.keys() - before))"
+        f"import fastload.commands.cli\nprint({modules!r} & (sys.modules.keys() - before))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -128,8 +129,8 @@ def started(monkeypatch):
     def execve(executable, argv, environment):
         raise Started(executable, argv, environment)
 
-    monkeypatch.setattr(run.os, "execve", execve)
-    monkeypatch.setattr(run, "_interpreter_options", list)
+    monkeypatch.setattr(script.os, "execve", execve)
+    monkeypatch.setattr(script, "_interpreter_options", list)
     monkeypatch.delenv("PYTHONPATH", raising=False)
 
     def start(*argv):
@@ -161,7 +162,7 @@ def test_run_leaves_the_program_and_its_arguments_alone(started, given, program)
 
 
 def test_run_puts_its_folder_on_the_search_path_once(started, monkeypatch):
-    folder = str(run.BOOTSTRAP)
+    folder = str(script.BOOTSTRAP)
     assert started("a.py")[1]["PYTHONPATH"] == folder
     monkeypatch.setenv("PYTHONPATH", f"/one:{folder}:/two")
     assert started("a.py")[1]["PYTHONPATH"] == f"{folder}:/one:/two"

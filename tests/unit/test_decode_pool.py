@@ -20,7 +20,8 @@ from PIL import Image
 from torchvision import transforms
 
 from fastload import _core
-from fastload.vision import calibrate, decode_batch
+from fastload.pipeline import calibration
+from fastload.vision import decode_batch
 from fastload.vision._pools import close_pools
 
 SIDE = 24
@@ -69,7 +70,7 @@ def room(count: int) -> NDArray[np.uint8]:
 
 
 def pass_rule() -> str:
-    return calibrate().pass_rule or "horizontal_first"
+    return calibration().pass_rule or "horizontal_first"
 
 
 def finish(job: _core.Job, *, timeout: float = 30.0) -> list[str]:

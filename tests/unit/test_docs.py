@@ -47,7 +47,7 @@ def test_examples_in_docstrings_are_right(name: str) -> None:
 
 
 def test_the_loader_has_an_example() -> None:
-    assert {"fastload.loader", "fastload.device.prefetch"} <= set(modules_with_examples())
+    assert {"fastload.loader", "fastload.prefetch"} <= set(modules_with_examples())
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
-from fastload import _checks, _checks_pil, _machine
-from fastload._checks import Check
+from fastload import _machine
 from fastload._machine import CpuBudget, MemoryBudget
-from fastload.doctor import Report, add_arguments, doctor, main
+from fastload.commands.doctor import checks, checks_pil
+from fastload.commands.doctor.checks import Check
+from fastload.commands.doctor.doctor import Report, add_arguments, doctor, main
 
 GIB = 2**30
 ALWAYS = [
@@ -91,7 +92,7 @@ def test_the_command_prints_json_and_nothing_else():
 def test_a_core_that_does_not_load_is_reported_with_exit_status_1():
     code = (
         "import sys; sys.modules['fastload._core'] = None\n"
-        "from fastload.cli import main; sys.exit(main(['doctor', '--json', '--no-measure']))"
+        "from fastload.commands.cli import main; sys.exit(main(['doctor', '--json', '--no-measure']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
@@ -135,7 +136,7 @@ def test_a_check_that_fails_does_not_hide_the_others(monkeypatch):
     def broken():
         raise OSError("no such thing")
 
-    monkeypatch.setattr(_checks, "check_cpu", broken)
+    monkeypatch.setattr(checks, "check_cpu", broken)
     found = doctor(measure=False)
     assert "OSError: no such thing" in found["cpu"].finding
     assert found["cpu"].remedy
@@ -144,7 +145,7 @@ def test_a_check_that_fails_does_not_hide_the_others(monkeypatch):
 
 def test_a_quota_below_the_machine_is_noted(monkeypatch):
     monkeypatch.setattr(_machine, "cpu_budget", lambda: CpuBudget(64, 64, 4.0))
-    check = _checks.check_cpu()
+    check = checks.check_cpu()
     assert check.status == "note"
     assert check.finding.startswith("4 usable (machine 64")
     assert "more than 4 workers" in check.remedy
@@ -152,13 +153,13 @@ def test_a_quota_below_the_machine_is_noted(monkeypatch):
 
 def test_a_single_core_is_a_problem(monkeypatch):
     monkeypatch.setattr(_machine, "cpu_budget", lambda: CpuBudget(1, 1, None))
-    assert _checks.check_cpu().status == "warning"
+    assert checks.check_cpu().status == "warning"
 
 
 @pytest.mark.parametrize(("usable", "status"), [(GIB, "warning"), (64 * GIB, "ok")])
 def test_little_memory_is_a_problem(monkeypatch, usable, status):
     monkeypatch.setattr(_machine, "memory_budget", lambda: MemoryBudget(64 * GIB, 64 * GIB, usable))
-    assert _checks.check_memory().status == status
+    assert checks.check_memory().status == status
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_little_memory_is_a_problem(monkeypatch, usable, status):
 )
 def test_small_shared_memory_is_a_problem(monkeypatch, found, status):
     monkeypatch.setattr(_machine, "shared_memory_bytes", lambda: found)
-    check = _checks.check_shared_memory()
+    check = checks.check_shared_memory()
     assert check.status == status
     if status == "warning" and found:
         assert "--shm-size" in check.remedy
@@ -185,39 +186,39 @@ def test_small_shared_memory_is_a_problem(monkeypatch, found, status):
 )
 def test_few_descriptors_are_noted(monkeypatch, limits, status, remedy):
     monkeypatch.setattr(_machine, "file_descriptor_limits", lambda: limits)
-    check = _checks.check_descriptors()
+    check = checks.check_descriptors()
     assert check.status == status
     assert (remedy is None and check.remedy is None) or remedy in check.remedy
 
 
 def test_an_old_torch_is_reported(monkeypatch):
     monkeypatch.setattr("torch.__version__", "2.10.1+cu128")
-    check = _checks.check_torch()
+    check = checks.check_torch()
     assert check.status == "missing"
     assert "torch>=2.11" in check.remedy
 
 
 def test_a_torchvision_that_does_not_belong_to_torch_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    check = _checks.check_torchvision()
+    check = checks.check_torchvision()
     assert check.status == "missing"
     assert "in one command" in check.remedy
 
 
 @pytest.mark.parametrize("version", [None, "0.2.12"])
 def test_an_nvtx_that_is_absent_or_too_old_is_reported(monkeypatch, version):
-    monkeypatch.setattr(_checks, "package_version", lambda name: version)
-    check = _checks.check_nvtx()
+    monkeypatch.setattr(checks, "package_version", lambda name: version)
+    check = checks.check_nvtx()
     assert check.status == "warning"
     assert "nvtx>=0.2.13" in check.remedy
 
 
 def installed(monkeypatch, **versions):
-    monkeypatch.setattr(_checks_pil, "package_version", lambda name: versions.get(name.replace("-", "_")))
+    monkeypatch.setattr(checks_pil, "package_version", lambda name: versions.get(name.replace("-", "_")))
 
 
 def test_pillow_s_speed_is_measured_and_its_parts_add_up():
-    speed = _checks_pil.measure_pil()
+    speed = checks_pil.measure_pil()
     assert 45_000 < speed["jpeg_bytes"] < 65_000, "as large as a photograph of its size"
     assert 1 / speed["images_per_s"] == pytest.approx(1 / speed["decode_per_s"] + 1 / speed["resize_per_s"])
     assert speed["resize_share"] == pytest.approx(speed["images_per_s"] / speed["resize_per_s"])
@@ -228,17 +229,17 @@ def test_nothing_is_wrong_with_pillow_itself(monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr("PIL.__version__", "13.0.0")
     installed(monkeypatch, pillow="13.0.0")
-    monkeypatch.setattr(_checks_pil, "measure_pil", lambda: {"images_per_s": 500.0, "resize_share": 0.5})
-    check = _checks_pil.check_pil()
+    monkeypatch.setattr(checks_pil, "measure_pil", lambda: {"images_per_s": 500.0, "resize_share": 0.5})
+    check = checks_pil.check_pil()
     assert (check.status, check.remedy) == ("ok", None)
     assert "500 images/s" in check.finding
-    assert "images/s" not in _checks_pil.check_pil(measure=False).finding
+    assert "images/s" not in checks_pil.check_pil(measure=False).finding
 
 
 def test_pillow_simd_is_recognized_and_said_to_give_other_bits(monkeypatch):
     monkeypatch.setattr("PIL.__version__", "12.1.1.post0")
     installed(monkeypatch, pillow_simd="12.1.1.post0")
-    check = _checks_pil.check_pil(measure=False)
+    check = checks_pil.check_pil(measure=False)
     assert check.status == "note"
     assert "2.1% of the values differed" in check.remedy
     assert check.finding.startswith("Pillow-SIMD 12.1.1.post0, libjpeg-turbo ")
@@ -247,7 +248,7 @@ def test_pillow_simd_is_recognized_and_said_to_give_other_bits(monkeypatch):
 
 def test_both_pillows_in_one_folder_are_a_problem(monkeypatch):
     installed(monkeypatch, pillow="13.0.0", pillow_simd="12.1.1.post0")
-    check = _checks_pil.check_pil(measure=False)
+    check = checks_pil.check_pil(measure=False)
     assert check.status == "warning"
     assert "make unsimd" in check.remedy
 
@@ -257,18 +258,18 @@ def test_a_pillow_on_plain_libjpeg_is_a_problem(monkeypatch):
 
     real = features.check
     monkeypatch.setattr(features, "check", lambda name: name != "libjpeg_turbo" and real(name))
-    assert "vector code" in _checks_pil.check_pil(measure=False).remedy
+    assert "vector code" in checks_pil.check_pil(measure=False).remedy
 
 
 def test_a_pillow_without_jpeg_does_not_do(monkeypatch):
     from PIL import features
 
     monkeypatch.setattr(features, "check", lambda name: False)
-    assert _checks_pil.check_pil().status == "missing"
+    assert checks_pil.check_pil().status == "missing"
 
 
 @pytest.mark.parametrize(
     ("version", "numbers"), [("2.11.0+cu130", (2, 11, 0)), ("2.12.0a0", (2, 12)), ("0.2.13", (0, 2, 13))]
 )
 def test_release_reads_the_leading_numbers(version, numbers):
-    assert _checks.release(version) == numbers
+    assert checks.release(version) == numbers

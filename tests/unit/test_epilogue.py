@@ -23,8 +23,8 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from fastload.device import kernels
-from fastload.device.epilogue import NormalizeTable, apply_table, look_up
+from fastload.device import nvrtc
+from fastload.device.normalize import NormalizeTable, apply_table, look_up
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = (torch.channels_last, torch.contiguous_format)
@@ -183,7 +183,7 @@ def test_the_kernels_indices_give_the_same_bits(kernels_on_cpu, memory_format, c
 
 
 def test_the_kernels_source_and_launch_agree_on_the_block():
-    assert f"constexpr unsigned THREADS = {kernels.THREADS};" in kernels.SOURCE.read_text()
+    assert f"constexpr unsigned THREADS = {nvrtc.THREADS};" in nvrtc.SOURCE.read_text()
 
 
 @pytest.mark.parametrize(
@@ -200,13 +200,13 @@ def test_the_kernels_source_and_launch_agree_on_the_block():
     ],
 )
 def test_wide_where_every_address_is_a_multiple(levels, out, plane_px, value_bytes, memory_format, wide):
-    assert kernels.is_wide(levels, out, plane_px, value_bytes, memory_format) is wide
+    assert nvrtc.is_wide(levels, out, plane_px, value_bytes, memory_format) is wide
 
 
 @pytest.fixture
-def loaded(monkeypatch) -> kernels._Loaded:
-    fresh = kernels._Loaded()
-    monkeypatch.setattr(kernels, "_loaded", fresh)
+def loaded(monkeypatch) -> nvrtc._Loaded:
+    fresh = nvrtc._Loaded()
+    monkeypatch.setattr(nvrtc, "_loaded", fresh)
     return fresh
 
 
@@ -225,7 +225,7 @@ def test_a_failed_compilation_is_told_once(monkeypatch, loaded):
         attempts.append(key)
         raise RuntimeError("unsupported architecture")
 
-    monkeypatch.setattr(kernels, "_compile", fail)
+    monkeypatch.setattr(nvrtc, "_compile", fail)
     with pytest.warns(RuntimeWarning, match="same values but slower.*RuntimeError: unsupported architecture"):
         assert loaded.kernel(0, 4, 3, torch.channels_last) is None
     with warnings.catch_warnings():
@@ -243,7 +243,7 @@ def test_a_kernel_that_nobody_waits_for_is_compiled_beside_the_second_batch(monk
         may_end.wait()
         return {torch.channels_last: "the kernel"}
 
-    monkeypatch.setattr(kernels, "_compile", compile_slowly)
+    monkeypatch.setattr(nvrtc, "_compile", compile_slowly)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     assert loaded.kernel(0, 4, 3, torch.channels_last, wait=False) is None
     assert not compiled
@@ -278,27 +278,27 @@ def test_two_threads_that_ask_at_once_do_not_step_past_the_compilation(monkeypat
 
 
 def test_a_device_without_kernel_is_named():
-    assert kernels.unavailable(torch.device("cpu"), torch.float32, 3) == "the kernel is for CUDA devices"
+    assert nvrtc.unavailable(torch.device("cpu"), torch.float32, 3) == "the kernel is for CUDA devices"
 
 
 def test_what_a_plan_can_know_without_compiling(monkeypatch, loaded):
     device = torch.device("cuda", 0)
-    monkeypatch.setattr(kernels, "_compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("compiled"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert kernels.lacking(device, torch.float32, 3) == "cuda.core is not installed; pip install 'fastload[cuda]'"
-    assert kernels.lacking(torch.device("cpu"), torch.float32, 3) is None
+    assert nvrtc.lacking(device, torch.float32, 3) == "cuda.core is not installed; pip install 'fastload[cuda]'"
+    assert nvrtc.lacking(torch.device("cpu"), torch.float32, 3) is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    assert kernels.lacking(device, torch.float32, 3) is None
+    assert nvrtc.lacking(device, torch.float32, 3) is None
     loaded._failures[0, 4, 3] = "no such architecture"
-    assert kernels.lacking(device, torch.float32, 3) == "no such architecture"
+    assert nvrtc.lacking(device, torch.float32, 3) == "no such architecture"
 
 
 def test_a_kernel_that_cannot_be_compiled_stops_no_loader_where_warnings_are_errors(monkeypatch):
     def fails(*_):
         raise RuntimeError("no such architecture")
 
-    monkeypatch.setattr(kernels, "_compile", fails)
-    loaded = kernels._Loaded()
+    monkeypatch.setattr(nvrtc, "_compile", fails)
+    loaded = nvrtc._Loaded()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loaded._load((0, 4, 3)) is None

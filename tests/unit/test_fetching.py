@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import fetch as torch_fetch
 
 from fastload import FastLoader
-from fastload.insight import looking
-from fastload.insight.loader_report import report
-from fastload.insight.stats import Totals, make_stats
-from fastload.insight.verdict import Bottleneck
+from fastload.stats import stack_sampler
+from fastload.stats.diagnosis import report
+from fastload.stats.stats import Totals, make_stats
+from fastload.stats.verdict import Bottleneck
 
 
 class Numbers(Dataset):
@@ -86,4 +86,4 @@ def test_what_was_seen_of_decoding_stands_when_nobody_looks_any_more():
     ],
 )
 def test_codecs_are_told_from_folders_that_are_called_like_them(path, expected):
-    assert bool(looking._CODECS.search(path)) is expected
+    assert bool(stack_sampler._CODECS.search(path)) is expected

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from handmade import BACKWARD, FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage, starved
 
-from fastload.insight.finder import find
-from fastload.insight.findings import to_dict
-from fastload.insight.recording import Call, kernel_name
+from fastload.profiling.analysis import find
+from fastload.profiling.findings import to_dict
+from fastload.profiling.trace import Call, kernel_name
 
 
 def test_a_device_that_waits_for_its_loader():

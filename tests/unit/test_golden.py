@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fastload.insight import kernels, nsysdb
-from fastload.insight.report import make_report, show
-from fastload.kernels import read_ceilings
-from fastload.kernels import show as show_kernels
+from fastload.commands.kernels import read_ceilings
+from fastload.commands.kernels import show as show_kernels
+from fastload.profiling import ncu, nsys_export
+from fastload.profiling.report import make_report, show
 
 DATA = Path(__file__).parent.parent / "data"
 GOLDEN = DATA / "golden"
@@ -55,7 +55,7 @@ def rounded(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def report():
-    return make_report(nsysdb.read(DATA / "nsys.sqlite"))
+    return make_report(nsys_export.read(DATA / "nsys.sqlite"))
 
 
 def test_the_text_of_a_profile(report):
@@ -70,10 +70,8 @@ def test_the_json_of_a_profile(report):
 
 @pytest.mark.parametrize("by", ["range", "kernel"])
 def test_the_table_of_a_ranges_kernels(by):
-    runs = kernels.read(DATA / "ncu" / "ncu.csv")
+    runs = ncu.read(DATA / "ncu" / "ncu.csv")
     ceilings = read_ceilings(DATA / "ncu")
     console = plain()
-    show_kernels(
-        kernels.sum_up(runs, "forward", ceilings, by), kernels.total(runs, ceilings), ceilings, "forward", console
-    )
+    show_kernels(ncu.sum_up(runs, "forward", ceilings, by), ncu.total(runs, ceilings), ceilings, "forward", console)
     agrees(f"kernels-by-{by}.txt", lines_of(console))

@@ -161,17 +161,17 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
         "from typing import TYPE_CHECKING\n"
         "import torch\n"
         "from fastload import _nvtx, FastLoader\n"
-        "from fastload.host import HostBatch\n"
+        "from fastload._batch import HostBatch\n"
         "if TYPE_CHECKING:\n"
         "    from fastload.plan import Plan\n"
         "def late():\n"
         "    import fastload.device.transfer\n"
     )
-    assert imports_of(source) == {"fastload._nvtx", "fastload", "fastload.host", "fastload.device.transfer"}
-    assert is_below("fastload.loader", "fastload.host")
-    assert not is_below("fastload.host", "fastload.loader")
+    assert imports_of(source) == {"fastload.nvtx.stages", "fastload", "fastload._batch", "fastload.device.transfer"}
+    assert is_below("fastload.loader", "fastload._batch")
+    assert not is_below("fastload._batch", "fastload.loader")
     assert not is_below("fastload.engines.workers", "fastload.device.transfer")
-    assert is_below("fastload.device.prefetch", "fastload.device.transfer")
+    assert is_below("fastload.prefetch", "fastload.device.transfer")
 
 
 @pytest.mark.parametrize("path", sources(), ids=name_of)

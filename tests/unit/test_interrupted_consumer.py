@@ -15,8 +15,8 @@ from roads import simulated
 from roads.datasets import Numbers
 
 from fastload import FastLoader, _interrupts
-from fastload.engines.arrivals import Arrivals
-from fastload.host import HostBatch
+from fastload._batch import HostBatch
+from fastload.engines.copy_scheduler import Arrivals
 from fastload.memory.arena import State, Token
 from fastload.memory.slots import SlotPool, SlotWriter
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from handmade import FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage, starved
 
-from fastload.insight.finder import find
-from fastload.insight.judge import judge
-from fastload.insight.verdict import Bottleneck, Verdict
+from fastload.profiling.analysis import find
+from fastload.profiling.trace_diagnosis import judge
+from fastload.stats.verdict import Bottleneck, Verdict
 
 LOOP = [stage("step", 0, 1000), stage("wait", 0, 900)]
 KERNEL = {"calls": [launch(1, 900, 910)], "kernels": [kernel(8, 0, 1), kernel(1, 910, 1000)]}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fastload import cli, kernels
-from fastload.insight import kernels as tables
-from fastload.insight import roofline
-from fastload.insight.roofline import TENSOR, Ceilings, classify, shares
-from fastload.kernels import read_ceilings
+from fastload.commands import cli, kernels
+from fastload.commands.kernels import read_ceilings
+from fastload.profiling import ncu as tables
+from fastload.profiling import roofline
+from fastload.profiling.roofline import TENSOR, Ceilings, classify, shares
 
 DATA = Path(__file__).parent.parent / "data"
 

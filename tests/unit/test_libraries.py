@@ -29,8 +29,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import _utils as kernels
 
 from fastload import annotate
-from fastload.vision import _libraries
-from fastload.vision.recipe import Recipe, Refusal, read_recipe
+from fastload.pipeline import watched_functions
+from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def replaced(holder, name, value):
 
 
 def looked_at():
-    groups = _libraries._COMMON, _libraries._V2
+    groups = watched_functions._COMMON, watched_functions._V2
     classes = [torch.Tensor, *(cls for group in groups for cls, *_ in group._functions._classes)]
     for space, name, reason in [entry for group in groups for entry in group]:
         yield space if isinstance(space, dict) else next(c for c in classes if vars(c) == space), name, reason
@@ -174,7 +174,7 @@ class Replacement:
 
 
 def test_each_function_that_is_looked_at_is_missed_when_its_code_is_replaced(datasets):
-    for group in (_libraries._COMMON, _libraries._V2):
+    for group in (watched_functions._COMMON, watched_functions._V2):
         for function, (*_, reason) in list(group._functions._bodies.items()):
             code = function.__code__
             function.__code__ = code.replace(co_firstlineno=code.co_firstlineno + 1)
@@ -358,7 +358,7 @@ EARLY = [
 def test_what_was_patched_before_is_told_by_where_it_was_written(monkeypatch, owner, name, value, reason):
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, value, raising=False)
-        group = _libraries._Group(_libraries._MODULES, _libraries._add_names)
+        group = watched_functions._Group(watched_functions._MODULES, watched_functions._add_names)
         assert reason in group.patched()
     assert group.patched() is None
     monkeypatch.setattr(owner, name, value, raising=False)
@@ -367,7 +367,7 @@ def test_what_was_patched_before_is_told_by_where_it_was_written(monkeypatch, ow
 
 def test_entries_that_were_replaced_before_are_seen(registry):
     registry.setitem(Image.OPEN, "JPEG", other_plugin(None))
-    group = _libraries._Group(_libraries._MODULES, _libraries._add_names)
+    group = watched_functions._Group(watched_functions._MODULES, watched_functions._add_names)
     assert "PIL.Image.OPEN['JPEG'] was replaced" in group.patched()
     registry.undo()
     assert group.patched() is None
@@ -376,7 +376,7 @@ def test_entries_that_were_replaced_before_are_seen(registry):
 def test_what_was_merely_kept_there_before_is_no_patch(monkeypatch):
     monkeypatch.setattr(Image.Image, "to_bytes_format", elsewhere, raising=False)
     with annotate("PIL.Image:open"), annotate("torch:rand"):
-        group = _libraries._Group(_libraries._MODULES, _libraries._add_names)
+        group = watched_functions._Group(watched_functions._MODULES, watched_functions._add_names)
         assert group.patched() is None
     assert group.patched() is None
 
@@ -396,7 +396,7 @@ def upright(*args, **kwargs):
     return ImageOps.exif_transpose(original(*args, **kwargs))
 
 Image.open = upright
-from fastload.vision.recipe import Refusal, read_recipe
+from fastload.pipeline.reader import Refusal, read_recipe
 
 dataset = ImageFolder({root!r}, v1.Compose([v1.RandomResizedCrop(8), v1.ToTensor()]))
 
@@ -427,6 +427,6 @@ def test_that_takes_no_time(datasets):
     took = []
     for _ in range(50):
         begun = time.perf_counter()
-        _libraries.check_libraries(v2=True)
+        watched_functions.check_libraries(v2=True)
         took.append(time.perf_counter() - begun)
     assert min(took) < 0.002, "seconds; 0.25 ms on the machine where it was written"

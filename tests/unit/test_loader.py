@@ -12,10 +12,11 @@ from roads import ROADS, raised_by, simulated
 from roads.datasets import Images, Numbers, Pids, collect, first
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from fastload import FastLoader, _nvtx
+from fastload import FastLoader
 from fastload.device.transfer import Transfer
-from fastload.device_iterator import DeviceIterator
-from fastload.insight.stats import Stats
+from fastload.engines.device_iterator import DeviceIterator
+from fastload.nvtx import stages
+from fastload.stats.stats import Stats
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def cuda(monkeypatch):
 @pytest.fixture
 def profiled(monkeypatch):
     """As if a profiler listened, which then hears nothing."""
-    monkeypatch.setattr(_nvtx, "active", lambda: True)
+    monkeypatch.setattr(stages, "active", lambda: True)
 
 
 @pytest.mark.parametrize(

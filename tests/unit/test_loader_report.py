@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fastload.insight import loader_report
-from fastload.insight.loader_report import report
-from fastload.insight.stats import Totals, make_stats
-from fastload.insight.verdict import REMEDIES, Bottleneck
+from fastload.stats import diagnosis
+from fastload.stats.diagnosis import report
+from fastload.stats.stats import Totals, make_stats
+from fastload.stats.verdict import REMEDIES, Bottleneck
 
 BATCHES = 101
 
@@ -305,6 +305,6 @@ def test_shares_add_up_to_the_time_that_was_waited():
 
 
 def test_cores_are_counted_in_words(monkeypatch):
-    monkeypatch.setattr(loader_report, "usable_cpus", lambda: 1)
+    monkeypatch.setattr(diagnosis, "usable_cpus", lambda: 1)
     crowded = stats(fetch=90, made_ms=(95, 1), looked=(0.2, 0.8, 0.9), workers=1)
     assert "(1 worker, 1 core)" in str(report(crowded))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastload.insight import nsight
-from fastload.insight.nsight import NsightError, Recorder
+from fastload.profiling import nsys
+from fastload.profiling.nsys import NsightError, Recorder
 
 INSIDE_COMPUTE = "opt/nvidia/nsight-compute/2025.3.1/host"
 
@@ -50,27 +50,27 @@ def scratch(root, tmp_path):
 
 def test_without_nsys_the_error_says_what_to_install(root, scratch):
     with pytest.raises(NsightError, match=r"nsys .* was not found: install the package nsight-systems-cli"):
-        nsight.find_recorder(scratch, root)
+        nsys.find_recorder(scratch, root)
 
 
 def test_an_nsys_of_its_own_package_records_everything(root, scratch):
-    nsys = tool(root / "opt/nvidia/nsight-systems/2025.3/bin/nsys", RECORDS % 'touch "$output.nsys-rep"')
-    recorder = nsight.find_recorder(scratch, root)
-    assert recorder == Recorder(nsys, None, nsight.TRACES[0])
-    probe = Path(f"{nsys}.log").read_text()
+    executable = tool(root / "opt/nvidia/nsight-systems/2025.3/bin/nsys", RECORDS % 'touch "$output.nsys-rep"')
+    recorder = nsys.find_recorder(scratch, root)
+    assert recorder == Recorder(executable, None, nsys.TRACES[0])
+    probe = Path(f"{executable}.log").read_text()
     assert "--trace=cuda,nvtx,osrt,cudnn,cublas" in probe
     assert "--capture-range" not in probe, "the empty program opens no window"
 
 
 def test_an_nsys_inside_compute_is_helped_by_the_importer(root, scratch):
     """It leaves a .qdstrm and fails; the importer beside it needs its own folder on the library path."""
-    nsys = tool(root / INSIDE_COMPUTE / "target-linux-x64/nsys", RECORDS % 'touch "$output.qdstrm"; exit 1')
+    executable = tool(root / INSIDE_COMPUTE / "target-linux-x64/nsys", RECORDS % 'touch "$output.qdstrm"; exit 1')
     importer = tool(
         root / INSIDE_COMPUTE / "linux-desktop-glibc_2_11_3-x64/QdstrmImporter",
         '[ "$LD_LIBRARY_PATH" = "$(dirname "$0")" ] && touch "${2%.qdstrm}.nsys-rep"',
     )
-    recorder = nsight.find_recorder(scratch, root)
-    assert (recorder.nsys, recorder.importer) == (nsys, importer)
+    recorder = nsys.find_recorder(scratch, root)
+    assert (recorder.nsys, recorder.importer) == (executable, importer)
 
 
 def test_a_missing_library_is_named_with_its_package(root, scratch):
@@ -80,25 +80,25 @@ def test_a_missing_library_is_named_with_its_package(root, scratch):
         'echo "$0: error while loading shared libraries: libdw.so.1: cannot open shared object file" >&2; exit 127',
     )
     with pytest.raises(NsightError, match=r"needs libdw\.so\.1, which this system lacks: apt-get install libdw1"):
-        nsight.find_recorder(scratch, root)
+        nsys.find_recorder(scratch, root)
 
 
 def test_a_stream_without_an_importer_says_so(root, scratch):
     tool(root / INSIDE_COMPUTE / "target-linux-x64/nsys", RECORDS % 'touch "$output.qdstrm"')
     with pytest.raises(NsightError, match="only QdstrmImporter can read, and its installation has none"):
-        nsight.find_recorder(scratch, root)
+        nsys.find_recorder(scratch, root)
 
 
 def test_traces_that_an_installation_lacks_are_left_out(root, scratch):
     refuses = 'case "$*" in *cudnn*) echo "Illegal --trace argument"; exit 1;; esac; touch "$output.nsys-rep"'
     tool(root / "usr/local/cuda-13/bin/nsys", RECORDS % refuses)
-    assert nsight.find_recorder(scratch, root).traces == ("cuda", "nvtx", "osrt")
+    assert nsys.find_recorder(scratch, root).traces == ("cuda", "nvtx", "osrt")
 
 
 def test_an_nsys_that_fails_is_quoted(root, scratch):
     tool(root / "usr/local/cuda-13/bin/nsys", RECORDS % 'echo "no space left"; exit 3')
     with pytest.raises(NsightError, match=r"nsys failed with exit code 3 \(no space left\); try it by hand: .*nsys"):
-        nsight.find_recorder(scratch, root)
+        nsys.find_recorder(scratch, root)
 
 
 def test_the_command_line_records_children_and_a_window_only():
@@ -133,9 +133,9 @@ def test_an_export_that_writes_nothing_is_an_error(tmp_path):
 
 def test_a_tool_that_hangs_is_given_up(tmp_path):
     with pytest.raises(NsightError, match=r"slow did not end within 0\.2 s; try it by hand"):
-        nsight.run_tool([str(tool(tmp_path / "slow", "exec sleep 20"))], 0.2)
+        nsys.run_tool([str(tool(tmp_path / "slow", "exec sleep 20"))], 0.2)
 
 
 def test_a_tool_that_does_not_start_is_an_error(tmp_path):
     with pytest.raises(NsightError, match="absent does not start: No such file or directory"):
-        nsight.run_tool([str(tmp_path / "absent")], 1)
+        nsys.run_tool([str(tmp_path / "absent")], 1)

@@ -10,14 +10,14 @@ import torch.utils.data._utils.fetch as torch_fetch
 from costs import in_calls
 from nvtx_injection import run_traced
 
-from fastload import _nvtx
+from fastload.nvtx import stages
 
 STAGES = ("fetch", "decode", "collate", "h2d", "epilogue", "wait")
 
 DATASETS = """
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from fastload._nvtx import instrument_fetch, stage
+from fastload.nvtx.stages import instrument_fetch, stage
 
 class Squares(Dataset):
     def __len__(self):
@@ -42,7 +42,7 @@ def init(worker_id):
 def test_each_stage_arrives_under_its_own_name_in_the_domain(tmp_path):
     trace = run_traced(
         f"""
-from fastload._nvtx import stage
+from fastload.nvtx.stages import stage
 for batch, name in enumerate({STAGES!r}):
     with stage(name, batch=batch):
         pass
@@ -59,7 +59,7 @@ for batch, name in enumerate({STAGES!r}):
 def test_batch_number_is_payload_so_the_name_stays_constant(tmp_path):
     trace = run_traced(
         """
-from fastload._nvtx import stage
+from fastload.nvtx.stages import stage
 for batch in (0, 1, 2**40, -1, None):
     with stage("h2d", batch):
         pass
@@ -74,7 +74,7 @@ for batch in (0, 1, 2**40, -1, None):
 def test_stages_nest(tmp_path):
     trace = run_traced(
         """
-from fastload._nvtx import stage
+from fastload.nvtx.stages import stage
 with stage("wait", 4):
     with stage("h2d", 5):
         pass
@@ -94,7 +94,7 @@ with stage("wait", 4):
 def test_an_exception_closes_every_range_and_passes_through(tmp_path):
     trace = run_traced(
         """
-from fastload._nvtx import stage
+from fastload.nvtx.stages import stage
 try:
     with stage("fetch", 1):
         with stage("decode", 1):
@@ -114,7 +114,7 @@ def test_threads_keep_their_own_ranges_and_payloads(tmp_path):
     trace = run_traced(
         """
 import sys, threading
-from fastload._nvtx import stage
+from fastload.nvtx.stages import stage
 sys.setswitchinterval(1e-6)
 start = threading.Barrier(4)
 
@@ -143,7 +143,7 @@ def test_a_range_of_the_process_ends_once_on_whichever_thread(tmp_path):
     trace = run_traced(
         """
 import threading
-from fastload.insight.ranges import ProcessRange, Range
+from fastload.nvtx.ranges import ProcessRange, Range
 opened = ProcessRange("backward")
 with Range("beside"):
     thread = threading.Thread(target=opened.end)
@@ -164,7 +164,7 @@ def test_a_thread_is_shown_by_its_name(tmp_path):
         """
 import threading
 from pathlib import Path
-from fastload._nvtx import name_thread, stage
+from fastload.nvtx.stages import name_thread, stage
 
 def work():
     name_thread("fastload-feeder-0")
@@ -180,7 +180,7 @@ thread.join()
         tmp_path,
     )
     assert trace.stdout.split() == ["fastload-feeder"]  # the operating system keeps 15 bytes
-    if _nvtx._name_os_thread() is None:
+    if stages._name_os_thread() is None:
         pytest.skip("libnvtx3interop is not installed: only the operating system's thread names were checked")
     assert sorted(trace.thread_names().values()) == ["fastload-feeder-0", "main"]
 
@@ -221,8 +221,8 @@ def test_a_forked_process_registers_the_names_of_its_ranges_itself(tmp_path):
     trace = run_traced(
         """
 import os
-from fastload._nvtx import stage
-from fastload.insight.ranges import Range
+from fastload.nvtx.stages import stage
+from fastload.nvtx.ranges import Range
 
 def work():
     with stage("fetch", 1), Range("mine"):
@@ -295,7 +295,7 @@ instrument_fetch()
 def test_nvtx_disable_is_respected(tmp_path):
     trace = run_traced(
         """
-from fastload._nvtx import active, stage
+from fastload.nvtx.stages import active, stage
 with stage("h2d", 1):
     pass
 print(active())
@@ -311,7 +311,7 @@ def test_a_tool_that_does_not_load_leaves_the_program_running(tmp_path):
     trace = run_traced(
         """
 import json
-from fastload._nvtx import active, instrument_fetch, name_thread, stage
+from fastload.nvtx.stages import active, instrument_fetch, name_thread, stage
 with stage("h2d", 1):
     name_thread("x")
 instrument_fetch()
@@ -326,29 +326,29 @@ print(json.dumps(active()))
 
 @pytest.fixture
 def no_tool():
-    if _nvtx.active():
+    if stages.active():
         pytest.skip("a profiler is attached to the tests themselves")
 
 
 @pytest.mark.usefixtures("no_tool")
 def test_without_a_tool_every_stage_is_the_same_context():
-    assert _nvtx.stage("fetch", 1) is _nvtx.stage("h2d") is _nvtx.stage("wait", 2)
-    with pytest.raises(ZeroDivisionError), _nvtx.stage("wait"), _nvtx.stage("wait"):
+    assert stages.stage("fetch", 1) is stages.stage("h2d") is stages.stage("wait", 2)
+    with pytest.raises(ZeroDivisionError), stages.stage("wait"), stages.stage("wait"):
         raise ZeroDivisionError
 
 
 @pytest.mark.usefixtures("no_tool")
 def test_without_a_tool_fetchers_are_not_wrapped():
     before = torch_fetch._MapDatasetFetcher.fetch
-    _nvtx.instrument_fetch()
-    _nvtx.name_thread("nobody sees this")
+    stages.instrument_fetch()
+    stages.name_thread("nobody sees this")
     assert torch_fetch._MapDatasetFetcher.fetch is before
 
 
 @pytest.mark.usefixtures("no_tool")
 def test_without_a_tool_a_stage_costs_next_to_nothing():
     def once():
-        with _nvtx.stage("h2d", 3):
+        with stages.stage("h2d", 3):
             pass
 
     assert in_calls(once) < 40  # 5 to 18 were measured

@@ -11,10 +11,10 @@ import pytest
 from handmade import FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage
 from rich.console import Console
 
-from fastload.insight import page, timeline
-from fastload.insight.recording import Call
-from fastload.insight.report import make_report, plain_console, show
-from fastload.insight.verdict import Verdict
+from fastload.profiling import html, timeline
+from fastload.profiling.report import make_report, plain_console, show
+from fastload.profiling.trace import Call
+from fastload.stats.verdict import Verdict
 
 HOSTILE = [
     "%%TABLES%%",
@@ -98,7 +98,7 @@ def names():
 
 @pytest.fixture(scope="module")
 def pages(names):
-    return [Elements(page.render(*report_on(given))) for given in (names, [f"name {n}" for n in range(len(names))])]
+    return [Elements(html.render(*report_on(given))) for given in (names, [f"name {n}" for n in range(len(names))])]
 
 
 def test_names_bring_no_element_and_no_attribute(pages):

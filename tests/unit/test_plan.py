@@ -11,7 +11,7 @@ from roads.datasets import Images, Numbers, Stream, collect
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, Plan, Step
-from fastload.device import kernels
+from fastload.device import nvrtc
 from fastload.plan import slots_wanted
 
 
@@ -145,11 +145,11 @@ def test_lowering_is_never_promised():
 
 def test_a_missing_kernel_is_said_with_the_remedy(cuda, monkeypatch, tmp_path):
     loader = FastLoader(ImageFolder(make_folder(tmp_path, 3), train_v1()), num_workers=1, device="cuda")
-    monkeypatch.setattr(kernels, "lacking", lambda device, dtype, channels: f"{device} {dtype} {channels}")
+    monkeypatch.setattr(nvrtc, "lacking", lambda device, dtype, channels: f"{device} {dtype} {channels}")
     assert "torch looks values up instead of one CUDA kernel, same bits but slower: cuda:0 torch.float32 3" in str(
         loader.plan
     )
-    monkeypatch.setattr(kernels, "lacking", lambda *_: None)
+    monkeypatch.setattr(nvrtc, "lacking", lambda *_: None)
     assert loader.plan.engine == "native"
     assert "kernel" not in str(loader.plan)
 

@@ -19,9 +19,8 @@ from roads.batches import COLLATES, Movable, Record
 from roads.datasets import Numbers
 from torch.utils.data import DataLoader
 
-from fastload import prefetch_to_device
+from fastload import prefetch, prefetch_to_device
 from fastload.device import feeder as feeding
-from fastload.device import prefetch
 from fastload.device.feeder import Feeder, Prefetching
 
 WAIT_S = 30  # only ever waited for by a test that is about to fail

@@ -13,10 +13,10 @@ import pytest
 from handmade import export, recording, span, stage, starved
 from matplotlib.figure import Figure
 
-from fastload import cli, profile
-from fastload.insight import timeline
-from fastload.insight.finder import find
-from fastload.insight.nsight import NsightError
+from fastload.commands import cli, profile
+from fastload.profiling import timeline
+from fastload.profiling.analysis import find
+from fastload.profiling.nsys import NsightError
 
 TRAIN = """
 import sys, time, torch

@@ -10,9 +10,9 @@ import torch
 
 import fastload
 from fastload import FastLoader
-from fastload.insight import progress as progress_module
-from fastload.insight.progress import _words
-from fastload.insight.stats import Totals, make_stats
+from fastload.stats import progress as progress_module
+from fastload.stats.progress import _words
+from fastload.stats.stats import Totals, make_stats
 
 
 @pytest.fixture

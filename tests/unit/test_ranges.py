@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from fastload import _ranges
+from fastload.nvtx import file_sink
 
 
 def records(folder):
@@ -20,7 +20,7 @@ def records(folder):
 
 @pytest.fixture
 def domain(tmp_path):
-    domain = _ranges.Domain("fastload", tmp_path)
+    domain = file_sink.Domain("fastload", tmp_path)
     yield domain
     if domain._process:
         os.close(domain._descriptor)
@@ -74,7 +74,7 @@ def test_a_fetch_tells_sleeping_from_computing(domain, tmp_path):
 def test_a_core_that_a_host_takes_away_is_waited_for(domain, tmp_path, monkeypatch):
     """Such time is in no queue of the machine's; but a thread that is blocked has given its core up itself."""
     idle = iter([(100_000, 0, 7), (900_000, 50_000, 7), (100_000, 0, 7), (900_000, 50_000, 8)])
-    monkeypatch.setattr(_ranges, "_idle", lambda: next(idle))
+    monkeypatch.setattr(file_sink, "_idle", lambda: next(idle))
     for _ in range(2):
         compute_in_a_fetch(domain, 0.001)
     assert [record[6:] for record in records(tmp_path)] == [[0, 850_000], [800_000, 50_000]]

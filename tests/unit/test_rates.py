@@ -10,10 +10,20 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fastload import FastLoader, cli, rates
+from fastload import FastLoader
 from fastload._factory import FactoryError, call_factory
-from fastload.insight import clock
-from fastload.rates import FEW_STEPS, EmptyLoaderError, ceiling_rate, endless, fed_rate, loop_rate, samples_in
+from fastload.autoscale import throughput
+from fastload.autoscale.throughput import (
+    FEW_STEPS,
+    EmptyLoaderError,
+    ceiling_rate,
+    endless,
+    fed_rate,
+    loop_rate,
+    samples_in,
+)
+from fastload.commands import cli
+from fastload.stats import clock
 
 CPU = torch.device("cpu")
 
@@ -48,9 +58,9 @@ def simulated_time(monkeypatch):
         process_time = staticmethod(time.process_time)
 
     found = Time()
-    for module in (rates, clock, sys.modules[__name__]):
+    for module in (throughput, clock, sys.modules[__name__]):
         monkeypatch.setattr(module, "time", found)
-    monkeypatch.setattr(rates, "clock_for", lambda device: clock.HostClock())  # a GPU's own does not sleep
+    monkeypatch.setattr(throughput, "clock_for", lambda device: clock.HostClock())  # a GPU's own does not sleep
 
 
 def sleeping(seconds):
@@ -160,7 +170,7 @@ def factories(tmp_path, monkeypatch, simulated_time):
         "import torch\n"
         "from torch.utils.data import DataLoader\n"
         "from fastload import FastLoader\n"
-        "from fastload.rates import time\n"
+        "from fastload.autoscale.throughput import time\n"
         "class Made:\n"
         "    @staticmethod\n"
         "    def inner():\n"

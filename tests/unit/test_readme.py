@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fastload import cli
+from fastload.commands import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -16,11 +16,11 @@ from torchvision.datasets import DatasetFolder, FakeData, ImageFolder, folder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.engines import selfcheck
+from fastload.engines import parity_check
+from fastload.engines.iterators import FallbackWarning
 from fastload.engines.sample_process import SampleProcess
-from fastload.lowered import FallbackWarning
-from fastload.vision import recipe
-from fastload.vision.recipe import Recipe, Refusal, read_recipe
+from fastload.pipeline import reader
+from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_global_hooks_are_refused_until_they_are_removed(root, kind):
 def test_a_torch_that_resizes_otherwise_is_refused(root, monkeypatch):
     dataset = ImageFolder(root, v2.Compose([v2.ToImage(), v2.RandomResizedCrop(8)]))
     assert isinstance(read_recipe(dataset), Recipe)
-    monkeypatch.setattr(recipe, "tensor_filters", lambda: frozenset({"torch_lanczos"}))
+    monkeypatch.setattr(reader, "tensor_filters", lambda: frozenset({"torch_lanczos"}))
     assert "otherwise here than the native core" in refusal(dataset)
 
 
@@ -196,7 +196,7 @@ import torch
 import torchvision.transforms as v1
 from torchvision.datasets import ImageFolder
 {before}
-from fastload.vision.recipe import Refusal, read_recipe
+from fastload.pipeline.reader import Refusal, read_recipe
 dataset = ImageFolder({root!r}, v1.Compose([v1.RandomResizedCrop(8), v1.CenterCrop(8), v1.ToTensor()]))
 read = read_recipe(dataset)
 print(read.reasons if isinstance(read, Refusal) else "torchvision.transforms.v2" in sys.modules)
@@ -344,12 +344,12 @@ def test_the_check_leaves_the_random_states_alone(root):
     dataset = ImageFolder(root, train_v1())
     read = read_recipe(dataset)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    from fastload.lowered import _host_images
+    from fastload.engines.iterators import _host_images
 
     images_of = _host_images(read, torch.contiguous_format)
     process = SampleProcess(read)
     process.start()
-    assert selfcheck.check_recipe(read, process, images_of, any_share=False) is None
+    assert parity_check.check_recipe(read, process, images_of, any_share=False) is None
     process.close()
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())

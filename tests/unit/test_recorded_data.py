@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fastload.insight import kernels, nsysdb, torchtrace
-from fastload.insight.finder import find
-from fastload.insight.timeline import lay_out
-from fastload.kernels import read_ceilings
+from fastload.commands.kernels import read_ceilings
+from fastload.profiling import ncu, nsys_export, torch_trace
+from fastload.profiling.analysis import find
+from fastload.profiling.timeline import lay_out
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -17,8 +17,8 @@ DATA = Path(__file__).parent.parent / "data"
 @pytest.fixture(scope="module", params=["nsys", "torch.profiler"])
 def recording(request, tmp_path_factory):
     if request.param == "nsys":
-        return nsysdb.read(DATA / "nsys.sqlite")
-    return torchtrace.read(DATA / "torch")
+        return nsys_export.read(DATA / "nsys.sqlite")
+    return torch_trace.read(DATA / "torch")
 
 
 @pytest.fixture(scope="module")
@@ -81,23 +81,23 @@ def test_the_timeline_has_a_row_for_each(recording, findings):
 
 
 def test_the_kernels_of_a_range_are_read_by_module():
-    runs = kernels.read(DATA / "ncu" / "ncu.csv")
+    runs = ncu.read(DATA / "ncu" / "ncu.csv")
     ceilings = read_ceilings(DATA / "ncu")
-    sums = {each.name: each for each in kernels.sum_up(runs, "forward", ceilings)}
+    sums = {each.name: each for each in ncu.sum_up(runs, "forward", ceilings)}
     assert {"0", "1", "2", "3", "5"} <= sums.keys()  # the modules, without Flatten, which launches nothing
     assert "step" not in sums, "it is around the range that was asked for"
     assert sum(each.kernels for each in sums.values()) == len(runs) > 20
     assert all(run.ranges[0] in ("step", "forward") for run in runs)
     assert all(0 < each.seconds < 1e-3 for each in sums.values())
     assert 1e12 < ceilings.bytes_per_s < 1e13
-    whole = kernels.total(runs, ceilings)
+    whole = ncu.total(runs, ceilings)
     assert whole.bound == "latency-bound"  # 16 images of 64 px are nothing to it
     assert whole.operations["tensor"] > 0
 
 
 def test_a_large_matrix_product_is_bound_by_arithmetic():
-    runs = kernels.read(DATA / "product" / "ncu.csv")
-    (product,) = kernels.sum_up(runs, "step", read_ceilings(DATA / "product"))
+    runs = ncu.read(DATA / "product" / "ncu.csv")
+    (product,) = ncu.sum_up(runs, "step", read_ceilings(DATA / "product"))
     assert product.bound == "compute-bound"
     assert product.operations["tensor"] == pytest.approx(2 * 4096**3)
     assert product.name.startswith("nvjet")

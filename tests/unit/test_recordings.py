@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from handmade import MAIN, WORKERS, Call, export, h2d, kernel, launch, recording, span, stage, starved
 
-from fastload.insight import nsysdb, timeline, torchtrace
-from fastload.insight.nsight import NsightError
-from fastload.insight.recording import DOMAIN, OPERATOR, ThreadKey
+from fastload.profiling import nsys_export, timeline, torch_trace
+from fastload.profiling.nsys import NsightError
+from fastload.profiling.trace import DOMAIN, OPERATOR, ThreadKey
 
 
 def test_an_export_of_nsys_reads_back_as_it_was(tmp_path):
     made = starved()
-    found = nsysdb.read(export(made, tmp_path / "profile.sqlite"))
+    found = nsys_export.read(export(made, tmp_path / "profile.sqlite"))
     assert found.window == made.window
     assert found.threads == made.threads
     # What was blocked comes from the calls of the operating system, of which there are none here.
@@ -31,7 +31,7 @@ def test_reads_and_sleeps_within_a_fetch_are_told(tmp_path):
     ranges = [stage("step", 0, 1000), stage("fetch", 100, 500, worker), stage("collate", 500, 600, worker)]
     waits = [(0, 150, "poll"), (200, 300, "read"), (250, 260, "open"), (490, 700, "futex")]
     os_calls = [Call(start * 1000, end * 1000, name, worker) for start, end, name in waits]
-    found = nsysdb.read(export(recording(0, 1000, ranges, os_calls=os_calls), tmp_path / "profile.sqlite"))
+    found = nsys_export.read(export(recording(0, 1000, ranges, os_calls=os_calls), tmp_path / "profile.sqlite"))
     blocked = {span.name: span.blocked_ns for span in found.ranges}
     assert blocked == {"step": None, "fetch": (50 + 100 + 10) * 1000, "collate": None}
     assert found.notes == ()
@@ -40,17 +40,17 @@ def test_reads_and_sleeps_within_a_fetch_are_told(tmp_path):
 def test_without_steps_the_window_is_what_the_main_thread_and_the_device_did(tmp_path):
     ranges = [stage("wait", 100, 200), stage("fetch", 0, 900, WORKERS[0])]
     made = recording(0, 0, ranges, [launch(1, 300, 310)], [kernel(1, 320, 500)])
-    assert nsysdb.read(export(made, tmp_path / "profile.sqlite")).window == (100_000, 500_000)
+    assert nsys_export.read(export(made, tmp_path / "profile.sqlite")).window == (100_000, 500_000)
 
 
 def test_without_ranges_the_thread_that_launches_most_trains(tmp_path):
     calls = [launch(n, n, n + 1) for n in range(3)] + [launch(9, 5, 6, WORKERS[0])]
     made = recording(0, 10, (), calls, [kernel(1, 2, 3)])
-    assert nsysdb.read(export(made, tmp_path / "profile.sqlite")).main == MAIN
+    assert nsys_export.read(export(made, tmp_path / "profile.sqlite")).main == MAIN
 
 
 def test_an_empty_export_is_an_empty_recording(tmp_path):
-    found = nsysdb.read(export(recording(0, 0), tmp_path / "profile.sqlite"))
+    found = nsys_export.read(export(recording(0, 0), tmp_path / "profile.sqlite"))
     assert (found.window, found.main, found.kernels) == ((0, 0), None, ())
 
 
@@ -58,7 +58,7 @@ def test_a_file_that_is_no_export_is_refused(tmp_path):
     path = tmp_path / "profile.sqlite"
     path.write_text("something else that is long enough not to be taken for an empty database")
     with pytest.raises(NsightError, match=r"is not an export of nsys .* use nsys export --type=sqlite"):
-        nsysdb.read(path)
+        nsys_export.read(path)
 
 
 # ---- torch.profiler
@@ -126,7 +126,7 @@ def folder(tmp_path):
 
 
 def test_a_trace_and_the_ranges_of_all_processes_become_one_recording(folder):
-    found = torchtrace.read(folder)
+    found = torch_trace.read(folder)
     assert found.source == "torch.profiler"
     assert found.window == (at(0), at(1000))
     assert {key: thread.role for key, thread in found.threads.items()} == {MAIN: "main", WORKERS[0]: "worker"}
@@ -156,7 +156,7 @@ def test_a_trace_and_the_ranges_of_all_processes_become_one_recording(folder):
 def test_a_trace_alone_is_enough_also_compressed(tmp_path):
     content = json.dumps(trace_of(EVENTS)).encode()
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(content))
-    found = torchtrace.read(tmp_path)
+    found = torch_trace.read(tmp_path)
     assert found.main == MAIN
     assert found.window == (at(0), at(1000)), "the step's range is in the trace as well"
 
@@ -165,7 +165,7 @@ def test_of_several_ranks_the_first_is_read(tmp_path):
     other = [{**each, "pid": 500, "tid": 500} for each in EVENTS if each["cat"] == "cpu_op"]
     (tmp_path / "profile.rank1.json").write_text(json.dumps(trace_of(other, 500)))
     (tmp_path / "profile.rank0.json").write_text(json.dumps(trace_of(EVENTS)))
-    found = torchtrace.read(tmp_path)
+    found = torch_trace.read(tmp_path)
     assert found.main == MAIN
     assert found.notes == ("1 more processes were traced; this is the one with the lowest id",)
 
@@ -174,7 +174,7 @@ def test_of_several_ranks_the_first_is_read(tmp_path):
 def test_a_folder_without_a_trace_says_why(tmp_path, code, message):
     (tmp_path / "profile.json").write_text("[]")
     with pytest.raises(NsightError, match=message):
-        torchtrace.read(tmp_path, code)
+        torch_trace.read(tmp_path, code)
 
 
 def test_a_gpu_without_a_kernel_is_mentioned(tmp_path):
@@ -182,16 +182,16 @@ def test_a_gpu_without_a_kernel_is_mentioned(tmp_path):
     path = tmp_path / "trace.json"
     made = trace_of([each for each in EVENTS if each["cat"] != "kernel"])
     path.write_text(json.dumps(made))
-    (note,) = torchtrace.read(tmp_path).notes
+    (note,) = torch_trace.read(tmp_path).notes
     assert "no kernel was recorded, although there is a GPU" in note
     path.write_text(json.dumps(made | {"deviceProperties": []}))
-    assert torchtrace.read(tmp_path).notes == ()
+    assert torch_trace.read(tmp_path).notes == ()
 
 
 def test_profiler_steps_count_as_steps(tmp_path):
     marks = [event("user_annotation", f"ProfilerStep#{n}", 100 * n, 90) for n in range(1, 4)]
     (tmp_path / "trace.json").write_text(json.dumps(trace_of([*marks, span_event()])))
-    found = torchtrace.read(tmp_path)
+    found = torch_trace.read(tmp_path)
     assert found.window == (at(100), at(390))
     assert [(s.name, s.payload) for s in found.ranges if s.domain == DOMAIN] == [("step", 1), ("step", 2), ("step", 3)]
 
@@ -204,7 +204,7 @@ def test_ranges_of_users_keep_their_domain(tmp_path):
     made = recording(
         0, 100, [stage("step", 0, 100), span("mine", 10, 20)], [launch(1, 1, 2)], [kernel(1, 3, 4)], [h2d(2, 0, 1)]
     )
-    found = nsysdb.read(export(made, tmp_path / "profile.sqlite"))
+    found = nsys_export.read(export(made, tmp_path / "profile.sqlite"))
     assert [(s.name, s.domain) for s in found.ranges] == [("step", DOMAIN), ("mine", "")]
 
 

@@ -17,8 +17,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.engines import selfcheck
-from fastload.vision.recipe import Refusal, read_recipe
+from fastload.engines import parity_check
+from fastload.pipeline.reader import Refusal, read_recipe
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +68,13 @@ def test_floats_of_another_default_dtype_are_those_of_the_table(root):
 
 def test_what_has_been_checked_is_checked_anew_in_another_default_dtype(root, monkeypatch):
     checked = []
-    real = selfcheck.check_recipe
+    real = parity_check.check_recipe
 
     def check(*args, **kwargs):
         checked.append(torch.get_default_dtype())
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(selfcheck, "check_recipe", check)
+    monkeypatch.setattr(parity_check, "check_recipe", check)
     with FastLoader(ImageFolder(root, bytes_only()), 4, num_workers=1, device="cpu") as loader:
         for dtype in (torch.float32, torch.float64, torch.float32, torch.float64):
             with default_dtype(dtype):

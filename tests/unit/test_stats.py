@@ -15,16 +15,16 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
+from fastload._state import Runtime
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.device.clock import _PENDING_MAX, ALL_OF_FIRST, PER_SECOND, DeviceClock
-from fastload.device.epilogue import NormalizeTable
 from fastload.device.images import TableImages
+from fastload.device.normalize import NormalizeTable
+from fastload.device.timing import _PENDING_MAX, ALL_OF_FIRST, PER_SECOND, DeviceClock
 from fastload.device.transfer import DeviceBatch, Transfer, _raw_stream_of
-from fastload.insight import meter as meter_module
-from fastload.insight.board import Board
-from fastload.insight.meter import Meter
-from fastload.insight.stats import StageTime, Totals, make_stats
-from fastload.runtime import Runtime
+from fastload.stats import meter as meter_module
+from fastload.stats.meter import Meter
+from fastload.stats.shared_counters import Board
+from fastload.stats.stats import StageTime, Totals, make_stats
 
 
 class Samples(Dataset):
@@ -414,7 +414,7 @@ def test_a_clock_may_be_asked_while_it_reckons(monkeypatch):
 
 def of_its_time(monkeypatch, device):
     """Let the host's clock go with the device's."""
-    monkeypatch.setattr("fastload.device.clock.time.monotonic", lambda: 1.0 + device.now * 1e-3)
+    monkeypatch.setattr("fastload.device.timing.time.monotonic", lambda: 1.0 + device.now * 1e-3)
     return DeviceClock(device)
 
 

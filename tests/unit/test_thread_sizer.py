@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fastload.engines.auto import Sizing
-from fastload.engines.threads import WINDOW_S, ThreadSizer
-from fastload.insight.stats import Totals
+from fastload.autoscale.policy import Sizing
+from fastload.autoscale.threads import WINDOW_S, ThreadSizer
+from fastload.stats.stats import Totals
 
 BATCH = 32
 QUEUE_S = 1e-3  # what a host needs for the kernels of a step

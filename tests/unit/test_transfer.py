@@ -9,7 +9,7 @@ import torch
 from roads import raised_by
 from roads.batches import Movable, Opaque, Record
 
-from fastload.device.epilogue import finish
+from fastload.device.normalize import finish
 from fastload.device.transfer import Transfer
 
 CPU = torch.device("cpu")

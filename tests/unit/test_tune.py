@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fastload import FastLoader, cli, tune
-from fastload.insight.verdict import Bottleneck, Verdict
-from fastload.rates import Rate
-from fastload.tune import Tried, Tuner, Tuning
+from fastload import FastLoader
+from fastload.autoscale.throughput import Rate
+from fastload.commands import cli, tune
+from fastload.commands.tune import Tried, Tuner, Tuning
+from fastload.stats.verdict import Bottleneck, Verdict
 
 VERDICT = Verdict.of(Bottleneck.PYTHON, "of this test")
 

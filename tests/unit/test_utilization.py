@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fastload.device.transfer import Transfer
-from fastload.insight import utilization
-from fastload.insight.stats import Totals, make_stats
-from fastload.insight.utilization import EVERY_S, Utilization
+from fastload.stats import gpu_utilization
+from fastload.stats.gpu_utilization import EVERY_S, Utilization
+from fastload.stats.stats import Totals, make_stats
 
 SHORT = 0.01  # from batch to batch
 
@@ -67,15 +67,15 @@ def driver(monkeypatch):
     found = Driver()
     monkeypatch.setitem(sys.modules, "pynvml", found)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0-ours"))
-    utilization._nvml_and_handle.cache_clear()
+    gpu_utilization._nvml_and_handle.cache_clear()
     yield found
-    utilization._nvml_and_handle.cache_clear()
+    gpu_utilization._nvml_and_handle.cache_clear()
 
 
 @pytest.fixture
 def clock(monkeypatch):
     found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(utilization, "time", SimpleNamespace(monotonic=lambda: found.now))
+    monkeypatch.setattr(gpu_utilization, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
 
 

@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from fastload import cli
 from fastload.bench import verdicts
 from fastload.bench._slowstore import slow_store
 from fastload.bench.verdicts import plants
-from fastload.insight.verdict import Bottleneck
+from fastload.commands import cli
+from fastload.stats.verdict import Bottleneck
 
 ON_CPU = {
     "slow storage": "storage",

@@ -16,9 +16,11 @@ from photos import eval_v1, make_folder, train_v1
 from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader, cli
-from fastload.engines import auto, decoding
-from fastload.engines.trial import Trial
+from fastload import FastLoader
+from fastload.autoscale import policy
+from fastload.autoscale.probe import Trial
+from fastload.commands import cli
+from fastload.engines import decode_pipeline
 from fastload.verify import Seen, difference, verify
 
 
@@ -47,7 +49,7 @@ def test_a_loader_with_a_generator_is_verified_as_it_is(root):
 
 
 def test_a_difference_is_found_and_named(root, monkeypatch):
-    real = decoding.Line._make
+    real = decode_pipeline.Line._make
 
     def spoiled(self, batch, *rest, **more):
         data = real(self, batch, *rest, **more)
@@ -55,7 +57,7 @@ def test_a_difference_is_found_and_named(root, monkeypatch):
             data[0][1, 2, 3, 4] += 1
         return data
 
-    monkeypatch.setattr(decoding.Line, "_make", spoiled)
+    monkeypatch.setattr(decode_pipeline.Line, "_make", spoiled)
     dataset = ImageFolder(root, eval_v1())
     result = verify(lambda: FastLoader(dataset, 3, num_workers=1, device="cpu"))
     assert not result
@@ -65,7 +67,7 @@ def test_a_difference_is_found_and_named(root, monkeypatch):
 
 @pytest.mark.parametrize("rng", ["torch", "index"])
 def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, rng):
-    real = decoding.Line._make
+    real = decode_pipeline.Line._make
     spoiled_index = []
 
     def spoiled(self, batch, *rest, **more):
@@ -75,7 +77,7 @@ def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, rn
             spoiled_index.append(batch.indices[1])
         return data
 
-    monkeypatch.setattr(decoding.Line, "_make", spoiled)
+    monkeypatch.setattr(decode_pipeline.Line, "_make", spoiled)
     dataset = ImageFolder(root, eval_v1())
     part = Subset(dataset, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
     result = verify(lambda: FastLoader(part, 3, shuffle=True, num_workers=2, device="cpu", rng=rng))
@@ -238,9 +240,9 @@ def test_what_cannot_be_compared_is_named_and_not_called_different_or_equal(kind
 
 @pytest.mark.parametrize("accelerate", ["require", "off"])
 def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatch, accelerate):
-    monkeypatch.setattr(auto, "cores_for_loading", lambda: 3)
+    monkeypatch.setattr(policy, "cores_for_loading", lambda: 3)
     cheap = Trial(4, 1e-4, 2e-4, 100)  # cheap samples: fewer workers than there are cores
-    monkeypatch.setattr(auto, "run_trial", lambda loader: cheap)
+    monkeypatch.setattr(policy, "run_trial", lambda loader: cheap)
     dataset = ImageFolder(root, train_v1())
     used = []
 
@@ -253,4 +255,4 @@ def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatc
     with Noted(dataset, 2, num_workers="auto", device="cpu", accelerate=accelerate) as loader:
         result = verify(loader)
     assert result, result
-    assert used == [auto.NATIVE_STREAMS if accelerate == "require" else 2]
+    assert used == [policy.NATIVE_STREAMS if accelerate == "require" else 2]

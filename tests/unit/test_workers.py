@@ -14,9 +14,10 @@ from roads.batches import Collator
 from roads.datasets import Numbers, as_list, configure
 from torch.utils.data import DataLoader, default_collate
 
-from fastload import FastLoader, _nvtx
+from fastload import FastLoader
+from fastload._batch import HostBatch, register
 from fastload.engines.workers import Collate, NamedStages, TakesSignals, refresh, stages_of, start_epoch, view_of
-from fastload.host import HostBatch, register
+from fastload.nvtx import stages
 
 
 def test_collate_runs_the_users_function_and_labels_the_result():
@@ -84,16 +85,16 @@ def test_a_view_keeps_its_own_iterator_when_it_is_refreshed():
 
 def test_stages_are_named_for_a_profiler_only(monkeypatch):
     with_workers = DataLoader(Numbers(4), num_workers=1, worker_init_fn=configure)
-    monkeypatch.setattr(_nvtx, "active", lambda: False)
+    monkeypatch.setattr(stages, "active", lambda: False)
     assert stages_of(with_workers) == {}
-    monkeypatch.setattr(_nvtx, "active", lambda: True)
+    monkeypatch.setattr(stages, "active", lambda: True)
     assert stages_of(with_workers)["worker_init_fn"].worker_init_fn is configure
     assert stages_of(DataLoader(Numbers(4))) == {}
 
 
 def test_the_users_worker_init_fn_still_runs(monkeypatch):
     calls = []
-    monkeypatch.setattr(_nvtx, "instrument_fetch", lambda: calls.append("named"))
+    monkeypatch.setattr(stages, "instrument_fetch", lambda: calls.append("named"))
     NamedStages(calls.append)(3)
     NamedStages(None)(4)
     assert calls == ["named", 3, "named"]

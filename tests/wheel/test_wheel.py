@@ -41,7 +41,7 @@ print(*{line.split()[-1] for line in open("/proc/self/maps") if "jpeg" in line})
 USE_VISION = """
 import fastload
 from fastload.vision import calibrate, decode
-from fastload.vision._probes import probe
+from fastload.pipeline.probes import probe
 print(fastload.__file__)
 print(sorted(calibrate().subsamplings))
 print(decode(probe("4:4:0")).shape)

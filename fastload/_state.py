@@ -1,0 +1,164 @@
+"""What a loader holds beyond its arguments: iterators in use, slots, copy streams, statistics."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from fastload._shutdown import shut_down
+from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes
+from fastload.device.transfer import Transfer, new_stream
+from fastload.engines.iterators import Checks
+from fastload.engines.sample_seeding import Epochs
+from fastload.memory.slots import SlotCounts, SlotPool
+from fastload.plan import no_slots_because, pinned_limit, slots_wanted
+from fastload.stats.meter import Meter, Meters
+from fastload.stats.stats import Stats, Totals, make_stats
+
+if TYPE_CHECKING:
+    import torch
+
+    from fastload.engines.copy_scheduler import Arrivals
+    from fastload.loader import FastLoader
+
+
+class Runtime:
+    """Never pickled, never copied: what would be a copy is a new one. Iterators hold it too."""
+
+    def __init__(self) -> None:
+        self.live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.begun = 0  # iterations, also those that failed
+        self.slots: SlotPool | None = None
+        self.checks = Checks()
+        self.epochs = Epochs()
+        self._streams: dict[torch.device, Any] = {}
+        self._meters = Meters()
+        self._lock = threading.RLock()  # a finalizer may run in a thread that is inside
+        self._pid = os.getpid()
+        self._roads: dict[int, tuple[Transfer, Arrivals | None]] = {}  # of the iterators that are in use
+        self._before = Totals()  # of those that are gone
+        self._missed = Counter[str]()
+        self._closed = False
+        self._sized: tuple[int, Stats] | None = None  # worker processes, and the statistics when they were chosen
+
+    def __reduce__(self) -> Any:
+        return Runtime, ()
+
+    def copy_stream(self, device: torch.device) -> Any:
+        """One per device, kept across epochs: the caching allocator keeps device memory by stream."""
+        if device not in self._streams:
+            self._streams[device] = new_stream(device)
+        return self._streams[device]
+
+    def slot_pool(self, loader: FastLoader[Any], device: torch.device) -> SlotPool | None:
+        """The loader's slots, made when they are first of use; kept across epochs."""
+        if no_slots_because(loader, device) is not None:
+            return None
+        if self.slots is None:
+            self.slots = SlotPool(slots_wanted(loader), pinned_limit(loader), loader.num_workers, device=device)
+            weakref.finalize(self, self.slots.close)
+        self.slots.reclaim()
+        return self.slots
+
+    def size_workers(self, loader: FastLoader[Any], *, native: bool = False) -> None:
+        """Where ``num_workers`` is ``"auto"``: set it for the epoch that begins.
+
+        Args:
+            loader: Whose.
+            native: For threads, should the epoch be a native one; else for worker processes.
+        """
+        workers: Any = loader.num_workers
+        if not isinstance(workers, AutoWorkers):
+            return
+        if native:
+            loader.num_workers = AutoWorkers(NATIVE_STREAMS, workers.sizing)
+            return
+        now = self.stats(workers.sizing.processes or workers)
+        if not choose_processes(loader, now.since(self._sized[1]) if self._sized is not None else None):
+            return
+        before, self._sized = self._sized, (int(loader.num_workers), now)
+        if before is None or before[0] == loader.num_workers:
+            return
+        former: Any = loader._iterator
+        if former is not None:  # persistent workers, too many or too few by now
+            _close(former)
+            loader._iterator = None
+        if self.slots is not None and not self._roads:
+            self.slots.close()
+            self.slots = None
+
+    def measure(self, iterator: Any, meter: Meter) -> None:
+        """Count what ``meter`` says for as long as ``iterator`` lives, and keep its totals afterwards."""
+        weakref.finalize(iterator, self._meters.open(meter)).atexit = False
+
+    def take_in(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
+        """Count what an iterator copies, until :meth:`retire`."""
+        with self._lock:
+            self._roads[id(transfer)] = (transfer, arrivals)
+
+    def retire(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
+        """Keep the totals of an iterator that ends."""
+        if os.getpid() != self._pid:  # a forked child: another thread may have held the lock
+            return
+        totals, missed = Totals(), Counter[str]()
+        self._count(transfer, arrivals, totals, missed)  # not under the lock, as in stats()
+        with self._lock:
+            if self._roads.pop(id(transfer), None) is None:
+                return
+            self._before.add(totals)
+            self._missed.update(missed)
+
+    @staticmethod
+    def _count(transfer: Transfer, arrivals: Arrivals | None, totals: Totals, missed: Counter[str]) -> None:
+        totals.add(transfer.totals())
+        if arrivals is not None:
+            totals.add(arrivals.totals())
+            missed.update(arrivals.missed)
+
+    def stats(self, workers: int) -> Stats:
+        """Everything that is known, now."""
+        with self._lock:
+            totals, missed = self._before.copy(), self._missed.copy()
+            roads = list(self._roads.values())
+        # Not under the lock: who holds a transfer's may want it, when the collector ends an iterator there.
+        for transfer, arrivals in roads:
+            self._count(transfer, arrivals, totals, missed)
+        totals.add(self._meters.totals())
+        counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
+        ready, on_device = self._meters.ready()
+        on_device += sum(arrivals.copied_ahead() for _, arrivals in roads if arrivals is not None)
+        queues = {"ready": max(0, ready - on_device), "device": on_device} if ready or on_device else {}
+        return make_stats(
+            totals,
+            places=self._meters.places(),
+            missed=missed,
+            workers=workers,
+            slots=(counts.slots, counts.slot_bytes, counts.pinned_bytes),
+            queues=queues,
+        )
+
+    def check_open(self) -> None:
+        """An iteration begins: raise if the loader has been closed."""
+        self.begun += 1
+        if self._closed:
+            raise RuntimeError("this FastLoader is closed; make a new one to iterate again")
+
+    def close(self) -> None:
+        """End what is in use. Idempotent."""
+        self._closed = True
+        for iterator in list(self.live):
+            _close(iterator)
+        self._streams.clear()
+        if self.slots is not None:
+            self.slots.close()
+
+
+def _close(iterator: Any) -> None:
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+    else:
+        shut_down(iterator)

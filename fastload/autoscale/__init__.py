@@ -1,0 +1,1 @@
+"""Choose the number of workers and decode threads from measured throughput."""

@@ -1,0 +1,189 @@
+"""How fast a training loop runs, fed by a loader or by a perfect one: what ``bench ceiling`` and ``tune`` measure."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastload._batch import map_leaves
+from fastload.device.replay import twin_of
+from fastload.loader import FastLoader
+from fastload.options import resolve_device
+from fastload.stats.clock import clock_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch.utils.data import DataLoader
+
+    Step = Callable[[Any], object]
+
+NATIVE_AHEAD = 6  # batches that the native engine may have ready before it is asked
+FEW_STEPS = 3  # a rate is measured over at least so many, however short the time
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a loop ran.
+
+    Attributes:
+        images_per_s: Samples per second.
+        wait_share: Share of the time in which nothing was computed because the next batch was not there.
+        steps: Over how many steps this was measured.
+        seconds: And over how long.
+        cores: Cores that this process and its workers kept busy meanwhile, on average.
+    """
+
+    images_per_s: float
+    wait_share: float
+    steps: int
+    seconds: float
+    cores: float = 0.0
+
+
+class EmptyLoaderError(ValueError):
+    """There is no batch to measure with."""
+
+
+def loop_rate(
+    batches: Iterator[Any],
+    step: Step,
+    device: torch.device,
+    *,
+    seconds: float,
+    warm_steps: int,
+    rounds_of: int = 1,
+    steps: int = FEW_STEPS,
+) -> Rate:
+    """Run ``warm_steps``, then measure for about ``seconds``. Waits for nothing but the batches until the end.
+
+    Args:
+        batches: Where ``next()`` is called, once a step; must not end meanwhile.
+        step: Trains on one batch.
+        device: Where it does; its own clock is used.
+        seconds: How long to measure, at least.
+        warm_steps: Steps before.
+        rounds_of: Measure a multiple of so many steps: workers that began together hand over together.
+        steps: Measure so many at least.
+    """
+    for _ in range(warm_steps):
+        step(next(batches))
+    clock = clock_for(device)
+    clock.finish()
+    waits: list[tuple[Any, Any]] = []
+    images, fewest = 0, max(steps, 2 * rounds_of if rounds_of > 1 else 1)
+    computed, host_begin = _processor_s(), time.perf_counter()
+    begin, host_end = clock.mark(), host_begin + seconds
+    while len(waits) < fewest or len(waits) % rounds_of or time.perf_counter() < host_end:
+        asked = clock.mark()
+        batch = next(batches)
+        waits.append((asked, clock.mark()))
+        step(batch)
+        images += samples_in(batch)
+    end = clock.mark()
+    clock.finish()
+    cores = (_processor_s() - computed) / (time.perf_counter() - host_begin)
+    took = clock.between_s(begin, end)
+    waited = sum(clock.between_s(*wait) for wait in waits)
+    return Rate(images / took, waited / took, len(waits), took, max(0.0, cores))
+
+
+def _processor_s() -> float:
+    """Processor time of this process and of its workers so far, as far as the system says."""
+    seconds = time.process_time()
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended, or there is no such folder here
+            fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+            seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def samples_in(batch: Any) -> int:
+    """The length of the first tensor in a batch: how many samples it holds. 1 where there is no such tensor."""
+    lengths: list[int] = []
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dim():
+            lengths.append(len(leaf))
+        return leaf
+
+    map_leaves(look, batch)
+    return lengths[0] if lengths else 1
+
+
+def endless(epochs: Iterable[Any]) -> Iterator[Any]:
+    """One epoch after the other.
+
+    Raises:
+        EmptyLoaderError: An epoch has no batch.
+    """
+    while True:
+        some = False
+        for batch in epochs:
+            some = True
+            yield batch
+        if not some:
+            raise EmptyLoaderError(
+                "the loader must yield at least 1 batch per epoch, got 0: its dataset is empty, or drop_last drops all "
+                "there is"
+            )
+
+
+def in_flight(loader: DataLoader[Any]) -> int:
+    """Batches that a loader may have ready before it is asked: so many are no measure of its rate."""
+    return loader.num_workers * (loader.prefetch_factor or 0) + 2
+
+
+def fed_rate(loader: DataLoader[Any], step: Step, *, seconds: float) -> Rate:
+    """The rate of a loop that ``loader`` feeds, once its first rush is over. The loader's workers end with this call.
+
+    A FastLoader is measured by a twin of it: its own workers and iterators are left alone.
+    """
+    warm = in_flight(loader)
+    if isinstance(loader, FastLoader):
+        with twin_of(loader) as twin:
+            device = resolve_device(loader.device)
+            return loop_rate(endless(twin), step, device, seconds=seconds, warm_steps=warm)
+    device = resolve_device("auto")
+    feed = endless(loader)
+    try:
+        return loop_rate(feed, step, device, seconds=seconds, warm_steps=warm)
+    finally:
+        feed.close()  # type: ignore[attr-defined]
+        iterator: Any = loader._iterator
+        if iterator is not None:
+            iterator._shutdown_workers()
+            loader._iterator = None
+
+
+def ceiling_rate(
+    loader: DataLoader[Any], step: Step, *, seconds: float, hold: int = 8, warm_steps: int = 3
+) -> Callable[[], Rate]:
+    """A function that measures the same loop fed by :meth:`FastLoader.replay`: by a perfect loader.
+
+    Args:
+        loader: Its first ``hold`` batches are taken now.
+        step: Trains on one batch.
+        seconds: How long each call measures.
+        hold: Batches to keep on the device.
+        warm_steps: Steps before each measurement.
+    """
+    if isinstance(loader, FastLoader):
+        replay = loader.replay(hold, steps=_NO_END).load()
+        device = resolve_device(loader.device)
+    else:
+        with FastLoader.wrap(loader, accelerate="off") as wrapped:
+            replay = wrapped.replay(hold, steps=_NO_END).load()
+            device = resolve_device("auto")
+    feed = endless(replay)
+    return lambda: loop_rate(feed, step, device, seconds=seconds, warm_steps=warm_steps)
+
+
+_NO_END = 1 << 30

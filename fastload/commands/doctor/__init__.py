@@ -1,0 +1,1 @@
+"""``fastload doctor``: check the machine."""

@@ -1,0 +1,233 @@
+"""What the doctor looks at on the host: one function per finding, each with its remedy.
+
+Pillow's side is in ``_checks_pil``, the GPU's and the profilers' in ``_checks_gpu``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+from fastload import _machine
+from fastload.nvtx import stages
+
+if TYPE_CHECKING:
+    pass
+
+Status: TypeAlias = Literal["ok", "note", "warning", "missing"]
+
+# Releases that the code relies on.
+MINIMUM_TORCH: Final = (2, 11)
+MINIMUM_NVTX: Final = (0, 2, 13)
+
+# Below this, a few workers with prefetched batches of 256 float32 images (154 MB each) fill /dev/shm.
+SMALL_SHM_BYTES: Final = 2 << 30
+FEW_DESCRIPTORS: Final = 4096
+LITTLE_MEMORY_BYTES: Final = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What it is, as the report shows it.
+        finding: What was found, in one line.
+        status: ``"ok"``; ``"note"``, worth knowing; ``"warning"``, costs speed or will fail later; ``"missing"``,
+            fastload does not work without it.
+        remedy: What to do about it; every warning and everything missing has one.
+        data: The finding in numbers, fit for JSON. Bytes are ``_bytes``, speeds ``_bytes_per_s``.
+    """
+
+    name: str
+    finding: str
+    status: Status = "ok"
+    remedy: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.status not in get_args(Status):
+            raise ValueError(f"status must be one of {', '.join(get_args(Status))}, got {self.status!r}")
+        if self.status in ("warning", "missing") and not self.remedy:
+            raise ValueError(f"a check that is {self.status!r} must name a remedy, got none for {self.name!r}")
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: ``"2.11.0+cu130"`` is ``(2, 11, 0)``."""
+    numbers: list[int] = []
+    for part in version.partition("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def gib(size_bytes: float) -> str:
+    """A size for people."""
+    return f"{size_bytes / 2**30:.1f} GiB"
+
+
+def check_python() -> Check:
+    """The interpreter and the processor."""
+    model = _processor_model()
+    version = platform.python_version()
+    data = {"version": version, "executable": sys.executable, "system": platform.platform(), "processor": model}
+    return Check("python", f"{version} on {model}, {platform.system()} {platform.release()}", data=data)
+
+
+def _processor_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def check_torch() -> Check:
+    """Torch: its version and what it was built for."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Check("torch", f"does not import: {error}", "missing", "pip install --force-reinstall torch torchvision")
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    if getattr(torch.version, "hip", None):
+        built_for = f"ROCm {torch.version.hip}"
+    data = {"version": torch.__version__, "cuda": torch.version.cuda}
+    finding = f"{torch.__version__}, built for {built_for}"
+    if release(torch.__version__) < MINIMUM_TORCH:
+        wanted = ".".join(map(str, MINIMUM_TORCH))
+        return Check("torch", finding, "missing", f"pip install --upgrade 'torch>={wanted}' torchvision", data)
+    return Check("torch", finding, data=data)
+
+
+def check_torchvision() -> Check:
+    """Torchvision; its compiled part only loads beside the torch that it was built against."""
+    version = package_version("torchvision")
+    if version is None:
+        return Check("torchvision", "not installed", "missing", "pip install torchvision")
+    try:
+        import torchvision
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return Check(
+            "torchvision",
+            f"{version} does not import: {reason}",
+            "missing",
+            "torch and torchvision do not belong together; install both in one command: "
+            "pip install --force-reinstall torch torchvision",
+            {"version": version},
+        )
+    return Check("torchvision", str(torchvision.__version__), data={"version": str(torchvision.__version__)})
+
+
+def check_cpu() -> Check:
+    """Cores that this process may keep busy."""
+    budget = _machine.cpu_budget()
+    quota = "no quota" if budget.quota is None else f"quota {budget.quota:g}"
+    finding = f"{budget.usable} usable (machine {budget.online}, affinity {budget.affinity}, {quota})"
+    data = {"usable": budget.usable, "online": budget.online, "affinity": budget.affinity, "quota": budget.quota}
+    if budget.usable < budget.online:
+        remedy = (
+            f"more than {budget.usable} workers will not help, whatever os.cpu_count() says; give the container or job "
+            "more cores (docker run --cpus, sbatch --cpus-per-task)"
+        )
+        return Check("cpu", finding, "note", remedy, data)
+    if budget.usable == 1:
+        return Check("cpu", finding, "warning", "one core cannot load and train at once: give it at least 2", data)
+    return Check("cpu", finding, data=data)
+
+
+def check_memory() -> Check:
+    """Memory that this process may still allocate."""
+    budget = _machine.memory_budget()
+    limit = "no limit" if budget.limit_bytes is None else f"limit {gib(budget.limit_bytes)}"
+    data = {
+        "usable_bytes": budget.usable_bytes,
+        "available_bytes": budget.available_bytes,
+        "limit_bytes": budget.limit_bytes,
+    }
+    finding = f"{gib(budget.usable_bytes)} usable ({limit})"
+    if budget.usable_bytes < LITTLE_MEMORY_BYTES:
+        remedy = "fewer workers or a smaller prefetch_factor; or raise the container's limit (docker run --memory)"
+        return Check("memory", finding, "warning", remedy, data)
+    return Check("memory", finding, data=data)
+
+
+def check_shared_memory() -> Check:
+    """``/dev/shm``, through which workers hand over their batches."""
+    found = _machine.shared_memory_bytes()
+    if found is None:
+        return Check("/dev/shm", "none", "warning", "mount a tmpfs there: workers hand over batches through it")
+    size, free = found
+    data = {"size_bytes": size, "free_bytes": free}
+    finding = f"{gib(size)}, {gib(free)} free"
+    if free < SMALL_SHM_BYTES:
+        remedy = (
+            "workers die with a bus error when it is full: docker run --shm-size=16g (or --ipc=host); "
+            "outside of containers: mount -o remount,size=50% /dev/shm"
+        )
+        return Check("/dev/shm", finding, "warning", remedy, data)
+    return Check("/dev/shm", finding, data=data)
+
+
+def check_descriptors() -> Check:
+    """The limit of open files; a tensor from a worker takes a descriptor for as long as it lives."""
+    soft, hard = _machine.file_descriptor_limits()
+    finding = f"{'unlimited' if soft is None else soft} (hard limit {'none' if hard is None else hard})"
+    data = {"soft": soft, "hard": hard}
+    if soft is not None and soft < FEW_DESCRIPTORS:
+        raised = "unlimited" if hard is None else str(min(hard, 65536))
+        remedy = (
+            f"batches that are kept alive can use them up ('Too many open files'): ulimit -n {raised}"
+            if hard is None or hard > soft
+            else "raise the hard limit too (docker run --ulimit nofile=65536:65536, limits.conf)"
+        )
+        return Check("descriptors", finding, "note" if soft >= 1024 else "warning", remedy, data)
+    return Check("descriptors", finding, data=data)
+
+
+def check_native_core() -> Check:
+    """``fastload._core`` and the libjpeg-turbo that it runs with."""
+    try:
+        from fastload import _core
+
+        version = _core.libjpeg_version()
+    except (ImportError, OSError, AttributeError) as error:
+        remedy = (
+            "install libjpeg-turbo (Debian: apt-get install libjpeg62-turbo-dev; Ubuntu: libjpeg-turbo8-dev), "
+            "then rebuild: pip install --force-reinstall --no-deps fastload (in a clone, make demo does both)"
+        )
+        return Check("native core", f"does not load: {error}", "missing", remedy)
+    return Check("native core", f"loads, {version}", data={"libjpeg": version})
+
+
+def check_nvtx() -> Check:
+    """The package that tells profilers what happens, and whether one listens now."""
+    version = package_version("nvtx")
+    wanted = ".".join(map(str, MINIMUM_NVTX))
+    remedy = f"pip install 'nvtx>={wanted}'; until then profiles do not show fastload's stages"
+    if version is None:
+        return Check("nvtx", "not installed", "warning", remedy)
+    data = {"version": version, "tool_attached": stages.active()}
+    finding = f"{version}, {'a tool is attached' if stages.active() else 'no tool attached now'}"
+    if release(version) < MINIMUM_NVTX:
+        return Check("nvtx", finding, "warning", remedy, data)
+    if os.environ.get("NVTX_DISABLE"):
+        return Check("nvtx", f"{version}, disabled by NVTX_DISABLE", "note", "unset NVTX_DISABLE to profile", data)
+    return Check("nvtx", finding, data=data)

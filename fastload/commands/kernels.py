@@ -1,0 +1,228 @@
+"""``fastload kernels``: one range of a training script under Nsight Compute, its kernels added up and classified.
+
+Nsight Compute runs every kernel several times over to measure it, so one step is enough and the loop is slow meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload.commands import profile
+from fastload.commands.doctor.checks_gpu import cuda_available, find_nsight
+from fastload.profiling import ncu, nsys, roofline
+from fastload.profiling.nsys import NsightError
+from fastload.profiling.report import plain_console
+from fastload.profiling.trace import STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastload.profiling.ncu import KernelRun, Sum
+    from fastload.profiling.roofline import Ceilings
+
+SHOWN: Final = 40
+_SETS: Final = {"memory": ["--section", "MemoryWorkloadAnalysis"], "none": []}
+"""What ``--set`` adds to the metrics that the report needs; others are ncu's own sets."""
+
+BACKWARD_NOTE: Final = (
+    "note: the backward pass is not among these: autograd launches it from a thread of its own, outside of the range "
+    'step; annotate_modules gives it ranges, as --range "ResNet backward" for a model of that class'
+)
+
+_STYLES: Final = {"compute-bound": "red", "memory-bound": "green", "latency-bound": "dim"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fastload kernels``."""
+    parser.usage = "%(prog)s [--range NAME] [options] -- python train.py ..."
+    parser.add_argument(
+        "--range",
+        default=STEP,
+        metavar="NAME",
+        help="the NVTX range to measure, of the script's or fastload's own (default: step, the training step; it does "
+        "not hold the backward pass, whose kernels autograd launches from a thread of its own)",
+    )
+    parser.add_argument("--by", choices=("range", "kernel"), default="range", help="what to add up: per range within")
+    parser.add_argument("--set", default="none", metavar="SET", help="measure more: memory, full, or another of ncu's")
+    parser.add_argument("--steps", type=profile.at_least(1), default=1, help="training steps to measure")
+    parser.add_argument("--warmup", type=profile.at_least(0), default=10, help="steps before them")
+    parser.add_argument("--most", type=profile.at_least(1), metavar="N", help="measure at most so many kernels")
+    parser.add_argument("--csv", type=profile.output_file, metavar="FILE", help="write the sums")
+    parser.add_argument("--png", type=profile.picture_file, metavar="FILE", help="draw bytes moved against latency")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep ncu's table and the ceilings there")
+    parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="report on a kept table again")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- python train.py ...", help="what to run")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and report; the script's exit code if that is not 0, and 1 when there is nothing to report."""
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if bool(program) == (args.source is not None):
+        return _fail("nothing to run: fastload kernels -- python train.py ...; or --from DIR, but not both", 2)
+    profile.import_printers(args)
+    try:
+        if args.source is not None:
+            code, runs, ceilings = 0, ncu.read(args.source / "ncu.csv"), read_ceilings(args.source)
+        elif args.keep is not None:
+            profile.make_folder(args.keep)
+            code, runs, ceilings = measure(args, program, args.keep.absolute())
+        else:
+            with tempfile.TemporaryDirectory(prefix="fastload-kernels-") as folder:
+                code, runs, ceilings = measure(args, program, Path(folder))
+    except NsightError as error:
+        return _fail(str(error), error.code)
+    _deliver(runs, ceilings, args)
+    return code
+
+
+def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tuple[int, list[KernelRun], Ceilings]:
+    """Run the program under ncu, then measure the device's ceilings.
+
+    Raises:
+        ProgramError: The program failed, and ncu wrote nothing.
+        NsightError: There is no ncu or no GPU, or ncu measured nothing.
+    """
+    executable = find_nsight("ncu")
+    if executable is None:
+        raise NsightError(
+            "ncu (Nsight Compute) was not found: install the package nsight-compute from NVIDIA's CUDA repository or "
+            "put ncu on the PATH"
+        )
+    if not cuda_available():
+        raise NsightError("Nsight Compute measures kernels, and torch sees no GPU here: fastload doctor says why")
+    table = folder / "ncu.csv"
+    command = command_line(executable, args, profile.python(program), table, available_metrics(executable))
+    _say(f"runs {shlex.join(command)}")
+    environment = profile.environment(f"{args.warmup}:{args.steps}:exit")
+    # With --json the report has stdout to itself.
+    done = subprocess.run(command, env=environment, check=False, stdout=sys.stderr if args.json else None)
+    code = profile.exit_code(done.returncode)
+    if not table.exists():
+        raise nsys.nothing_recorded("ncu", code)
+    try:
+        runs = ncu.read(table)
+    except NsightError as error:
+        error.code = code or error.code  # ncu starts its table before the program does what it may fail at
+        raise
+    ceilings = roofline.measure()
+    (folder / "ceilings.json").write_text(json.dumps(ceilings.to_dict(), indent=2), encoding="utf-8")
+    return code, runs, ceilings
+
+
+def command_line(
+    executable: Path, args: argparse.Namespace, program: Sequence[str], table: Path, metrics: Sequence[str]
+) -> list[str]:
+    """The command that measures a range's kernels into ``table``."""
+    # A range of the script's lies in the default domain, one of annotate's and the step itself in fastload's.
+    include = [part for name in (f"{args.range}/", f"fastload@{args.range}/") for part in ("--nvtx-include", name)]
+    more = _SETS.get(args.set, ["--set", args.set])
+    most = [] if args.most is None else ["--launch-count", str(args.most)]
+    return [
+        *(str(executable), "--nvtx", *include, "--profile-from-start", "off", "--clock-control", "none"),
+        *("--csv", "--page", "raw", "--print-units", "base", "--log-file", str(table)),
+        *("--metrics", ",".join(metrics), *more, *most, *program),
+    ]
+
+
+def available_metrics(executable: Path) -> list[str]:
+    """Those of :data:`ncu.METRICS` that the device has: ncu refuses to start over one that it has not."""
+    code, said = nsys.run_tool([str(executable), "--query-metrics"], timeout_s=120)
+    known = {line.split(maxsplit=1)[0] for line in said.splitlines() if line.strip()}
+    if code != 0 or not known:
+        return list(ncu.METRICS)
+    return [name for name in ncu.METRICS if name.rpartition(".")[0] in known]
+
+
+def read_ceilings(folder: Path) -> Ceilings:
+    """The ceilings that ``--keep`` kept.
+
+    Raises:
+        NsightError: They are not there.
+    """
+    try:
+        return roofline.Ceilings(**json.loads((folder / "ceilings.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise NsightError(f"{folder} has no ceilings.json ({error}): measure again with --keep") from error
+
+
+def _deliver(runs: list[KernelRun], ceilings: Ceilings, args: argparse.Namespace) -> None:
+    sums = ncu.sum_up(runs, args.range, ceilings, args.by)
+    everything = ncu.total(runs, ceilings)
+    if args.json:
+        report = {
+            "range": args.range,
+            "ceilings": ceilings.to_dict(),
+            "total": everything.to_dict(),
+            "sums": [each.to_dict() for each in sums],
+        }
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    else:
+        show(sums, everything, ceilings, args.range)
+    if args.csv:
+        ncu.write_csv(sums, args.csv)
+        _say(f"the sums are in {args.csv}")
+    if args.png:
+        ncu.draw(sums, ceilings, args.png, f"{args.range} on {ceilings.device}")
+        _say(f"the picture is {args.png}")
+
+
+def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, console: Any = None) -> None:
+    """Print the table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or plain_console(150)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name, right in (
+        *(("range or kernel", False), ("kernels", True), ("time", True), ("of all", True), ("MB moved", True)),
+        *(("GB/s", True), ("of ceiling", True), ("TFLOP/s", True), ("of ceiling", True), ("FLOP/byte", True)),
+        ("class", False),
+    ):
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, header_style="dim")
+    for each in (*sums[:SHOWN], everything):
+        table.add_row(
+            each.name,
+            f"{each.kernels:,}",
+            f"{each.seconds * 1e6:,.1f} µs",
+            f"{each.seconds / everything.seconds:.1%}" if everything.seconds else "",
+            f"{each.size_bytes / 1e6:,.2f}",
+            f"{each.bytes_per_s / 1e9:,.0f}",
+            f"{each.memory_share:.0%}",
+            f"{each.flops / 1e12:,.2f}",
+            f"{each.compute_share:.0%}",
+            "" if each.intensity is None else f"{each.intensity:,.1f}",
+            Text(each.bound, _STYLES[each.bound]),
+            style="bold" if each is everything else None,
+        )
+    tf32 = "" if ceilings.tf32_flops is None else f"{ceilings.tf32_flops / 1e12:,.0f} TF32, "
+    console.print(
+        Text(
+            f"{inside} on {ceilings.device}; measured ceilings: {ceilings.bytes_per_s / 1e12:.2f} TB/s, "
+            f"{ceilings.tensor_flops / 1e12:,.0f} TFLOP/s bfloat16, {tf32}{ceilings.fp32_flops / 1e12:,.0f} float32; "
+            f"ridge at {ceilings.ridge:,.0f} FLOP/byte"
+        )
+    )
+    console.print(table)
+    if (more := len(sums) - SHOWN) > 0:
+        console.print(Text(f"and {more} more; --csv writes them all", "dim"))
+    if inside == STEP:
+        console.print(Text(BACKWARD_NOTE, "dim"))
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"fastload kernels: {text}\n")
+    sys.stderr.flush()
+
+
+def _fail(reason: str, code: int) -> int:
+    _say(reason)
+    return code

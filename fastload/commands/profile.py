@@ -1,0 +1,279 @@
+"""``fastload profile``: a training script under Nsight Systems, and what the recording says.
+
+The script runs as ``fastload run`` has it, with FastLoader for DataLoader; the capture window is opened after some
+warm-up steps by the loader that the loop iterates (see ``profiling/capture.py``). Where Nsight Systems is missing, or
+cannot import its own recording, torch.profiler records, and the loader's ranges of all processes are written to files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload.commands.doctor.checks_gpu import find_nsight
+from fastload.commands.run import script
+from fastload.profiling import nsys, nsys_export, torch_trace
+from fastload.profiling.nsys import NsightError, ProgramError
+from fastload.profiling.report import Report, make_report, plain_console, show
+from fastload.stats.verdict import Bottleneck, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fastload.profiling.nsys import Recorder
+    from fastload.profiling.trace import Recording
+
+STEM: Final = "profile"
+"""Name of the recording in its folder."""
+
+_PAGE: Final = f"fastload-{STEM}.html"
+_PICTURES: Final = (".png", ".svg", ".pdf", ".jpg")
+_LOADER: Final = "loader.json"
+_KINETO_LEVEL: Final = "KINETO_LOG_LEVEL"
+"""What torch.profiler's library prints from: without it "USDT" at each start and "ERROR" where there is no GPU."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fastload profile``."""
+    parser.usage = "%(prog)s [options] -- python train.py ..."
+    parser.add_argument("--steps", type=at_least(1), default=10, help="training steps to record")
+    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them")
+    parser.add_argument("--with", dest="tool", choices=("auto", "nsys", "torch"), default="auto", help="what records")
+    parser.add_argument("--sampling", action="store_true", help="nsys also samples call stacks (large recordings)")
+    parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
+    parser.add_argument("--html", type=output_file, metavar="FILE", help=f"the page to write (default: {_PAGE})")
+    parser.add_argument("--no-html", action="store_true", help="write no page")
+    parser.add_argument("--png", type=picture_file, metavar="FILE", help="also draw the timeline as a picture")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the recording there")
+    parser.add_argument("--from", dest="source", type=Path, metavar="PATH", help="report on a kept recording again")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- python train.py ...", help="what to run")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Record and report; the script's exit code if that is not 0, and 1 when there is nothing to report."""
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if bool(program) == (args.source is not None):
+        return _fail("nothing to run: fastload profile -- python train.py ...; or --from DIR, but not both", 2)
+    import_printers(args)
+    try:
+        page = None if args.no_html else args.html or output_file(_PAGE)
+    except argparse.ArgumentTypeError as error:
+        return _fail(f"the page {error}; or give --html FILE, or --no-html", 2)
+    try:
+        if args.source is not None:
+            code, recording = 0, read(args.source)
+            seen = loaders_verdict(args.source) if args.source.is_dir() else None
+        else:
+            with _folder(args.keep) as folder:
+                code, recording, seen = record(args, python(program), folder)
+    except NsightError as error:
+        return _fail(str(error), error.code)
+    report = make_report(recording, seen)
+    _deliver(report, recording, args, page)
+    return code
+
+
+def import_printers(args: argparse.Namespace) -> None:
+    """Import what the report will be printed and drawn with: what is missing is missing before the script has run.
+
+    Raises:
+        ModuleNotFoundError: It is not installed.
+    """
+    for name, wanted in (("rich", not args.json), ("matplotlib", args.png)):
+        if wanted:
+            importlib.import_module(name)
+
+
+def read(path: Path) -> Recording:
+    """Read a recording: an exported ``.sqlite``, a ``.nsys-rep``, or a folder that ``--keep`` filled.
+
+    Raises:
+        NsightError: It is none of these.
+    """
+    if path.is_dir():
+        for suffix in (".sqlite", ".nsys-rep", ".qdstrm"):
+            if (found := path / f"{STEM}{suffix}").exists():
+                return read(found)
+        return torch_trace.read(path)
+    if path.suffix in (".nsys-rep", ".qdstrm"):
+        executable = find_nsight("nsys")
+        if executable is None:
+            raise NsightError(f"{path.name} is exported by nsys, which was not found: install Nsight Systems")
+        return nsys_export.read(nsys.exported(executable, nsys.imported(path.with_suffix(""), nsys.find_importer(executable))))
+    if not path.exists():
+        raise NsightError(f"{path} does not exist")
+    return nsys_export.read(path)
+
+
+def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tuple[int, Recording, Verdict | None]:
+    """Run the program and record it; returns its exit code, the recording, and the loader's own verdict.
+
+    Raises:
+        ProgramError: The program failed before there was anything to record; it is not run again for that.
+        NsightError: Nothing was recorded.
+    """
+    recorder = None if args.tool == "torch" else _find_recorder(args.tool, folder)
+    if recorder is not None:
+        try:
+            code = _execute(recorder.command(folder / STEM, program, sampling=args.sampling), args, folder)
+            return code, nsys_export.read(recorder.finish(folder / STEM, code)), loaders_verdict(folder)
+        except ProgramError:
+            raise
+        except NsightError as error:
+            if args.tool == "nsys":
+                raise
+            _say(f"{error}; runs again under torch.profiler")
+    trace = {"FASTLOAD_CAPTURE_TRACE": str(folder / f"{STEM}.json"), "FASTLOAD_RANGES": str(folder)}
+    if _KINETO_LEVEL not in os.environ:
+        trace[_KINETO_LEVEL] = "99"
+    code = _execute(program, args, folder, trace)
+    return code, torch_trace.read(folder, code), loaders_verdict(folder)
+
+
+def _find_recorder(tool: str, folder: Path) -> Recorder | None:
+    with tempfile.TemporaryDirectory(prefix="fastload-probe-", dir=folder) as scratch:
+        try:
+            return nsys.find_recorder(Path(scratch))
+        except NsightError as error:
+            if tool == "nsys":
+                raise
+            _say(f"{error}; torch.profiler records instead")
+            return None
+
+
+def environment(window: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the script inherits: FastLoader for DataLoader, and the capture window (see ``profiling/capture.py``)."""
+    inherited = script.environment_with()
+    # As if this Python's environment were activated: "python" is the one that fastload is installed in.
+    search_path = [os.path.dirname(sys.executable), inherited.get("PATH", os.defpath)]
+    return {**inherited, "PATH": os.pathsep.join(search_path), "FASTLOAD_CAPTURE": window, **(more or {})}
+
+
+def _execute(
+    command: Sequence[str], args: argparse.Namespace, folder: Path, more: Mapping[str, str] | None = None
+) -> int:
+    window = f"{args.warmup}:{args.steps}" + ("" if args.to_the_end else ":exit")
+    inherited = environment(window, {"FASTLOAD_CAPTURE_REPORT": str(folder / _LOADER), **(more or {})})
+    _say(f"runs {shlex.join(command)}")
+    try:
+        # With --json the report has stdout to itself.
+        done = subprocess.run(command, env=inherited, check=False, stdout=sys.stderr if args.json else None)
+    except OSError as error:
+        raise NsightError(f"{command[0]} does not start: {error.strerror}") from error
+    return exit_code(done.returncode)
+
+
+def exit_code(returned: int) -> int:
+    """What a shell makes of ``subprocess``'s return code: 128 and its number for a signal, which is negative there."""
+    return returned if returned >= 0 else 128 - returned
+
+
+def loaders_verdict(folder: Path) -> Verdict | None:
+    """What the loader that was captured said about the window; None when it said nothing."""
+    for path in sorted(folder.glob(_LOADER.replace(".", "*"))):
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # the program was killed meanwhile
+            continue
+        bottleneck = None if said["bottleneck"] is None else Bottleneck(said["bottleneck"])
+        return Verdict(bottleneck, tuple(said["evidence"]), said["remedy"])
+    return None
+
+
+def python(program: Sequence[str]) -> list[str]:
+    """``train.py ...`` means ``python train.py ...``, as for ``fastload run``."""
+    if program[0].endswith(".py") and shutil.which(program[0]) is None:
+        return [sys.executable, *program]
+    return list(program)
+
+
+@contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="fastload-profile-") as folder:
+            yield Path(folder)
+        return
+    make_folder(kept)
+    for old in [*kept.glob(f"{STEM}.*"), *kept.glob("ranges-*.jsonl"), *kept.glob(_LOADER.replace(".", "*"))]:
+        old.unlink()
+    yield kept.absolute()
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder of ``--keep``.
+
+    Raises:
+        NsightError: It cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NsightError(f"{path} cannot be made a folder to keep files in: {error.strerror}") from error
+
+
+def _deliver(report: Report, recording: Recording, args: argparse.Namespace, page: Path | None) -> None:
+    from fastload.profiling import timeline
+    from fastload.profiling.html import write
+
+    if args.json:
+        sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
+    else:
+        show(report, plain_console(130))
+    rows = timeline.lay_out(recording, report.findings)
+    if page is not None:
+        write(report, rows, page)
+        _say(f"the timeline is in {page}")
+    if args.png:
+        timeline.draw(rows, args.png, f"{report.verdict.name}: {'; '.join(report.verdict.evidence[:2])}")
+        _say(f"the picture is {args.png}")
+
+
+def at_least(least: int) -> Any:
+    """A type for ``argparse``: an integer that is not less than ``least``."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def output_file(text: str) -> Path:
+    """A type for ``argparse``: a file that can be written, known before minutes of measuring."""
+    path = Path(text)
+    with suppress(OSError):
+        folder = path.absolute().parent
+        if folder.is_dir() and not path.is_dir() and os.access(path if path.exists() else folder, os.W_OK):
+            return path
+    raise argparse.ArgumentTypeError(f"must be a file that can be written, in a folder that exists, got {text!r}")
+
+
+def picture_file(text: str) -> Path:
+    """Likewise, of a kind that matplotlib draws."""
+    path = output_file(text)
+    if path.suffix not in _PICTURES:
+        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(_PICTURES)}, got {text!r}")
+    return path
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"fastload profile: {text}\n")
+    sys.stderr.flush()
+
+
+def _fail(reason: str, code: int) -> int:
+    _say(reason)
+    return code

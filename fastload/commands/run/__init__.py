@@ -1,0 +1,1 @@
+"""``fastload run``: run a script with FastLoader in the place of DataLoader."""

@@ -1,0 +1,108 @@
+"""Carries ``fastload run`` into child processes.
+
+``fastload run`` puts this folder on ``PYTHONPATH``, so that every Python started below it (the script itself, spawned
+workers, ``torchrun``'s ranks) imports this file at its start. It waits for torch to be imported and then has FastLoader
+put in DataLoader's place; it imports neither torch nor fastload by itself: a program without torch hardly notices it.
+
+Any Python may be started below, also one without fastload: this file stands alone, in syntax that Python 3.6 reads.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+TYPE_CHECKING = False  # type checkers know the name; typing itself takes time to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+
+class Watch:
+    """A finder that finds nothing by itself: it hears when torch has been imported, and then installs FastLoader.
+
+    FastLoader cannot be installed while fastload's own modules are half imported (a script may import fastload first,
+    and that imports torch), so their imports are counted, and the last one to end installs.
+    """
+
+    def __init__(self, settings: str) -> None:
+        self.settings = settings
+        self.torch_ready = False
+        self.in_fastload = 0
+
+    def find_spec(
+        self,
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> "ModuleSpec | None":
+        """Find ``torch`` and fastload's modules where the other finders do, and listen to their execution."""
+        package = name.partition(".")[0]
+        if name != "torch" and package != "fastload":
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    self.listen(spec.loader, package)
+                return spec
+        return None
+
+    def listen(self, loader: "Any", package: str) -> None:
+        """Shadow ``exec_module`` on this one loader, whose type other tools may look at, until it has run."""
+        exec_module = loader.exec_module
+
+        def exec_and_tell(module: "ModuleType") -> None:
+            del loader.exec_module
+            self.in_fastload += package == "fastload"
+            try:
+                exec_module(module)
+                self.torch_ready = self.torch_ready or package == "torch"
+            finally:
+                self.in_fastload -= package == "fastload"
+                if self.torch_ready and not self.in_fastload:
+                    self.install()
+
+        try:
+            loader.exec_module = exec_and_tell
+        except AttributeError:  # a loader with slots
+            complain("the import system of this Python cannot be listened to")
+
+    def install(self) -> None:
+        """Put FastLoader in DataLoader's place, once."""
+        if self not in sys.meta_path:
+            return
+        sys.meta_path.remove(self)
+        try:
+            from fastload.commands.run.patch import install_from_settings
+        except ImportError as error:
+            complain(error)
+        else:
+            install_from_settings(self.settings)
+
+
+def complain(reason: object) -> None:
+    """Say why nothing was replaced."""
+    sys.stderr.write(f"fastload run: DataLoader stays torch's own in process {os.getpid()}: {reason}\n")
+
+
+def run_hidden_sitecustomize(folder: str) -> None:
+    """Run the ``sitecustomize`` that this one hides, if there is one; leave ``sys.path`` as it would be without us."""
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != folder]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if os.environ.get("FASTLOAD_RUN"):
+    watch = Watch(os.environ["FASTLOAD_RUN"])
+    sys.meta_path.insert(0, watch)
+    if "torch" in sys.modules:  # a .pth file was quicker
+        watch.install()
+run_hidden_sitecustomize(os.path.dirname(os.path.realpath(__file__)))

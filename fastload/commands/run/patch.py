@@ -1,0 +1,188 @@
+"""FastLoader in the place of ``torch.utils.data.DataLoader``, for this process."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from abc import ABCMeta
+from dataclasses import fields
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fastload.engines.workers import first_call_of
+from fastload.loader import FastLoader
+from fastload.options import Options
+from fastload.plan import has_own_iterator
+from fastload.profiling.capture import capture_from_environment
+from fastload.stats.explain import LoaderLog
+from fastload.stats.meter import Meter, NextData, board_for, measure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    _Iterate = Callable[[Any], Any]
+
+TorchDataLoader: Final[type[Any]] = FastLoader.__bases__[0]
+
+_MEMORY_FORMATS: Final = {
+    "channels_last": torch.channels_last,
+    "contiguous": torch.contiguous_format,
+    "preserve": torch.preserve_format,
+}
+
+_stand_in: type[FastLoader[Any]] | None = None
+_listeners: list[Callable[[_Iterate], _Iterate]] = []  # what wraps the __iter__ of loaders
+
+
+def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False) -> type[FastLoader[Any]]:
+    """Let every look-up of ``DataLoader`` in this process give FastLoader from now on.
+
+    Modules that already hold torch's class under any name get the stand-in as well, apart from fastload's own. Calling
+    it again changes nothing.
+
+    Args:
+        defaults: New defaults of FastLoader's own arguments, by name.
+        explain: Write to stderr at exit which modules use the stand-in and the plan of every loader that was iterated.
+
+    Returns:
+        The stand-in: a subclass of FastLoader that also counts every other DataLoader as its instance.
+
+    Raises:
+        TypeError: ``defaults`` names something that is not an argument of FastLoader's own.
+    """
+    global _stand_in
+    if _stand_in is None:
+        _set_defaults(dict(defaults or {}))
+        _stand_in = _make_stand_in()
+        if (window := capture_from_environment()) is not None:
+            _listeners.append(window.listening)
+        if explain:
+            _listeners.append(LoaderLog(users_of=functools.partial(_modules_with, _stand_in)).listening)
+        FastLoader.__iter__ = _heard(FastLoader.__iter__)  # type: ignore[method-assign]
+        for module, name in _holders(TorchDataLoader):
+            setattr(module, name, _stand_in)
+    return _stand_in
+
+
+def install_from_settings(text: str) -> None:
+    """Install with what ``fastload run`` wrote into the environment."""
+    options = json.loads(text)
+    install(decode_defaults(options["defaults"]), explain=options["explain"])
+
+
+def decode_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """FastLoader's own arguments from their names on the command line."""
+    decoded = dict(options)
+    if "memory_format" in decoded:
+        decoded["memory_format"] = _MEMORY_FORMATS[decoded["memory_format"]]
+    if "dtype" in decoded:
+        decoded["dtype"] = getattr(torch, decoded["dtype"])
+    return decoded
+
+
+def _set_defaults(defaults: dict[str, Any]) -> None:
+    own = [field.name for field in fields(Options)]
+    if unknown := set(defaults) - set(own):
+        raise TypeError(f"FastLoader has no argument of its own named {', '.join(sorted(unknown))}")
+    for name, value in defaults.items():
+        setattr(FastLoader, name, value)
+    init: Any = FastLoader.__init__
+    init.__kwdefaults__ = {**init.__kwdefaults__, **defaults}
+    check: Any = Options.__init__  # whose defaults are those of FastLoader.wrap
+    check.__defaults__ = tuple(init.__kwdefaults__[name] for name in own)
+
+
+def _make_stand_in() -> type[FastLoader[Any]]:
+    """Build the class that stands under the name ``torch.utils.data.DataLoader``.
+
+    Why not FastLoader itself: ``isinstance(x, DataLoader)`` must hold for any DataLoader, which takes a metaclass, and
+    that is ABCMeta, or else ``class MyLoader(DataLoader, ABC)`` would be a metaclass conflict. It overrides nothing and
+    carries torch's name, so that error texts and pickles are torch's: the pickle of a loader becomes a plain DataLoader
+    in a process without us. Subclasses that have an ``__iter__`` of their own are followed (:func:`_followed`).
+    """
+
+    class DataLoader(FastLoader[FastLoader.__parameters__], metaclass=ABCMeta):  # type: ignore[name-defined]
+        __doc__ = FastLoader.__doc__
+
+        # Lightning follows the construction of a loader through the `__init__` in the class's own namespace.
+        __init__ = _copy_of(FastLoader.__init__)
+
+        def __init_subclass__(cls, **more: Any) -> None:
+            super().__init_subclass__(**more)
+            if "__iter__" in vars(cls) and not inspect.isgeneratorfunction(cls.__iter__):
+                cls.__iter__ = _followed(cls.__iter__)  # type: ignore[method-assign]
+
+        @classmethod
+        def __subclasshook__(cls, other: type, /) -> Any:
+            return True if cls is DataLoader and issubclass(other, TorchDataLoader) else NotImplemented
+
+    stand_in: type[FastLoader[Any]] = DataLoader
+    stand_in.__module__ = TorchDataLoader.__module__
+    stand_in.__qualname__ = TorchDataLoader.__qualname__
+    return stand_in
+
+
+def _heard(iterate: _Iterate) -> _Iterate:
+    """An ``__iter__`` that the listeners hear of."""
+    return functools.reduce(lambda heard, listening: listening(heard), _listeners, iterate)
+
+
+def _followed(own: _Iterate) -> _Iterate:
+    """A subclass's own ``__iter__``. What makes iterators like torch's and does not call ours is looked after here.
+
+    So does that of torchdata's StatefulDataLoader. Its iterators are measured, listened to, and closed with the loader.
+    """
+
+    @functools.wraps(own)
+    def iterate(loader: Any) -> Any:
+        runtime, given = loader._runtime, loader.worker_init_fn
+        runtime.check_open()
+        begun = runtime.begun
+        board = board_for(loader) if has_own_iterator(loader) else None
+        if board is not None and loader.num_workers:
+            loader.worker_init_fn = first_call_of(loader, given, board)
+        first_call = loader.worker_init_fn
+        try:
+            iterator = own(loader)
+        finally:
+            loader.worker_init_fn = given
+        if runtime.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
+            return iterator
+        if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
+            next_data.meter.begin_epoch()
+        elif board is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
+            runtime.measure(iterator, measure(iterator, Meter(board, loader.batch_size)))
+        runtime.live.add(iterator)
+        return _heard(lambda _: iterator)(loader)
+
+    return iterate
+
+
+def _copy_of(function: Any) -> Any:
+    copied = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copied.__kwdefaults__ = dict(function.__kwdefaults__)
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        setattr(copied, name, getattr(function, name))
+    return copied
+
+
+def _holders(value: object) -> list[tuple[ModuleType, str]]:
+    """Every module outside fastload with a global that is ``value``, and that global's name. About 10 ms."""
+    return [
+        (module, name)
+        for key, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and key.partition(".")[0] != "fastload"
+        for name, held in list(vars(module).items())
+        if held is value
+    ]
+
+
+def _modules_with(value: object) -> list[str]:
+    return sorted({module.__name__ for module, _ in _holders(value)})

@@ -1,0 +1,123 @@
+"""``fastload run``: a script run with FastLoader standing for DataLoader, no line of it changed.
+
+The script gets a Python of its own, which replaces this process: its arguments, module search path, traceback, exit
+code and Ctrl-C are like plain Python's because they are plain Python's. What makes the difference travels in the
+environment, from which the script's child processes inherit it (see ``bootstrap/sitecustomize.py``). So does
+``FASTLOAD_CAPTURE``, which opens a profiler's window around some of the script's steps (see ``profiling/capture.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE: Final = "FASTLOAD_RUN"
+BOOTSTRAP: Final = Path(__file__).resolve().parent / "bootstrap"
+
+_DEFAULTS: Final = ("device", "memory_format", "dtype", "device_prefetch", "accelerate", "max_pinned_bytes", "rng")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options, then the script and whatever follows it."""
+    parser.usage = "%(prog)s [options] (script.py | -m module | -c code) [its arguments]"
+    parser.description = (
+        "Run a Python program with FastLoader in the place of torch.utils.data.DataLoader, in its child processes too. "
+        "Options set the defaults of FastLoader's own arguments."
+    )
+    parser.add_argument("--device", type=_device, metavar="DEVICE", help="where batches go: auto, cpu, cuda, cuda:1")
+    parser.add_argument("--memory-format", choices=("channels_last", "contiguous", "preserve"), help="of 4-D images")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32", "float64"),
+        help="cast floating-point tensors to this, on the device",
+    )
+    parser.add_argument("--device-prefetch", type=_count, metavar="N", help="batches copied ahead of the one in use")
+    parser.add_argument(
+        "--accelerate", choices=("auto", "off", "require"), help="run the pipeline natively where it can be"
+    )
+    parser.add_argument("--max-pinned-bytes", type=_count, metavar="N", help="most bytes of pinned memory; 0 for none")
+    parser.add_argument("--rng", choices=("torch", "index"), help="what random draws depend on: worker, or sample")
+    parser.add_argument(
+        "--explain", action="store_true", help="say at exit, on stderr, who uses FastLoader and every loader's plan"
+    )
+    program = parser.add_argument_group("the program, as Python itself takes it")
+    program.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a library module")
+    program.add_argument("-c", dest="code", nargs=argparse.REMAINDER, metavar="code", help="run this code")
+    program.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py", help="run this file")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Replace this process by a Python that runs the program; returns only when that is impossible."""
+    program = _program(args)
+    if not program:
+        return _fail("nothing to run: name a script, -m module or -c code; see fastload run --help")
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        return _fail("works through PYTHONPATH and sitecustomize, which the options -E, -I and -S of Python turn off")
+    if not sys.executable:
+        return _fail("cannot tell which Python is running (sys.executable is empty); start fastload with a full path")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(sys.executable, [sys.executable, *_interpreter_options(), *program], environment(args))
+    except OSError as error:
+        return _fail(f"cannot start {sys.executable}: {error.strerror}")
+
+
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    """This process's environment, and in it what makes every Python below use FastLoader."""
+    defaults = {name: getattr(args, name) for name in _DEFAULTS if getattr(args, name) is not None}
+    return environment_with(defaults, explain=args.explain)
+
+
+def environment_with(defaults: Mapping[str, Any] | None = None, *, explain: bool = False) -> dict[str, str]:
+    """See :func:`environment`; ``defaults`` are of FastLoader's own arguments, as the command line spells them."""
+    search_path = [str(BOOTSTRAP)]
+    if inherited := os.environ.get("PYTHONPATH"):
+        search_path += [entry for entry in inherited.split(os.pathsep) if entry != str(BOOTSTRAP)]
+    return {
+        **os.environ,
+        VARIABLE: json.dumps({"defaults": dict(defaults or {}), "explain": explain}),
+        "PYTHONPATH": os.pathsep.join(search_path),
+    }
+
+
+def _program(args: argparse.Namespace) -> list[str]:
+    for flag, given in (("-m", args.module), ("-c", args.code)):
+        if given is not None:
+            rest = [*given, *args.script]  # `-mmodule` leaves the arguments after it to `script`
+            return [flag, *rest] if rest else []
+    return args.script[1:] if args.script[:1] == ["--"] else list(args.script)
+
+
+def _interpreter_options() -> list[str]:
+    """The options that this Python was started with, for the next; also multiprocessing asks subprocess for them."""
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    if getattr(sys.stdout, "write_through", False):  # -u shows nowhere else
+        options.append("-u")
+    return options
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"[a-z]+(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"must be auto, cpu or the name of a torch device, got {text!r}")
+    return text
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
+    return int(text)
+
+
+def _fail(reason: str) -> int:
+    sys.stderr.write(f"fastload run: {reason}\n")
+    return 2

@@ -1,0 +1,333 @@
+"""``fastload tune module:factory``: how many workers keep a training step fed, found out by trying.
+
+The step alone, on batches that are already there, says what it can take; one worker says what a sample costs. From both
+follows a count to begin with. Every count that is tried feeds the real step for a moment, and the answer is the
+smallest at which the step does not wait and the loader could deliver 10% more than it takes. Where no count is enough,
+or the factory gives no step, it is the smallest that runs as fast as the best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload._factory import FactoryError, add_factory_argument, call_factory
+from fastload.autoscale.policy import SPARE, cores_for_loading, workers_needed
+from fastload.autoscale.throughput import EmptyLoaderError, ceiling_rate, endless, in_flight, loop_rate
+from fastload.device.replay import twin_of
+from fastload.loader import FastLoader
+from fastload.options import resolve_device
+from fastload.stats.diagnosis import report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.utils.data import DataLoader
+
+    from fastload.stats.verdict import Verdict
+
+FED_WAIT: Final = 0.02
+"""A step that waits for workers for a smaller share of its time is fed."""
+
+NOISE: Final = 0.03
+"""Rates that differ by less are the same."""
+
+_GROWTH: Final = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What came of a count of workers.
+
+    Attributes:
+        workers: How many.
+        prefetch_factor: Batches in flight for each.
+        images_per_s: At which the loop ran.
+        wait_share: Share of its time in which the step waited for a batch.
+        starved_share: Of that: the batch was being made, or its worker had yet to begin. What remains is the way from
+            the worker, which more workers do not shorten.
+        loader_images_per_s: What the loader could have delivered.
+        cores: That loader and step kept busy, on average.
+        cost_s: Seconds of one worker for one image.
+        verdict: What held the loop up.
+    """
+
+    workers: int
+    prefetch_factor: int
+    images_per_s: float
+    wait_share: float
+    starved_share: float
+    loader_images_per_s: float
+    cores: float
+    cost_s: float
+    verdict: Verdict = field(repr=False)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether the step did not wait for workers, and would not if it were 10% faster."""
+        consumer = self.images_per_s / (1 - self.wait_share) if self.wait_share < 1 else math.inf
+        return self.starved_share <= FED_WAIT and self.loader_images_per_s >= SPARE * consumer
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The answer, and what it rests on; ``str`` is the line to paste.
+
+    Attributes:
+        chosen: The smallest count that is enough.
+        tried: All counts, in the order in which they were tried.
+        consumer_images_per_s: What the step takes from a perfect loader; ``None`` without a step.
+        most: Workers that this process may have.
+        engine: Which made the batches.
+    """
+
+    chosen: Tried
+    tried: tuple[Tried, ...]
+    consumer_images_per_s: float | None
+    most: int
+    engine: str
+
+    def __str__(self) -> str:
+        return f"num_workers={self.chosen.workers}, prefetch_factor={self.chosen.prefetch_factor}"
+
+    @property
+    def why(self) -> str:
+        """Why this count, in a sentence."""
+        chosen = self.chosen
+        if self.consumer_images_per_s is None:
+            return "without a step the loader ran by itself: the smallest count within 3% of the fastest"
+        if chosen.is_fed:
+            return "the smallest count that keeps the step fed with 10% to spare"
+        best = "the smallest within 3% of the fastest"
+        up_to = f"up to {self.most} worker{'s' if self.most > 1 else ''}"
+        if chosen.starved_share <= FED_WAIT:
+            return f"the step does not wait for workers, but {up_to} have no 10% to spare: {best}"
+        waits = f"the step waits for workers {chosen.starved_share:.0%} of the time"
+        return f"{up_to} cannot keep the step fed: {best}; {waits}"
+
+    def record(self) -> dict[str, Any]:
+        """As it is printed for programs."""
+        chosen = self.chosen
+        return {
+            "num_workers": chosen.workers,
+            "prefetch_factor": chosen.prefetch_factor,
+            "line": str(self),
+            "why": self.why,
+            "is_fed": self.consumer_images_per_s is not None and chosen.is_fed,
+            "consumer_images_per_s": self.consumer_images_per_s,
+            "cost_ms": 1e3 * chosen.cost_s,
+            "engine": self.engine,
+            "most": self.most,
+            "verdict": str(chosen.verdict),
+            "tried": [{**asdict(tried), "verdict": tried.verdict.name} for tried in self.tried],
+        }
+
+
+class Tuner:
+    """Tries counts of workers with one loader and one step.
+
+    Args:
+        loader: A FastLoader, or torch's DataLoader, which is then measured as torch runs it. It is left alone: copies
+            of it run, with persistent workers, so that a short epoch does not count for more than it is.
+        step: Trains on a batch; ``None`` measures the loader by itself.
+        seconds: For each count, after the warm-up.
+        most: Workers at most; ``None`` for as many as there are cores for them.
+        on_try: Told of each count before it is tried.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        step: Callable[[Any], object] | None = None,
+        *,
+        seconds: float = 2.0,
+        most: int | None = None,
+        on_try: Callable[[int], object] = lambda count: None,
+    ) -> None:
+        self._given = loader
+        self._is_ours = isinstance(loader, FastLoader)
+        self._loader = loader if isinstance(loader, FastLoader) else FastLoader.wrap(loader, device="cpu")
+        self._device = resolve_device(loader.device if isinstance(loader, FastLoader) else "auto")
+        self._step = step
+        self._seconds = seconds
+        self._most = cores_for_loading() if most is None else most
+        self._on_try = on_try
+        self._prefetch_factor = loader.prefetch_factor or 2
+        self._engine = "torch"
+        self.tried: list[Tried] = []
+
+    def run(self) -> Tuning:
+        """Find the smallest count that is enough. Blocks for some seconds per count that is tried."""
+        consumer = None
+        if self._step is not None:
+            consumer = ceiling_rate(self._given, self._step, seconds=self._seconds)().images_per_s
+        self._search(consumer)
+        chosen = self._smallest()
+        if self._step is not None and not chosen.is_fed and chosen.loader_images_per_s >= SPARE * chosen.images_per_s:
+            deeper = self._try(chosen.workers, 2 * self._prefetch_factor)  # fast enough, but in bursts
+            if deeper.images_per_s > (1 + NOISE) * chosen.images_per_s:
+                chosen = deeper
+        return Tuning(chosen, tuple(self.tried), consumer, self._most, self._engine)
+
+    def _search(self, consumer: float | None) -> None:
+        """Try one worker, then the count that its cost suggests, more until it is enough, and what lies between."""
+        count, last = 1, self._try(1)
+        if consumer is not None and last.cost_s:
+            count = workers_needed(consumer, last.cost_s, self._most)
+            last = last if count == 1 else self._try(count)
+        while count < self._most and not self._is_plenty(last):
+            count = min(self._most, max(count + 1, math.ceil(_GROWTH * count) if consumer is not None else 2 * count))
+            last = self._try(count)
+        while True:
+            enough = self._smallest().workers
+            fewer = max((tried.workers for tried in self.tried if tried.workers < enough), default=0)
+            if enough - fewer <= 1:
+                return
+            self._try((enough + fewer) // 2)
+
+    def _is_plenty(self, tried: Tried) -> bool:
+        """Whether more workers than that are of no use."""
+        if self._step is not None:
+            return tried.is_fed
+        best = max(self.tried, key=lambda one: one.images_per_s)
+        return 2 * best.workers <= tried.workers
+
+    def _smallest(self) -> Tried:
+        enough = [tried for tried in self.tried if self._step is not None and tried.is_fed]
+        if not enough:
+            best = max(tried.images_per_s for tried in self.tried)
+            enough = [tried for tried in self.tried if tried.images_per_s >= (1 - NOISE) * best]
+        return min(enough, key=lambda tried: tried.workers)
+
+    def _try(self, count: int, prefetch_factor: int | None = None) -> Tried:
+        self._on_try(count)
+        ahead = prefetch_factor or self._prefetch_factor
+        changes: dict[str, Any] = {"num_workers": count, "prefetch_factor": ahead, "persistent_workers": True}
+        if not self._is_ours:
+            changes["accelerate"] = "off"
+        step = self._step or _nothing
+        with warnings.catch_warnings(), twin_of(self._loader, **changes) as twin:
+            warnings.filterwarnings(
+                "ignore", "This DataLoader will create", UserWarning
+            )  # within the cores, or as many as were asked for
+            feed = endless(twin)
+            for _ in range(in_flight(twin)):
+                step(next(feed))
+            before = twin.stats()
+            rate = loop_rate(feed, step, self._device, seconds=self._seconds, warm_steps=0, rounds_of=count)
+            stats = twin.stats().since(before)
+            self._engine = twin.plan.engine
+        making = sum(stats.stages[name].total_s for name in ("fetch", "decode", "collate") if name in stats.stages)
+        tried = Tried(
+            workers=count,
+            prefetch_factor=ahead,
+            images_per_s=rate.images_per_s,
+            wait_share=rate.wait_share,
+            starved_share=rate.wait_share * min(1.0, stats.wait_share("before", "fetch", "collate", "decode")),
+            loader_images_per_s=max(stats.loader_images_per_s, rate.images_per_s),
+            cores=rate.cores,
+            cost_s=making / stats.images if stats.images else 0.0,
+            verdict=report(stats).verdict,
+        )
+        self.tried.append(tried)
+        return tried
+
+
+def _nothing(batch: Any) -> None:
+    """The step of a loop that only loads."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload tune``."""
+    add_factory_argument(parser)
+    parser.add_argument("--seconds", type=_positive, default=2.0, help="for each count (default: %(default)s)")
+    parser.add_argument("--max-workers", type=_count, help="try no more (default: the cores that there are for them)")
+    parser.add_argument("--json", action="store_true", help="print every figure for programs")
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
+    return int(text)
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 with an answer, 2 if there is no such function or its loader has no batch, 130 after Ctrl-C."""
+    from fastload.bench._measure import environment
+    from fastload.bench._show import console
+
+    tuner: Tuner | None = None
+    try:
+        loader, step = call_factory(args.factory, args.arg)
+        with console().status("measuring the step" if step is not None else "starting") as status:
+            tuner = Tuner(
+                loader,
+                step,
+                seconds=args.seconds,
+                most=args.max_workers,
+                on_try=lambda count: status.update(f"trying num_workers={count}"),
+            )
+            tuning = tuner.run()
+    except (FactoryError, EmptyLoaderError) as error:
+        sys.stderr.write(f"fastload tune: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        if tuner is not None and tuner.tried and not args.json:
+            _show(tuner.tried, None, None)
+        sys.stderr.write("fastload tune: interrupted, so there is no answer\n")
+        return 130
+    if args.json:
+        record = {"environment": environment(), "factory": args.factory, **tuning.record()}
+        sys.stdout.write(f"{json.dumps(record, indent=2, allow_nan=False)}\n")
+        return 0
+    _show(tuning.tried, tuning.chosen, tuning.consumer_images_per_s)
+    cost = f"a sample costs {1e3 * tuning.chosen.cost_s:.3g} ms of one worker"
+    if tuning.consumer_images_per_s is not None:
+        cost = f"the step takes {tuning.consumer_images_per_s:,.0f} images/s from a perfect loader, {cost}"
+    console().print(f"{cost}; {tuning.why}")
+    if step is not None and not tuning.chosen.is_fed:
+        console().print(str(tuning.chosen.verdict))
+    console().print(f"\n    {tuning}\n")
+    return 0
+
+
+def _show(tried: Any, chosen: Tried | None, consumer: float | None) -> None:
+    """All that was tried as a table, by count."""
+    from rich import box
+    from rich.table import Table
+
+    from fastload.bench._show import console
+
+    table, least = Table(title="What was tried", box=box.SIMPLE_HEAD), min(one.prefetch_factor for one in tried)
+    columns: Mapping[str, Callable[[Tried], str]] = {
+        "workers": lambda one: (
+            f"{one.workers}" + (f", prefetch {ahead}" if (ahead := one.prefetch_factor) > least else "")
+        ),
+        "images/s": lambda one: f"{one.images_per_s:,.0f}",
+        "of the step's": lambda one: f"{one.images_per_s / consumer:.0%}" if consumer else "",
+        "stall": lambda one: f"{one.wait_share:.0%}" if consumer else "",
+        "for workers": lambda one: f"{one.starved_share:.0%}" if consumer else "",
+        "could deliver": lambda one: f"{one.loader_images_per_s:,.0f}",
+        "cores busy": lambda one: f"{one.cores:.1f}",
+        "": lambda one: "chosen" if one is chosen else "",
+    }
+    for name in columns:
+        table.add_column(name, justify="right")
+    for one in sorted(tried, key=lambda one: (one.workers, one.prefetch_factor)):
+        table.add_row(*(cell(one) for cell in columns.values()), style="bold" if one is chosen else None)
+    console().print(table)

@@ -1,0 +1,146 @@
+"""What happens to a tensor on the device after its copy: cast and memory format, or normalization, in one pass.
+
+Normalization is a table of 256 values per channel that torch computed on the CPU, so the device computes nothing: it
+looks up. The bits are those of the CPU in every dtype (dividing on a GPU is not: torch multiplies by the reciprocal
+there).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from fastload.device import nvrtc
+from fastload.options import has_streams
+
+TABLE_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+LAYOUTS: Final = (torch.channels_last, torch.contiguous_format)
+LEVELS: Final = 256  # of a uint8
+CHANNELS_MAX: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class NormalizeTable:
+    """What each level of each channel becomes.
+
+    It is uploaded once to each device that it is used on, and stays there for as long as the table lives. Thread-safe.
+
+    Attributes:
+        values: ``(C, 256)``, C from 1 to 4, on the CPU, float32, float16 or bfloat16; not to be changed afterwards.
+
+    Raises:
+        ValueError: ``values`` is none of that.
+    """
+
+    values: torch.Tensor
+    _on_device: dict[torch.device, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        values = self.values
+        if values.dim() != 2 or values.size(1) != LEVELS or not 1 <= values.size(0) <= CHANNELS_MAX:
+            raise ValueError(f"values must be (channels, 256) with 1 to 4 channels, got {tuple(values.shape)}")
+        if values.dtype not in TABLE_DTYPES or values.device.type != "cpu":
+            raise ValueError(
+                f"values must be float32, float16 or bfloat16 on the CPU, got {values.dtype} on {values.device}"
+            )
+        object.__setattr__(self, "values", values.detach().contiguous())
+
+    def __reduce__(self) -> tuple[type[NormalizeTable], tuple[torch.Tensor]]:
+        return NormalizeTable, (self.values,)
+
+    @property
+    def channels(self) -> int:
+        """How many channels an image has."""
+        return self.values.size(0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the result."""
+        return self.values.dtype
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """``values`` on ``device``, for work on its current stream.
+
+        Uploaded by the first call, which blocks until they are there; kept for the next.
+        """
+        if device.type == "cpu":
+            return self.values
+        held = self._on_device.get(device)
+        if held is None:
+            with self._lock:
+                held = self._on_device.get(device)
+                if held is None:
+                    held = self._on_device[device] = self.values.to(device)
+        if has_streams(device):  # else their memory could be reused, once the table is gone, under work that reads it
+            held.record_stream(torch.get_device_module(device).current_stream(device))
+        return held
+
+
+def apply_table(
+    images: torch.Tensor, table: NormalizeTable, memory_format: torch.memory_format, *, wait: bool = True
+) -> torch.Tensor:
+    """Look every pixel of a batch up in ``table``, on the current stream of the device that the batch is on.
+
+    Does not block on the device, except to upload the table when that device sees it for the first time.
+
+    Args:
+        images: ``(N, H, W, C)`` uint8, contiguous, on any device.
+        table: With the same number of channels.
+        memory_format: ``torch.channels_last`` or ``torch.contiguous_format``: the strides of the result.
+        wait: Whether to wait for the CUDA kernel, which takes 0.4 s to be had, once per process; else torch looks up,
+            same bits, until it is there.
+
+    Returns:
+        ``(N, C, H, W)`` of the table's dtype on the device of ``images``, in memory of its own.
+
+    Raises:
+        ValueError: An argument is none of that.
+    """
+    if images.dim() != 4 or images.dtype != torch.uint8 or not images.is_contiguous():
+        raise ValueError(
+            "images must be (N, H, W, C) uint8 and contiguous, got "
+            f"{tuple(images.shape)} {images.dtype} with strides {images.stride()}; pass images.contiguous()"
+        )
+    if images.size(3) != table.channels:
+        raise ValueError(f"images must have the {table.channels} channels of the table, got {images.size(3)}")
+    if memory_format not in LAYOUTS:
+        raise ValueError(f"memory_format must be torch.channels_last or torch.contiguous_format, got {memory_format}")
+    if images.is_cuda:
+        looked_up = nvrtc.look_up(images, table.on(images.device), memory_format, wait=wait)
+        if looked_up is not None:
+            return looked_up
+    return look_up(images, table, memory_format)
+
+
+def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.memory_format) -> torch.Tensor:
+    """:func:`apply_table` in torch alone: the road of every device without a kernel, and the reference of those with.
+
+    The arguments are taken as checked.
+    """
+    count, height, width, channels = images.shape
+    values = table.on(images.device)
+    shape = (count, channels, height, width)
+    out = torch.empty(shape, dtype=values.dtype, device=images.device, memory_format=memory_format)
+    for channel in range(channels):
+        levels = images[..., channel].to(torch.int32)
+        out[:, channel] = values[channel].index_select(0, levels.view(-1)).view(count, height, width)
+    return out
+
+
+def finish(tensor: torch.Tensor, memory_format: torch.memory_format | None, dtype: torch.dtype | None) -> torch.Tensor:
+    """Cast floating-point tensors to ``dtype`` and lay 4-D images out in ``memory_format``; values never change else.
+
+    Args:
+        tensor: On any device. Returned as it is when there is nothing to do.
+        memory_format: For 4-D floating-point or uint8 tensors only; ``None`` and ``preserve_format`` leave the layout.
+        dtype: For floating-point tensors only; ``None`` leaves it.
+    """
+    target = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    is_image = tensor.dim() == 4 and (tensor.is_floating_point() or tensor.dtype == torch.uint8)
+    if is_image and memory_format is not None and memory_format != torch.preserve_format:
+        return tensor.to(dtype=target, memory_format=memory_format)
+    return tensor if target == tensor.dtype else tensor.to(dtype=target)

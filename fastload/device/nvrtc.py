@@ -1,0 +1,246 @@
+"""The CUDA kernel of the epilogue: compiled at run time by NVRTC through ``cuda.core``, so no compiler is needed.
+
+Its source, ``normalize.cu``, lies beside this file and not with the sources of the native core: it is not compiled when
+the package is built, it travels in it, and is read where it was installed. A compilation takes about 0.2 s, happens
+once per device, value size and number of channels, and is kept on disk for the next process by ``cuda.core`` itself.
+
+Where ``cuda.core`` is missing or the compilation fails, :func:`look_up` says so by returning None; there is nothing
+that this kernel can do and torch cannot, only slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import threading
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+__all__ = ["lacking", "look_up", "unavailable"]
+
+SOURCE: Final = Path(__file__).with_name("normalize.cu")
+THREADS: Final = 256  # of a block; the same number stands in the source
+STORE_BYTES: Final = 16
+PLANE_MAX_PX: Final = 2**31 - 1  # pixels of an image: the planar kernel counts them in 32 bits
+INSTALL: Final = "pip install 'fastload[cuda]'"
+KERNELS: Final = {torch.channels_last: "look_up_nhwc", torch.contiguous_format: "look_up_nchw"}
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel on a device, and how many blocks of it the device can hold at once."""
+
+    kernel: Any
+    blocks_max: int
+
+
+class _Loaded:
+    """What has been compiled in this process, or why it could not be. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kernels: dict[tuple[int, int, int], dict[torch.memory_format, _Kernel]] = {}
+        self._failures: dict[tuple[int, int, int], str] = {}
+        self._asked: Counter[tuple[int, int, int]] = Counter()
+        self._compiling: set[tuple[int, int, int]] = set()  # or tried; by a thread that nobody waits for
+        self._asking = threading.Lock()  # of these two; the other one is held while a kernel is compiled
+
+    def kernel(
+        self, index: int, value_bytes: int, channels: int, memory_format: torch.memory_format, *, wait: bool = True
+    ) -> _Kernel | None:
+        """The kernel, compiled if need be; None if it cannot be. The device must be the current one.
+
+        Without ``wait``, None also while it is being compiled, by a thread that the second call starts: the first is
+        for a first batch, whose way to the GPU nothing shall slow down.
+        """
+        key = (index, value_bytes, channels)
+        kernels = self._kernels.get(key)  # without the lock, because this is the way of every batch but the first
+        if kernels is None and not wait:
+            if key not in self._failures:
+                with self._asking:
+                    self._asked[key] += 1
+                    starts = self._asked[key] >= 2 and key not in self._compiling
+                    if starts:
+                        self._compiling.add(key)
+                if starts:
+                    compiler = threading.Thread(target=self._kernel_for, args=key, name="fastload-nvrtc", daemon=True)
+                    with contextlib.suppress(RuntimeError):  # no more threads: torch does it
+                        compiler.start()
+            return None
+        if kernels is None:
+            with self._lock:
+                kernels = self._kernels.get(key)
+                if kernels is None and key not in self._failures:
+                    kernels = self._load(key)
+        return None if kernels is None else kernels[memory_format]
+
+    def _kernel_for(self, index: int, value_bytes: int, channels: int) -> None:
+        with torch.cuda.device(index):
+            self.kernel(index, value_bytes, channels, torch.channels_last)
+
+    def _load(self, key: tuple[int, int, int]) -> dict[torch.memory_format, _Kernel] | None:
+        try:
+            kernels = self._kernels[key] = _compile(*key)
+        except ImportError as error:  # not installed: nothing is wrong, and the plan says it
+            self._failures[key] = f"cuda.core cannot be imported ({error}); {INSTALL}"
+        except Exception as error:  # noqa: BLE001 (driver, NVRTC and loader each have errors of their own)
+            self._failures[key] = f"the kernel cannot be compiled: {type(error).__name__}: {error}"
+            with contextlib.suppress(RuntimeWarning):  # where warnings are errors, too, the loader goes on
+                warnings.warn(
+                    f"images are normalized by torch on cuda:{key[0]}, same values but slower: {self._failures[key]}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        else:
+            return kernels
+        return None
+
+    def failure(self, index: int, value_bytes: int, channels: int) -> str | None:
+        """Why the kernel could not be had; None when it could, or was never asked for."""
+        return self._failures.get((index, value_bytes, channels))
+
+
+_loaded = _Loaded()
+
+
+@functools.cache
+def _disk_cache() -> Any:
+    """``cuda.core``'s own cache of compiled programs, or None when it has none or its directory cannot be written."""
+    try:
+        return importlib.import_module("cuda.core.utils").FileStreamProgramCache()
+    except (ImportError, AttributeError, OSError):
+        return None
+
+
+def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_format, _Kernel]:
+    core: Any = importlib.import_module("cuda.core")
+    device = core.Device(index)
+    device.set_current()
+    options = core.ProgramOptions(
+        name="fastload_epilogue",
+        arch=f"sm_{device.arch}",
+        std="c++17",
+        define_macro=[("VALUE_BYTES", str(value_bytes)), ("CHANNELS", str(channels))],
+    )
+    program = core.Program(SOURCE.read_text(encoding="utf-8"), "c++", options)
+    try:
+        cache = _disk_cache()
+        try:
+            code = program.compile("cubin") if cache is None else program.compile("cubin", cache=cache)
+        except OSError:  # a full disk or a directory that is no longer ours must not cost us the kernel
+            code = program.compile("cubin")
+    finally:
+        program.close()
+    processors = torch.cuda.get_device_properties(index).multi_processor_count
+    kernels = {}
+    for memory_format, name in KERNELS.items():
+        kernel = code.get_kernel(name)
+        per_processor = kernel.occupancy.max_active_blocks_per_multiprocessor(THREADS, 0)
+        kernels[memory_format] = _Kernel(kernel, processors * max(1, per_processor))
+    _stream(0)  # an older cuda.core lacks it: better now than at a launch
+    return kernels
+
+
+@functools.lru_cache(maxsize=64)  # cuda.core makes a class for each; torch has 32 side streams of a priority
+def _stream(handle: int) -> Any:
+    """``cuda.core``'s view of a stream of torch; a null handle is the legacy default stream."""
+    core: Any = importlib.import_module("cuda.core")
+    return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
+
+
+def unavailable(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
+    """Why batches on ``device`` go through torch and not through the kernel: for people to read.
+
+    Compiles the kernel if that has not happened yet.
+
+    Args:
+        device: With an index if it is a CUDA device.
+        dtype: Of the table.
+        channels: Of the images.
+
+    Returns:
+        None when the kernel is used.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "the kernel is for CUDA devices"
+    with torch.cuda.device(device):
+        index = torch.cuda.current_device()
+        if _loaded.kernel(index, dtype.itemsize, channels, torch.channels_last) is not None:
+            return None
+    return _loaded.failure(index, dtype.itemsize, channels)
+
+
+def lacking(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
+    """:func:`unavailable` as far as it is known without compiling anything; ``None`` elsewhere than on CUDA."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    try:
+        found = importlib.util.find_spec("cuda.core") is not None
+    except (ImportError, ValueError):  # no package cuda at all
+        found = False
+    if not found:
+        return f"cuda.core is not installed; {INSTALL}"
+    return _loaded.failure(device.index or 0, dtype.itemsize, channels)
+
+
+def is_wide(levels: int, out: int, plane_px: int, value_bytes: int, memory_format: torch.memory_format) -> bool:
+    """Whether the kernel may load and store several values at a time.
+
+    Args:
+        levels: Address of the images.
+        out: Address of the result.
+        plane_px: Pixels of an image.
+        value_bytes: Size of a value.
+        memory_format: Of the result. In a contiguous one each channel of each image starts a plane of its own, so that
+            only planes of a whole number of stores keep the next one's address a multiple.
+    """
+    width = STORE_BYTES // value_bytes
+    aligned = levels % width == 0 and out % STORE_BYTES == 0
+    return aligned and (memory_format == torch.channels_last or plane_px % width == 0)
+
+
+def look_up(
+    images: torch.Tensor, values: torch.Tensor, memory_format: torch.memory_format, *, wait: bool = True
+) -> torch.Tensor | None:
+    """:func:`fastload.device.normalize.apply_table` by the kernel, on the current stream; does not block on the device.
+
+    Args:
+        images: ``(N, H, W, C)`` uint8, contiguous, on a CUDA device.
+        values: ``(C, 256)``, contiguous, on the same device.
+        memory_format: ``torch.channels_last`` or ``torch.contiguous_format``.
+        wait: Whether to wait for the kernel's compilation.
+
+    Returns:
+        None when there is no kernel for this batch; torch has to do it.
+    """
+    count, height, width, channels = images.shape
+    plane_px = height * width
+    if torch.version.hip is not None or plane_px > PLANE_MAX_PX:
+        return None
+    device = images.device
+    value_bytes = values.element_size()
+    with torch.cuda.device(device):
+        loaded = _loaded.kernel(device.index, value_bytes, channels, memory_format, wait=wait)
+        if loaded is None:
+            return None
+        shape = (count, channels, height, width)
+        out = torch.empty(shape, dtype=values.dtype, device=device, memory_format=memory_format)
+        if out.numel() == 0:
+            return out
+        core: Any = importlib.import_module("cuda.core")
+        # torch's guard leaves a thread without a context as it is when the device is the thread's default one already.
+        core.Device(device.index).set_current()
+        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
+        wide = is_wide(images.data_ptr(), out.data_ptr(), plane_px, value_bytes, memory_format)
+        blocks = min(loaded.blocks_max, -(-out.nbytes // (THREADS * STORE_BYTES)))
+        config = core.LaunchConfig(grid=blocks, block=THREADS)
+        sizes = (count, plane_px, int(wide))
+        core.launch(stream, config, loaded.kernel, images.data_ptr(), values.data_ptr(), out.data_ptr(), *sizes)
+    return out

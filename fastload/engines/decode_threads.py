@@ -1,0 +1,220 @@
+"""Engine ``native``: one process, ``num_workers`` decode threads, and the batches that torch's workers would make.
+
+Index batches are drawn where torch draws them, as many ahead as torch would, so that the sampler and both generators
+stand after each batch (and after a ``break``) where torch's would. Batch ``k`` belongs to the *virtual worker*
+``k mod num_workers``, which has the random stream of that worker of torch's. A worker's samples are drawn in order, and
+decoded in any; few batches are decoded at a time, because one batch occupies all threads. How many threads there are
+shows in no batch: with ``num_workers="auto"`` they come and go.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from fastload._batch import as_inference_tensors
+from fastload.autoscale.policy import AutoWorkers
+from fastload.autoscale.threads import ThreadSizer
+from fastload.engines.decode_pipeline import Line
+from fastload.engines.sample_seeding import epochs_of
+from fastload.engines.underway import Batch, TookTooLongError
+from fastload.nvtx.stages import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.data import DataLoader
+
+    from fastload.engines.sample_process import SampleProcess
+    from fastload.pipeline.reader import Recipe
+    from fastload.stats.stats import Totals
+
+_NEXT = _BaseDataLoaderIter.__next__
+
+
+class NativeIterator(_BaseDataLoaderIter):
+    """One epoch; with persistent workers, one after the other.
+
+    Args:
+        loader: Its sampler, batch sizes, generator and workers are those of the batches.
+        recipe: How to make its samples; a snapshot.
+        process: See :class:`~fastload.engines.decode_pipeline.Line`.
+        finish: Likewise.
+        finish_is_epilogue: Likewise.
+        pin: Whether the pixels lie in pinned memory.
+        ahead: Batches to make before they are asked for, at least 1.
+        device: Where ``finish`` works, if that is not the host.
+        device_totals: What the device's clock has measured of the consumer's steps; ``None`` without one.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        recipe: Recipe,
+        process: SampleProcess,
+        finish: Callable[[torch.Tensor, torch.Tensor | None, Any, int], Any],
+        *,
+        finish_is_epilogue: bool = False,
+        pin: bool = False,
+        ahead: int = 1,
+        device: torch.device | None = None,
+        device_totals: Callable[[], Totals] | None = None,
+    ) -> None:
+        super().__init__(loader)  # draws the base seed
+        workers = loader.num_workers
+        epochs = epochs_of(loader)
+        self._sizer = None
+        if isinstance(workers, AutoWorkers):
+            self._sizer = ThreadSizer(workers.sizing, device=device_totals)
+        self._line = Line(
+            recipe,
+            process,
+            self._num_workers if self._sizer is None else self._sizer.threads_at_first,
+            base_seed=int(self._base_seed) if epochs is None or epochs.seed is None else epochs.seed,
+            workers=self._num_workers,
+            by_index=epochs is not None,
+            finish=finish,
+            finish_is_epilogue=finish_is_epilogue,
+            pin=pin,
+            ahead=ahead,
+            device=device,
+        )
+        if self._sizer is not None:
+            self._sizer.attach(self._line.pool)
+        # Several threads may share the iterator. Reentrant: a signal's handler may ask for a batch, too.
+        self.turn = threading.RLock()
+        self.claimed: dict[int, Batch] = {}  # by thread
+        self._drawn: deque[tuple[Any]] = deque()  # an index batch on its way from the sampler to the line
+        self._pid = os.getpid()
+        self._exhausted = False
+        self._closed = False
+        self._finalizer = weakref.finalize(self, self._line.close)
+        try:
+            self._reset(loader, first_iter=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        self.check_process()
+        super()._reset(loader, first_iter)
+        try:
+            self._line.drain(self._timeout)  # the workers' generators go on
+        except BaseException as error:
+            self.close()  # nobody knows what has been drained
+            if isinstance(error, TookTooLongError):
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+            raise
+        epochs = epochs_of(loader)
+        self._line.epoch = 0 if epochs is None else epochs.epoch
+        if self._sizer is not None:
+            self._sizer.begin()
+        self._exhausted = False
+        self._drawn.clear()
+        self._window = (loader.prefetch_factor or 2) * self._num_workers
+        self._fill()
+
+    def _fill(self) -> None:
+        """Draw index batches until as many batches are under way as torch has, or there are no more.
+
+        Raises what the sampler does. There is one batch less under way from then on, as in torch.
+        """
+        while len(self._line) < self._window and not self._exhausted:
+            try:
+                if not self._drawn:
+                    # At one go, in C: an interrupt loses no indices. (In a sampler's own Python code it ends that.)
+                    self._drawn.extend(zip(itertools.islice(self._sampler_iter, 1)))
+            except Exception:
+                self._window -= 1
+                raise
+            if not self._drawn:
+                self._exhausted = True
+                if not self._persistent_workers:
+                    self._line.end()
+                return
+            self._line.add(self._drawn[0])
+            self._drawn.clear()
+
+    def __next__(self) -> Any:
+        data = self.fetch()
+        batch = self.claimed[threading.get_ident()]
+        batch.taken = True  # no call from here on, after which an interrupt could land: the batch would be lost
+        batch.data = None
+        return data
+
+    def fetch(self) -> Any:
+        """The next batch. It stays the next for this thread until its entry in ``claimed`` is marked as taken."""
+        self.check_process()
+        with self.turn:
+            if _profiler_enabled() or _BaseDataLoaderIter.__next__ is not _NEXT:  # or a tracer's patch
+                data = super().__next__()  # opens a range, the dearest part of a next() whose batch is ready
+            else:
+                data = self._next_data()
+            self._num_yielded = self.claimed[threading.get_ident()].number + 1
+            return data
+
+    def check_process(self) -> None:
+        """Raise in a forked child: the threads that make batches are its parent's."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "a native iterator must be used in the process that made it, and this one was forked off later; "
+                "make a new one with iter(loader)"
+            )
+
+    def _next_data(self) -> Any:
+        if self._closed:
+            raise RuntimeError("the FastLoader of this iterator was closed")
+        asked, batch, data = time.monotonic(), None, None
+        while batch is None or batch.taken:  # by a signal's handler, which has come in between
+            self._fill()  # there is something to do after an interrupt, or when the sampler has raised
+            batch = self._line.first()
+            if batch is None:
+                if not self._persistent_workers:
+                    self._finalizer()
+                raise StopIteration
+            with stage("wait", batch.number):
+                try:
+                    data = self._line.claim(batch, self._timeout)
+                except TookTooLongError:
+                    raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+        self.claimed[threading.get_ident()] = batch
+        try:
+            self._fill()
+        except Exception:
+            batch.taken = True  # as in torch
+            raise
+        if isinstance(data, BaseException):
+            batch.taken = True
+            raise data
+        if self._sizer is not None:  # only what more threads would have shortened counts as waiting
+            begun, ended = self._line.awaited
+            self._sizer.note(self._line.images, max(0.0, ended - max(begun, asked)))
+        if isinstance(data, ExceptionWrapper):
+            batch.taken = True
+            data.reraise()  # type: ignore[no-untyped-call]
+        if torch.is_inference_mode_enabled() and not self._pin_memory:  # else torch's come from its pin-memory thread
+            return as_inference_tensors(data)
+        return data
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; persistent workers need another one then."""
+        return self._closed
+
+    def close(self) -> None:
+        """Stop the decode threads; what is asked for later raises. Idempotent."""
+        self._closed = True
+        self._finalizer()
+
+    def _shutdown_workers(self) -> None:
+        self.close()

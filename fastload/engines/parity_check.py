@@ -1,0 +1,152 @@
+"""Compares a recipe with the real thing on a few samples of the user's own data, before the first native epoch."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import default_collate
+
+from fastload import _core
+from fastload.engines.underway import TookTooLongError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload.engines.sample_process import SampleProcess
+    from fastload.pipeline.reader import Recipe
+
+SAMPLES = 8
+MISSES_MAX = 1
+"""More of the samples than this that the core does not take, and torch's workers are the faster engine: what it does
+not take is made by one process."""
+
+
+def check_recipe(
+    recipe: Recipe,
+    process: SampleProcess,
+    images_of: Callable[[torch.Tensor, torch.Tensor], Any],
+    *,
+    any_share: bool,
+    timeout_s: float | None = None,
+) -> str | None:
+    """Make a few samples both ways. Blocks.
+
+    The user's dataset is asked in the other process: nothing that it opens or draws is seen in this one. A file that
+    the core does not take is left alone there: it may be a named pipe, that is, have no end.
+
+    Args:
+        recipe: To check.
+        process: Has the same recipe; started.
+        images_of: Makes images of pixels and of boxes to erase, on the CPU, as the native engine will.
+        any_share: Whether to accept a dataset of which the core takes little.
+        timeout_s: For each sample; ``None`` waits for ever.
+
+    Returns:
+        What differs, or why the workers are better; ``None`` when all is well.
+    """
+    try:
+        count = len(recipe.dataset)
+    except Exception as error:  # noqa: BLE001 - none (torch needs none with a sampler), or the user's own
+        return f"the dataset cannot be checked: len() of it raises {type(error).__name__}: {error}; give it a __len__"
+    indices = sorted({round(i * (count - 1) / (SAMPLES - 1)) for i in range(SAMPLES)}) if count else []
+    missed = 0
+    pool = _core.Pool(1)
+    try:
+        for index in indices:
+            taken, difference = _compare(recipe, process, images_of, pool, index, timeout_s)
+            if difference is not None:
+                return difference
+            missed += not taken
+    except TookTooLongError:
+        return f"the dataset cannot be checked: sample {index} took longer than timeout={timeout_s} s"
+    except RuntimeError as error:
+        return f"the dataset cannot be checked: sample {index}: {error}"
+    finally:
+        pool.close(5.0 if timeout_s is None else 0.0)
+    if missed > MISSES_MAX and not any_share:
+        return (
+            f"{missed} of the {len(indices)} samples looked at are no JPEG images that the native core takes; convert "
+            "them to JPEG, or ask for it with accelerate='require'"
+        )
+    return None
+
+
+def _compare(
+    recipe: Recipe,
+    process: SampleProcess,
+    images_of: Callable[[torch.Tensor, torch.Tensor], Any],
+    pool: _core.Pool,
+    index: int,
+    timeout_s: float | None,
+) -> tuple[bool, str | None]:
+    """Whether the core takes a sample, and how it differs then."""
+    state = _core.Generator(index + 1).get_state()
+    located = process.located(index, timeout_s)
+    if isinstance(located, str):  # if the dataset raises too, that is its business
+        expected, _ = process.batch(index, state, timeout_s)
+        return False, None if expected is None else f"sample {index} raises {located} in encoded()"
+    source, target = located
+    pixels = torch.empty((2, *recipe.pipeline.size, 3), dtype=torch.uint8)
+    options = {**recipe.options, "max_pixels": process.max_pixels}
+    # Twice, so that the state between the two can be seen.
+    stream = _core.RandomStream(state)
+    try:
+        job = pool.submit([source, source], pixels, plan=recipe.plan, stream=stream, **options)
+    except (
+        TypeError,
+        ValueError,
+        OSError,
+        BufferError,
+    ):  # a path with a NUL, say; the sample's batch says so in its turn
+        return False, None
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        while (answer := job.wait(-1.0 if until is None else max(0.0, until - time.monotonic()))) == "requested":
+            kind, sample, value = job.request()
+            if kind == "sample" and sample == 0:
+                return False, None
+            if kind == "sample":
+                break
+            job.provide_exp(value, torch.exp(torch.tensor([value], dtype=torch.float32)).item())
+        if answer == "timeout":
+            raise TookTooLongError
+        drawn = job.generator_before(1)
+    finally:
+        job.cancel(-1.0 if until is None else 0.0)
+    status = job.outcome(0)[0]
+    if status == "cancelled":
+        return True, None  # only the second crop did not fit; the first was not waited for
+    if status != "ok":
+        return False, None
+    expected, after = process.batch(index, state, timeout_s)
+    if expected is None:
+        return True, f"sample {index} raises in Python and not natively"
+    boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(2, 4)
+    native = [images_of(pixels[:1].contiguous(), boxes[:1]), default_collate([target])]
+    if drawn != after:
+        return True, f"sample {index} draws other random numbers natively"
+    if not same(native, expected):
+        return True, f"sample {index} is not the same to the bit natively"
+    return True, None
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two batches are equal in type, dtype, layout and every bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        if a.dtype != b.dtype or a.shape != b.shape or _steps(a) != _steps(b):
+            return False
+        return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def _steps(tensor: torch.Tensor) -> list[int]:
+    """Strides that say something: one of a dimension with a single entry may be anything."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]

@@ -1,1 +1,0 @@
-"""What the loader did, measured and named."""

@@ -1,0 +1,1 @@
+"""NVTX ranges: the loader's stages, and the user's own."""

@@ -1,0 +1,235 @@
+"""NVTX ranges: one line at each hop, nothing at all when no tool is attached.
+
+Ranges live in the NVTX domain ``fastload``. Names are constant and the batch number travels as payload, so that a
+profile aggregates over batches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+__all__ = ["StageName", "active", "instrument_fetch", "name_thread", "stage"]
+
+StageName: TypeAlias = Literal["fetch", "decode", "collate", "h2d", "epilogue", "wait"]
+
+DOMAIN: Final = "fastload"
+
+# ARGB. The same stage has the same colour in every process, so that a timeline of many workers can be read at a glance.
+_COLOURS: Final[dict[StageName, int]] = {
+    "fetch": 0xFF4E79A7,
+    "decode": 0xFF76B7B2,
+    "collate": 0xFF59A14F,
+    "h2d": 0xFFF28E2B,
+    "epilogue": 0xFFB07AA1,
+    "wait": 0xFFE15759,
+}
+
+
+def _attach() -> Any:
+    """The NVTX domain, or None when no tool listens to it.
+
+    NVTX loads its tool from the library that this variable names (Nsight Systems and Nsight Compute set it for the
+    programs they start), so without it there is nobody to tell, and the ``nvtx`` package need not even be imported.
+    Where no such tool can be had, ``fastload profile`` has ranges written to files.
+    """
+    if not os.environ.get("NVTX_INJECTION64_PATH"):
+        if folder := os.environ.get("FASTLOAD_RANGES"):
+            from fastload.nvtx import file_sink
+
+            return file_sink.Domain(DOMAIN, folder)
+        return None
+    try:
+        import nvtx
+    except ImportError:
+        return None
+    if not nvtx.enabled():
+        return None
+    domain = nvtx.get_domain(DOMAIN)
+    # A domain that the tool filters out answers with None instead of attributes.
+    return None if domain.get_event_attributes(message="fetch") is None else domain
+
+
+class _Off:
+    """The one context that every stage shares while no tool is attached."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class _Attributes(threading.local):
+    """Event attributes by stage, one set per thread.
+
+    The payload is written into them just before the push; two threads that shared a set could swap batch numbers.
+    """
+
+    def __init__(self) -> None:
+        self.by_name = {
+            name: _domain.get_event_attributes(message=name, color=colour) for name, colour in _COLOURS.items()
+        }
+
+
+class _Range:
+    """One push and its pop."""
+
+    __slots__ = ("_batch", "_name")
+
+    def __init__(self, name: StageName, batch: int | None) -> None:
+        self._name = name
+        self._batch = batch
+
+    def __enter__(self) -> None:
+        attributes = _attributes.by_name[self._name]
+        attributes.payload = None if self._batch is None else int(self._batch)
+        _domain.push_range(attributes)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _domain.pop_range()
+
+
+_domain: Final[Any] = _attach()
+_attributes: Any = _Attributes() if _domain is not None else None
+_OFF: Final = _Off()
+
+
+def _register_again() -> None:
+    """Forget the registered names: Nsight Systems drops a forked process's ranges if its parent registered theirs."""
+    global _attributes
+    register: Any = getattr(type(_domain), "get_registered_string", None)
+    if hasattr(register, "cache_clear"):
+        register.cache_clear()
+    _attributes = _Attributes()
+
+
+if _domain is not None:
+    os.register_at_fork(after_in_child=_register_again)
+
+
+def active() -> bool:
+    """Whether an NVTX tool was attached, and listening to the domain ``fastload``, when this module was imported."""
+    return _domain is not None
+
+
+if _domain is None:
+
+    def stage(name: StageName, batch: int | None = None) -> AbstractContextManager[None]:
+        """Mark a stage of a batch's road for the attached profiler; a shared null context when there is none.
+
+        Thread-safe; balanced also when the body raises. A range belongs to the thread that opened it, so never hold one
+        across a ``yield``: a generator may be resumed on another thread.
+
+        Args:
+            name: The stage; the range's name.
+            batch: The batch's number, sent as a signed 64-bit payload; None sends no payload.
+        """
+        return _OFF
+
+else:
+
+    def stage(name: StageName, batch: int | None = None) -> AbstractContextManager[None]:
+        """See above; this is the same function with a tool attached."""
+        return _Range(name, batch)
+
+
+@functools.cache
+def _name_os_thread() -> Callable[[int, bytes], None] | None:
+    """``nvtxNameOsThreadA`` from the library that comes with torch for CUDA: the ``nvtx`` package does not offer it."""
+    for package in ("nvidia-nvtx", "nvidia-nvtx-cu13", "nvidia-nvtx-cu12"):
+        try:
+            files = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name.startswith("libnvtx3interop.so"):
+                try:
+                    function = ctypes.CDLL(str(file.locate())).nvtxNameOsThreadA
+                except (OSError, AttributeError):
+                    continue
+                function.argtypes = (ctypes.c_uint32, ctypes.c_char_p)
+                function.restype = None
+                return function
+    return None
+
+
+@functools.cache
+def _pthread_setname() -> Callable[[int, bytes], int] | None:
+    try:
+        function = ctypes.CDLL(None).pthread_setname_np
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+    function.restype = ctypes.c_int
+    return function
+
+
+def name_thread(name: str) -> None:
+    """Give the calling thread a name that the attached profiler shows; does nothing when there is none.
+
+    The operating system's name for the thread (15 bytes) is set too, except on the main thread, where it would rename
+    the whole process.
+    """
+    if _domain is None:
+        return
+    if hasattr(_domain, "name_thread"):
+        _domain.name_thread(name)
+    encoded = name.encode()
+    if (name_os_thread := _name_os_thread()) is not None:
+        name_os_thread(threading.get_native_id(), encoded)
+    if threading.current_thread() is not threading.main_thread() and (set_name := _pthread_setname()) is not None:
+        set_name(threading.get_ident(), encoded[:15])
+
+
+def _batch_of_caller() -> int | None:
+    """The number of the batch that torch is fetching: in a worker it is known only to torch's own loop."""
+    caller = sys._getframe(2)
+    if caller.f_code.co_name == "_worker_loop":
+        number = caller.f_locals.get("idx")
+    else:
+        number = getattr(caller.f_locals.get("self"), "_num_yielded", None)
+    return number if isinstance(number, int) else None
+
+
+def _with_stage(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @functools.wraps(fetch)
+    def fetch_in_stage(self: Any, possibly_batched_index: Any) -> Any:
+        with stage("fetch", _batch_of_caller()):
+            return fetch(self, possibly_batched_index)
+
+    fetch_in_stage.__fastload_stage__ = "fetch"  # type: ignore[attr-defined]
+    return fetch_in_stage
+
+
+def instrument_fetch() -> None:
+    """Put every fetch of torch's data fetchers in this process into a ``fetch`` range, batch number included.
+
+    Call it where samples are read: in a worker process, or in the main process with ``num_workers=0``. Calling it again
+    changes nothing, and so does calling it without a tool attached or with a torch that has no such fetchers.
+    """
+    if _domain is None:
+        return
+    try:
+        from torch.utils.data._utils import fetch as torch_fetch
+    except ImportError:
+        return
+    for class_name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        fetcher = getattr(torch_fetch, class_name, None)
+        fetch = getattr(fetcher, "fetch", None)
+        if fetcher is not None and fetch is not None and not hasattr(fetch, "__fastload_stage__"):
+            fetcher.fetch = _with_stage(fetch)

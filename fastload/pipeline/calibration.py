@@ -1,0 +1,154 @@
+"""Compares the native core with the installed Pillow, so that no pixel that differs is passed off as Pillow's.
+
+Two things depend on versions: how libjpeg-turbo upsamples the rarer chroma subsamplings (Pillow's wheels bundle their
+own copy), and which pass of a resize Pillow runs first (python-pillow/Pillow#9524, #9549).
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import PIL
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+
+from fastload.pipeline.probes import SUBSAMPLINGS, probe
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+"""The core's interpolations, as Pillow knows them."""
+
+# Which pass comes first is a matter of the installed version: 13.0, 12.2 and 12.3, and before; the newest comes first.
+PASS_RULES = ("tall_vertical_first", "sliver_vertical_first", "horizontal_first")
+
+# Sources and targets, (height, width), that tell the rules apart: the height shrinks much more than the width, somewhat
+# more, less; both grow; the height is more than 100 times the width, and just 100 times.
+_RESIZES = (
+    ((400, 40), (30, 20)),
+    ((97, 64), (31, 40)),
+    ((60, 150), (40, 33)),
+    ((21, 17), (50, 44)),
+    ((905, 9), (150, 20)),
+    ((900, 9), (150, 20)),
+)
+# (top, left, height, width) as shares of the image: crops that begin and end anywhere in a block, near and far from the
+# top, which is where libjpeg-turbo's versions differed.
+_CROPS = (
+    (0.3, 0.2, 0.5, 0.5),
+    (0.5, 0.02, 0.05, 0.9),
+    (0.9, 0.6, 0.1, 0.1),
+    (0.46, 0.37, 0.3, 0.63),
+    (0.03, 0, 0.4, 0.1),
+)
+_SAVED = {"gray": "L", "4:4:4": "RGB", "4:2:2": "RGB", "4:2:0": "RGB"}  # what Pillow writes itself
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the core was seen to do exactly as the installed Pillow does.
+
+    Attributes:
+        pillow: Version of Pillow.
+        libjpeg: The JPEG library that the core was built with.
+        subsamplings: Chroma subsamplings that decode to the same pixels; the core refuses all others.
+        pass_rule: Which of the core's rules for the order of a resize's passes is Pillow's; None if none of them is.
+        filters: Interpolations that resize to the same pixels under that rule.
+    """
+
+    pillow: str
+    libjpeg: str
+    subsamplings: frozenset[str]
+    pass_rule: str | None
+    filters: frozenset[str]
+
+
+_LOCK = threading.Lock()
+
+
+def calibrate() -> Calibration:
+    """Compare with the installed Pillow, once per process, and tell the core what it may decode. Thread-safe."""
+    with _LOCK:
+        return _calibrate()
+
+
+@lru_cache(maxsize=1)
+def _calibrate() -> Calibration:
+    from fastload import _core
+
+    names = _core.subsampling_names()
+    _core.set_trusted_subsamplings((1 << len(names)) - 1)
+    subsamplings = frozenset(name for name in SUBSAMPLINGS if _decodes_alike(name))
+    _core.set_trusted_subsamplings(sum(1 << names.index(name) for name in subsamplings))
+    pass_rule, filters = _best_rule()
+    return Calibration(PIL.__version__, _core.libjpeg_version(), subsamplings, pass_rule, filters)
+
+
+def _decodes_alike(subsampling: str) -> bool:
+    return all(map(_file_decodes_alike, (probe(subsampling), *_larger_probes(subsampling))))
+
+
+def _larger_probes(subsampling: str) -> list[bytes]:
+    """Baseline and progressive files of more rows than the small probes have, where Pillow can write them."""
+    if subsampling not in _SAVED:
+        return []
+    noise = np.random.default_rng(1).integers(0, 256, (40, 25, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).resize((101, 163), Image.Resampling.BICUBIC).convert(_SAVED[subsampling])
+    how: dict[str, Any] = {"subsampling": subsampling} if subsampling != "gray" else {}
+    files = []
+    for progressive in (False, True):
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=80, progressive=progressive, **how)
+        files.append(file.getvalue())
+    return files
+
+
+def _file_decodes_alike(data: bytes) -> bool:
+    with JpegImageFile(io.BytesIO(data)) as image:  # Image.open would look at MAX_IMAGE_PIXELS, which may be anything
+        expected = np.asarray(image.convert("RGB"))
+    rows, columns = expected.shape[:2]
+    boxes = [(0, 0, rows, columns)]
+    for top, left, height, width in _CROPS:
+        boxes.append((int(top * rows), int(left * columns), max(1, int(height * rows)), max(1, int(width * columns))))
+    return all(_decodes_to(data, box, expected[box[0] :, box[1] :][: box[2], : box[3]]) for box in boxes)
+
+
+def _decodes_to(data: bytes, box: tuple[int, ...], expected: NDArray[np.uint8]) -> bool:
+    from fastload import _core
+
+    out = np.empty(expected.shape, np.uint8)
+    status, *_ = _core.decode(data, out[None], (*box, 0, 0, 0, 0, 0, 0, 0, 0))
+    return status == "ok" and np.array_equal(out, expected)
+
+
+def _best_rule() -> tuple[str | None, frozenset[str]]:
+    alike = {rule: frozenset(name for name in FILTERS if _resizes_alike(name, rule)) for rule in PASS_RULES}
+    best = max(PASS_RULES, key=lambda rule: len(alike[rule]))
+    # Nearest makes no passes, so it alone says nothing for a rule.
+    return (best, alike[best]) if alike[best] - {"nearest"} else (None, frozenset())
+
+
+def _resizes_alike(name: str, rule: str) -> bool:
+    from fastload import _core
+
+    rng = np.random.default_rng(0)
+    for source_size, (height, width) in _RESIZES:
+        source = rng.integers(0, 256, (*source_size, 3), dtype=np.uint8)
+        out = np.empty((height, width, 3), np.uint8)
+        _core.resize(source, out, name, rule)
+        if not np.array_equal(out, np.asarray(Image.fromarray(source).resize((width, height), FILTERS[name]))):
+            return False
+    return True

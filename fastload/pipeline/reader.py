@@ -1,0 +1,250 @@
+"""Reads a dataset and its torchvision transforms into a recipe that the native core can follow to the same bits.
+
+Nothing is guessed: what is not known to the letter is refused, with the reason and what to change.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import IterableDataset, Subset, default_collate
+from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet, folder
+
+from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.library_settings import check_collating
+from fastload.pipeline.monkeypatch_check import Originals
+from fastload.pipeline.random_stream import calibrate_stream
+from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
+from fastload.pipeline.transforms import read_transform
+from fastload.pipeline.unsupported import Refused, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fastload import _core
+    from fastload.pipeline.transforms import Pipeline
+
+_FOLDERS: tuple[type, ...] = (ImageFolder, DatasetFolder, ImageNet)
+_ORIGINALS = Originals((*_FOLDERS, Subset))
+_PIL_LOADER = folder.pil_loader
+_LOADERS = (folder.default_loader, _PIL_LOADER)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why nothing is lowered.
+
+    Attributes:
+        reasons: In words that say what to change.
+    """
+
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BytesPath(os.PathLike[bytes]):
+    """A path that is bytes, where bytes alone would be an encoded image."""
+
+    path: bytes
+
+    def __fspath__(self) -> bytes:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make the samples of a dataset natively.
+
+    Attributes:
+        dataset: The user's, with the subsets around it.
+        pipeline: Its transform, in parts.
+        plan: The core's draws for one sample.
+        options: For ``_core.Pool.submit``.
+    """
+
+    dataset: Any
+    pipeline: Pipeline
+    plan: _core.DrawPlan
+    options: dict[str, Any]
+
+    def snapshot(self) -> Recipe:
+        """The same, whatever becomes of the folder's samples, the subsets' indices and the transforms from now on.
+
+        Torch's workers have such copies. A dataset with ``encoded()`` is left as it is.
+        """
+        return replace(self, dataset=_copied(self.dataset), pipeline=copy.deepcopy(self.pipeline))
+
+    def locate(self, index: Any) -> tuple[Any, Any]:
+        """The encoded image (bytes or path) of a sample and its target. Raises what the dataset would."""
+        return self.locate_resolved(self.resolve([index])[0])
+
+    def resolve(self, indices: list[Any]) -> list[Any]:
+        """A batch's indices as the innermost subset is asked for them; torch looks the others up for the whole batch.
+
+        Raises what the subsets would.
+        """
+        dataset = self.dataset
+        while type(dataset) is Subset and type(dataset.dataset) is Subset:
+            indices = [dataset.indices[index] for index in indices]
+            dataset = dataset.dataset
+        return indices
+
+    def locate_resolved(self, index: Any) -> tuple[Any, Any]:
+        """As :meth:`locate`, of one of the indices that :meth:`resolve` gives."""
+        dataset = self.dataset
+        while type(dataset) is Subset:
+            if type(dataset.dataset) is not Subset:
+                index = dataset.indices[index]
+            dataset = dataset.dataset
+        if type(dataset) not in _FOLDERS:
+            source, target = dataset.encoded(index)
+        else:
+            source, target = dataset.samples[index]
+            source = BytesPath(source) if isinstance(source, bytes) else source
+        return source, target
+
+    def pixels(self, source: Any) -> NDArray[np.uint8]:
+        """A sample's pixels as the user's own transforms make them. Draws from torch's default generator."""
+        image: Any
+        if isinstance(source, str | os.PathLike):
+            image = _PIL_LOADER(os.fspath(source))
+        else:
+            with Image.open(io.BytesIO(source)) as opened:
+                image = opened.convert("RGB")
+        return self.pipeline.pixels(image)
+
+
+def _copied(dataset: Any) -> Any:
+    if type(dataset) is Subset:
+        part: Any = copy.copy(dataset)
+        indices: Any = dataset.indices
+        part.indices = indices.clone() if isinstance(indices, torch.Tensor) else copy.copy(indices)
+        part.dataset = _copied(dataset.dataset)
+        return part
+    if type(dataset) in _FOLDERS:
+        whole = copy.copy(dataset)
+        whole.samples = copy.copy(dataset.samples)
+        return whole
+    return dataset
+
+
+def read_recipe(
+    dataset: Any,
+    collate_fn: Callable[[Any], Any] | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+) -> Recipe | Refusal:
+    """Read what a loader's workers would do.
+
+    A dataset of one's own takes part with two things: a method ``encoded(index)`` that returns the encoded image
+    (bytes, or a path) and the target, and an attribute ``transform``. Its ``__getitem__`` must return
+    ``(transform(image), target)``, where ``image`` is the encoded image opened by Pillow and converted to RGB;
+    ``encoded`` is called in the main process.
+
+    Args:
+        dataset: The loader's.
+        collate_fn: The loader's; only ``default_collate`` is lowered.
+        worker_init_fn: The loader's; with one, nothing is lowered.
+    """
+    reasons = []
+    if collate_fn is not None and collate_fn is not default_collate:
+        reasons.append(f"collate_fn is {name_of(collate_fn)}; only default_collate is lowered: leave it out")
+    if worker_init_fn is not None:
+        reasons.append("worker_init_fn may change anything in the workers; leave it out")
+    try:
+        root = _root(dataset)
+        pipeline = read_transform(root.transform)
+        check_collating(pipeline.image)
+        plan = _plan(pipeline)
+        options = _options(pipeline)
+    except Refused as refused:
+        return Refusal((*reasons, str(refused)))
+    return Refusal(tuple(reasons)) if reasons else Recipe(dataset, pipeline, plan, options)
+
+
+def _root(dataset: Any) -> Any:
+    while type(dataset) is Subset:
+        _check_unpatched(dataset)
+        dataset = dataset.dataset
+    kind = type(dataset)
+    if kind in _FOLDERS:
+        _check_unpatched(dataset)
+        if not any(dataset.loader is loader for loader in _LOADERS):
+            raise Refused(f"the dataset's loader is {name_of(dataset.loader)}; leave it torchvision's default_loader")
+        if torchvision.get_image_backend() != "PIL":
+            raise Refused(f"torchvision's image backend is {torchvision.get_image_backend()}; set it to PIL")
+    elif callable(getattr(kind, "encoded", None)) and hasattr(dataset, "transform"):
+        if isinstance(dataset, IterableDataset) or hasattr(kind, "__getitems__"):
+            raise Refused(f"{kind.__name__} is iterable or fetches whole batches; only datasets by index are lowered")
+    else:
+        known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)
+        what = f"a subclass of {known.__name__}, whose methods may be its own" if known is not None else "not known"
+        raise Refused(f"dataset {kind.__name__} is {what}; use ImageFolder, or give it encoded(index) and transform")
+    if getattr(dataset, "target_transform", None) is not None:
+        raise Refused("the dataset has a target_transform; apply it to the targets beforehand")
+    return dataset
+
+
+def _check_unpatched(dataset: Any) -> None:
+    if (patched := _ORIGINALS.patched(dataset)) is not None:
+        raise Refused(patched)
+
+
+def _plan(pipeline: Pipeline) -> _core.DrawPlan:
+    from fastload import _core
+
+    plan = _core.DrawPlan()
+    for kind, fields in pipeline.ops:
+        try:
+            plan.add(kind, **fields)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Refused(f"the transforms cannot be one crop, resize and flip: {error}") from error
+    if pipeline.draws:
+        stream = calibrate_stream()
+        if stream is None:
+            raise Refused(f"torch {torch.__version__} draws random numbers otherwise than the native core")
+        plan.set_uniform_rule(stream.fused, stream.excludes_upper)
+    return plan
+
+
+def _options(pipeline: Pipeline) -> dict[str, Any]:
+    calibration = calibrate()
+    resizes = any(kind in ("resize", "resize_shorter", "random_resized_crop") for kind, _ in pipeline.ops)
+    if not calibration.subsamplings:
+        raise Refused(f"Pillow {calibration.pillow} decodes JPEG otherwise than libjpeg {calibration.libjpeg}")
+    if resizes and pipeline.interpolation in TENSOR_FILTERS.values():
+        if pipeline.interpolation not in tensor_filters():
+            how = pipeline.interpolation.removeprefix("torch_")
+            raise Refused(
+                f"torch {torch.__version__} resizes uint8 tensors ({how}) otherwise here than the native core; "
+                "put the resize before the image becomes a tensor"
+            )
+    elif resizes and (calibration.pass_rule is None or pipeline.interpolation not in calibration.filters):
+        raise Refused(f"Pillow {calibration.pillow} resizes ({pipeline.interpolation}) otherwise than the native core")
+    return {
+        "filter": pipeline.interpolation,
+        "pass_rule": calibration.pass_rule or "horizontal_first",
+        "max_pixels": pixel_limit(Image.MAX_IMAGE_PIXELS),  # of a larger image Pillow warns, or raises: let it
+    }
+
+
+def pixel_limit(limit: Any) -> int:
+    """``PIL.Image.MAX_IMAGE_PIXELS``, which may be any number, for the core; 0 is no limit.
+
+    With a limit of less than a pixel, 1 leaves all images but the smallest to Pillow, which lets none pass.
+    """
+    if limit is None or limit > _LARGEST:
+        return 0
+    return max(1, int(limit)) if limit >= 1 else 1  # NaN is less than nothing
+
+
+_LARGEST = 2**62

@@ -1,0 +1,1 @@
+"""Record a training script, analyse the recording, show the result."""

@@ -1,0 +1,243 @@
+"""Nsight's command lines: finding ``nsys`` and ``ncu``, recording, importing and exporting what they recorded.
+
+Nsight Systems has two homes: its own package, and a folder within Nsight Compute. The latter's ``nsys`` records but
+does not import its own recording: it leaves a ``.qdstrm`` behind, which ``QdstrmImporter`` beside it turns into the
+``.nsys-rep`` that can be exported. All of that is tried on an empty program first (:func:`find_recorder`), so that what
+does not work here is known before a training run has been spent on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from fastload.commands.doctor.checks_gpu import find_nsight
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TRACES: Final = (
+    ("cuda", "nvtx", "osrt", "cudnn", "cublas"),
+    ("cuda", "nvtx", "osrt"),
+    ("cuda", "nvtx"),
+)
+"""What is recorded, the most telling first: an installation may lack the libraries for some of it."""
+
+_RECORDINGS: Final = (".nsys-rep", ".qdstrm")
+_PROBE_S: Final = 120
+_EXPORT_S: Final = 900
+
+_PACKAGES: Final = {"libdw.so.1": "libdw1", "libelf.so.1": "libelf1"}
+_MISSING_LIBRARY: Final = re.compile(r"(lib[\w.+-]+\.so[\w.]*)(?:: cannot open shared object file| => not found)")
+
+
+class NsightError(RuntimeError):
+    """Nsight is missing, or one of its steps failed; the message ends with what to do about it.
+
+    Attributes:
+        code: What a command that ends with this error exits with.
+    """
+
+    code: int = 1
+
+
+class ProgramError(NsightError):
+    """The program ended with an error of its own, and nothing had been recorded until then: ``code`` is its."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """An ``nsys`` that is known to record, import and export here.
+
+    Attributes:
+        nsys: The program.
+        importer: Turns a ``.qdstrm`` into a ``.nsys-rep``, for an ``nsys`` that cannot; None where there is none.
+        traces: The kinds of events that it can record here.
+    """
+
+    nsys: Path
+    importer: Path | None
+    traces: tuple[str, ...]
+
+    def command(
+        self, output: Path, program: Sequence[str], *, sampling: bool = False, window: bool = True
+    ) -> list[str]:
+        """The command line that runs ``program`` and records it.
+
+        Args:
+            output: The recording's path without a suffix.
+            program: A command line.
+            sampling: Also sample call stacks and context switches; recordings grow to gigabytes.
+            window: Record between ``cudaProfilerStart`` and ``cudaProfilerStop`` only, and let the program go on after.
+        """
+        options = [
+            "--force-overwrite=true",
+            f"--output={output}",
+            f"--trace={','.join(self.traces)}",
+            # Worker processes are forked and never call exec; without this nothing that happens in them is seen.
+            "--trace-fork-before-exec=true",
+        ]
+        scope = "process-tree" if sampling else "none"
+        options += [f"--sample={scope}", f"--cpuctxsw={scope}"]
+        if window:
+            options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+        return [str(self.nsys), "profile", *options, *program]
+
+    def finish(self, output: Path, code: int = 0) -> Path:
+        """Import and export what :meth:`command` left at ``output``; returns the SQLite file. Blocks.
+
+        Args:
+            output: As for :meth:`command`.
+            code: The exit code of that command, for the error.
+
+        Raises:
+            ProgramError: There is no recording, and ``code`` says why.
+            NsightError: There is none, or it cannot be imported or exported.
+        """
+        report = imported(output, self.importer, code)
+        return exported(self.nsys, report)
+
+
+def find_recorder(folder: Path, root: Path = Path("/")) -> Recorder:
+    """Find an ``nsys`` and see that it records, imports and exports here, with as many traces as it can.
+
+    Takes a few seconds: each attempt runs an empty Python program.
+
+    Args:
+        folder: An existing one, for what the attempts write.
+        root: The file system's root, for tests.
+
+    Raises:
+        NsightError: There is none, or it does not get as far as an exported recording.
+    """
+    nsys = find_nsight("nsys", root)
+    if nsys is None:
+        raise NsightError(
+            "nsys (Nsight Systems) was not found: install the package nsight-systems-cli from NVIDIA's CUDA repository "
+            "or put nsys on the PATH"
+        )
+    importer = find_importer(nsys)
+    failures: list[NsightError] = []
+    for number, traces in enumerate(TRACES):
+        recorder = Recorder(nsys, importer, traces)
+        output = folder / f"probe{number}"
+        try:
+            # Its exit code says too little: nsys may have recorded, and fail at the import, which we can do ourselves.
+            command = recorder.command(output, [sys.executable, "-S", "-c", "pass"], window=False)
+            code, said = run_tool(command, _PROBE_S)
+            if code and not any(output.with_name(output.name + suffix).exists() for suffix in _RECORDINGS):
+                raise NsightError(_why(command, code, said))
+            recorder.finish(output)
+        except NsightError as error:
+            failures.append(error)
+        else:
+            return recorder
+    raise failures[-1]  # of the least that was asked for
+
+
+def find_importer(nsys: Path) -> Path | None:
+    """The ``QdstrmImporter`` of the installation that ``nsys`` belongs to, or None."""
+    place = nsys.resolve().parent
+    for folder in (place, place.parent):
+        for pattern in ("host-linux-*/QdstrmImporter", "linux-desktop-*/QdstrmImporter"):
+            found = sorted(path for path in folder.glob(pattern) if os.access(path, os.X_OK))
+            if found:
+                return found[-1]
+    return None
+
+
+def imported(output: Path, importer: Path | None, code: int = 0) -> Path:
+    """The ``.nsys-rep`` at ``output`` (a path without suffix), made from the ``.qdstrm`` there if need be. Blocks."""
+    report = output.with_name(output.name + ".nsys-rep")
+    if report.exists():
+        return report
+    stream = output.with_name(output.name + ".qdstrm")
+    if not stream.exists():
+        raise nothing_recorded("nsys", code)
+    if importer is None:
+        raise NsightError(
+            f"nsys left {stream.name}, which only QdstrmImporter can read, and its installation has none: "
+            "install the full Nsight Systems"
+        )
+    libraries = [str(importer.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
+    _run([str(importer), "--input-file", str(stream)], environment)
+    if not report.exists():
+        raise NsightError(f"QdstrmImporter wrote no {report.name}; open {stream} in the Nsight Systems window instead")
+    return report
+
+
+def nothing_recorded(tool: str, code: int) -> NsightError:
+    """Why a program that ended with ``code`` left no recording."""
+    if code:
+        why = f"{tool} recorded nothing: the program ended with exit code {code} before the capture window"
+        return ProgramError(why, code)
+    return NsightError(
+        f"{tool} recorded nothing: no loop of the program came past its warm-up, or none iterates a DataLoader; "
+        "ask for fewer --warmup steps"
+    )
+
+
+def exported(nsys: Path, report: Path) -> Path:
+    """The SQLite file of a ``.nsys-rep``. Blocks."""
+    database = report.with_suffix(".sqlite")
+    _run([str(nsys), "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)])
+    if not database.exists():
+        raise NsightError(f"nsys export wrote no {database.name}; update Nsight Systems")
+    return database
+
+
+def run_tool(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Run one of Nsight's programs to its end; returns its exit code and what it said.
+
+    Raises:
+        NsightError: It did not start, or did not end in time.
+    """
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env=environment,
+        )
+    except OSError as error:
+        raise NsightError(f"{name} does not start: {error.strerror}; reinstall it ({command[0]})") from error
+    except subprocess.TimeoutExpired as error:
+        by_hand = shlex.join(command)
+        raise NsightError(f"{name} did not end within {timeout_s:g} s; try it by hand: {by_hand}") from error
+    return done.returncode, done.stdout
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    code, said = run_tool(command, _EXPORT_S, environment)
+    if code != 0:
+        raise NsightError(_why(command, code, said))
+
+
+def _why(command: Sequence[str], code: int, said: str) -> str:
+    name = Path(command[0]).name
+    if libraries := sorted(set(_MISSING_LIBRARY.findall(said))):
+        packages = [_PACKAGES.get(library, library) for library in libraries]
+        return (
+            f"{name} needs {', '.join(libraries)}, which this system lacks: apt-get install {' '.join(packages)} "
+            "(or put them in a folder on LD_LIBRARY_PATH)"
+        )
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = lines[-1] if lines else "it said nothing"
+    return f"{name} failed with exit code {code} ({last}); try it by hand: {shlex.join(command)}"

@@ -1,0 +1,251 @@
+"""Reads what ``nsys export --type=sqlite`` wrote.
+
+Tables are written only when there is something in them, and columns come and go between versions, so both are asked
+for. Thread and process ids are packed into one number: from the low end 24 bits of thread id and 24 of process id.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload.profiling.intervals import length, part, union
+from fastload.profiling.nsys import NsightError
+from fastload.profiling.trace import (
+    DOMAIN,
+    LOADING,
+    STEP,
+    Call,
+    Copy,
+    Direction,
+    Kernel,
+    Memory,
+    Range,
+    Recording,
+    ThreadKey,
+    assign_roles,
+    kernel_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_PUSH_POP: Final = 59
+_START_END: Final = 60
+_DOMAIN_CREATE: Final = 75
+
+_DIRECTIONS: Final[dict[int, Direction]] = {1: "host to device", 2: "device to host", 8: "device to device"}
+_MEMORIES: Final[dict[int, Memory]] = {0: "pageable", 1: "pinned", 2: "device", 3: "device", 4: "managed"}
+
+_ID_BITS: Final = 24
+_ID_MASK: Final = (1 << _ID_BITS) - 1
+
+
+def thread_of(global_id: int) -> ThreadKey:
+    """The ids in a ``globalTid``."""
+    return ThreadKey(global_id >> _ID_BITS & _ID_MASK, global_id & _ID_MASK)
+
+
+def read(path: Path) -> Recording:
+    """Read an exported recording. Blocks.
+
+    Raises:
+        NsightError: The file is no such export.
+    """
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            return _Reader(connection).recording()
+    except sqlite3.DatabaseError as error:
+        raise NsightError(f"{path} is not an export of nsys ({error}); use nsys export --type=sqlite") from error
+
+
+class _Reader:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        connection.row_factory = sqlite3.Row
+        self._tables: dict[str, set[str]] = {}
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            self._tables[table] = {row["name"] for row in connection.execute(f'PRAGMA table_info("{table}")')}
+        self._strings: dict[int, str] = {row["id"]: row["value"] for row in self._rows("StringIds", ("id", "value"))}
+
+    def _rows(self, table: str, wanted: Sequence[str], where: str = "") -> Iterator[dict[str, Any]]:
+        """The rows of a table, with None in the place of columns that it has not; nothing if there is no such table."""
+        present = self._tables.get(table)
+        if present is None:
+            return
+        columns = ", ".join(name if name in present else f"NULL AS {name}" for name in wanted)
+        for row in self._connection.execute(f'SELECT {columns} FROM "{table}" {where}'):
+            yield dict(row)
+
+    def _string(self, number: int | None, default: str = "") -> str:
+        return default if number is None else self._strings.get(number, default)
+
+    def recording(self) -> Recording:
+        calls = self._calls()
+        ranges = self._ranges()
+        os_calls = self._os_calls()
+        kernels = self._kernels()
+        copies = self._copies()
+        main = self._main(calls, ranges)
+        start, end = _window(main, ranges, calls, kernels, copies)
+        active = {span.thread for span in ranges} | {call.thread for call in (*calls, *os_calls)}
+        processes = {thread.process for thread in active}
+        # Nsight lists every thread of the system.
+        names = {thread: name for thread, name in self._thread_names().items() if thread.process in processes}
+        names |= dict.fromkeys(active - names.keys(), "")
+        readers = {span.thread for span in ranges if span.domain == DOMAIN and span.name in LOADING}
+        notes = []
+        if not os_calls:
+            notes.append(
+                "calls of the operating system were not recorded: reads and sleeps are not told from computing"
+            )
+        return Recording(
+            source="nsys",
+            start_ns=start,
+            end_ns=end,
+            threads=assign_roles(names, main, readers),
+            ranges=tuple(_blocked(ranges, os_calls)),
+            calls=calls,
+            os_calls=os_calls,
+            kernels=kernels,
+            copies=copies,
+            devices={row["id"]: row["name"] or "GPU" for row in self._rows("TARGET_INFO_GPU", ("id", "name"))},
+            notes=tuple(notes),
+        )
+
+    def _thread_names(self) -> dict[ThreadKey, str]:
+        names: dict[ThreadKey, str] = {}
+        for row in self._rows("ThreadNames", ("nameId", "priority", "globalTid"), "ORDER BY 2"):
+            names[thread_of(row["globalTid"])] = self._string(row["nameId"])
+        return names
+
+    def _ranges(self) -> tuple[Range, ...]:
+        wanted = ("start", "end", "eventType", "text", "textId", "globalTid", "domainId")
+        payloads = ("int64Value", "uint64Value", "int32Value", "uint32Value")
+        events = list(self._rows("NVTX_EVENTS", (*wanted, *payloads), "ORDER BY start, end DESC"))
+        # A domain belongs to a process; a forked one goes on using its parent's, which was created earlier.
+        domains: dict[tuple[int, int], str] = {}
+        inherited: dict[int, str] = {}
+        for row in events:
+            if row["eventType"] == _DOMAIN_CREATE:
+                name = row["text"] or self._string(row["textId"])
+                domains[row["globalTid"] >> _ID_BITS, row["domainId"]] = name
+                inherited.setdefault(row["domainId"], name)
+        found = []
+        for row in events:
+            if row["eventType"] not in (_PUSH_POP, _START_END) or row["end"] is None:
+                continue
+            number = row["domainId"]
+            payload = next((row[name] for name in payloads if row[name] is not None), None)
+            found.append(
+                Range(
+                    row["start"],
+                    row["end"],
+                    row["text"] or self._string(row["textId"], "?"),
+                    thread_of(row["globalTid"]),
+                    domains.get((row["globalTid"] >> _ID_BITS, number), inherited.get(number, "")),
+                    payload,
+                )
+            )
+        return tuple(found)
+
+    def _calls(self) -> tuple[Call, ...]:
+        wanted = ("start", "end", "globalTid", "correlationId", "nameId")
+        return tuple(
+            Call(
+                row["start"],
+                row["end"],
+                self._string(row["nameId"]).partition("_v")[0],
+                thread_of(row["globalTid"]),
+                row["correlationId"],
+            )
+            for row in self._rows("CUPTI_ACTIVITY_KIND_RUNTIME", wanted, "ORDER BY start")
+        )
+
+    def _os_calls(self) -> tuple[Call, ...]:
+        wanted = ("start", "end", "globalTid", "nameId")
+        return tuple(
+            Call(row["start"], row["end"], self._string(row["nameId"]), thread_of(row["globalTid"]))
+            for row in self._rows("OSRT_API", wanted, "ORDER BY start")
+            if row["end"] is not None
+        )
+
+    def _kernels(self) -> tuple[Kernel, ...]:
+        wanted = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "shortName", "demangledName")
+        return tuple(
+            Kernel(
+                row["start"],
+                row["end"],
+                kernel_name(self._string(row["demangledName"]), self._string(row["shortName"])),
+                row["deviceId"],
+                row["streamId"],
+                thread_of(row["globalPid"] or 0).process,
+                row["correlationId"],
+            )
+            for row in self._rows("CUPTI_ACTIVITY_KIND_KERNEL", wanted, "ORDER BY start")
+        )
+
+    def _copies(self) -> tuple[Copy, ...]:
+        wanted = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes", "copyKind")
+        found = []
+        for row in self._rows("CUPTI_ACTIVITY_KIND_MEMCPY", (*wanted, "srcKind", "dstKind"), "ORDER BY start"):
+            direction = _DIRECTIONS.get(row["copyKind"], "other")
+            host = row["srcKind"] if direction == "host to device" else row["dstKind"]
+            memory: Memory = "device" if direction == "device to device" else _MEMORIES.get(host, "unknown")
+            process = thread_of(row["globalPid"] or 0).process
+            times = row["start"], row["end"]
+            place = row["deviceId"], row["streamId"], process, row["correlationId"]
+            found.append(Copy(*times, direction, memory, row["bytes"], *place))
+        return tuple(found)
+
+    def _main(self, calls: Sequence[Call], ranges: Sequence[Range]) -> ThreadKey | None:
+        """The thread that trains: it has the steps, else it waits for batches, else it launches most kernels."""
+        for name in (STEP, "wait"):
+            counts = Counter(span.thread for span in ranges if span.name == name)
+            if counts:
+                return counts.most_common(1)[0][0]
+        launches = Counter(call.thread for call in calls if "Launch" in call.name)
+        # Backward runs on a thread of autograd's, but the loop on the one whose id is the process's.
+        by_process = Counter({key: count for key, count in launches.items() if key.process == key.thread})
+        counts = by_process or launches
+        return counts.most_common(1)[0][0] if counts else None
+
+
+def _window(
+    main: ThreadKey | None,
+    ranges: Sequence[Range],
+    calls: Sequence[Call],
+    kernels: Sequence[Kernel],
+    copies: Sequence[Copy],
+) -> tuple[int, int]:
+    """The steps' extent; without steps, that of all that the main thread and the devices did."""
+    steps = [span for span in ranges if span.thread == main and span.name == STEP]
+    spans: list[Any] = list(steps)
+    if not spans:
+        spans += [span for span in ranges if main is None or span.thread == main]
+        spans += [call for call in calls if main is None or call.thread == main]
+        spans += [*kernels, *copies]
+    if not spans:
+        return 0, 0
+    return min(span.start_ns for span in spans), max(span.end_ns for span in spans)
+
+
+def _blocked(ranges: Sequence[Range], os_calls: Sequence[Call]) -> Iterator[Range]:
+    """Tell of each ``fetch`` how much of it went by inside calls of the operating system."""
+    if not os_calls:
+        yield from ranges
+        return
+    by_thread: dict[ThreadKey, list[tuple[int, int]]] = {}
+    for call in os_calls:
+        by_thread.setdefault(call.thread, []).append((call.start_ns, call.end_ns))
+    unions = {thread: union(intervals) for thread, intervals in by_thread.items()}
+    for span in ranges:
+        if span.domain == DOMAIN and span.name == "fetch":
+            blocked = part(unions.get(span.thread, []), (span.start_ns, span.end_ns))
+            yield replace(span, blocked_ns=length(blocked))
+        else:
+            yield span

@@ -1,0 +1,319 @@
+"""A recording as rows of bars: the main thread, the feeder, workers or decode threads, copy streams, compute streams.
+
+``page`` shows the rows in a browser; :func:`draw` draws them as a picture.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from fastload.profiling.trace import OPERATOR, STAGES, STEP, Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fastload.profiling.findings import Findings
+    from fastload.profiling.trace import Copy, Range, Recording, Thread, ThreadKey
+
+Kind: TypeAlias = Literal["host", "device"]
+
+COLOURS: Final[dict[str, str]] = {
+    "fetch": "#4e79a7",
+    "decode": "#76b7b2",
+    "collate": "#59a14f",
+    "h2d": "#f28e2b",
+    "epilogue": "#b07aa1",
+    "wait": "#e15759",
+    "kernel": "#5c6b7a",
+    "layout conversion": "#c2185b",
+    "copy, pinned": "#f28e2b",
+    "copy, pageable": "#d62728",
+    "copy": "#f7c08a",
+    "operator": "#8fa3b5",
+    "call": "#b9b2a6",
+}
+"""Of the loader's stages (as in Nsight) and of what happens on the device."""
+
+_PALETTE: Final = ("#8cb369", "#c9a227", "#5b8e7d", "#bc6c4b", "#7d70ba", "#3d9fb8", "#a1887f", "#9c6644")
+
+DEPTH_MAX: Final = 5
+"""Nested ranges that are drawn; deeper ones are left out."""
+
+BARS_MAX: Final = 20_000
+"""Per row; beyond it, bars that nearly touch become one."""
+
+_LETTERS: Final = 230  # of a bar's name, over the width of the picture
+_CALL_SHARE: Final = 1 / 2000  # of the window: shorter calls of the CUDA API are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Something that happened in a row.
+
+    Attributes:
+        start_ns: Since the window's start.
+        length_ns: How long.
+        name: What.
+        colour: Its colour, as ``#rrggbb``.
+        depth: 0 for the outermost.
+        detail: More about it, or empty.
+    """
+
+    start_ns: int
+    length_ns: int
+    name: str
+    colour: str
+    depth: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thread or stream.
+
+    Attributes:
+        label: What it is.
+        kind: Whether it is on the host or on a device.
+        bars: In order of their start.
+        tells: More about it: ids, names.
+    """
+
+    label: str
+    kind: Kind
+    bars: tuple[Bar, ...]
+    tells: str = ""
+
+    @property
+    def depth(self) -> int:
+        """Lines that it takes, at least 1."""
+        return max((bar.depth for bar in self.bars), default=0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All rows of a recording.
+
+    Attributes:
+        rows: From top to bottom.
+        length_ns: The window's.
+        steps: Starts of the training steps, since the window's start.
+        gaps: Start and length of the device's longest idle stretches.
+    """
+
+    rows: tuple[Row, ...]
+    length_ns: int
+    steps: tuple[int, ...]
+    gaps: tuple[tuple[int, int], ...]
+
+    @property
+    def names(self) -> list[str]:
+        """What the colours stand for, of those that occur."""
+        present = {(bar.name, bar.colour) for row in self.rows for bar in row.bars}
+        colours = {colour for _, colour in present}
+        found = [name for name in STAGES if (name, COLOURS[name]) in present]
+        # A pinned copy has the colour of h2d, the call that issues it.
+        return found + [n for n in COLOURS if n not in STAGES and COLOURS[n] in colours and n != "copy, pinned"]
+
+
+def lay_out(recording: Recording, findings: Findings) -> Timeline:
+    """Turn a recording into rows."""
+    by_thread: dict[ThreadKey, list[Range]] = defaultdict(list)
+    for span in recording.ranges:
+        by_thread[span.thread].append(span)
+    rows = []
+    main = recording.main
+    steps: list[int] = []
+    if main is not None:
+        own = by_thread.get(main, [])
+        steps = [max(0, s.start_ns - recording.start_ns) for s in own if s.name == STEP]
+        rows.append(Row("main thread", "host", _host_bars(recording, own), _ids(recording.threads[main])))
+        if operators := [span for span in own if span.domain == OPERATOR]:
+            bars = [_bar(recording, span, "operator", 0) for span in operators]
+            rows.append(
+                Row("torch operators", "host", tuple(_thinned(bars, recording.window_ns)), "of the main thread")
+            )
+    for role, label in (
+        ("feeder", "feeder"),
+        ("worker", "worker"),
+        ("decode", "decode thread"),
+        ("backward", "backward"),
+    ):
+        threads = [thread for thread in recording.of_role(role) if by_thread.get(thread.key)]  # type: ignore[arg-type]
+        for number, thread in enumerate(threads):
+            name = label if role == "backward" or len(threads) == 1 else f"{label} {number}"
+            rows.append(Row(name, "host", _host_bars(recording, by_thread[thread.key]), _ids(thread)))
+    rows += _streams(recording)
+    gaps = tuple((round(gap.start_s * 1e9), round(gap.length_s * 1e9)) for gap in findings.gaps)
+    return Timeline(tuple(rows), recording.window_ns, tuple(steps), gaps)
+
+
+def colour_of(name: str) -> str:
+    """The colour of a range: a stage has its own, others one of a few, always the same."""
+    return COLOURS.get(name) or _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)]
+
+
+def _ids(thread: Thread) -> str:
+    name = f"{thread.name}, " if thread.name else ""
+    return f"{name}process {thread.key.process}, thread {thread.key.thread}"
+
+
+def _bar(recording: Recording, span: Range, colour: str, depth: int) -> Bar:
+    start, end = max(span.start_ns, recording.start_ns), min(span.end_ns, recording.end_ns)
+    batch = "" if span.payload is None else f"batch {span.payload}"
+    chosen = COLOURS[colour] if colour else colour_of(span.name)
+    return Bar(start - recording.start_ns, end - start, span.name, chosen, depth, batch)
+
+
+def _host_bars(recording: Recording, ranges: Iterable[Range]) -> tuple[Bar, ...]:
+    """Ranges by how deep they are nested, and below them the CUDA calls that take long."""
+    bars: list[Bar] = []
+    open_until: list[int] = []
+    deepest = -1
+    thread: ThreadKey | None = None
+    for span in sorted(ranges, key=lambda span: (span.start_ns, -span.end_ns)):
+        thread = span.thread
+        if span.domain == OPERATOR or span.name == STEP:
+            continue
+        if span.end_ns <= recording.start_ns or span.start_ns >= recording.end_ns:
+            continue
+        while open_until and open_until[-1] <= span.start_ns:
+            open_until.pop()
+        depth = len(open_until)
+        open_until.append(span.end_ns)
+        if depth < DEPTH_MAX:
+            deepest = max(deepest, depth)
+            bars.append(_bar(recording, span, "", depth))
+    least = recording.window_ns * _CALL_SHARE
+    for call in recording.calls:
+        start, end = max(call.start_ns, recording.start_ns), min(call.end_ns, recording.end_ns)
+        if call.thread == thread and end - start >= least:
+            bars.append(Bar(start - recording.start_ns, end - start, call.name, COLOURS["call"], deepest + 1))
+    return tuple(_thinned(sorted(bars, key=lambda bar: bar.start_ns), recording.window_ns))
+
+
+def _streams(recording: Recording) -> list[Row]:
+    work: dict[tuple[int, int], list[Kernel | Copy]] = defaultdict(list)
+    computing: Counter[tuple[int, int]] = Counter()
+    copying: Counter[tuple[int, int]] = Counter()
+    for kernel in recording.kernels:
+        work[kernel.device, kernel.stream].append(kernel)
+        computing[kernel.device, kernel.stream] += kernel.end_ns - kernel.start_ns
+    for copy in recording.copies:
+        work[copy.device, copy.stream].append(copy)
+        copying[copy.device, copy.stream] += copy.end_ns - copy.start_ns
+    main = {device: max((k for k in computing if k[0] == device), key=computing.__getitem__) for device, _ in computing}
+    many = len({device for device, _ in work}) > 1
+    rows = []
+    # Copies above kernels, as in the order of a batch's road.
+    for key in sorted(work, key=lambda key: (key[0], key == main.get(key[0]), computing[key])):
+        label = "stream"
+        if key == main.get(key[0]):
+            label = "compute stream"
+        elif copying[key] > computing[key]:
+            label = "copy stream"
+        bars = [bar for item in work[key] if (bar := _device_bar(recording, item)) is not None]
+        bars.sort(key=lambda bar: bar.start_ns)
+        device = f"GPU {key[0]}: " if many else ""
+        tells = f"stream {key[1]} of {recording.devices.get(key[0], 'GPU')} {key[0]}"
+        rows.append(Row(device + label, "device", tuple(_thinned(bars, recording.window_ns)), tells))
+    return rows
+
+
+def _device_bar(recording: Recording, item: Kernel | Copy) -> Bar | None:
+    start, end = max(item.start_ns, recording.start_ns), min(item.end_ns, recording.end_ns)
+    if end <= start:
+        return None
+    at = start - recording.start_ns
+    if isinstance(item, Kernel):
+        return Bar(at, end - start, item.name, COLOURS["layout conversion" if item.converts_layout else "kernel"])
+    speed = item.size_bytes / max(1, item.end_ns - item.start_ns)
+    colour = "copy"
+    if item.direction == "host to device":
+        colour = "copy, pageable" if item.memory == "pageable" else "copy, pinned"
+    detail = f"{item.size_bytes / 1e6:.2f} MB, {item.memory}, {speed:.1f} GB/s"
+    return Bar(at, end - start, f"copy {item.direction}", COLOURS[colour], 0, detail)
+
+
+def _thinned(bars: Sequence[Bar], window_ns: int) -> Sequence[Bar]:
+    """Join neighbours of one colour and depth until there are few enough; a joined bar tells how many it is."""
+    apart_ns = window_ns // 200_000
+    while len(bars) > BARS_MAX:
+        bars = _joined(bars, apart_ns)
+        apart_ns = apart_ns * 2 + 1
+    return bars
+
+
+def _joined(bars: Sequence[Bar], apart_ns: int) -> list[Bar]:
+    joined: list[Bar] = []
+    last: dict[int, int] = {}
+    for bar in bars:
+        at = last.get(bar.depth)
+        before = joined[at] if at is not None else None
+        if (
+            at is not None
+            and before is not None
+            and before.colour == bar.colour
+            and 0 <= bar.start_ns - (before.start_ns + before.length_ns) <= apart_ns
+        ):
+            length_ns = bar.start_ns + bar.length_ns - before.start_ns
+            joined[at] = Bar(before.start_ns, length_ns, before.name, bar.colour, bar.depth, "and others after it")
+        else:
+            last[bar.depth] = len(joined)
+            joined.append(bar)
+    return joined
+
+
+def _fitting(name: str, share: float) -> str | None:
+    """As much of a bar's name as fits into its share of the picture's width; None where that would say nothing."""
+    room = int(share * _LETTERS)
+    if room < 4:
+        return None
+    return name if len(name) <= room else f"{name[: room - 1]}…"
+
+
+def draw(timeline: Timeline, path: str | Path, title: str) -> None:
+    """Draw the rows as a picture, in the format that the suffix of ``path`` names. Needs matplotlib."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    heights = [0.45 + 0.35 * row.depth for row in timeline.rows]
+    figure = Figure(figsize=(14, 1.4 + 0.62 * sum(heights)), dpi=120, layout="constrained")
+    axes: Any = figure.subplots()
+    top = 0.0
+    ticks: list[float] = []
+    labels: list[str] = []
+    for row, height in zip(timeline.rows, heights, strict=True):
+        axes.axhspan(-top - height, -top, color="#f4f6f8" if len(ticks) % 2 == 0 else "white", lw=0, zorder=0)
+        for depth in range(row.depth):
+            bars = [bar for bar in row.bars if bar.depth == depth]
+            spans = [(bar.start_ns / 1e6, max(bar.length_ns, timeline.length_ns / 5000) / 1e6) for bar in bars]
+            low = -top - 0.2 - 0.35 * (depth + 1) + 0.025
+            axes.broken_barh(spans, (low, 0.32), facecolors=[bar.colour for bar in bars], lw=0, zorder=2)
+            for bar in bars:
+                if (name := _fitting(bar.name, bar.length_ns / timeline.length_ns)) is not None:
+                    middle = (bar.start_ns + bar.length_ns / 2) / 1e6
+                    place = {"ha": "center", "va": "center", "zorder": 4, "parse_math": False}  # a name may have a "$"
+                    axes.text(middle, low + 0.15, name, fontsize=7, color="white", **place)
+        ticks.append(-top - height / 2)
+        labels.append(row.label)
+        top += height
+    for start, length in timeline.gaps[:3]:
+        axes.axvspan(start / 1e6, (start + length) / 1e6, color="#e15759", alpha=0.10, lw=0, zorder=1)
+    for number, step in enumerate(timeline.steps):
+        axes.axvline(step / 1e6, color="#333333", lw=0.6, alpha=0.5, zorder=3)
+        axes.text(step / 1e6, 0.06, f" {number}", fontsize=7.5, color="#555555", va="bottom")
+    axes.set_yticks(ticks, labels, fontsize=9)
+    axes.set_ylim(-top, 0.35)
+    axes.set_xlim(0, timeline.length_ns / 1e6)
+    axes.set_xlabel("ms", fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title(title, loc="left", fontsize=11, parse_math=False)
+    patches = [Patch(color=COLOURS[name], label=name) for name in timeline.names]
+    figure.legend(handles=patches, loc="outside lower left", ncols=8, fontsize=8, frameon=False)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(str(path))

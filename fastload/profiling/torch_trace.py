@@ -1,0 +1,235 @@
+"""Reads what torch.profiler traced in one process and what the loader's ranges wrote in all of them.
+
+The two share the system's wall clock: a trace's times are microseconds after its ``baseTimeNanoseconds``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from fastload.profiling.nsys import nothing_recorded
+from fastload.profiling.trace import (
+    DOMAIN,
+    LOADING,
+    OPERATOR,
+    STEP,
+    Call,
+    Copy,
+    Direction,
+    Kernel,
+    Memory,
+    Range,
+    Recording,
+    ThreadKey,
+    assign_roles,
+    kernel_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+TRACES: Final = ("profile*.json", "profile*.json.gz", "trace*.json", "trace*.json.gz")
+
+_DIRECTIONS: Final[dict[str, Direction]] = {
+    "HtoD": "host to device",
+    "DtoH": "device to host",
+    "DtoD": "device to device",
+}
+_MEMORIES: Final[dict[str, Memory]] = {"Pageable": "pageable", "Pinned": "pinned", "Managed": "managed"}
+_COPY: Final = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
+_STEP: Final = re.compile(r"ProfilerStep#(\d+)")
+_OPERATOR: Final = re.compile(r"::|Backward\d*$|^detach$")  # other names are of ranges that code has put around itself
+_SYSTEM_NAME: Final = re.compile(r"thread \d+ \((.*)\)")
+
+
+def read(folder: Path, code: int = 0) -> Recording:
+    """Read a folder of torch.profiler's traces and of ranges. Blocks.
+
+    Of several traces, as of several ranks, the one of the lowest process id is read.
+
+    Args:
+        folder: Where they are.
+        code: The exit code of the program that was traced, for the error.
+
+    Raises:
+        ProgramError: There is no trace in it, and ``code`` says why.
+        NsightError: There is none.
+    """
+    traces = sorted((path for pattern in TRACES for path in folder.glob(pattern)), key=lambda path: path.name)
+    found = [trace for path in traces if (trace := _load(path)) is not None]
+    if not found:
+        raise nothing_recorded("torch.profiler", code)
+    trace = min(found, key=_process_of)
+    reader = _Reader(trace)
+    for path in sorted(folder.glob("ranges-*.jsonl")):
+        reader.add_ranges(path)
+    return reader.recording(others=len(found) - 1)
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    content = path.read_bytes()
+    try:
+        trace = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+    except (ValueError, gzip.BadGzipFile):
+        return None
+    return trace if isinstance(trace, dict) and "traceEvents" in trace else None
+
+
+def _process_of(trace: dict[str, Any]) -> int:
+    host = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+    counts = Counter(event["pid"] for event in trace["traceEvents"] if event.get("cat") in host)
+    return int(counts.most_common(1)[0][0]) if counts else 0
+
+
+class _Reader:
+    def __init__(self, trace: dict[str, Any]) -> None:
+        self._base_ns = int(trace.get("baseTimeNanoseconds", 0))
+        self._process = _process_of(trace)
+        self._names: dict[ThreadKey, str] = {}
+        self._ranges: list[Range] = []
+        self._operators: dict[ThreadKey, list[tuple[int, int, str]]] = {}
+        self._calls: list[Call] = []
+        self._kernels: list[Kernel] = []
+        self._copies: list[Copy] = []
+        self._window: tuple[int, int] | None = None
+        self._devices = {
+            int(device.get("id", number)): str(device.get("name", "GPU"))
+            for number, device in enumerate(trace.get("deviceProperties") or [])
+        }
+        for event in trace["traceEvents"]:
+            if event.get("ph") == "X":
+                self._add(event)
+            elif event.get("name") == "thread_name" and isinstance(event.get("tid"), int):
+                self._name(event)
+
+    def _name(self, event: dict[str, Any]) -> None:
+        if event.get("pid") == self._process:
+            found = _SYSTEM_NAME.fullmatch(str(event["args"].get("name", "")))
+            self._names[ThreadKey(self._process, event["tid"])] = found[1] if found else ""
+
+    def _add(self, event: dict[str, Any]) -> None:
+        category = event.get("cat")
+        start = self._base_ns + round(event["ts"] * 1e3)
+        end = start + round(event.get("dur", 0) * 1e3)
+        name = str(event["name"])
+        details = event.get("args") or {}
+        if category == "Trace":
+            self._window = start, end
+        elif category == "kernel":
+            place = int(details.get("device", 0)), int(details.get("stream", 0)), self._process
+            self._kernels.append(Kernel(start, end, kernel_name(name), *place, details.get("correlation")))
+        elif category == "gpu_memcpy":
+            self._add_copy(start, end, name, details)
+        elif category in ("user_annotation", "cpu_op", "cuda_runtime", "cuda_driver"):
+            self._add_host(str(category), start, end, name, event, details)
+
+    def _add_host(
+        self, category: str, start: int, end: int, name: str, event: dict[str, Any], details: dict[str, Any]
+    ) -> None:
+        thread = ThreadKey(int(event["pid"]), int(event["tid"]))
+        if category == "cpu_op" and _OPERATOR.search(name):
+            self._operators.setdefault(thread, []).append((start, end, name))
+        elif category.startswith("cuda"):
+            self._calls.append(Call(start, end, name, thread, details.get("correlation")))
+        elif step := _STEP.fullmatch(name):
+            self._ranges.append(Range(start, end, STEP, thread, DOMAIN, int(step[1])))
+        else:
+            self._ranges.append(Range(start, end, name, thread, "torch"))
+
+    def _add_copy(self, start: int, end: int, name: str, details: dict[str, Any]) -> None:
+        direction: Direction = "other"
+        memory: Memory = "unknown"
+        if found := _COPY.match(name):
+            direction = _DIRECTIONS.get(found[1], "other")
+            host = found[2] if direction == "host to device" else found[3]
+            memory = "device" if direction == "device to device" else _MEMORIES.get(host, "unknown")
+        place = int(details.get("device", 0)), int(details.get("stream", 0)), self._process
+        size_bytes = int(details.get("bytes", 0))
+        self._copies.append(Copy(start, end, direction, memory, size_bytes, *place, details.get("correlation")))
+
+    def add_ranges(self, path: Path) -> None:
+        """Add what one process wrote (see ``fastload.nvtx.file_sink``)."""
+        process = int(path.stem.rpartition("-")[2])
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:  # the process was killed in the middle of it
+                continue
+            if len(record) == 2:
+                self._names[ThreadKey(process, record[0])] = record[1]
+            elif len(record) >= 7:  # without the wait for a core in recordings from before it was told apart
+                start, end, thread, domain, name, *rest = record
+                self._ranges.append(Range(start, end, name, ThreadKey(process, thread), domain, *rest))
+
+    def recording(self, others: int) -> Recording:
+        main = self._main()
+        window = self._find_window(main)
+        # The loader's own ranges reach both the files and the trace.
+        twice = {span.name for span in self._ranges if span.domain == DOMAIN}
+        ranges = [span for span in self._ranges if span.domain == DOMAIN or span.name not in twice]
+        ranges += self._outermost_operators()
+        kept = [span for span in ranges if span.end_ns > window[0] and span.start_ns < window[1]]
+        for thread in {span.thread for span in kept} | {call.thread for call in self._calls}:
+            self._names.setdefault(thread, "")
+        threads = set(self._names) - {thread for thread in self._names if thread.process != self._process}
+        threads |= {span.thread for span in kept}
+        names = {thread: self._names[thread] for thread in threads}
+        readers = {span.thread for span in kept if span.domain == DOMAIN and span.name in LOADING}
+        notes = []
+        if others:
+            notes.append(f"{others} more processes were traced; this is the one with the lowest id")
+        if self._devices and not self._kernels:
+            notes.append(
+                "no kernel was recorded, although there is a GPU: the steps launched none, or torch.profiler could not "
+                "record them (KINETO_LOG_LEVEL=0 in the environment has it say why)"
+            )
+        return Recording(
+            source="torch.profiler",
+            start_ns=window[0],
+            end_ns=window[1],
+            threads=assign_roles(names, main, readers),
+            ranges=tuple(sorted(kept, key=lambda span: (span.start_ns, -span.end_ns))),
+            calls=tuple(sorted(self._calls, key=lambda call: call.start_ns)),
+            kernels=tuple(sorted(self._kernels, key=lambda kernel: kernel.start_ns)),
+            copies=tuple(sorted(self._copies, key=lambda copy: copy.start_ns)),
+            devices={device: self._devices.get(device, "GPU") for device in self._used_devices()},
+            notes=tuple(notes),
+        )
+
+    def _used_devices(self) -> list[int]:
+        return sorted({kernel.device for kernel in self._kernels} | {copy.device for copy in self._copies})
+
+    def _main(self) -> ThreadKey | None:
+        for name in (STEP, "wait"):
+            marks = [span.thread for span in self._ranges if span.name == name]
+            counts = Counter(thread for thread in marks if thread.process == self._process)
+            if counts:
+                return counts.most_common(1)[0][0]
+        counts = Counter({thread: len(operators) for thread, operators in self._operators.items()})
+        return counts.most_common(1)[0][0] if counts else None
+
+    def _find_window(self, main: ThreadKey | None) -> tuple[int, int]:
+        steps = [span for span in self._ranges if span.thread == main and span.name == STEP]
+        if steps:
+            return min(span.start_ns for span in steps), max(span.end_ns for span in steps)
+        return self._window or _extent([*self._kernels, *self._calls, *self._ranges])
+
+    def _outermost_operators(self) -> Iterable[Range]:
+        """Torch's operators, without those that others call: what a person recognizes in their code."""
+        for thread, operators in self._operators.items():
+            reached = 0
+            for start, end, name in sorted(operators, key=lambda operator: (operator[0], -operator[1])):
+                if start >= reached:
+                    reached = end
+                    yield Range(start, end, name, thread, OPERATOR)
+
+
+def _extent(events: Sequence[Any]) -> tuple[int, int]:
+    if not events:
+        return 0, 0
+    return min(event.start_ns for event in events), max(event.end_ns for event in events)

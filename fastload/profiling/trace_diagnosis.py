@@ -1,0 +1,128 @@
+"""The verdict on a recording: what limits the training loop, told from the numbers of one window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fastload.stats.verdict import Bottleneck, Verdict
+
+if TYPE_CHECKING:
+    from fastload.profiling.findings import Findings, ThreadUse
+
+FED: Final = 0.1
+"""A loop that waits for less than this share of its time, and a device that idles for less, is not held up."""
+
+_LAYOUT_SHARE: Final = 0.02
+_BLOCKED: Final = 0.5
+_COLLATING: Final = 0.5
+_CROSSING: Final = 0.6
+_WORKING: Final = 0.3
+_OF_THE_LOADER: Final = (
+    Bottleneck.STORAGE,
+    Bottleneck.DECODE,
+    Bottleneck.PYTHON,
+    Bottleneck.EPILOGUE,
+    Bottleneck.COLLATE,
+)
+
+
+def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
+    """Say what the loop is bound by.
+
+    Args:
+        findings: The window's numbers.
+        seen: What the loader itself saw (``loader.report()``): it looks into the workers' fetches, and a recording does
+            not always tell decoding from Python.
+    """
+    device = max(findings.devices, key=lambda use: use.window_s, default=None)
+    waited = f"the training loop waited for batches {findings.wait_share:.0%} of the time"
+    if device is not None:
+        busy = f"the GPU ran kernels {device.busy_share:.0%} of it"
+        if device.idle_share < FED:
+            return Verdict.of(Bottleneck.GPU, waited, busy, *_layout(findings))
+        if device.starved_share < device.idle_share / 2:
+            why = "it is the loop that leaves the GPU idle, not the loader"
+            if device.starved_share >= FED:
+                why = (
+                    f"the GPU idled {device.idle_share:.0%} of the time, {device.starved_share:.0%} for want of a batch"
+                )
+            return Verdict.of(Bottleneck.LOOP, why, waited, busy, *_host(findings), *_layout(findings))
+        waited += f", the GPU ran kernels {device.busy_share:.0%} of it"
+    elif findings.wait_share < FED:
+        return Verdict.of(Bottleneck.STEP, waited, "no kernel of a GPU was recorded")
+    bottleneck, *evidence = _loader(findings, seen)
+    if bottleneck is None:
+        return Verdict(None, (waited, *evidence), "print(loader.report()) after an epoch says what the loader saw")
+    return Verdict.of(bottleneck, waited, *evidence)
+
+
+def _layout(findings: Findings) -> list[str]:
+    share = sum(kernel.share for kernel in findings.layout)
+    if share < _LAYOUT_SHARE:
+        return []
+    return [
+        f"{share:.0%} of the kernels' time only converts layouts ({findings.layout[0].name}): "
+        "model.to(memory_format=torch.channels_last)"
+    ]
+
+
+def _host(findings: Findings) -> list[str]:
+    if not findings.gaps or not findings.gaps[0].host:
+        return []
+    gap = findings.gaps[0]
+    return [f"in its longest gap ({gap.length_s * 1e3:.1f} ms) the training thread was in {gap.host[0].what}"]
+
+
+def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck | None, *tuple[str, ...]]:
+    pageable = [copy for copy in findings.copies if copy.direction == "host to device" and copy.memory == "pageable"]
+    pageable_s = sum(copy.seconds for copy in pageable)
+    if findings.link_share > _CROSSING or pageable_s > findings.seconds * _WORKING:
+        crossing = f"copies to the device were under way {findings.link_share:.0%} of it"
+        if pageable_s > findings.seconds * findings.link_share / 2:
+            return Bottleneck.PIN, crossing, "most of them from pageable memory"
+        return Bottleneck.LINK, crossing
+    if seen is not None and seen.bottleneck is Bottleneck.EPILOGUE and (found := _trust(seen)):  # has no range here
+        return found
+    readers = [thread for thread in findings.threads if thread.role in ("worker", "decode")]
+    if not any(thread.stages for thread in readers):  # samples are read where the loop runs, or ahead of it
+        readers = [thread for thread in findings.threads if "fetch" in thread.stages]
+    if not readers:
+        return _trust(seen) or (None, "no thread was seen to read samples")
+    fetching, collating, decoding = (_mean(readers, stage) for stage in ("fetch", "collate", "decode"))
+    working = fetching + collating + decoding
+    where = f"{len(readers)} worker{'s' if len(readers) > 1 else ''}"
+    if readers[0].role == "main":
+        where = "the main process, which reads the samples itself (num_workers=0),"
+    if working < _WORKING * min(1.0, findings.wait_share) and readers[0].role != "main":
+        waits = "batches were on their way, or waited for the sampler or for a lock"
+        return _trust(seen) or (None, f"{where} were busy only {working:.0%} of it", waits)
+    if collating > working * _COLLATING:
+        return Bottleneck.COLLATE, f"{where} collated {collating:.0%} of it"
+    if decoding > working * _COLLATING:
+        return Bottleneck.DECODE, f"{where} decoded {decoding:.0%} of it"
+    fetched = f"{where} fetched samples {fetching:.0%} of it"
+    blocked = _blocked(readers)
+    if blocked is not None and blocked > _BLOCKED:
+        return Bottleneck.STORAGE, fetched, f"blocked for {blocked:.0%} of that"
+    if found := _trust(seen):
+        return found[0], fetched, *found[1:]
+    computed = "computing" if blocked is not None else "reading or computing"
+    return Bottleneck.PYTHON, fetched, computed
+
+
+def _trust(seen: Verdict | None) -> tuple[Bottleneck, *tuple[str, ...]] | None:
+    if seen is None or seen.bottleneck is None or seen.bottleneck not in _OF_THE_LOADER:
+        return None
+    return seen.bottleneck, *(f"the loader itself: {text}" for text in seen.evidence[:2])
+
+
+def _mean(threads: list[ThreadUse], stage: str) -> float:
+    return sum(thread.stages.get(stage, 0.0) for thread in threads) / len(threads)
+
+
+def _blocked(readers: list[ThreadUse]) -> float | None:
+    """Share of all readers' fetches in which they were blocked, collating left out."""
+    weights = [(thread.stages.get("fetch", 0.0), thread.blocked_share) for thread in readers]
+    known = [(weight, share) for weight, share in weights if share is not None]
+    total = sum(weight for weight, _ in known)
+    return sum(weight * share for weight, share in known) / total if total else None

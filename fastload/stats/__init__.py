@@ -1,0 +1,1 @@
+"""Counts and times of a loader, summed over threads and processes, and what they say."""

@@ -1,0 +1,312 @@
+"""The verdict on a loader: what its consumer waits for, how that shows, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fastload._machine import usable_cpus
+from fastload.stats.verdict import REMEDIES, Bottleneck, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastload.stats.stats import Stats
+
+STALL_MIN: Final = 0.1
+"""A consumer that waits for a smaller share of its time is not held up by its loader."""
+
+BUSY_MIN: Final = 0.9
+"""A device that works for a larger share of the time is the limit."""
+
+BATCHES_MIN: Final = 4
+_QUEUED_MIN: Final = 0.25  # of fetching: worth a word
+_READ: Final = (Bottleneck.STORAGE, Bottleneck.DECODE, Bottleneck.PYTHON)
+_MADE: Final = (*_READ, Bottleneck.COLLATE)
+_EITHER: Final = (
+    "nothing to gain in the loader: whether the GPU takes the time or the loop's own code, fastload profile tells, and "
+    "this report may after some seconds where nvidia-ml-py is installed"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A verdict and the figures that it rests on; ``print`` it.
+
+    Attributes:
+        verdict: In one sentence, with its evidence.
+        stats: The figures.
+        shares: Of the time for which batches were waited: how much each bottleneck had.
+    """
+
+    verdict: Verdict
+    stats: Stats
+    shares: Mapping[Bottleneck, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.verdict), *(f"  {line}" for line in _figures(self.stats))])
+
+
+def report(stats: Stats) -> Report:
+    """Judge a loader by its statistics."""
+    seconds = _waited_for(stats)
+    total = sum(seconds.values())
+    shares = {which: spent / total for which, spent in seconds.items() if spent > 0}
+    return Report(_verdict(stats, shares), stats, shares)
+
+
+def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
+    if stats.batches - stats.epochs < BATCHES_MIN:
+        seen = f"{_count(stats.batches, 'batch', 'batches')} in {_count(stats.epochs, 'epoch')} are too few to tell"
+        return Verdict(None, (seen,), "ask again after a few more")
+    stall, who = _stall(stats)
+    waited = f"the {who} waited for batches {stall:.0%} of the time"
+    if stall < STALL_MIN or _leaves_idle(stats, stall):
+        return _not_the_loader(stats, stall, waited)
+    if not shares:
+        evidence = [waited, "each time too briefly to tell for what"]
+        return Verdict(None, tuple(evidence), "larger batches are waited for less often")
+    which = max(shares, key=lambda key: shares[key])
+    if which in _READ and not _looked(stats):
+        reading = sum(shares.get(each, 0.0) for each in _READ)
+        unknown = f"{reading:.0%} of that while samples were read, which nobody has looked into yet"
+        return Verdict(None, (waited, unknown), "ask again after a few more batches")
+    evidence = [waited, f"{shares[which]:.0%} of that {_meanwhile(stats, which)}"]
+    if stats.fetch.queued > _QUEUED_MIN and which is not Bottleneck.STORAGE and which in _MADE:
+        there = f"{_count(stats.workers, 'worker')}, {_count(usable_cpus(), 'core')}"
+        evidence.append(f"{_readers(stats)} waited for a core {stats.fetch.queued:.0%} of fetch ({there})")
+    return Verdict.of(which, *evidence, remedy=_remedy(stats, which))
+
+
+def _leaves_idle(stats: Stats, stall: float) -> bool:
+    """Whether the device idles more for other reasons than for want of a batch, as far as its driver says."""
+    busy = stats.gpu_utilization
+    if busy is None or stats.device is None or stats.gpu_busy_least >= BUSY_MIN:
+        return False
+    return stall < (1.0 - busy) / 2
+
+
+def _not_the_loader(stats: Stats, stall: float, waited: str) -> Verdict:
+    """What can be said of a loop that has its batches in time. That the GPU is the limit must have been seen."""
+    spare: list[str] = []
+    if stats.workers and "fetch" in stats.stages:
+        spare.append(f"{stats.ready_mean:.1f} batches were ready when it asked, on average")
+    if (rate := stats.loader_images_per_s) > stats.images_per_s:
+        asked = f"was asked for {stats.images_per_s:,.0f}"
+        spare.append(f"the loader could deliver about {rate:,.0f} images/s and {asked}")
+    if stats.device is None:
+        return Verdict.of(Bottleneck.STEP, waited, *spare)
+    least, busy = stats.gpu_busy_least, stats.gpu_utilization
+    if least >= BUSY_MIN:
+        return Verdict.of(Bottleneck.GPU, waited, f"the GPU had work for at least {least:.0%} of it", *spare)
+    if busy is None:
+        return Verdict.of(Bottleneck.STEP, waited, *spare, remedy=_EITHER)
+    ran = f"kernels ran on the GPU {busy:.0%} of it, as its driver says"
+    if busy + stall >= BUSY_MIN:
+        return Verdict.of(Bottleneck.GPU, waited, f"{ran} (other programs' included)", *spare)
+    why = "it is the loop that leaves it idle, not the loader"
+    if stall >= STALL_MIN:
+        why = "the loop leaves it idle for longer than the loader does"
+    return Verdict.of(Bottleneck.LOOP, waited, ran, why, *spare)
+
+
+def _looked(stats: Stats) -> bool:
+    """Whether it is known what reading samples consisted of: some fetch was looked at, or native threads did it."""
+    return stats.fetch.looked_s > 0 or "decode" in stats.stages
+
+
+def _stall(stats: Stats) -> tuple[float, str]:
+    """The share of its time for which the consumer waited, and who that is."""
+    stall = stats.device_stall
+    if stall is not None and stats.device is not None and stats.device.copies >= BATCHES_MIN:
+        return stall, "GPU"
+    elapsed = stats.wait_s + stats.step_s
+    return (stats.batch_wait_s / elapsed if elapsed > 0 else 0.0), "training loop"
+
+
+def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
+    """Seconds for which batches were waited, by what they were at."""
+    waited = dict(stats.waited_for)
+    waited.pop("gpu", None)
+    stages = stats.stages
+    making = {name: stages[name].total_s for name in ("fetch", "decode", "collate") if name in stages}
+    all_of_it, elapsed = sum(making.values()), stats.wait_s + stats.step_s
+    in_python = _in_python(stats, waited)
+    before = waited.pop("before", 0.0)
+    ipc, pin = waited.get("ipc", 0.0) + waited.get("hand-over", 0.0), waited.get("pin", 0.0)
+    if "pin" in stages and elapsed > 0:  # one thread receives and pins: this batch waited while it pinned another
+        busy = min(1.0, stages["pin"].total_s / elapsed)
+        ipc, pin = ipc * (1 - busy), pin + ipc * busy
+    if stats.workers and elapsed > 0:
+        # Workers that are never idle are the limit, and a quicker way from them would change nothing. They even make it
+        # slower: the thread that sends a batch contends with the next one's Python code for the interpreter's lock. And
+        # where workers have to wait for a core, so has whoever receives from them: it is the work that takes the cores.
+        busy = max(min(1.0, all_of_it / (stats.workers * elapsed)), stats.fetch.queued)
+        ipc, before = ipc * (1 - busy), before + ipc * busy
+    for name, seconds in making.items():  # the worker was at another batch then
+        waited[name] = waited.get(name, 0.0) + (before * seconds / all_of_it if all_of_it else 0.0)
+    fetch = stats.fetch
+    reading = waited.get("fetch", 0.0) + waited.get("decode", 0.0)
+    known = fetch.blocked + fetch.decoding + fetch.computing
+    seconds_of = {
+        Bottleneck.STORAGE: reading * fetch.blocked / known if known else 0.0,
+        Bottleneck.DECODE: reading * fetch.decoding / known if known else waited.get("decode", 0.0),
+        Bottleneck.PYTHON: in_python + (reading * fetch.computing / known if known else waited.get("fetch", 0.0)),
+        Bottleneck.EPILOGUE: waited.get("epilogue", 0.0),
+        Bottleneck.COLLATE: waited.get("collate", 0.0) + ipc,
+        Bottleneck.PIN: pin,
+    }
+    by = Bottleneck.PIN if _is_pageable(stats) else Bottleneck.LINK
+    device, stall = stats.device, stats.device_stall
+    if device is None or stall is None or device.copies < BATCHES_MIN:
+        seconds_of[by] = seconds_of.get(by, 0.0) + waited.get("h2d", 0.0)
+        return seconds_of
+    # The device's clock says how much of its idling was the copy; the host's divides what remains. A batch is copied
+    # while the next is made, so that the copy holds up no more than the link is busy.
+    copying = device.copying_s / device.idle_s if device.idle_s else 0.0
+    idle_s = stall * elapsed
+    crossing_s = idle_s * copying * _link_busy(stats)
+    total, rest = sum(seconds_of.values()), idle_s - crossing_s
+    seconds_of = {key: rest * value / total if total else 0.0 for key, value in seconds_of.items()}
+    seconds_of[by] = seconds_of.get(by, 0.0) + crossing_s + (0.0 if total else rest)
+    return seconds_of
+
+
+def _in_python(stats: Stats, waited: dict[str, float]) -> float:
+    """Take out of ``waited`` the seconds for which the native engine was waited for, and it for samples made in Python.
+
+    It waits for its decode threads and for Python one after the other, so the two share as they are busy.
+    """
+    stages = stats.stages
+    if "python" in waited or "python" not in stages:
+        return waited.pop("python", 0.0)
+    alone = stages["python"].total_s
+    threads = sum(stages[name].total_s for name in ("fetch", "decode") if name in stages) / max(1, stats.workers)
+    seconds = waited.get("decode", 0.0) * alone / (alone + threads)
+    waited["decode"] = waited.get("decode", 0.0) - seconds
+    return seconds
+
+
+def _link_busy(stats: Stats) -> float:
+    """The share of the time in which a copy was under way, or the epilogue that follows it on the device."""
+    elapsed, steps = stats.wait_s + stats.step_s, stats.totals.get("asked", 0.0)
+    each = sum(stats.stages[name].mean_s for name in ("h2d", "epilogue") if name in stats.stages)
+    return min(1.0, each * steps / elapsed) if elapsed > 0 else 1.0
+
+
+def _is_pageable(stats: Stats) -> bool:
+    device = stats.device
+    return device is not None and 2 * device.pageable_bytes > device.copied_bytes
+
+
+def _meanwhile(stats: Stats, which: Bottleneck) -> str:
+    """What the batch that was waited for was at."""
+    fetch, stages, device = stats.fetch, stats.stages, stats.device
+    known = fetch.blocked + fetch.decoding + fetch.computing or 1.0  # without the time that they had no core for
+    by = _readers(stats)
+    if which is Bottleneck.STORAGE:
+        return (
+            f"while samples were read, {fetch.blocked / known:.0%} of which {by} were blocked and computed nothing"
+            f"{_at(fetch.waits_at)}"
+        )
+    if which is Bottleneck.DECODE and not fetch.looked_s:
+        return f"while {by} read and decoded"
+    if which is Bottleneck.DECODE:
+        return (
+            f"while samples were read, {fetch.decoding / known:.0%} of which went into decoding{_at(fetch.computes_at)}"
+        )
+    if which is Bottleneck.PYTHON and "python" in stages:
+        made = stages["python"]
+        return (
+            f"while samples that the native engine does not decode were made in Python, one after the other "
+            f"({made.count:,} batches had some, which took {1e3 * made.mean_s:,.1f} ms in each)"
+        )
+    if which is Bottleneck.PYTHON:
+        return (
+            f"while samples were read, {fetch.computing / known:.0%} of which the dataset's own code and its "
+            f"transforms computed{_at(fetch.computes_at)}"
+        )
+    if which is Bottleneck.EPILOGUE:
+        return (
+            f"while decoded images were normalized, cast and laid out on the host, by one thread "
+            f"({1e3 * stages['epilogue'].mean_s:,.1f} ms a batch)"
+        )
+    if which is Bottleneck.COLLATE:
+        took = [f"{1e3 * stages[name].mean_s:,.1f} ms to {name}" for name in ("collate", "fetch") if name in stages]
+        waited = stats.waited_for
+        sending = waited.get("ipc", 0.0) + waited.get("hand-over", 0.0)
+        if sending > waited.get("collate", 0.0):
+            sent = f"{1e3 * sending / max(1.0, stats.totals.get('asked', 0.0)):,.1f} ms a batch"
+            way = "while finished batches were on their way to the training loop"
+            if waited.get("hand-over", 0.0) > waited.get("ipc", 0.0):  # torch draws them before it hands a batch over
+                way += ", or the sampler drew the next indices"
+            return f"{way} ({', '.join([sent, *took])})"
+        return f"while batches were put together and sent ({', '.join(took)})"
+    if which is Bottleneck.PIN and not _is_pageable(stats):
+        pinning = f" ({1e3 * stages['pin'].mean_s:,.1f} ms a batch)" if "pin" in stages else ""
+        return f"while batches were copied into pinned memory{pinning}"
+    speed = ""
+    if device is not None and device.copies and "h2d" in stages and stages["h2d"].total_s:
+        rate = device.copied_bytes / stages["h2d"].total_s / 1e9
+        speed = f" ({device.copied_bytes / device.copies / 1e6:,.1f} MB a batch at {rate:,.1f} GB/s)"
+    memory = " from pageable memory" if _is_pageable(stats) else ""
+    return f"while they were copied to the device{memory}{speed}"
+
+
+def _remedy(stats: Stats, which: Bottleneck) -> str:
+    if stats.workers == 0 and which in _MADE:
+        return "set num_workers >= 1, so that batches are made beside the steps and not between them"
+    native = "decode" in stats.stages
+    if which is Bottleneck.DECODE and native:
+        return "raise num_workers up to the cores that there are, or store smaller images (these are decoded natively)"
+    if which is Bottleneck.PYTHON and "python" in stats.stages:
+        return "convert those files to JPEG; print(loader.plan) says what is decoded natively"
+    if which is Bottleneck.COLLATE and native:
+        return "keep targets plain (numbers, small tensors), which one thread collates, and other Python threads few"
+    if which is Bottleneck.COLLATE and stats.device is not None and stats.slot_batches < stats.copied:
+        return f"{REMEDIES[which]}; print(loader.plan) says what keeps batches out of pinned slots"
+    return REMEDIES[which]
+
+
+def _readers(stats: Stats) -> str:
+    return "decode threads" if "decode" in stats.stages else "workers" if stats.workers else "the main process"
+
+
+def _figures(stats: Stats) -> list[str]:
+    """A few lines of figures."""
+    rates = [f"{stats.batches:,} batches, {stats.images_per_s:,.0f} images/s"]
+    if consumer := stats.consumer_images_per_s:
+        rates.append(f"the consumer by itself could take {consumer:,.0f}")
+    if loader := stats.loader_images_per_s:
+        rates.append(f"the loader deliver {loader:,.0f}")
+    lines = ["; ".join([rates[0], ", ".join(rates[1:])]) if rates[1:] else rates[0]]
+    if stats.stages:
+        where = _count(stats.workers, "worker") if stats.workers else "main process"
+        stages = ", ".join(f"{name} {1e3 * stage.mean_s:,.2f}" for name, stage in stats.stages.items())
+        lines.append(f"ms a batch: {stages} ({where})")
+    waits = sorted(stats.waited_for.items(), key=lambda item: -item[1])
+    waits = [(name, seconds) for name, seconds in waits if seconds > 0.005 * stats.wait_s]
+    lines.append(
+        f"waited {stats.wait_s:,.2f} s of {stats.wait_s + stats.step_s:,.2f}"
+        + (": " + ", ".join(f"{name} {seconds:,.2f}" for name, seconds in waits) if waits else "")
+        + (f"; {stats.startup_s:,.2f} s for the first batch" if stats.startup_s else "")
+    )
+    if (busy := stats.gpu_utilization) is not None:
+        lines.append(f"kernels ran on the GPU {busy:.0%} of the time, as its driver says (other programs' included)")
+    if stats.slots or stats.missed:
+        missed = sum(stats.missed.values())
+        lines.append(
+            f"slots: {stats.slot_batches:,} hits, {missed:,} misses, {stats.pinned_bytes / 1e6:,.0f} MB pinned"
+        )
+    return lines
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _at(places: tuple[str, ...]) -> str:
+    """The place that most workers name."""
+    if not places:
+        return ""
+    return f", mostly at {max(set(places), key=lambda place: (places.count(place), place))}"

@@ -1,0 +1,70 @@
+"""A progress bar that says how fast batches come, and how much of the time the loop waits for them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastload.stats.stats import Stats
+
+T = TypeVar("T")
+
+EVERY_S: Final = 0.25
+"""Between two looks at the figures: people read no faster."""
+
+
+def progress(loader: Any, **bar: Any) -> Iterator[Any]:
+    """Iterate ``loader`` behind a tqdm bar whose postfix shows images per second and the stall.
+
+    The stall is the share of its time for which the loop waited for batches since the last look; on a GPU that the
+    loader has timed, the share for which the GPU did. ``for batch in fastload.progress(loader):`` is all there is to
+    it; breaking off closes the bar.
+
+    Args:
+        loader: A :class:`~fastload.FastLoader`. Any other iterable gets a plain bar.
+        **bar: Passed on to :class:`tqdm.auto.tqdm`, such as ``desc`` or ``disable``.
+
+    Raises:
+        ModuleNotFoundError: tqdm is not installed: ``pip install 'fastload[progress]'``.
+    """
+    try:
+        from tqdm.auto import tqdm
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "tqdm":
+            raise
+        raise ModuleNotFoundError(
+            "fastload.progress needs tqdm, which is not installed: pip install 'fastload[progress]'", name="tqdm"
+        ) from error
+    return _bar(loader, tqdm, bar)
+
+
+def _bar(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
+    if "total" not in options:
+        try:
+            options["total"] = len(loader)
+        except TypeError:
+            options["total"] = None
+    ask = getattr(loader, "stats", None)
+    with tqdm(**{"unit": "batch", **options}) as bar:
+        first = last = ask() if ask is not None else None
+        due = time.monotonic() + EVERY_S
+        for batch in loader:
+            yield batch
+            bar.update()
+            if ask is not None and (now := time.monotonic()) >= due:
+                due = now + EVERY_S
+                seen = ask()
+                bar.set_postfix_str(_words(seen.since(last)), refresh=False)
+                last = seen
+        if ask is not None and not bar.disable:
+            bar.set_postfix_str(_words(ask().since(first)))
+
+
+def _words(stats: Stats) -> str:
+    stall, elapsed = stats.device_stall, stats.wait_s + stats.step_s
+    if stall is None:
+        stall = stats.batch_wait_s / elapsed if elapsed else 0.0
+    return f"{stats.images_per_s:,.0f} images/s, stall {stall:.0%}"

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
 
-from fastload._shutdown import start_workers
-from fastload._state import Runtime
+from fastload._loader_view import refresh
+from fastload._worker_processes import start_workers
 from fastload.autoscale.policy import auto_workers
 from fastload.device.replay import Replay
-from fastload.engines.device_iterator import DeviceIterator
-from fastload.engines.iterators import NativeDeviceIterator, is_native, read_loader, start_native
-from fastload.engines.sample_seeding import check_seedable, epochs_of
-from fastload.engines.workers import first_call_of, refresh
+from fastload.engines.iterators import DeviceIterator, NativeDeviceIterator, is_native, start_native
+from fastload.engines.loader_state import LoaderState, epochs_of, state_of
+from fastload.engines.sample_seeding import check_seedable
+from fastload.engines.workers import first_call_of
 from fastload.nvtx import stages
-from fastload.options import Accelerate, Device, Options, Rng, named_options, resolve_device
-from fastload.plan import Plan, has_own_iterator, make_plan
+from fastload.options import (
+    Accelerate,
+    Device,
+    LoaderConfig,
+    Options,
+    Rng,
+    has_own_iterator,
+    named_options,
+    resolve_device,
+)
+from fastload.pipeline.eligibility import read_loader
+from fastload.plan import Plan, make_plan
 from fastload.stats.diagnosis import Report
 from fastload.stats.diagnosis import report as report_of
 from fastload.stats.meter import Meter, board_for, go_on, measure
@@ -36,7 +45,7 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 
-class FastLoader(DataLoader[T_co]):
+class FastLoader(LoaderConfig[T_co]):
     """Torch's DataLoader whose batches are already on the GPU: same arguments, same batches, same order, same errors.
 
     While one batch is used, the next is copied on a side stream from pinned memory and laid out in ``memory_format``.
@@ -49,8 +58,8 @@ class FastLoader(DataLoader[T_co]):
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
     Every argument of :class:`torch.utils.data.DataLoader` means what it means there, and ``num_workers`` may be
-    ``"auto"`` (:mod:`fastload.autoscale.policy`): as few as keep the consumer fed, within the cores that this process may
-    use. It reads as the number that was chosen, from the first iteration on. FastLoader's own:
+    ``"auto"`` (:mod:`fastload.autoscale.policy`): as few as keep the consumer fed, within the cores that this process
+    may use. It reads as the number that was chosen, from the first iteration on. FastLoader's own:
 
     Args:
         device: Where batches go. ``"auto"`` is the current accelerator at the time that iteration starts, else the CPU.
@@ -66,7 +75,7 @@ class FastLoader(DataLoader[T_co]):
         max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
             process may use. 0 turns pinned memory off altogether.
         rng: ``"torch"``: random draws as in torch, from each worker's stream. ``"index"``: from one that depends on the
-            seed, the epoch and the sample's index alone (:mod:`fastload.engines.sample_seeding`), not on ``num_workers``.
+            seed, the epoch and the sample's index alone (:mod:`fastload.engines.sample_seeding`).
 
     ``next()`` returns at once when a batch is ready. It waits while the GPU is more than two batches behind the caller:
     otherwise dropped batches that it has yet to read would pile up in its memory.
@@ -128,10 +137,6 @@ class FastLoader(DataLoader[T_co]):
             self.num_workers = auto
         self._take_options(Options(device, memory_format, dtype, device_prefetch, accelerate, max_pinned_bytes, rng))
 
-    @functools.cached_property
-    def _runtime(self) -> Runtime:
-        return vars(self).setdefault("_runtime", Runtime())  # type: ignore[no-any-return]  # one, also for two threads
-
     def _take_options(self, options: Options) -> None:
         # Each under its own public name: frameworks rebuild a loader from vars(loader).
         self.device = options.device
@@ -141,7 +146,7 @@ class FastLoader(DataLoader[T_co]):
         self.accelerate = options.accelerate
         self.max_pinned_bytes = options.max_pinned_bytes
         self.rng = options.rng
-        self._runtime = Runtime()
+        vars(self)["_state"] = LoaderState()
         check_seedable(self, self.rng)
         if self.accelerate == "require":
             recipe = read_loader(self, resolve_device(self.device))
@@ -189,11 +194,11 @@ class FastLoader(DataLoader[T_co]):
     @property
     def plan(self) -> Plan:
         """What this loader does when iterated now, step by step, and why; ``print`` it."""
-        return make_plan(self, self.stats(), self._runtime.checks)
+        return make_plan(self, self.stats(), state_of(self).checks)
 
     def stats(self) -> Stats:
         """Counters and stage times over all epochs so far. Cheap; may be called while iterating, from any thread."""
-        return self._runtime.stats(self.num_workers)
+        return state_of(self).stats(self.num_workers)
 
     def report(self) -> Report:
         """What the loop that consumes this loader waits for, how that shows, and what to change; ``print`` it."""
@@ -217,19 +222,19 @@ class FastLoader(DataLoader[T_co]):
         return Replay(self, n, steps)
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
-        self._runtime.check_open()
+        state_of(self).check_open()
         epochs = epochs_of(self)
         return self._begin() if epochs is None else epochs.begin(self._begin)
 
     def _begin(self) -> Iterator[T_co]:
         if has_own_iterator(self):
-            self._runtime.size_workers(self)
+            state_of(self).size_workers(self)
             return self._plain_iterator()
         device = resolve_device(self.device)
-        self._runtime.size_workers(self, native=True)
+        state_of(self).size_workers(self, native=True)
         if (native := self._native_iterator(device)) is not None:
             return native
-        self._runtime.size_workers(self)
+        state_of(self).size_workers(self)
         if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not stages.active():
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
@@ -261,7 +266,7 @@ class FastLoader(DataLoader[T_co]):
         if isinstance(former, DeviceIterator | NativeDeviceIterator) or is_native(former):  # of other arguments
             self._iterator = None
         iterator = super().__iter__() if has_own_iterator(self) else self._torchs_iterator()
-        self._runtime.live.add(iterator)
+        state_of(self).live.add(iterator)
         return iterator
 
     def _torchs_iterator(self) -> Iterator[T_co]:
@@ -281,7 +286,7 @@ class FastLoader(DataLoader[T_co]):
         iterator: Any = start_workers(make) if self.num_workers else make()
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
-        self._runtime.measure(iterator, measure(iterator, Meter(board, self.batch_size)))
+        state_of(self).measure(iterator, measure(iterator, Meter(board, self.batch_size)))
         if persists:
             self._iterator = iterator
         return iterator  # type: ignore[no-any-return]
@@ -291,7 +296,7 @@ class FastLoader(DataLoader[T_co]):
 
         Without it the same happens when the loader and its iterators are garbage.
         """
-        self._runtime.close()
+        state_of(self).close()
         if not has_own_iterator(self):  # else its maker's to keep: torchdata asks it for its state
             self._iterator = None
 
@@ -308,12 +313,8 @@ class FastLoader(DataLoader[T_co]):
         reduced: Any = super().__reduce_ex__(max(2, operator.index(protocol)))
         if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
             return reduced  # a subclass's own
-        state = {name: value for name, value in reduced[2].items() if name != "_runtime"}
+        state = {name: value for name, value in reduced[2].items() if name != "_state"}
         return (*reduced[:2], state, *reduced[3:])
-
-
-for _option in fields(Options):  # for subclasses whose __init__ does not call ours, as torchdata's StatefulDataLoader
-    setattr(FastLoader, _option.name, _option.default)
 
 
 @functools.cache

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
+from torch.utils.data import IterableDataset, default_collate, default_convert
 
-from fastload._machine import usable_memory_bytes
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
 from fastload.device import nvrtc
-from fastload.engines.iterators import read_loader
-from fastload.options import can_pin, has_streams, resolve_device
+from fastload.options import (
+    can_pin,
+    has_own_iterator,
+    has_streams,
+    no_slots_because,
+    pinned_limit,
+    pins,
+    resolve_device,
+    slots_wanted,
+)
+from fastload.pipeline.eligibility import read_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.engines.iterators import Checks
-    from fastload.loader import FastLoader
+    from fastload.engines.parity_results import ParityResults
+    from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
     from fastload.stats.stats import Stats
 
@@ -69,7 +76,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
+def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) -> Plan:
     """Work out what ``loader`` does when it is iterated now."""
     batch_bytes = stats.device_bytes // stats.copied if stats.copied else None
     device = torch.device("cpu") if has_own_iterator(loader) else resolve_device(loader.device)
@@ -137,45 +144,7 @@ def make_plan(loader: FastLoader[Any], stats: Stats, checks: Checks) -> Plan:
     return Plan("workers", device, tuple(steps), batch_bytes, tuple(notes))
 
 
-def has_own_iterator(loader: DataLoader[Any]) -> bool:
-    """Whether a subclass makes its iterators itself, as torch_geometric's loaders do to change the batches."""
-    return type(loader)._get_iterator is not DataLoader._get_iterator
-
-
-def pins(loader: FastLoader[Any], device: torch.device) -> bool:
-    """Whether batches pass through pinned memory."""
-    return has_streams(device) and loader.max_pinned_bytes != 0
-
-
-def no_slots_because(loader: FastLoader[Any], device: torch.device) -> str | None:
-    """Why workers cannot write into pinned slots; ``None`` when they can."""
-    if device.type != "cuda":
-        return f"batches go to {device.type}, and slots are registered with CUDA"
-    if not pins(loader, device):
-        return "max_pinned_bytes=0"
-    if loader.accelerate == "off":
-        return "accelerate='off'"
-    if not hasattr(os, "memfd_create"):
-        return "this system has no memfd"
-    return None
-
-
-def slots_wanted(loader: FastLoader[Any]) -> int:
-    """As many as torch would hold batches in flight, and those handed over whose copies are under way.
-
-    With two fewer, a batch in 20 found no slot and cost 60 ms (H200, 8 workers, 154 MB); with four none did.
-    """
-    return loader.num_workers * (loader.prefetch_factor or 0) + 4
-
-
-def pinned_limit(loader: FastLoader[Any]) -> int:
-    """Most bytes that slots may pin."""
-    if loader.max_pinned_bytes is not None:
-        return loader.max_pinned_bytes
-    return usable_memory_bytes() // 4
-
-
-def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, batch_bytes: int | None) -> Plan:
+def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device, batch_bytes: int | None) -> Plan:
     workers = loader.num_workers
     threads = f"{workers} decode thread{'s' if workers != 1 else ''}"
     if isinstance(workers, AutoWorkers):
@@ -206,11 +175,11 @@ def _native_plan(loader: FastLoader[Any], recipe: Recipe, device: torch.device, 
     return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
 
 
-def _seeded(loader: FastLoader[Any]) -> str:
+def _seeded(loader: LoaderConfig[Any]) -> str:
     return "" if loader.rng == "torch" else "; random draws by (seed, epoch, index)"
 
 
-def _epilogue(loader: FastLoader[Any], device: torch.device) -> str:
+def _epilogue(loader: LoaderConfig[Any], device: torch.device) -> str:
     parts = []
     if loader.dtype is not None:
         parts.append(f"floating-point tensors to {str(loader.dtype).removeprefix('torch.')}")

@@ -19,10 +19,10 @@ from typing import Any
 
 from fastload._machine import usable_cpus
 from fastload.bench._data import add_data_argument, image_pool, open_images
-from fastload.bench._measure import environment, write_json
 from fastload.bench._rungs import Feed, rungs
 from fastload.bench._steps import TINY, TrainingStep
 from fastload.commands import profile
+from fastload.measurement.record import environment, write_json
 from fastload.profiling.report import make_report
 
 RUNGS = {"workers": "pinned slots", "native": "native engine"}

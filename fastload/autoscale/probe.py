@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 from fastload._batch import map_leaves
-from fastload.engines.workers import _forking, view_of
+from fastload._loader_view import view_of
+from fastload._worker_processes import forking_workers
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -62,19 +63,18 @@ def run_trial(loader: DataLoader[Any], seconds: float = TRIAL_S) -> Trial | None
     # Not through DataLoader's own setter, which wants workers for a context.
     changes = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False}
     view = view_of(loader, **changes, timeout=0, _DataLoader__multiprocessing_context=None)
-    vars(view).pop("_runtime", None)
+    vars(view).pop("_state", None)
     receiver, sender = context.Pipe(duplex=False)
     enough = torch.zeros((), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
     args = (view, sender, seconds, enough)
     process = context.Process(target=_make_batches, args=args, name="fastload-trial", daemon=True)
     try:
-        _forking.workers = True  # garbage is left alone there, as in torch's workers
         try:
-            process.start()
+            with forking_workers():
+                process.start()
         except Exception:  # noqa: BLE001 - a dataset that cannot be pickled raises what it likes
             return None
         finally:
-            _forking.workers = False
             sender.close()
         return _evaluate(_reports(receiver, seconds))
     finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload.bench._measure import Spread, interleave
+from fastload.measurement.record import Spread, interleave
 
 if TYPE_CHECKING:
     from collections.abc import Callable

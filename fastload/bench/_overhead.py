@@ -21,18 +21,18 @@ import torch
 from fastload import FastLoader
 from fastload import loader as loader_module
 from fastload.autoscale.policy import cores_for_loading
-from fastload.autoscale.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
-from fastload.bench._measure import Spread, interleave
 from fastload.device import transfer as transfer_module
-from fastload.engines import device_iterator, iterators, workers
+from fastload.engines import iterators, workers
 from fastload.engines.copy_scheduler import Arrivals
+from fastload.measurement.record import Spread, interleave
+from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
 from fastload.nvtx import stages
 from fastload.stats import fetch_timer, meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fastload.autoscale.throughput import Rate
+    from fastload.measurement.throughput import Rate
 
 LOST_MAX = 0.005
 """Share of the throughput that statistics may cost, and NVTX without a tool."""
@@ -50,7 +50,7 @@ def without_stats() -> Iterator[None]:
         put(meter.Meter, "got", lambda self, *rest, **more: None)
         for module in (loader_module, iterators):
             put(module, "measure", lambda iterator, measured: measured)
-        put(device_iterator, "measure_here", lambda iterator, measured: None)
+        put(iterators, "measure_here", lambda iterator, measured: None)
         put(workers, "MeasuredWorker", lambda first_call, board: first_call or (lambda worker_id: None))
         put(transfer_module, "DeviceClock", lambda module: None)
         yield
@@ -71,7 +71,7 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
 
         def run() -> None:
             with contextlib.ExitStack() as patched:
-                patched.enter_context(mock.patch.object(device_iterator, "Arrivals", _copied_when_asked_for))
+                patched.enter_context(mock.patch.object(iterators, "Arrivals", _copied_when_asked_for))
                 for patch in patches:
                     patched.enter_context(patch())
                 for _ in loader:
@@ -85,7 +85,7 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
     return {
         "bare": epoch(without_stats),
         "stats": epoch(lambda: mock.patch.object(fetch_timer, "CLOSELY_S", -1.0)),
-        "stats, native": epoch(no_fetches(meter), no_fetches(device_iterator)),
+        "stats, native": epoch(no_fetches(meter), no_fetches(iterators)),
     }
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastload._machine import usable_cpus
 from fastload.bench._data import image_pool, open_images
-from fastload.bench._measure import Spread, environment, interleave, write_json
 from fastload.bench._outputs import check_outputs
 from fastload.bench._pagecache import resident_share
 from fastload.bench._setup import setup_of
-from fastload.bench._show import console, refuse
 from fastload.bench.contenders._remote import ContenderError, Remote, Team
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import Spread, environment, interleave, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from fastload import FastLoader
-from fastload.autoscale.throughput import NATIVE_AHEAD, in_flight
-from fastload.bench._measure import interleave, write_json
 from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
 from fastload.bench.contenders import ceiling
 from fastload.bench.contenders._job import Job, in_model_layout
 from fastload.bench.multigpu import CEILING, Plan
+from fastload.measurement.record import interleave, write_json
+from fastload.measurement.throughput import NATIVE_AHEAD, in_flight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 from fastload import FastLoader
 from fastload.bench._data import ENDLESS, EndlessDraws
-from fastload.bench._measure import Spread
 from fastload.bench._steps import run_steps, whole_bursts
 from fastload.bench._trace import GpuActivity
+from fastload.measurement.record import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

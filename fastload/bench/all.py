@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastload.bench._data import add_data_argument, check_data
-from fastload.bench._show import console, refuse
 from fastload.bench.peers import QUESTIONS
+from fastload.measurement.console import console, refuse
 
 if TYPE_CHECKING:
     import argparse

@@ -16,9 +16,9 @@ import torch
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
 from fastload._machine import usable_cpus
-from fastload.autoscale.throughput import EmptyLoaderError, Rate, ceiling_rate, fed_rate
-from fastload.bench._measure import Spread, environment, ratio, write_json
-from fastload.bench._show import console, refuse
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import Spread, environment, ratio, write_json
+from fastload.measurement.throughput import EmptyLoaderError, Rate, ceiling_rate, fed_rate
 
 if TYPE_CHECKING:
     import argparse

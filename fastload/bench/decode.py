@@ -25,9 +25,9 @@ from fastload import _core
 from fastload._machine import usable_cpus
 from fastload.bench._data import add_data_argument, check_data
 from fastload.bench._decoders import Crops, dali, dali_is_installed, one_core
-from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
-from fastload.bench._show import console, refuse
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
 from fastload.pipeline.calibration import FILTERS, calibrate
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ from fastload.bench import ladder
 from fastload.bench._chart import draw
 from fastload.bench._compare import count_same, race
 from fastload.bench._data import SharedMemoryError, add_data_argument, check_data, image_pool, loader_size, open_images
-from fastload.bench._measure import environment, write_json
 from fastload.bench._rungs import Length
-from fastload.bench._show import console, refuse
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import environment, write_json
 
 if TYPE_CHECKING:
     import argparse
 
-    from fastload.bench._measure import Spread
+    from fastload.measurement.record import Spread
 
 OUTPUT = Path(".fastload")
 

@@ -20,8 +20,8 @@ from torch import nn
 
 from fastload import annotate, annotate_modules, capture
 from fastload.bench import _overhead
-from fastload.bench._measure import Spread, environment, interleave, write_json
-from fastload.bench._show import console, refuse
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import Spread, environment, interleave, write_json
 from fastload.nvtx import stages
 from fastload.nvtx.modules import hook_while_profiling
 

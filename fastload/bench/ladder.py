@@ -35,11 +35,11 @@ from fastload.bench._data import (
     image_pool,
     open_images,
 )
-from fastload.bench._measure import environment, write_json
 from fastload.bench._rungs import Feed, Length, Rung, RungResult, Turn, measure, rungs, worker_counts
-from fastload.bench._show import console, refuse
 from fastload.bench._steps import CudaClock, HostClock, TrainingStep, check_model, fixed_shapes
 from fastload.bench._trace import record_activity
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import environment, write_json
 
 if TYPE_CHECKING:
     import argparse

@@ -20,11 +20,11 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._measure import Spread
 from fastload.bench._peers import by_threads, run, settle, take_turns
 from fastload.bench._setup import add_peer_arguments, add_threads_argument
 from fastload.bench.contenders._job import Job
 from fastload.bench.contenders._remote import Remote, Surroundings
+from fastload.measurement.record import Spread
 
 if TYPE_CHECKING:
     import argparse

@@ -26,11 +26,11 @@ import torch
 
 from fastload._machine import usable_cpus
 from fastload.bench._data import add_data_argument
-from fastload.bench._measure import Spread, environment, ratio, write_json
 from fastload.bench._peers import prepared
 from fastload.bench._setup import numbers
-from fastload.bench._show import console, refuse
 from fastload.bench._steps import TINY, check_model
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import Spread, environment, ratio, write_json
 
 if TYPE_CHECKING:
     import argparse

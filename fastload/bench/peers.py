@@ -14,10 +14,10 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._measure import write_json
 from fastload.bench._peers import gathered
 from fastload.bench._setup import add_peer_arguments, setup_of
-from fastload.bench._show import console, refuse
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from fastload._machine import usable_cpus
-from fastload.bench._show import console, refuse
+from fastload.measurement.console import console, refuse
 
 if TYPE_CHECKING:
     import argparse

@@ -14,8 +14,8 @@ from fastload._machine import usable_cpus
 from fastload.bench import loaders
 from fastload.bench._peers import Question, prepared, run
 from fastload.bench._setup import add_peer_arguments, numbers
-from fastload.bench._show import console
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.measurement.console import console
 
 if TYPE_CHECKING:
     import argparse

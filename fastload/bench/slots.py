@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
 from fastload._batch import map_leaves
-from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
-from fastload.bench._show import console, refuse
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
 from fastload.memory.arena import Arena
 from fastload.memory.packing import Packer
 

@@ -33,9 +33,9 @@ from fastload.bench._data import (
     loader_size,
     open_images,
 )
-from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
-from fastload.bench._show import console, refuse
 from fastload.bench._steps import CudaClock, TrainingStep, check_model, fixed_shapes, run_steps
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
 
 if TYPE_CHECKING:
     import argparse

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastload._machine import usable_cpus
-from fastload.bench._measure import Spread, ratio
 from fastload.bench._peers import Question, attempt, run, settle, spread_of, take_turns
 from fastload.bench._setup import add_peer_arguments, numbers
-from fastload.bench._show import console
 from fastload.bench._steps import TINY, VIT_S, check_model, whole_bursts
 from fastload.bench.contenders._job import Job
+from fastload.measurement.console import console
+from fastload.measurement.record import Spread, ratio
 
 if TYPE_CHECKING:
     import argparse

@@ -23,15 +23,15 @@ import torch
 
 from fastload import FastLoader
 from fastload.autoscale.policy import AutoWorkers, cores_for_loading
-from fastload.autoscale.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
-from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
-from fastload.bench._show import console, refuse
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
+from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
 from fastload.stats.clock import clock_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fastload.autoscale.throughput import Rate
+    from fastload.measurement.throughput import Rate
     from fastload.stats.stats import Stats
 
     Step = Callable[[Any], object]

@@ -28,9 +28,9 @@ from torch.utils.data import Dataset, Sampler
 
 from fastload import FastLoader
 from fastload._machine import usable_cpus
-from fastload.bench._measure import environment, write_json
-from fastload.bench._show import console, refuse
 from fastload.bench._slowstore import Client, slow_store
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import environment, write_json
 from fastload.stats.verdict import Bottleneck
 
 if TYPE_CHECKING:

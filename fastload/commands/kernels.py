@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.commands import profile
-from fastload.commands.doctor.checks_gpu import cuda_available, find_nsight
+from fastload.commands.doctor.checks_gpu import cuda_available
 from fastload.profiling import ncu, nsys, roofline
-from fastload.profiling.nsys import NsightError
+from fastload.profiling.nsys import NsightError, find_nsight
 from fastload.profiling.report import plain_console
 from fastload.profiling.trace import STEP
 

@@ -20,10 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.commands.doctor.checks_gpu import find_nsight
 from fastload.commands.run import script
 from fastload.profiling import nsys, nsys_export, torch_trace
-from fastload.profiling.nsys import NsightError, ProgramError
+from fastload.profiling.nsys import NsightError, ProgramError, find_nsight
 from fastload.profiling.report import Report, make_report, plain_console, show
 from fastload.stats.verdict import Bottleneck, Verdict
 
@@ -110,7 +109,9 @@ def read(path: Path) -> Recording:
         executable = find_nsight("nsys")
         if executable is None:
             raise NsightError(f"{path.name} is exported by nsys, which was not found: install Nsight Systems")
-        return nsys_export.read(nsys.exported(executable, nsys.imported(path.with_suffix(""), nsys.find_importer(executable))))
+        return nsys_export.read(
+            nsys.exported(executable, nsys.imported(path.with_suffix(""), nsys.find_importer(executable)))
+        )
     if not path.exists():
         raise NsightError(f"{path} does not exist")
     return nsys_export.read(path)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
 from fastload.autoscale.policy import SPARE, cores_for_loading, workers_needed
-from fastload.autoscale.throughput import EmptyLoaderError, ceiling_rate, endless, in_flight, loop_rate
 from fastload.device.replay import twin_of
 from fastload.loader import FastLoader
+from fastload.measurement.throughput import EmptyLoaderError, ceiling_rate, endless, in_flight, loop_rate
 from fastload.options import resolve_device
 from fastload.stats.diagnosis import report
 
@@ -268,8 +268,8 @@ def _count(text: str) -> int:
 
 def main(args: argparse.Namespace) -> int:
     """0 with an answer, 2 if there is no such function or its loader has no batch, 130 after Ctrl-C."""
-    from fastload.bench._measure import environment
-    from fastload.bench._show import console
+    from fastload.measurement.console import console
+    from fastload.measurement.record import environment
 
     tuner: Tuner | None = None
     try:
@@ -311,7 +311,7 @@ def _show(tried: Any, chosen: Tried | None, consumer: float | None) -> None:
     from rich import box
     from rich.table import Table
 
-    from fastload.bench._show import console
+    from fastload.measurement.console import console
 
     table, least = Table(title="What was tried", box=box.SIMPLE_HEAD), min(one.prefetch_factor for one in tried)
     columns: Mapping[str, Callable[[Tried], str]] = {

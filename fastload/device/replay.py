@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
@@ -16,9 +17,10 @@ from fastload.options import check_device_prefetch, has_streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fastload.loader import FastLoader
+    from torch.utils.data import DataLoader
 
 T = TypeVar("T")
+AnyLoader = TypeVar("AnyLoader", bound="DataLoader[Any]")
 
 
 class Replay(Generic[T]):
@@ -44,13 +46,13 @@ class Replay(Generic[T]):
         ValueError: ``n`` or ``steps`` is less than 1.
     """
 
-    def __init__(self, loader: FastLoader[T], n: int, steps: int | None = None) -> None:
+    def __init__(self, loader: DataLoader[T], n: int, steps: int | None = None) -> None:
         check_device_prefetch(n, "n", minimum=1)
         if steps is not None:
             check_device_prefetch(steps, "steps", minimum=1)
         self._steps = _length_of(loader) if steps is None else steps
         self._n = min(n, self._steps)
-        self._loader: FastLoader[T] | None = twin_of(loader, persistent_workers=False)
+        self._loader: DataLoader[T] | None = twin_of(loader, persistent_workers=False)
         self._batches: list[T] = []
         self._stream: Any = None  # which the held memory is protected for
         self._taking = threading.Lock()
@@ -82,14 +84,14 @@ class Replay(Generic[T]):
             yield as_inference_tensors(batch) if torch.is_inference_mode_enabled() else batch
 
 
-def twin_of(loader: FastLoader[T], **changes: Any) -> FastLoader[T]:
+def twin_of(loader: AnyLoader, **changes: Any) -> AnyLoader:
     """A loader like ``loader`` but for ``changes``, with the same dataset and sampler, and workers of its own."""
     twin = copy.copy(loader)
     vars(twin).update(changes, _iterator=None)
     return twin
 
 
-def _length_of(loader: FastLoader[Any]) -> int:
+def _length_of(loader: DataLoader[Any]) -> int:
     try:
         return len(loader)
     except TypeError as error:
@@ -99,14 +101,17 @@ def _length_of(loader: FastLoader[Any]) -> int:
         ) from error
 
 
-def _take(loader: FastLoader[T], n: int) -> tuple[list[T], Any]:
+def _take(loader: DataLoader[T], n: int) -> tuple[list[T], Any]:
     """The first ``n`` batches of an epoch, and the stream that they were handed to if their device has streams."""
     generators = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
     kept = [(generator, generator.get_state()) for generator in generators]
     default = torch.get_rng_state()
     batches: list[T] = []
     try:
-        with torch.inference_mode(False), loader:  # they may be iterated outside of it later
+        with (
+            torch.inference_mode(False),
+            contextlib.closing(cast("Any", loader)),
+        ):  # they may be iterated outside of it later
             batches.extend(itertools.islice(loader, n))
     finally:
         with deferred_signals():

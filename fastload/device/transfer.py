@@ -27,8 +27,7 @@ import torch
 
 from fastload._batch import Leaf, map_leaves
 from fastload._interrupts import deferred_signals
-from fastload.device.images import Crossed, TableImages
-from fastload.device.normalize import finish
+from fastload.device.normalize import Crossed, TableImages, finish
 from fastload.device.timing import DeviceClock
 from fastload.nvtx.stages import stage
 from fastload.options import has_streams

@@ -23,7 +23,7 @@ import torch
 
 from fastload._batch import HostBatch, count_pinned, map_leaves, register
 from fastload._interrupts import deferred_signals
-from fastload._shutdown import JOIN_S
+from fastload._worker_processes import JOIN_S
 from fastload.memory.packing import Packed, packed_bytes, unpack
 from fastload.nvtx import stages
 from fastload.stats.stats import Totals

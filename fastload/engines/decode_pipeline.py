@@ -28,8 +28,7 @@ from torch.utils.data import default_collate
 
 from fastload import _core
 from fastload._interrupts import deferred_signals
-from fastload.engines.sample_seeding import number_of
-from fastload.engines.underway import (
+from fastload.engines.decode_batch import (
     Batch,
     ClosedError,
     PythonError,
@@ -39,6 +38,7 @@ from fastload.engines.underway import (
     working_directory,
     wrapped,
 )
+from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
 from fastload.stats.stats import Totals
 

@@ -25,9 +25,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fastload._batch import as_inference_tensors
 from fastload.autoscale.policy import AutoWorkers
 from fastload.autoscale.threads import ThreadSizer
+from fastload.engines.decode_batch import Batch, TookTooLongError
 from fastload.engines.decode_pipeline import Line
-from fastload.engines.sample_seeding import epochs_of
-from fastload.engines.underway import Batch, TookTooLongError
+from fastload.engines.loader_state import epochs_of
 from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:

@@ -1,154 +1,63 @@
-"""Loaders that run natively: whether one can, and its iterators on the host and on a device."""
+"""What iterates: native batches on the host or on their way to a device, and torch's on their way to a device."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import sys
 import threading
-import warnings
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import as_inference_tensors
-from fastload.device.images import Erased, TableImages, to_images
-from fastload.device.normalize import NormalizeTable, finish
+from fastload._interrupts import deferred_signals
+from fastload._loader_view import refresh, view_of
+from fastload._worker_processes import after_error, shut_down
+from fastload.device.normalize import Erased, NormalizeTable, TableImages, finish, host_images
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.options import can_pin, has_streams
-from fastload.stats.meter import Meter, measure
+from fastload.engines.copy_scheduler import Arrivals
+from fastload.engines.loader_state import epochs_of, state_of
+from fastload.engines.sample_seeding import seeded
+from fastload.engines.workers import Collate, first_call_of, next_of, stages_of, start_epoch
+from fastload.memory.slots import SlotWriter
+from fastload.nvtx.stages import stage
+from fastload.options import can_pin, has_streams, pins
+from fastload.stats.meter import Meter, board_for, measure, measure_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.engines.decode_threads import NativeIterator
+    from fastload.engines.loader_state import LoaderState
     from fastload.engines.sample_process import SampleProcess
-    from fastload.loader import FastLoader
+    from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
 
 
-_PACKAGE = str(Path(__file__).parent)
-
-
-class FallbackWarning(UserWarning):
-    """A pipeline that could have run natively does not, because a check on its own data found a difference."""
-
-
-def _warn(why: str) -> None:
-    """Warn, at the caller of ``iter(loader)``, and go on: also where warnings are turned into errors."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    with contextlib.suppress(FallbackWarning):
-        warnings.warn(f"not run natively: {why}", FallbackWarning, stacklevel=level)
-
-
-def read_loader(loader: FastLoader[Any], device: torch.device) -> Recipe | tuple[str, ...]:
-    """A loader's recipe; or the reasons why it has none, in words that say what to change."""
-    if loader.accelerate == "off":
-        return ("accelerate='off'",)
-    reasons = []
-    if loader.num_workers == 0:
-        reasons.append("num_workers=0 runs in the main process as torch does it; num_workers >= 1 can run natively")
-    if not loader._auto_collation:
-        reasons.append("batch_size=None: only batches are made natively")
-    if not loader.in_order:
-        reasons.append("in_order=False: only batches in order are made natively")
-    if device.type not in ("cpu", "cuda"):
-        reasons.append(f"batches go to {device.type}; natively they go to cuda and cpu")
-    if getattr(type(loader), "_get_iterator", None) is not DataLoader._get_iterator:
-        reasons.append(f"{type(loader).__name__} has a _get_iterator of its own; leave torch's")
-    if "torchvision" not in sys.modules:  # neither its datasets nor its transforms can be there
-        return (
-            *reasons,
-            f"dataset {type(loader.dataset).__name__} has no torchvision transforms, which alone are lowered",
-        )
-    if importlib.util.find_spec("fastload._core") is None:
-        return (*reasons, "fastload._core is not built; reinstall fastload with a C++ compiler")
-    from fastload.pipeline.reader import Refusal, read_recipe
-
-    recipe = read_recipe(loader.dataset, loader.collate_fn, loader.worker_init_fn)
-    if isinstance(recipe, Refusal):
-        return (*reasons, *recipe.reasons)
-    return tuple(reasons) or recipe
-
-
-class Checks:
-    """What the checks of a loader's recipes on its own data came to; each is made once."""
-
-    def __init__(self) -> None:
-        self._results: dict[tuple[Any, ...], str | None] = {}
-        self._held: list[Any] = []
-        self.python_used = False
-        """Samples had to be made in Python; a process for them is better forked where torch would fork its workers."""
-
-    def note_python(self) -> None:
-        """Samples have to be made in Python."""
-        self.python_used = True
-
-    def known(self, loader: FastLoader[Any], recipe: Recipe) -> str | None:
-        """Why the recipe must not be used, as far as it has been checked."""
-        return self._results.get(_key(loader, recipe))
-
-    def has(self, loader: FastLoader[Any], recipe: Recipe) -> bool:
-        """Whether the recipe has been checked."""
-        return _key(loader, recipe) in self._results
-
-    def passes(self, loader: FastLoader[Any], recipe: Recipe, process: SampleProcess) -> bool:
-        """Whether the recipe may be used. Checks it when it is new; warns when it fails.
-
-        Args:
-            loader: Whose.
-            recipe: The loader's, read just now.
-            process: Has the recipe; started, if there is something to check.
-
-        Raises:
-            RuntimeError: It fails, and ``accelerate="require"``.
-        """
-        key = _key(loader, recipe)
-        if key not in self._results:
-            from fastload.engines.parity_check import check_recipe
-
-            images_of = _host_images(recipe, torch.contiguous_format)
-            require = loader.accelerate == "require"
-            why = check_recipe(recipe, process, images_of, any_share=require, timeout_s=loader.timeout or None)
-            self._results[key] = why
-            self._held.append(loader.dataset)  # its id stands in the key
-            if why is not None and loader.accelerate != "require":
-                _warn(why)
-        why = self._results[key]
-        if why is not None and loader.accelerate == "require":
-            raise RuntimeError(f"accelerate='require', but {why}")
-        return why is None
-
-
-def start_native(loader: FastLoader[Any], recipe: Recipe, device: torch.device) -> Any:
+def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Any:
     """An iterator that runs a loader's recipe; ``None`` if that fails its check, or nothing can be started for it.
 
     Raises:
         RuntimeError: The check fails, and ``accelerate="require"``.
     """
-    runtime, native = loader._runtime, cast("Any", None)
+    state, native = state_of(loader), cast("Any", None)
     recipe = recipe.snapshot()
     process = _sample_process(loader, recipe)
     if process is None:
         return None
     try:
-        if not runtime.checks.passes(loader, recipe, process):
+        if not state.checks.passes(loader, recipe, process):
             return None
         if device.type == "cpu":
             native = native_on_host(loader, recipe, process)
-            runtime.measure(native, measure(native, native_meter(native, loader)))
+            state.measure(native, measure(native, native_meter(native, loader)))
         else:
-            stream = runtime.copy_stream(device) if loader.device_prefetch else None
-            native = NativeDeviceIterator(loader, recipe, process, device, stream, runtime.retire)
-            runtime.take_in(native.transfer)
-            runtime.measure(native, native.meter)
-        runtime.live.add(native)
+            stream = state.copy_stream(device) if loader.device_prefetch else None
+            native = NativeDeviceIterator(loader, recipe, process, device, stream, state.retire)
+            state.take_in(native.transfer)
+            state.measure(native, native.meter)
+        state.live.add(native)
         return native
     finally:
         if native is None:  # nobody waits for an answer any more
@@ -156,12 +65,12 @@ def start_native(loader: FastLoader[Any], recipe: Recipe, device: torch.device) 
             process.close()
 
 
-def _sample_process(loader: FastLoader[Any], recipe: Recipe) -> SampleProcess | None:
+def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess | None:
     """A process for the recipe's samples, started if the check needs it; ``None`` where none can be started."""
     from fastload.engines.sample_process import SampleProcess
 
     try:
-        checks = loader._runtime.checks
+        checks = state_of(loader).checks
         process = SampleProcess(recipe, loader.multiprocessing_context, note_use=checks.note_python)
         if checks.python_used or not checks.has(loader, recipe):
             process.start()
@@ -172,30 +81,11 @@ def _sample_process(loader: FastLoader[Any], recipe: Recipe) -> SampleProcess | 
         return None
 
 
-def _key(loader: FastLoader[Any], recipe: Recipe) -> tuple[Any, ...]:
-    """All that the outcome of the check depends on, the files apart."""
-    pipeline = recipe.pipeline
-    values = pipeline.table
-    table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
-    require = loader.accelerate == "require"
-    color = None if pipeline.erasing is None else pipeline.erasing.color.tolist()
-    made = repr((pipeline.ops, color, pipeline.image, torch.get_default_dtype()))
-    return id(loader.dataset), made, table, repr(sorted(recipe.options.items())), require
-
-
-def _host_images(
-    recipe: Recipe, memory_format: torch.memory_format
-) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
-    erasing = recipe.pipeline.erasing
-    return lambda pixels, boxes: to_images(pixels, table, memory_format, Erased.of(erasing, boxes))
-
-
-def native_on_host(loader: FastLoader[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:
+def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:
     """Batches as torch's workers make them, in host memory."""
     from fastload.engines.decode_threads import NativeIterator
 
-    images_of = _host_images(recipe, torch.contiguous_format)
+    images_of = host_images(recipe, torch.contiguous_format)
     dtype = loader.dtype
     pins = loader.pin_memory and can_pin()
 
@@ -206,7 +96,7 @@ def native_on_host(loader: FastLoader[Any], recipe: Recipe, process: SampleProce
     return NativeIterator(loader, recipe, process, finish_batch, finish_is_epilogue=True)
 
 
-def native_meter(native: NativeIterator, loader: FastLoader[Any], *, on_device: bool = False) -> Meter:
+def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device: bool = False) -> Meter:
     """What counts for a native iterator, whose batches go to a device as they are made, or do not."""
     line = native._line
     return Meter(None, loader.batch_size, line.totals, waiting=lambda: line.ready, on_device=on_device)
@@ -232,7 +122,7 @@ class NativeDeviceIterator:
 
     def __init__(
         self,
-        loader: FastLoader[Any],
+        loader: LoaderConfig[Any],
         recipe: Recipe,
         process: SampleProcess,
         device: torch.device,
@@ -268,7 +158,7 @@ class NativeDeviceIterator:
         self.meter = native_meter(self._host, loader, on_device=stream is not None)
         self._finalizer = weakref.finalize(self, _end, self._host._line.close, transfer, retire)
 
-    def _reset(self, loader: FastLoader[Any]) -> None:
+    def _reset(self, loader: LoaderConfig[Any]) -> None:
         try:
             self._host._reset(loader)
         except BaseException:
@@ -326,3 +216,148 @@ def _end(close_line: Callable[[], None], transfer: Transfer, retire: Callable[[T
     close_line()
     transfer.close()
     retire(transfer)
+
+
+def _pinned_tuple_type() -> type:
+    """What the installed torch makes of a tuple when it pins it: a list in some versions."""
+    return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
+
+
+def _end_device(transfer: Transfer, arrivals: Arrivals, state: LoaderState) -> None:
+    """What remains to be done when an iterator is gone. Idempotent."""
+    with deferred_signals():
+        arrivals.close()
+        state.retire(transfer, arrivals)
+
+
+class DeviceIterator:
+    """One epoch on the device side: torch's own iterator, whose batches arrive there on their way to the consumer."""
+
+    def __init__(self, loader: LoaderConfig[Any], device: torch.device) -> None:
+        self.device = device
+        streams = has_streams(device)
+        side_stream = state_of(loader).copy_stream(device) if streams and loader.device_prefetch else None
+        memory_format = None if device.type == "cpu" else loader.memory_format
+        self.transfer = Transfer(device, side_stream, memory_format, loader.dtype)
+        self._pins = pins(loader, device)
+        asked_to_pin = loader.pin_memory and can_pin()
+        takes_turns = loader.in_order and loader.num_workers > 0
+        slots = state_of(loader).slot_pool(loader, device)
+        self.arrivals = Arrivals(
+            self.transfer,
+            num_workers=loader.num_workers if takes_turns else 1,
+            ahead=loader.device_prefetch if side_stream is not None else 0,
+            pin=self._pins or (asked_to_pin and device.type == "cpu"),
+            tuple_type=_pinned_tuple_type() if asked_to_pin else None,
+            slots=slots,
+            borrows=loader.num_workers == 0,
+        )
+        writer = None if slots is None else SlotWriter(slots.handle)
+        self._collate = Collate(loader.collate_fn, self.arrivals.key, writer)
+        self._state = state_of(loader)
+        self._number = 0
+        self._board = board_for(loader)
+        self._meter = Meter(self._board, loader.batch_size)
+        self._view = view_of(loader, **self._changes(loader))
+        self._consuming = threading.RLock()  # one next() at a time, as threads may share torch's
+        self._finalizer = weakref.finalize(self, _end_device, self.transfer, self.arrivals, self._state)
+        self.arrivals.serve(self)
+        self._host: Any = start_epoch(self._view)
+        self._counts_up = loader.in_order and loader.num_workers > 0  # then torch's count says which batch it was
+        measure_here(self._host, self._meter)
+        self._state.take_in(self.transfer, self.arrivals)
+        self._state.measure(self, self._meter)
+        self._state.live.add(self)
+
+    def _changes(self, loader: LoaderConfig[Any]) -> dict[str, Any]:
+        """How the view differs from the loader: among others, torch's pin-memory thread delivers the batches."""
+        changes = {"collate_fn": self._collate, **stages_of(loader)}
+        if loader.num_workers:
+            first_call = changes.get("worker_init_fn", loader.worker_init_fn)
+            changes["worker_init_fn"] = first_call_of(loader, first_call, self._board)
+        if self._pins:
+            changes |= {"pin_memory": True}
+            if not loader.pin_memory:
+                changes |= {"pin_memory_device": ""}  # torch warns of it, but only where the user asked to pin
+        elif self.device.type != "cpu":
+            changes |= {"pin_memory": False}
+        epochs = epochs_of(loader)
+        return changes if epochs is None else seeded(loader, changes, epochs, vars(self).get("_view"))
+
+    def _reset(self, loader: LoaderConfig[Any]) -> None:
+        """Begin another epoch with the same, persistent, workers."""
+        self.arrivals.pause()
+        refresh(self._view, loader, **self._changes(loader))
+        try:
+            self._host = start_epoch(self._view)
+        except BaseException:
+            if getattr(self._host, "_shutdown", False):  # the next epoch takes new workers
+                loader._iterator = None
+                self.close()
+            raise
+        self.arrivals.resume()
+        self.transfer.begin_epoch()
+        self._meter.begin_epoch()
+        self._number = 0
+
+    def __iter__(self) -> DeviceIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __next__(self) -> Any:
+        with self._consuming:
+            host = self._host
+            if host is None:
+                raise RuntimeError("the FastLoader of this iterator was closed")
+            self.transfer.mark_step()  # not after the wait, which is no part of the step
+            meter = self._meter
+            asked = meter.ask()
+            try:
+                with stage("wait", self._number):
+                    arrived = next_of(host)
+                self._number += 1
+                data = self.arrivals.take(arrived)
+            except BaseException as error:
+                meter.stop()
+                if not isinstance(error, StopIteration):
+                    after_error(host, error)
+                raise
+            meter.got(asked, self._batch(host), self.arrivals.road)
+            if torch.is_inference_mode_enabled() and self.device.type != "cpu":  # else torch's, or made in this thread
+                return as_inference_tensors(data)
+            return data
+
+    def _batch(self, host: Any) -> int | None:
+        """The number under which the board knows the batch that torch's iterator has just given out."""
+        if self._counts_up:
+            return int(host._rcvd_idx) - 1
+        return None if host._num_workers else self._number - 1
+
+    def __getattr__(self, name: str) -> Any:
+        # What is known of torch's iterators (`_workers`, `_num_yielded`, ...) is asked of torch's iterator.
+        host = self.__dict__.get("_host")
+        if host is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(host, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # as torch's iterators say it
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its totals have been retired."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Shut torch's iterator down (its workers and its thread end with it) and wait for the copies.
+
+        Idempotent, and whole if it is repeated after an interrupt.
+        """
+        host = self._host
+        if host is not None:
+            shut_down(host)
+        self._host = self._view._iterator = None
+        _end_device(self.transfer, self.arrivals, self._state)
+        self._finalizer.detach()

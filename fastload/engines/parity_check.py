@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import default_collate
 
 from fastload import _core
-from fastload.engines.underway import TookTooLongError
+from fastload.engines.decode_batch import TookTooLongError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

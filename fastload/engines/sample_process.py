@@ -26,8 +26,8 @@ from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
 
 from fastload._interrupts import deferred_signals, usual_signals
-from fastload.engines.underway import TookTooLongError, check_size, working_directory, wrapped
-from fastload.engines.workers import forking_workers
+from fastload._worker_processes import forking_workers
+from fastload.engines.decode_batch import TookTooLongError, check_size, working_directory, wrapped
 from fastload.nvtx import stages
 from fastload.pipeline.reader import BytesPath, pixel_limit
 

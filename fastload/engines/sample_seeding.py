@@ -80,11 +80,6 @@ class Epochs:
             return iterator
 
 
-def epochs_of(loader: Any) -> Epochs | None:
-    """A loader's seed and epoch; ``None`` if its samples draw as torch's do."""
-    return loader._runtime.epochs if getattr(loader, "rng", "torch") == "index" else None
-
-
 class SeededByIndex(Dataset[Any]):
     """A dataset before each of whose samples the random states of torch, NumPy and Python are set by its index.
 

@@ -2,19 +2,16 @@
 
 The collate function is wrapped (in the iterator, never on the loader), so that a batch travels as a
 :class:`~fastload._batch.HostBatch`. Torch's pin-memory thread then delivers it to
-:class:`~fastload.engines.copy_scheduler.Arrivals` by calling its ``pin_memory()``, the moment that it is ready. Sampler,
-worker assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: a thread that
-called ``next()`` ahead of time would draw from the sampler earlier than torch does, and after an early ``break`` the
-next epoch would differ.
+:class:`~fastload.engines.copy_scheduler.Arrivals` by calling its ``pin_memory()``, the moment that it is ready.
+Sampler, worker assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: a thread
+that called ``next()`` ahead of time would draw from the sampler earlier than torch does, and after an early ``break``
+the next epoch would differ.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,7 +21,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload._interrupts import usual_signals
-from fastload._shutdown import restart_workers, start_workers
+from fastload._worker_processes import restart_workers, start_frozen
 from fastload.engines.copy_scheduler import NONE_FREE
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
@@ -177,20 +174,6 @@ def first_call_of(loader: Any, worker_init_fn: Callable[[int], None] | None, boa
     return TakesSignals(MeasuredWorker(promptly, board))
 
 
-def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A plain DataLoader that shares everything with ``loader`` but ``changes``; ``loader`` is left as it is."""
-    view: DataLoader[Any] = object.__new__(DataLoader)
-    refresh(view, loader, **changes)
-    return view
-
-
-def refresh(view: DataLoader[Any], loader: DataLoader[Any], **changes: Any) -> None:
-    """Bring ``view`` up to date with attributes of ``loader`` that were set since, as frameworks do."""
-    state = {name: value for name, value in vars(loader).items() if name != "_iterator"}
-    vars(view).update(state, **changes)
-    vars(view).setdefault("_iterator", None)
-
-
 def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """What to change on a view so that a profiler sees the workers' stages; nothing when no profiler listens."""
     if not stages.active():
@@ -212,36 +195,6 @@ def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
     if seeded is not None and not view.num_workers:
         seeded.run_here(iterator._base_seed)
     return iterator  # type: ignore[no-any-return]
-
-
-def start_frozen(make: Callable[[], Any]) -> Any:
-    """Make one of torch's iterators, of whose workers none collects garbage that it inherits."""
-    with forking_workers():
-        return start_workers(make)
-
-
-class _Forking(threading.local):
-    workers = False
-
-
-_forking = _Forking()
-
-
-@contextlib.contextmanager
-def forking_workers() -> Iterator[None]:
-    """Processes that are forked by this thread meanwhile never collect what they inherit.
-
-    Forked workers inherit garbage that this process has yet to collect. Were it collected there, device tensors in it
-    would call CUDA, which aborts a forked process (seen); frozen, it is never collected there.
-    """
-    _forking.workers = True
-    try:
-        yield
-    finally:
-        _forking.workers = False
-
-
-os.register_at_fork(after_in_child=lambda: gc.freeze() if _forking.workers else None)
 
 
 def next_of(host: Any) -> Any:

@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch
 
 from fastload._interrupts import deferred_signals
-from fastload._shutdown import JOIN_S
+from fastload._worker_processes import JOIN_S
 from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, State, Token
 
 HOMES_MAX: Final = 64  # two file descriptors each

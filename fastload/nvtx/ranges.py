@@ -1,8 +1,8 @@
 """Ranges of any name, in the domain ``fastload``: those of ``annotate``, ``annotate_modules`` and ``capture``.
 
-Unlike :func:`fastload.nvtx.stages.stage`, whose names are few and whose blocks cannot be left but downwards, these are opened
-and closed by hooks. Whoever closes one also closes what was left open inside it, so that a tool never sees a pop that
-belongs to another push.
+Unlike :func:`fastload.nvtx.stages.stage`, whose names are few and which nest strictly, these are opened and
+closed by hooks. Closing one also closes what was left open inside it, so that a tool never sees a pop that belongs to
+another push.
 
 Besides an NVTX tool they also reach torch.profiler while it runs.
 """

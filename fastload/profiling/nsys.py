@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from fastload.commands.doctor.checks_gpu import find_nsight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +28,16 @@ TRACES: Final = (
 )
 """What is recorded, the most telling first: an installation may lack the libraries for some of it."""
 
+_FOLDERS: Final = {
+    "nsys": (
+        "opt/nvidia/nsight-systems/*/bin/nsys",
+        "opt/nvidia/nsight-systems-cli/*/bin/nsys",
+        "opt/nvidia/nsight-compute/*/host/target-linux-x64/nsys",
+        "usr/local/cuda*/bin/nsys",
+    ),
+    "ncu": ("opt/nvidia/nsight-compute/*/ncu", "usr/local/cuda*/bin/ncu"),
+}
+_ROOT: Final = Path("/")
 _RECORDINGS: Final = (".nsys-rep", ".qdstrm")
 _PROBE_S: Final = 120
 _EXPORT_S: Final = 900
@@ -108,7 +117,25 @@ class Recorder:
         return exported(self.nsys, report)
 
 
-def find_recorder(folder: Path, root: Path = Path("/")) -> Recorder:
+def find_nsight(tool: str, root: Path = _ROOT) -> Path | None:
+    """``nsys`` or ``ncu``: on the search path, else in its install folders, the newest first.
+
+    Nsight Compute carries an ``nsys`` of its own, which is where images with only the CUDA toolkit have it.
+    """
+    if (found := shutil.which(tool)) is not None:
+        return Path(found)
+    for pattern in _FOLDERS[tool]:
+        installed = [path for path in root.glob(pattern) if os.access(path, os.X_OK)]
+        if installed:
+            return max(installed, key=_numbers)
+    return None
+
+
+def _numbers(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", str(path))]
+
+
+def find_recorder(folder: Path, root: Path = _ROOT) -> Recorder:
     """Find an ``nsys`` and see that it records, imports and exports here, with as many traces as it can.
 
     Takes a few seconds: each attempt runs an empty Python program.

@@ -13,7 +13,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._shutdown import after_error, restart_workers
+from fastload._worker_processes import after_error, restart_workers
 from fastload.stats.fetch_timer import Fetch, Sheet
 from fastload.stats.shared_counters import FIGURES, Board
 from fastload.stats.stats import Totals

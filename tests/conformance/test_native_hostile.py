@@ -499,7 +499,7 @@ def test_a_process_that_cannot_be_started_is_the_error_of_the_batches_that_need_
     dataset.samples.sort(key=lambda sample: sample[0].endswith("000.png"))
     with FastLoader(dataset, 16, num_workers=1, shuffle=False, **NATIVE) as loader:
         list(loader)
-        loader._runtime.checks.python_used = False  # else the process is started with the epoch
+        loader._state.checks.python_used = False  # else the process is started with the epoch
         monkeypatch.setattr(SampleProcess, "_start", lambda _: (_ for _ in ()).throw(BlockingIOError("no more")))
         iterator = iter(loader)
         with pytest.raises(RuntimeError, match="cannot be started: no more"):

@@ -49,7 +49,7 @@ def test_a_copy_has_the_same_arguments_and_a_runtime_of_its_own(how):
     collect(loader)
     twin = COPIES[how](loader)
     assert {name: vars(twin)[name] for name in OWN} == OWN
-    assert twin._runtime is not loader._runtime
+    assert twin._state is not loader._state
     loader.close()
     assert len(collect(twin)) == 3
 
@@ -69,7 +69,7 @@ def test_a_copy_of_a_subclass_with_a_state_of_its_own_has_a_runtime_of_its_own(h
     loader = OwnState(Numbers(6), batch_size=2)
     twin = COPIES[how](loader)
     assert twin.said
-    assert twin._runtime is not loader._runtime
+    assert twin._state is not loader._state
     assert len(collect(twin)) == 3
 
 
@@ -85,7 +85,7 @@ def test_a_copy_of_a_subclass_with_slots_has_a_runtime_of_its_own(how):
     loader.noted = 5
     twin = COPIES[how](loader)
     assert twin.noted == 5
-    assert twin._runtime is not loader._runtime
+    assert twin._state is not loader._state
     assert len(collect(twin)) == 3
 
 
@@ -93,7 +93,7 @@ def test_a_copy_of_a_subclass_with_slots_has_a_runtime_of_its_own(how):
 def test_pickles_of_every_protocol_leave_the_runtime_out(protocol):
     loader = FastLoader(Numbers(6), batch_size=2, memory_format=None)  # torch's formats need protocol 4
     pickled = pickle.dumps(loader, protocol)
-    assert b"fastload._state" not in pickled
+    assert b"fastload.engines.loader_state" not in pickled
     assert len(collect(pickle.loads(pickled))) == 3
 
 
@@ -446,7 +446,7 @@ def test_a_dropped_loader_is_gone_at_once(monkeypatch, name, persistent):
         iterator = iter(loader)
         next(iterator)
         workers = iterator._workers
-        gone = [weakref.ref(loader), weakref.ref(iterator), weakref.ref(loader._runtime)]
+        gone = [weakref.ref(loader), weakref.ref(iterator), weakref.ref(loader._state)]
         del iterator
         del loader
         assert [reference() for reference in gone] == [None] * 3

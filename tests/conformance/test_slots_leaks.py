@@ -49,7 +49,7 @@ def with_slots(loader):
     while not loader.stats().slots:
         list(loader)
         assert time.monotonic() < deadline
-    return loader._runtime.slots
+    return loader._state.slots
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ while not loader.stats().slot_batches:
     next(iterator)
 for _ in range(8):  # until each worker has come to a slot
     next(iterator)
-arena = loader._runtime.slots._current
+arena = loader._state.slots._current
 print(os.fstat(arena.descriptor).st_ino, *(worker.pid for worker in iterator._workers), flush=True)
 sys.stdin.readline()
 """
@@ -392,7 +392,7 @@ def test_slots_do_not_count_against_dev_shm(tmp_path):
     """Not one batch would fit there."""
     body = """
     loader = FastLoader(Rows(400), batch_size=2, num_workers=2, device="cuda")
-    pool = loader._runtime.slot_pool(loader, torch.device("cuda"))
+    pool = loader._state.slot_pool(loader, torch.device("cuda"))
     pool.want(401_408, wait=True)
     for _ in range(3):
         print([int(batch[0, 0]) for batch in loader] == list(range(0, 400, 2)))

@@ -76,7 +76,7 @@ def test_a_slot_is_not_overwritten_before_its_copy_has_completed():
     data = TensorDataset(torch.arange(64.0)[:, None, None, None].expand(64, 3, 256, 256))
     loader = FastLoader(data, 2, num_workers=2, memory_format=None, persistent_workers=True, device_prefetch=4)
     wait_for_slots(loader)
-    stream = loader._runtime.copy_stream(torch.device("cuda", 0))
+    stream = loader._state.copy_stream(torch.device("cuda", 0))
     for _ in range(3):
         seen = []
         for (batch,) in loader:
@@ -138,7 +138,7 @@ def test_larger_batches_make_the_arena_grow_without_thrashing():
         for k, x in enumerate(loader):
             assert torch.equal(x.cpu(), data[k])
     stats = loader.stats()
-    assert loader._runtime.slots._number <= 16
+    assert loader._state.slots._number <= 16
     assert stats.slot_batches > 600, stats
     loader.close()
 
@@ -217,7 +217,7 @@ def test_poisoned_slots_are_never_seen(monkeypatch):
             torch.cuda._sleep(200_000)
             assert torch.equal(x.cpu(), expected)
             assert not torch.any(y.cpu() > 512)
-    pool = loader._runtime.slots
+    pool = loader._state.slots
     assert isinstance(pool, SlotPool)
     assert bool((pool._current.mapping.slot(0) == 0xA5).all())
 

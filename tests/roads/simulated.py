@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from fastload import _state as runtime_module
 from fastload import options
 from fastload._batch import map_leaves
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.engines import device_iterator, iterators
+from fastload.engines import device_iterator, iterators, loader_state
 from fastload.memory.slots import SlotPool
 
 
@@ -44,8 +43,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self.clone())
     monkeypatch.setattr(device_iterator, "Transfer", SimulatedTransfer)
-    monkeypatch.setattr(runtime_module.Runtime, "copy_stream", lambda self, device: object())
-    monkeypatch.setattr(runtime_module, "SlotPool", functools.partial(SlotPool, register=False))
+    monkeypatch.setattr(loader_state.LoaderState, "copy_stream", lambda self, device: object())
+    monkeypatch.setattr(loader_state, "SlotPool", functools.partial(SlotPool, register=False))
     monkeypatch.setenv("FASTLOAD_DEBUG", "1")  # a slot that is free again is overwritten
     assert options.resolve_device("cuda") == torch.device("cuda", 0)
 

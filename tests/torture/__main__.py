@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fastload.bench._measure import environment, write_json
+from fastload.measurement.record import environment, write_json
 
 from . import series
 from .outcome import Outcome, Setting

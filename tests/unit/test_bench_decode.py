@@ -14,8 +14,8 @@ pytest.importorskip("rich")
 
 from fastload.bench import _decoders, decode
 from fastload.bench._decoders import Crops, one_core
-from fastload.bench._measure import Spread
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.measurement.record import Spread
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import Dataset
 
 from fastload import FastLoader
-from fastload.autoscale.throughput import Rate
 from fastload.bench import tune
-from fastload.bench._measure import Spread
 from fastload.bench.tune import Contender, Products, Workload, counts_up_to, evaluate, measure, settle, workers_of
 from fastload.commands import cli
+from fastload.measurement.record import Spread
+from fastload.measurement.throughput import Rate
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torchvision.transforms as v1
 
-from fastload.device.images import Erased, TableImages, to_images
-from fastload.device.normalize import NormalizeTable
+from fastload.device.normalize import Erased, NormalizeTable, TableImages, to_images
 from fastload.pipeline.erasing import Erasing, erased_by
 
 BOXES = torch.tensor([[0, 0, 0, 0], [1, 2, 3, 4], [0, 5, 9, 3], [7, 0, 2, 8], [4, 4, 0, 3]], dtype=torch.int32)

@@ -139,7 +139,7 @@ def test_closing_an_iterator(monkeypatch):
     def check(iterator, interrupted):
         closes_promptly(iterator.close)
         assert iterator.is_closed
-        assert loaders[0]._runtime._before["copied"] == iterator.transfer.batches  # once
+        assert loaders[0]._state._before["copied"] == iterator.transfer.batches  # once
         loaders[0].close()
 
     assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check) > 100
@@ -169,7 +169,7 @@ def test_dropping_an_iterator(monkeypatch):
         loader = FastLoader(range(4), batch_size=None, device="cuda")
         iterators = [iter(loader)]
         next(iterators[0])
-        return iterators, loader._runtime.slots
+        return iterators, loader._state.slots
 
     def check(subject, interrupted):
         iterators, slots = subject

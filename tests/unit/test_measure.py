@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fastload
-from fastload.bench import _measure
-from fastload.bench._measure import Spread, environment, interleave, ratio, write_json
+from fastload.measurement import record
+from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
 
 
 def test_contenders_take_turns_and_nobody_is_always_first() -> None:
@@ -68,19 +68,19 @@ def test_commit_of_a_checkout_without_history_comes_from_the_environment(
     (package / "__init__.py").touch()
     monkeypatch.setattr(fastload, "__file__", str(package / "__init__.py"))
     monkeypatch.delenv("FASTLOAD_COMMIT", raising=False)
-    assert _measure._commit() is None
+    assert record._commit() is None
     monkeypatch.setenv("FASTLOAD_COMMIT", "abc")
-    assert _measure._commit() == "abc"
+    assert record._commit() == "abc"
     # A repository around it that does not track it is not its history.
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    assert _measure._commit() == "abc"
+    assert record._commit() == "abc"
     git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-qm", "first"], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert _measure._commit() == head
+    assert record._commit() == head
     (package / "__init__.py").write_text("changed = True\n")
-    assert _measure._commit() == head + "-dirty"
+    assert record._commit() == head + "-dirty"
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

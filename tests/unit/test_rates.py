@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
 from fastload._factory import FactoryError, call_factory
-from fastload.autoscale import throughput
-from fastload.autoscale.throughput import (
+from fastload.commands import cli
+from fastload.measurement import throughput
+from fastload.measurement.throughput import (
     FEW_STEPS,
     EmptyLoaderError,
     ceiling_rate,
@@ -22,7 +23,6 @@ from fastload.autoscale.throughput import (
     loop_rate,
     samples_in,
 )
-from fastload.commands import cli
 from fastload.stats import clock
 
 CPU = torch.device("cpu")
@@ -170,7 +170,7 @@ def factories(tmp_path, monkeypatch, simulated_time):
         "import torch\n"
         "from torch.utils.data import DataLoader\n"
         "from fastload import FastLoader\n"
-        "from fastload.autoscale.throughput import time\n"
+        "from fastload.measurement.throughput import time\n"
         "class Made:\n"
         "    @staticmethod\n"
         "    def inner():\n"

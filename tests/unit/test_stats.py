@@ -15,12 +15,11 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload._state import Runtime
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.device.images import TableImages
-from fastload.device.normalize import NormalizeTable
+from fastload.device.normalize import NormalizeTable, TableImages
 from fastload.device.timing import _PENDING_MAX, ALL_OF_FIRST, PER_SECOND, DeviceClock
 from fastload.device.transfer import DeviceBatch, Transfer, _raw_stream_of
+from fastload.engines.loader_state import LoaderState
 from fastload.stats import meter as meter_module
 from fastload.stats.meter import Meter
 from fastload.stats.shared_counters import Board
@@ -230,7 +229,7 @@ def test_batches_that_the_native_engine_has_ready_are_seen(folder):
 
 def test_statistics_are_asked_for_outside_the_loaders_lock():
     """Else two locks are taken in two orders: the collector may end an iterator in a thread that holds a transfer's."""
-    runtime = Runtime()
+    runtime = LoaderState()
 
     def totals():
         taken = []

@@ -17,10 +17,10 @@ pytest.importorskip("rich")
 from fastload import FastLoader
 from fastload.bench import demo, step
 from fastload.bench._compare import count_same, race
-from fastload.bench._measure import Spread
 from fastload.bench._steps import HostClock
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.bench.step import Setup, compare_feeds, instant_batches, time_both_next, time_next
+from fastload.measurement.record import Spread
 
 CPU = torch.device("cpu")
 TINY = Setup(batch_size=2, steps=3, repeats=2, calls=4, side_px=8)

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
-from fastload.autoscale.throughput import Rate
 from fastload.commands import cli, tune
 from fastload.commands.tune import Tried, Tuner, Tuning
+from fastload.measurement.throughput import Rate
 from fastload.stats.verdict import Bottleneck, Verdict
 
 VERDICT = Verdict.of(Bottleneck.PYTHON, "of this test")

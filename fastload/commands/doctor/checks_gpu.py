@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.commands.doctor.checks import Check, gib
+from fastload.profiling.nsys import find_nsight
 
 if TYPE_CHECKING:
     import torch
@@ -30,15 +31,6 @@ _GENERATION_BY_SPEED: Final = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 
 # Pinned copies reach about 80% of a PCIe link; below half of it something is in the way.
 _POOR_SHARE: Final = 0.5
 
-_NSIGHT_FOLDERS: Final = {
-    "nsys": (
-        "opt/nvidia/nsight-systems/*/bin/nsys",
-        "opt/nvidia/nsight-systems-cli/*/bin/nsys",
-        "opt/nvidia/nsight-compute/*/host/target-linux-x64/nsys",
-        "usr/local/cuda*/bin/nsys",
-    ),
-    "ncu": ("opt/nvidia/nsight-compute/*/ncu", "usr/local/cuda*/bin/ncu"),
-}
 _NSIGHT_NAMES: Final = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _CAP_SYS_ADMIN: Final = 21
 
@@ -263,24 +255,6 @@ def link_from_sysfs(folder: Path) -> Link | None:
         generation(read("max_link_speed")),
         int(max_width) if max_width.isdigit() else None,
     )
-
-
-def find_nsight(tool: str, root: Path = _ROOT) -> Path | None:
-    """``nsys`` or ``ncu``: on the search path, else in its install folders, the newest first.
-
-    Nsight Compute carries an ``nsys`` of its own, which is where images with only the CUDA toolkit have it.
-    """
-    if (found := shutil.which(tool)) is not None:
-        return Path(found)
-    for pattern in _NSIGHT_FOLDERS[tool]:
-        installed = [path for path in root.glob(pattern) if os.access(path, os.X_OK)]
-        if installed:
-            return max(installed, key=_numbers)
-    return None
-
-
-def _numbers(path: Path) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", str(path))]
 
 
 def check_nsight(tool: str, root: Path = _ROOT) -> Check:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fastload.engines.loader_state import state_of
 from fastload.engines.workers import first_call_of
 from fastload.loader import FastLoader
-from fastload.options import Options
-from fastload.plan import has_own_iterator
+from fastload.options import Options, has_own_iterator
 from fastload.profiling.capture import capture_from_environment
 from fastload.stats.explain import LoaderLog
 from fastload.stats.meter import Meter, NextData, board_for, measure
@@ -140,9 +140,9 @@ def _followed(own: _Iterate) -> _Iterate:
 
     @functools.wraps(own)
     def iterate(loader: Any) -> Any:
-        runtime, given = loader._runtime, loader.worker_init_fn
-        runtime.check_open()
-        begun = runtime.begun
+        state, given = state_of(loader), loader.worker_init_fn
+        state.check_open()
+        begun = state.begun
         board = board_for(loader) if has_own_iterator(loader) else None
         if board is not None and loader.num_workers:
             loader.worker_init_fn = first_call_of(loader, given, board)
@@ -151,13 +151,13 @@ def _followed(own: _Iterate) -> _Iterate:
             iterator = own(loader)
         finally:
             loader.worker_init_fn = given
-        if runtime.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
+        if state.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
             return iterator
         if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
             next_data.meter.begin_epoch()
         elif board is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
-            runtime.measure(iterator, measure(iterator, Meter(board, loader.batch_size)))
-        runtime.live.add(iterator)
+            state.measure(iterator, measure(iterator, Meter(board, loader.batch_size)))
+        state.live.add(iterator)
         return _heard(lambda _: iterator)(loader)
 
     return iterate

@@ -8,13 +8,13 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from fastload._shutdown import shut_down
+from fastload._worker_processes import shut_down
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes
 from fastload.device.transfer import Transfer, new_stream
-from fastload.engines.iterators import Checks
+from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
 from fastload.memory.slots import SlotCounts, SlotPool
-from fastload.plan import no_slots_because, pinned_limit, slots_wanted
+from fastload.options import no_slots_because, pinned_limit, slots_wanted
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     import torch
 
     from fastload.engines.copy_scheduler import Arrivals
-    from fastload.loader import FastLoader
+    from fastload.options import LoaderConfig
 
 
-class Runtime:
+class LoaderState:
     """Never pickled, never copied: what would be a copy is a new one. Iterators hold it too."""
 
     def __init__(self) -> None:
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
         self.begun = 0  # iterations, also those that failed
         self.slots: SlotPool | None = None
-        self.checks = Checks()
+        self.checks = ParityResults()
         self.epochs = Epochs()
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
@@ -45,7 +45,7 @@ class Runtime:
         self._sized: tuple[int, Stats] | None = None  # worker processes, and the statistics when they were chosen
 
     def __reduce__(self) -> Any:
-        return Runtime, ()
+        return LoaderState, ()
 
     def copy_stream(self, device: torch.device) -> Any:
         """One per device, kept across epochs: the caching allocator keeps device memory by stream."""
@@ -53,7 +53,7 @@ class Runtime:
             self._streams[device] = new_stream(device)
         return self._streams[device]
 
-    def slot_pool(self, loader: FastLoader[Any], device: torch.device) -> SlotPool | None:
+    def slot_pool(self, loader: LoaderConfig[Any], device: torch.device) -> SlotPool | None:
         """The loader's slots, made when they are first of use; kept across epochs."""
         if no_slots_because(loader, device) is not None:
             return None
@@ -63,7 +63,7 @@ class Runtime:
         self.slots.reclaim()
         return self.slots
 
-    def size_workers(self, loader: FastLoader[Any], *, native: bool = False) -> None:
+    def size_workers(self, loader: LoaderConfig[Any], *, native: bool = False) -> None:
         """Where ``num_workers`` is ``"auto"``: set it for the epoch that begins.
 
         Args:
@@ -154,6 +154,17 @@ class Runtime:
         self._streams.clear()
         if self.slots is not None:
             self.slots.close()
+
+
+def state_of(loader: Any) -> LoaderState:
+    """A FastLoader's state; new where it has none yet, as a copy of one. Thread-safe."""
+    state: LoaderState = vars(loader).setdefault("_state", LoaderState())
+    return state
+
+
+def epochs_of(loader: Any) -> Epochs | None:
+    """A loader's seed and epoch; ``None`` if its samples draw as torch's do."""
+    return state_of(loader).epochs if getattr(loader, "rng", "torch") == "index" else None
 
 
 def _close(iterator: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -87,6 +88,36 @@ def start_workers(make: Callable[[], Any]) -> Any:
                 _finish(iterator)
         raise
     return iterator
+
+
+def start_frozen(make: Callable[[], Any]) -> Any:
+    """Make one of torch's iterators, of whose workers none collects garbage that it inherits."""
+    with forking_workers():
+        return start_workers(make)
+
+
+class _Forking(threading.local):
+    workers = False
+
+
+_forking = _Forking()
+
+
+@contextlib.contextmanager
+def forking_workers() -> Iterator[None]:
+    """Processes that are forked by this thread meanwhile never collect what they inherit.
+
+    Forked workers inherit garbage that this process has yet to collect. Were it collected there, device tensors in it
+    would call CUDA, which aborts a forked process (seen); frozen, it is never collected there.
+    """
+    _forking.workers = True
+    try:
+        yield
+    finally:
+        _forking.workers = False
+
+
+os.register_at_fork(after_in_child=lambda: gc.freeze() if _forking.workers else None)
 
 
 def _bounded_join(thread: weakref.ref[threading.Thread]) -> Callable[..., None]:

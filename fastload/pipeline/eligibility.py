@@ -1,0 +1,45 @@
+"""Whether a loader can run natively: its recipe, or the reasons why it has none."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+if TYPE_CHECKING:
+    import torch
+
+    from fastload.options import LoaderConfig
+    from fastload.pipeline.reader import Recipe
+
+
+def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tuple[str, ...]:
+    """A loader's recipe; or the reasons why it has none, in words that say what to change."""
+    if loader.accelerate == "off":
+        return ("accelerate='off'",)
+    reasons = []
+    if loader.num_workers == 0:
+        reasons.append("num_workers=0 runs in the main process as torch does it; num_workers >= 1 can run natively")
+    if not loader._auto_collation:
+        reasons.append("batch_size=None: only batches are made natively")
+    if not loader.in_order:
+        reasons.append("in_order=False: only batches in order are made natively")
+    if device.type not in ("cpu", "cuda"):
+        reasons.append(f"batches go to {device.type}; natively they go to cuda and cpu")
+    if getattr(type(loader), "_get_iterator", None) is not DataLoader._get_iterator:
+        reasons.append(f"{type(loader).__name__} has a _get_iterator of its own; leave torch's")
+    if "torchvision" not in sys.modules:  # neither its datasets nor its transforms can be there
+        return (
+            *reasons,
+            f"dataset {type(loader.dataset).__name__} has no torchvision transforms, which alone are lowered",
+        )
+    if importlib.util.find_spec("fastload._core") is None:
+        return (*reasons, "fastload._core is not built; reinstall fastload with a C++ compiler")
+    from fastload.pipeline.reader import Refusal, read_recipe
+
+    recipe = read_recipe(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+    if isinstance(recipe, Refusal):
+        return (*reasons, *recipe.reasons)
+    return tuple(reasons) or recipe

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader
 
-from fastload._loader_view import refresh
-from fastload._worker_processes import start_workers
 from fastload.autoscale.policy import auto_workers
 from fastload.device.replay import Replay
 from fastload.engines.iterators import DeviceIterator, NativeDeviceIterator, is_native, start_native
@@ -34,6 +32,8 @@ from fastload.stats.diagnosis import Report
 from fastload.stats.diagnosis import report as report_of
 from fastload.stats.meter import Meter, board_for, go_on, measure
 from fastload.stats.stats import Stats
+from fastload.torch_workers.processes import start_workers
+from fastload.torch_workers.view import refresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
-
-from fastload._machine import usable_memory_bytes
 
 Device: TypeAlias = str | int | torch.device
 Accelerate: TypeAlias = Literal["auto", "off", "require"]
@@ -173,36 +170,3 @@ def can_pin() -> bool:
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
     """Whether a subclass makes its iterators itself, as torch_geometric's loaders do to change the batches."""
     return type(loader)._get_iterator is not DataLoader._get_iterator
-
-
-def pins(loader: LoaderConfig[Any], device: torch.device) -> bool:
-    """Whether batches pass through pinned memory."""
-    return has_streams(device) and loader.max_pinned_bytes != 0
-
-
-def no_slots_because(loader: LoaderConfig[Any], device: torch.device) -> str | None:
-    """Why workers cannot write into pinned slots; ``None`` when they can."""
-    if device.type != "cuda":
-        return f"batches go to {device.type}, and slots are registered with CUDA"
-    if not pins(loader, device):
-        return "max_pinned_bytes=0"
-    if loader.accelerate == "off":
-        return "accelerate='off'"
-    if not hasattr(os, "memfd_create"):
-        return "this system has no memfd"
-    return None
-
-
-def slots_wanted(loader: LoaderConfig[Any]) -> int:
-    """As many as torch would hold batches in flight, and those handed over whose copies are under way.
-
-    With two fewer, a batch in 20 found no slot and cost 60 ms (H200, 8 workers, 154 MB); with four none did.
-    """
-    return loader.num_workers * (loader.prefetch_factor or 0) + 4
-
-
-def pinned_limit(loader: LoaderConfig[Any]) -> int:
-    """Most bytes that slots may pin."""
-    if loader.max_pinned_bytes is not None:
-        return loader.max_pinned_bytes
-    return usable_memory_bytes() // 4

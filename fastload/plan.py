@@ -10,16 +10,8 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
 from fastload.device import nvrtc
-from fastload.options import (
-    can_pin,
-    has_own_iterator,
-    has_streams,
-    no_slots_because,
-    pinned_limit,
-    pins,
-    resolve_device,
-    slots_wanted,
-)
+from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
+from fastload.options import can_pin, has_own_iterator, has_streams, resolve_device
 from fastload.pipeline.eligibility import read_loader
 
 if TYPE_CHECKING:

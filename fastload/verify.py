@@ -22,13 +22,13 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
-from fastload._loader_view import refresh, view_of
 from fastload.autoscale.policy import AutoWorkers
 from fastload.device.replay import twin_of
 from fastload.engines.sample_seeding import SeededByIndex, seeded
 from fastload.engines.workers import start_epoch
 from fastload.loader import FastLoader
 from fastload.options import has_own_iterator
+from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 from fastload._batch import map_leaves
-from fastload._loader_view import view_of
-from fastload._worker_processes import forking_workers
+from fastload.torch_workers.processes import forking_workers
+from fastload.torch_workers.view import view_of
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import torch
 
 from fastload._batch import as_inference_tensors, map_leaves
-from fastload._interrupts import deferred_signals
 from fastload.options import check_device_prefetch, has_streams
+from fastload.torch_workers.signals import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

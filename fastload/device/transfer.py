@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload._batch import Leaf, map_leaves
-from fastload._interrupts import deferred_signals
 from fastload.device.normalize import Crossed, TableImages, finish
 from fastload.device.timing import DeviceClock
 from fastload.nvtx.stages import stage
 from fastload.options import has_streams
 from fastload.stats.gpu_utilization import Utilization
 from fastload.stats.stats import Totals
+from fastload.torch_workers.signals import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

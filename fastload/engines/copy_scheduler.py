@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload._batch import HostBatch, count_pinned, map_leaves, register
-from fastload._interrupts import deferred_signals
-from fastload._worker_processes import JOIN_S
 from fastload.memory.packing import Packed, packed_bytes, unpack
 from fastload.nvtx import stages
 from fastload.stats.stats import Totals
+from fastload.torch_workers.processes import JOIN_S
+from fastload.torch_workers.signals import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

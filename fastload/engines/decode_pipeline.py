@@ -27,7 +27,6 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
 
 from fastload import _core
-from fastload._interrupts import deferred_signals
 from fastload.engines.decode_batch import (
     Batch,
     ClosedError,
@@ -41,6 +40,7 @@ from fastload.engines.decode_batch import (
 from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
 from fastload.stats.stats import Totals
+from fastload.torch_workers.signals import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

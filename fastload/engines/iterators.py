@@ -11,19 +11,20 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import as_inference_tensors
-from fastload._interrupts import deferred_signals
-from fastload._loader_view import refresh, view_of
-from fastload._worker_processes import after_error, shut_down
 from fastload.device.normalize import Erased, NormalizeTable, TableImages, finish, host_images
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.engines.copy_scheduler import Arrivals
 from fastload.engines.loader_state import epochs_of, state_of
 from fastload.engines.sample_seeding import seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, stages_of, start_epoch
+from fastload.memory.limits import pins
 from fastload.memory.slots import SlotWriter
 from fastload.nvtx.stages import stage
-from fastload.options import can_pin, has_streams, pins
+from fastload.options import can_pin, has_streams
 from fastload.stats.meter import Meter, board_for, measure, measure_here
+from fastload.torch_workers.processes import after_error, shut_down
+from fastload.torch_workers.signals import deferred_signals
+from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,15 +8,15 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from fastload._worker_processes import shut_down
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
+from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
-from fastload.options import no_slots_because, pinned_limit, slots_wanted
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
+from fastload.torch_workers.processes import shut_down
 
 if TYPE_CHECKING:
     import torch

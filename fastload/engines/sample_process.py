@@ -25,11 +25,11 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
 
-from fastload._interrupts import deferred_signals, usual_signals
-from fastload._worker_processes import forking_workers
 from fastload.engines.decode_batch import TookTooLongError, check_size, working_directory, wrapped
 from fastload.nvtx import stages
 from fastload.pipeline.reader import BytesPath, pixel_limit
+from fastload.torch_workers.processes import forking_workers
+from fastload.torch_workers.signals import deferred_signals, usual_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

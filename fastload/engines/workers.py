@@ -20,14 +20,14 @@ from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
-from fastload._interrupts import usual_signals
-from fastload._worker_processes import restart_workers, start_frozen
 from fastload.engines.copy_scheduler import NONE_FREE
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.stats.fetch_timer import MeasuredWorker
+from fastload.torch_workers.processes import restart_workers, start_frozen
+from fastload.torch_workers.signals import usual_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

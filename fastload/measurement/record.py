@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import fastload
 from fastload._machine import cpu_budget, usable_cpus
+from fastload._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +101,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "torchvision": _version("torchvision"),
         "pillow": _pillow_version(),
-        "fastload": fastload.__version__,
+        "fastload": __version__,
         "gpu": None,
         "driver": None,
         "cuda": None,
@@ -132,7 +132,7 @@ def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:
 
 def _commit() -> str | None:
     """Commit of the checkout that is running; ``FASTLOAD_COMMIT`` names it where the checkout has no history."""
-    folder = Path(fastload.__file__).resolve().parent
+    folder = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)

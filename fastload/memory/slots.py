@@ -26,9 +26,9 @@ from typing import Any, Final
 
 import torch
 
-from fastload._interrupts import deferred_signals
-from fastload._worker_processes import JOIN_S
 from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, State, Token
+from fastload.torch_workers.processes import JOIN_S
+from fastload.torch_workers.signals import deferred_signals
 
 HOMES_MAX: Final = 64  # two file descriptors each
 _POISON: Final = 0xA5

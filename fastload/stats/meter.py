@@ -13,10 +13,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload._worker_processes import after_error, restart_workers
 from fastload.stats.fetch_timer import Fetch, Sheet
 from fastload.stats.shared_counters import FIGURES, Board
 from fastload.stats.stats import Totals
+from fastload.torch_workers.processes import after_error, restart_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,8 +13,8 @@ import threading
 
 import pytest
 
-from fastload import _interrupts
-from fastload._interrupts import deferred_signals, usual_signals
+from fastload.torch_workers import signals
+from fastload.torch_workers.signals import deferred_signals, usual_signals
 
 
 class Alarm(Exception):
@@ -34,7 +34,7 @@ def handlers():
     yield {signal.SIGINT: signal.default_int_handler, signal.SIGALRM: alarm}
     for number, handler in former.items():
         signal.signal(number, handler)
-    assert _interrupts._innermost is None
+    assert signals._innermost is None
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, Alarm)])
@@ -112,7 +112,7 @@ def test_the_users_code_can_be_ended():
 
 
 def test_what_has_got_stuck_can_be_ended(monkeypatch):
-    monkeypatch.setattr(_interrupts, "LONGEST_S", -1.0)
+    monkeypatch.setattr(signals, "LONGEST_S", -1.0)
     log = []
     with pytest.raises(KeyboardInterrupt), deferred_signals():
         signal.raise_signal(signal.SIGINT)
@@ -212,8 +212,8 @@ def test_a_child_of_another_thread_has_the_usual_handlers():
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, Alarm)])
 def test_an_interrupt_at_any_bytecode_is_delivered_exactly_once(handlers, number, error):
-    """Also between two bytecodes of :mod:`fastload._interrupts` itself."""
-    own = _interrupts.__file__
+    """Also between two bytecodes of :mod:`fastload.torch_workers.signals` itself."""
+    own = signals.__file__
     ran = []
 
     def interrupted_at(k):
@@ -248,7 +248,7 @@ def test_an_interrupt_at_any_bytecode_is_delivered_exactly_once(handlers, number
             outcomes.append("lost")
         except error:
             outcomes.append("raised")
-        assert _interrupts._innermost is None
+        assert signals._innermost is None
         for known, handler in handlers.items():
             with pytest.raises((KeyboardInterrupt, Alarm)):  # whoever handles it now, it is delivered
                 signal.raise_signal(known)

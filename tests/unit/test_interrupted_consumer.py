@@ -14,11 +14,12 @@ from interrupts import interrupted_at_every_opcode
 from roads import simulated
 from roads.datasets import Numbers
 
-from fastload import FastLoader, _interrupts
+from fastload import FastLoader
 from fastload._batch import HostBatch
 from fastload.engines.copy_scheduler import Arrivals
 from fastload.memory.arena import State, Token
 from fastload.memory.slots import SlotPool, SlotWriter
+from fastload.torch_workers import signals
 
 # Python prints what is raised in the callback of a weak reference, and goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -67,7 +68,7 @@ def closes_promptly(close):
 @pytest.fixture(autouse=True)
 def few_moments(monkeypatch):
     """Deferring takes a few bytecodes for each number of a signal; one that matters will do."""
-    monkeypatch.setattr(_interrupts, "_NUMBERS", (signal.SIGINT,))
+    monkeypatch.setattr(signals, "_NUMBERS", (signal.SIGINT,))
 
 
 @pytest.fixture

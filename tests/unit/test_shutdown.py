@@ -22,7 +22,7 @@ from roads.datasets import Numbers
 from torch.utils.data import DataLoader, SequentialSampler
 
 from fastload import FastLoader
-from fastload import _worker_processes as shutdown
+from fastload.torch_workers import processes as shutdown
 
 WAIT_S = 30
 WITH_WORKERS = ("plain", "wrapped", "simulated")

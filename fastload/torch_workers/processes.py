@@ -23,7 +23,7 @@ import torch
 import torch.utils.data.dataloader
 from torch._utils import ExceptionWrapper
 
-from fastload._interrupts import deferred_signals
+from fastload.torch_workers.signals import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,11 +17,11 @@ from fastload.engines.sample_seeding import check_seedable
 from fastload.engines.workers import first_call_of
 from fastload.nvtx import stages
 from fastload.options import (
-    Accelerate,
     Device,
+    Engine,
     LoaderConfig,
     Options,
-    Rng,
+    Randomness,
     has_own_iterator,
     named_options,
     resolve_device,
@@ -69,13 +69,13 @@ class FastLoader(LoaderConfig[T_co]):
             applied on the CPU.
         dtype: Cast floating-point tensors to this floating-point type, on the device, after the copy.
         device_prefetch: Batches copied ahead of the one in use. 0 copies on the consumer's stream when it asks.
-        accelerate: ``"auto"`` lets workers write batches straight into pinned memory and send them without delay (their
-            switch interval is 0.2 ms), and runs natively what can be run natively with the same bits; ``"off"`` does
-            none of it; ``"require"`` raises with the reasons when nothing can be run natively.
+        engine: ``"auto"`` lets workers write batches straight into pinned memory and send them without delay (their
+            switch interval is 0.2 ms), and runs natively what can be run natively with the same bits; ``"torch"`` does
+            none of it; ``"native"`` raises with the reasons when nothing can be run natively.
         max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
             process may use. 0 turns pinned memory off altogether.
-        rng: ``"torch"``: random draws as in torch, from each worker's stream. ``"index"``: from one that depends on the
-            seed, the epoch and the sample's index alone (:mod:`fastload.engines.sample_seeding`).
+        randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from one that depends on
+            the seed, the epoch and the sample's index alone (:mod:`fastload.engines.sample_seeding`).
 
     ``next()`` returns at once when a batch is ready. It waits while the GPU is more than two batches behind the caller:
     otherwise dropped batches that it has yet to read would pile up in its memory.
@@ -109,9 +109,9 @@ class FastLoader(LoaderConfig[T_co]):
         memory_format: torch.memory_format | None = torch.channels_last,
         dtype: torch.dtype | None = None,
         device_prefetch: int = 1,
-        accelerate: Accelerate = "auto",
+        engine: Engine = "auto",
         max_pinned_bytes: int | None = None,
-        rng: Rng = "torch",
+        randomness: Randomness = "worker",
     ) -> None:
         auto = auto_workers(num_workers, dataset)
         super().__init__(
@@ -135,7 +135,7 @@ class FastLoader(LoaderConfig[T_co]):
         )
         if auto is not None:
             self.num_workers = auto
-        self._take_options(Options(device, memory_format, dtype, device_prefetch, accelerate, max_pinned_bytes, rng))
+        self._take_options(Options(device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness))
 
     def _take_options(self, options: Options) -> None:
         # Each under its own public name: frameworks rebuild a loader from vars(loader).
@@ -143,15 +143,15 @@ class FastLoader(LoaderConfig[T_co]):
         self.memory_format = options.memory_format
         self.dtype = options.dtype
         self.device_prefetch = options.device_prefetch
-        self.accelerate = options.accelerate
+        self.engine = options.engine
         self.max_pinned_bytes = options.max_pinned_bytes
-        self.rng = options.rng
+        self.randomness = options.randomness
         vars(self)["_state"] = LoaderState()
-        check_seedable(self, self.rng)
-        if self.accelerate == "require":
+        check_seedable(self, self.randomness)
+        if self.engine == "native":
             recipe = read_loader(self, resolve_device(self.device))
             if isinstance(recipe, tuple):
-                raise ValueError(f"accelerate='require', but {'; '.join(recipe)}")
+                raise ValueError(f"engine='native', but {'; '.join(recipe)}")
 
     @classmethod
     def wrap(cls, loader: DataLoader[T_co], **own: Any) -> FastLoader[T_co]:
@@ -235,7 +235,7 @@ class FastLoader(LoaderConfig[T_co]):
         if (native := self._native_iterator(device)) is not None:
             return native
         state_of(self).size_workers(self)
-        if device.type == "cpu" and self.dtype is None and self.rng == "torch" and not stages.active():
+        if device.type == "cpu" and self.dtype is None and self.randomness == "worker" and not stages.active():
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
             return DeviceIterator(self, device)

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 Device: TypeAlias = str | int | torch.device
-Accelerate: TypeAlias = Literal["auto", "off", "require"]
-Rng: TypeAlias = Literal["torch", "index"]
+Engine: TypeAlias = Literal["auto", "torch", "native"]
+Randomness: TypeAlias = Literal["worker", "sample"]
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -22,19 +22,19 @@ class Options:
     memory_format: torch.memory_format | None = torch.channels_last
     dtype: torch.dtype | None = None
     device_prefetch: int = 1
-    accelerate: Accelerate = "auto"
+    engine: Engine = "auto"
     max_pinned_bytes: int | None = None
-    rng: Rng = "torch"
+    randomness: Randomness = "worker"
 
     def __post_init__(self) -> None:
         check_device(self.device)
         check_memory_format(self.memory_format)
         check_dtype(self.dtype)
         check_device_prefetch(self.device_prefetch, "device_prefetch", minimum=0)
-        if self.accelerate not in ("auto", "off", "require"):
-            raise ValueError(f"accelerate must be 'auto', 'off' or 'require', got {self.accelerate!r}")
-        if self.rng not in ("torch", "index"):
-            raise ValueError(f"rng must be 'torch' or 'index', got {self.rng!r}")
+        if self.engine not in ("auto", "torch", "native"):
+            raise ValueError(f"engine must be 'auto', 'torch' or 'native', got {self.engine!r}")
+        if self.randomness not in ("worker", "sample"):
+            raise ValueError(f"randomness must be 'worker' or 'sample', got {self.randomness!r}")
         limit = self.max_pinned_bytes
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
             raise TypeError(f"max_pinned_bytes must be an int or None, got {type(limit).__name__}")
@@ -53,9 +53,9 @@ class LoaderConfig(DataLoader[T_co]):
     memory_format: torch.memory_format | None = Options.memory_format
     dtype: torch.dtype | None = Options.dtype
     device_prefetch: int = Options.device_prefetch
-    accelerate: Accelerate = Options.accelerate
+    engine: Engine = Options.engine
     max_pinned_bytes: int | None = Options.max_pinned_bytes
-    rng: Rng = Options.rng
+    randomness: Randomness = Options.randomness
 
 
 def named_options(own: dict[str, Any]) -> Options:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One hop of a batch's road.
+    """One hop of a batch's path.
 
     Attributes:
         name: As the profile names it, where the profile does.
@@ -46,7 +46,7 @@ class Plan:
         engine: ``"torch"`` (the plain DataLoader), ``"workers"`` (torch's workers, FastLoader's device side), or
             ``"native"`` (decode threads).
         device: Where the batches end up.
-        steps: The road of a batch, in order.
+        steps: The path of a batch, in order.
         batch_bytes: Mean bytes per batch that crossed the link so far; ``None`` before the first.
         notes: What was not done, why, and what would change that.
     """
@@ -101,7 +101,7 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         casts = loader.dtype is not None and not has_own_iterator(loader)
         if casts:
             steps.append(Step("epilogue", "main process", _epilogue(loader, device)))
-        engine = "workers" if casts or loader.rng == "index" else "torch"
+        engine = "workers" if casts or loader.randomness == "sample" else "torch"
         return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
     streams = has_streams(device)
     why_not = no_slots_because(loader, device)
@@ -168,7 +168,7 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
 
 
 def _seeded(loader: LoaderConfig[Any]) -> str:
-    return "" if loader.rng == "torch" else "; random draws by (seed, epoch, index)"
+    return "" if loader.randomness == "worker" else "; random draws by (seed, epoch, index)"
 
 
 def _epilogue(loader: LoaderConfig[Any], device: torch.device) -> str:

@@ -29,15 +29,15 @@ def prefetch_to_device(
     iterable: Iterable[T],
     device: str | int | torch.device = "auto",
     *,
-    depth: int = 1,
+    device_prefetch: int = 1,
     memory_format: torch.memory_format | None = torch.channels_last,
     dtype: torch.dtype | None = None,
 ) -> DevicePrefetcher[T]:
     """Yield the batches of ``iterable`` on the device, copied on a side stream while the previous ones are used.
 
     For sources that are no :class:`torch.utils.data.DataLoader`: torchdata, webdataset, Hugging Face datasets, a
-    generator. A background thread reads the source (so the source runs beside the training loop and up to ``depth + 1``
-    batches ahead of it), pins what is not pinned, and starts each copy the moment its batch is there.
+    generator. A background thread reads the source (so the source runs beside the training loop and up to
+    ``device_prefetch + 1`` batches ahead of it), pins what is not pinned, and starts each copy the moment its batch is there.
 
     A source that yields pinned tensors may overwrite them once it is asked for the next batch. An error comes in its
     batch's turn, and iteration goes on after it if the source does.
@@ -56,7 +56,7 @@ def prefetch_to_device(
             types with ``pin_memory()`` and ``to()``. Iterated anew each time that the result is.
         device: ``"auto"`` is the current accelerator when iteration starts, else the CPU. On the CPU nothing is copied
             and no thread is started.
-        depth: Batches that may wait on the device beyond the one in use; at least 1.
+        device_prefetch: Batches that may wait on the device beyond the one in use; at least 1.
         memory_format: For 4-D floating-point or uint8 tensors; ``None`` leaves the layout.
         dtype: For floating-point tensors; cast on the device, after the copy. ``None`` leaves it.
 
@@ -66,11 +66,11 @@ def prefetch_to_device(
 
     Raises:
         TypeError: ``iterable`` is not iterable, or an argument is of the wrong type.
-        ValueError: ``depth`` is less than 1, or a format or dtype that does not apply.
+        ValueError: ``device_prefetch`` is less than 1, or a format or dtype that does not apply.
         RuntimeError: ``device`` is not there.
     """
     kind = StatefulPrefetcher if hasattr(iterable, "state_dict") else DevicePrefetcher
-    return kind(iterable, device, depth, memory_format, dtype)
+    return kind(iterable, device, device_prefetch, memory_format, dtype)
 
 
 class DevicePrefetcher(Generic[T]):
@@ -80,19 +80,19 @@ class DevicePrefetcher(Generic[T]):
         self,
         iterable: Iterable[T],
         device: str | int | torch.device,
-        depth: int,
+        device_prefetch: int,
         memory_format: torch.memory_format | None,
         dtype: torch.dtype | None,
     ) -> None:
         if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
             raise TypeError(f"iterable must be an iterable of batches, got {type(iterable).__name__}")
         check_device(device)
-        check_device_prefetch(depth, "depth", minimum=1)
+        check_device_prefetch(device_prefetch, "device_prefetch", minimum=1)
         check_memory_format(memory_format)
         check_dtype(dtype)
         self._iterable = iterable
         self._device = device
-        self._depth = depth
+        self._device_prefetch = device_prefetch
         self._memory_format = memory_format
         self._dtype = dtype
         self._streams: dict[torch.device, Any] = {}
@@ -108,7 +108,7 @@ class DevicePrefetcher(Generic[T]):
         if device not in self._streams:  # kept across epochs: device memory is reused by stream
             self._streams[device] = new_stream(device)
         transfer = Transfer(device, self._streams[device], self._memory_format, self._dtype)
-        return Prefetching(Feeder(iter(self._iterable), transfer, self._depth, self._states_of_epoch()))
+        return Prefetching(Feeder(iter(self._iterable), transfer, self._device_prefetch, self._states_of_epoch()))
 
     def _states_of_epoch(self) -> States | None:
         """What takes the source's states in the epoch that begins; ``None`` where it has none."""

@@ -119,16 +119,16 @@ def _as_ours(loader: DataLoader[Any]) -> AbstractContextManager[FastLoader[Any]]
     if not isinstance(loader, FastLoader):
         return FastLoader.wrap(loader)
     # A twin, where samples draw by index and epoch: this one shall not count as an epoch of the user's.
-    return twin_of(loader) if loader.rng == "index" else nullcontext(loader)
+    return twin_of(loader) if loader.randomness == "sample" else nullcontext(loader)
 
 
 def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Torch's loader of the same batches; with ``rng="index"``, of samples that are seeded by their index."""
+    """Torch's loader of the same batches; with ``randomness="sample"``, of samples that are seeded by their index."""
     if has_own_iterator(loader):  # it makes its batches in its own way, with FastLoader and without
         own: DataLoader[Any] = object.__new__(type(loader))
         refresh(own, loader)
         return own
-    changes = seeded(loader, {}) if getattr(loader, "rng", "torch") == "index" else {}
+    changes = seeded(loader, {}) if getattr(loader, "randomness", "worker") == "sample" else {}
     if loader.batch_sampler is not None:
         changes["batch_sampler"] = _Noted(loader.batch_sampler)
     return view_of(loader, **changes)

@@ -63,7 +63,7 @@ def _workers(**arguments: Any) -> Any:
 
 
 def _device(**arguments: Any) -> Any:
-    from roads import simulated
+    from backends import simulated
 
     simulated.install(pytest.MonkeyPatch())
     return FastLoader(Slow(), device="cuda", **arguments)
@@ -84,7 +84,7 @@ def _native(**arguments: Any) -> Any:
     from torchvision.datasets import ImageFolder
 
     dataset = ImageFolder(_photos(), train_v1())
-    return FastLoader(dataset, device="cpu", accelerate="require", **arguments)
+    return FastLoader(dataset, device="cpu", engine="native", **arguments)
 
 
 EXECUTORS: dict[str, Callable[..., Any]] = {

@@ -155,7 +155,7 @@ def _start(components: Sequence[int], first: int, last: int, bits: int = 0) -> b
 
 class _Scan:
     def __init__(self, rng: random.Random, mcus: tuple[int, int], restart: int) -> None:
-        self.rng = rng
+        self.randomness = rng
         self.mcus = mcus[0] * mcus[1]
         self.restart = restart
 
@@ -174,17 +174,17 @@ class _Scan:
 
     def _block(self, bits: _Bits, level: int, *, dc: bool, ac: bool) -> int:
         if dc:
-            wanted = max(-120, min(120, level + self.rng.randint(-60, 60)))
+            wanted = max(-120, min(120, level + self.randomness.randint(-60, 60)))
             bits.number(_DC[abs(wanted - level).bit_length()], wanted - level)
             level = wanted
         if ac:
             at = 1
-            for _ in range(self.rng.randint(0, 6)):
-                run = self.rng.randint(0, 9)
+            for _ in range(self.randomness.randint(0, 6)):
+                run = self.randomness.randint(0, 9)
                 at += run
                 if at > 63:
                     break
-                value = self.rng.choice([-1, 1]) * self.rng.randint(1, 40)
+                value = self.randomness.choice([-1, 1]) * self.randomness.randint(1, 40)
                 bits.number(_AC[run << 4 | abs(value).bit_length()], value)
                 at += 1
             if at <= 63:

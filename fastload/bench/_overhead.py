@@ -99,7 +99,7 @@ def _first(samples: Any) -> Any:
 
 
 class Compared:
-    """One road of batches, run with and without statistics.
+    """One path of batches, run with and without statistics.
 
     Args:
         make: Makes the loader.
@@ -192,23 +192,21 @@ def stages_of_a_batch(make: Callable[[], FastLoader[Any]], batches: int) -> floa
     return opened / batches
 
 
-def roads(device: torch.device, *, quick: bool) -> dict[str, Compared]:
+def paths(device: torch.device, *, quick: bool) -> dict[str, Compared]:
     """Photographs through each engine."""
     from fastload.bench._data import EndlessDraws, image_pool, open_images
 
     dataset, _ = open_images(None, quick or device.type == "cpu")
     pool, gpu, cores = image_pool(dataset), device.type == "cuda", cores_for_loading()
 
-    def road(accelerate: Any, workers: int, batch_size: int, rush: int | None = None) -> Compared:
+    def path(engine: Any, workers: int, batch_size: int, rush: int | None = None) -> Compared:
         batch_size = 8 if quick else batch_size if gpu else 32
 
         def make() -> FastLoader[Any]:
             draws = EndlessDraws(pool, 1_000_000 * batch_size)
-            return FastLoader(
-                dataset, batch_size, sampler=draws, num_workers=workers, accelerate=accelerate, device=device
-            )
+            return FastLoader(dataset, batch_size, sampler=draws, num_workers=workers, engine=engine, device=device)
 
         return Compared(make, batch_size, device, rush)
 
     # Worker processes have many batches under way, all of which are made anew in each turn: few images in each.
-    return {"native": road("require", cores, 256, NATIVE_AHEAD), "worker processes": road("off", min(cores, 8), 64)}
+    return {"native": path("native", cores, 256, NATIVE_AHEAD), "worker processes": path("torch", min(cores, 8), 64)}

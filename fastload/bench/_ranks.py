@@ -77,9 +77,7 @@ class Rank:
         self._workers["torch-pinned"] = [
             child.pid for child in multiprocessing.active_children() if child.pid and child.pid not in before
         ]
-        ours = FastLoader(
-            images, sampler=DistributedSampler(images), device=self._device, accelerate="require", **common
-        )
+        ours = FastLoader(images, sampler=DistributedSampler(images), device=self._device, engine="native", **common)
         torch.manual_seed(dist.get_rank())
         self._feeds["fastload"] = iter(ours)
         self._loaders.append(ours)

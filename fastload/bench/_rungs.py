@@ -265,8 +265,8 @@ class Feed:
 def engine_of(rung: Rung) -> dict[str, Any]:
     """Arguments of FastLoader for what a rung has and has not."""
     if rung.native:
-        return {"accelerate": "require"}
-    return {"worker_init_fn": leave_alone} if rung.slots else {"accelerate": "off"}
+        return {"engine": "native"}
+    return {"worker_init_fn": leave_alone} if rung.slots else {"engine": "torch"}
 
 
 def take_until(is_settled: Callable[[], bool], batches: Iterator[Any]) -> bool:

@@ -27,7 +27,7 @@ def _serve(path: str, object_bytes: int, bytes_per_s: float) -> None:
     server.bind(path)
     server.listen()
     content = bytes(range(256)) * (object_bytes // 256 + 2)
-    line = threading.Lock()  # the one road that all objects come by
+    line = threading.Lock()  # the one path that all objects come by
 
     def answer(client: socket.socket) -> None:
         with contextlib.suppress(OSError), client:

@@ -204,7 +204,7 @@ def _without_slots(record: dict[str, Any]) -> str:
     if not without or not record["environment"]["gpu"]:
         return ""
     return (
-        "FastLoader's workers begin on torch's road while their slots are made; "
+        "FastLoader's workers begin on torch's path while their slots are made; "
         f"in {without} of {len(turns)} turns they had none yet at the end."
     )
 

@@ -186,12 +186,12 @@ def shares(more_ns: Mapping[str, Mapping[str, Any]], seconds: float, repeats: in
     """What statistics and stages come to beside real batches, by engine; shows it too."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = {}
-    for name, road in _overhead.roads(device, quick=quick).items():
-        result = road.run(seconds, repeats)
+    for name, path in _overhead.paths(device, quick=quick).items():
+        result = path.run(seconds, repeats)
         batch_ns = 1e9 / result["batches_per_s"]["on"]["median"]
-        stage_count = _overhead.stages_of_a_batch(road.make, 4 if quick else 32)
+        stage_count = _overhead.stages_of_a_batch(path.make, 4 if quick else 32)
         result |= {
-            "batch_size": road.batch_size,
+            "batch_size": path.batch_size,
             "stages_per_batch": stage_count,
             "stats_share": more_ns["stats, native" if name == "native" else "stats"]["median"] / batch_ns,
             "nvtx_share": stage_count * more_ns["stage"]["median"] / batch_ns,
@@ -200,7 +200,7 @@ def shares(more_ns: Mapping[str, Mapping[str, Any]], seconds: float, repeats: in
         found[name] = result
         lost = result["lost"]
         console().print(
-            f"{name}, {result['images_per_s']['median']:,.0f} images/s in batches of {road.batch_size}: statistics "
+            f"{name}, {result['images_per_s']['median']:,.0f} images/s in batches of {path.batch_size}: statistics "
             f"take {result['stats_share']:.3%} of the time between two batches, {stage_count:.1f} stages "
             f"{result['nvtx_share']:.4%}, at most {_overhead.LOST_MAX:.1%} wanted; with statistics the loader is "
             f"{lost['median']:.2%} slower ({lost['low']:.2%} to {lost['high']:.2%} by 95%)"

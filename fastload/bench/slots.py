@@ -4,7 +4,7 @@ FastLoader beside ``DataLoader(pin_memory=True)`` with ``.cuda(non_blocking=True
 workers, delivered on the GPU. Workers persist; a figure is a whole epoch, from ``iter()`` to the last byte on the
 device; the loaders take turns. Both yield the same bits, which is checked first.
 
-Beside the cases stand the parts of the road by themselves (stacking in the workers, first touch of the pages, the
+Beside the cases stand the parts of the path by themselves (stacking in the workers, first touch of the pages, the
 link), so that a reader sees which one is the limit. Needs a CUDA device.
 """
 
@@ -264,7 +264,7 @@ def _stack_forever(arena: Arena, indices: list[int], samples: list[torch.Tensor]
         Packer(arena.mapping.slot(indices[turn % len(indices)])).stack(samples)
 
 
-def parts_of_the_road(workers: int, batch_size: int) -> dict[str, Any]:
+def parts_of_the_path(workers: int, batch_size: int) -> dict[str, Any]:
     """Each part by itself, in GB/s of batch bytes: what the whole is to be compared with."""
     samples = list(torch.randint(0, 256, (batch_size, *IMAGE), dtype=torch.uint8).float())
     batch_bytes = batch_size * samples[0].nbytes
@@ -341,7 +341,7 @@ def main(arguments: argparse.Namespace) -> int:
             f"{case.aim:.0f}×",
             *(f"{record['held_bytes'][who]['third epoch'] / 1e6:,.0f} MB" for who in ("torch", "fastload")),
         )
-    parts = parts_of_the_road(arguments.workers, arguments.batch_size)
+    parts = parts_of_the_path(arguments.workers, arguments.batch_size)
     console().print(table)
     for part, figure in parts.items():
         console().print(f"  {part}: {figure:.1f} GB/s")

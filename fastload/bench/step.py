@@ -5,7 +5,7 @@ Three questions, each answered by figures of its own:
 * fed: a training step fed by ``prefetch_to_device`` from an instant source of pinned tensors, beside the same step with
   its data on the GPU already, and beside a copy on the compute stream. The contenders take turns; CUDA events.
 * next: host time inside ``next()`` when a batch is ready on the device.
-* parity: FastLoader with ``device="cpu", accelerate="off"`` beside torch's DataLoader, same images, same workers, in
+* parity: FastLoader with ``device="cpu", engine="torch"`` beside torch's DataLoader, same images, same workers, in
   turn.
 
 Without a GPU only the last is asked.
@@ -206,7 +206,7 @@ def compare_loaders(data: Path | None, *, quick: bool, repeats: int) -> tuple[di
         "persistent_workers": True,
     }
     theirs = DataLoader(dataset, **arguments)
-    with FastLoader(dataset, **arguments, device="cpu", accelerate="off") as ours:
+    with FastLoader(dataset, **arguments, device="cpu", engine="torch") as ours:
         same = count_same(ours, theirs)
         speeds = race({"FastLoader": ours, "DataLoader": theirs}, images, repeats)
     parameters = {"batch_size": batch_size, "workers": workers, "images": images, "same_batches": same}

@@ -87,7 +87,7 @@ def workloads(device: torch.device, *, quick: bool, data: Path | None, model: st
 
         def loader(batches: int, num_workers: Any) -> FastLoader[Any]:
             draws = EndlessDraws(pool, batches * batch_size)
-            return FastLoader(dataset, batch_size, sampler=draws, num_workers=num_workers, accelerate="require", **own)
+            return FastLoader(dataset, batch_size, sampler=draws, num_workers=num_workers, engine="native", **own)
 
         return Workload(loader, lambda batch: train(*batch), is_native=True)
 

@@ -274,7 +274,7 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
 
     @contextlib.contextmanager
     def finished_on_the_host(*steps: Any) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
-        on_host: dict[str, Any] = {"batch_size": 16, "num_workers": 2, "device": "cpu", "accelerate": "require"}
+        on_host: dict[str, Any] = {"batch_size": 16, "num_workers": 2, "device": "cpu", "engine": "native"}
         with small_files(64, *steps) as dataset, FastLoader(dataset, sampler=Endless(64), **on_host) as loader:
             yield loader, Model(torch.device("cpu"), *light_step)
 

@@ -209,7 +209,7 @@ class Tuner:
         ahead = prefetch_factor or self._prefetch_factor
         changes: dict[str, Any] = {"num_workers": count, "prefetch_factor": ahead, "persistent_workers": True}
         if not self._is_ours:
-            changes["accelerate"] = "off"
+            changes["engine"] = "torch"
         step = self._step or _nothing
         with warnings.catch_warnings(), twin_of(self._loader, **changes) as twin:
             warnings.filterwarnings(

@@ -123,7 +123,7 @@ def apply_table(
 
 
 def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.memory_format) -> torch.Tensor:
-    """:func:`apply_table` in torch alone: the road of every device without a kernel, and the reference of those with.
+    """:func:`apply_table` in torch alone: the path of every device without a kernel, and the reference of those with.
 
     The arguments are taken as checked.
     """

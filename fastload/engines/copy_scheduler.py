@@ -112,7 +112,7 @@ class Arrivals:
         self.in_slots = 0
         self.pinned = 0
         self.pin_s = 0.0
-        self.road: tuple[tuple[str, float], ...] = ()  # of the batch that was handed over last: stages and their ends
+        self.stages: tuple[tuple[str, float], ...] = ()  # of the batch that was handed over last: stages and their ends
         self.missed: Counter[str] = Counter()
         self._lock = threading.RLock()  # the collector may end an iterator in a thread that is inside
         self._wake: SimpleQueue[Any] = SimpleQueue()
@@ -204,7 +204,7 @@ class Arrivals:
         if arrival.borrowed:
             copied.wait_copied()
         data = self.transfer.take(copied)
-        self.road = (
+        self.stages = (
             ("ipc", arrival.arrived),
             ("pin", arrival.opened),
             ("gpu", copied.roomed),

@@ -40,7 +40,7 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     """An iterator that runs a loader's recipe; ``None`` if that fails its check, or nothing can be started for it.
 
     Raises:
-        RuntimeError: The check fails, and ``accelerate="require"``.
+        RuntimeError: The check fails, and ``engine="native"``.
     """
     state, native = state_of(loader), cast("Any", None)
     recipe = recipe.snapshot()
@@ -77,7 +77,7 @@ def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess 
             process.start()
         return process
     except Exception:  # torch's workers cannot be started either, and will say why
-        if loader.accelerate == "require":
+        if loader.engine == "native":
             raise
         return None
 
@@ -198,8 +198,8 @@ class NativeDeviceIterator:
                 self.meter.stop()
                 raise
             line = host._line
-            road = (("decode", line.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
-            self.meter.got(asked, None, road, line.images)
+            stages = (("decode", line.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
+            self.meter.got(asked, None, stages, line.images)
             return as_inference_tensors(data) if torch.is_inference_mode_enabled() else data
 
     @property
@@ -325,7 +325,7 @@ class DeviceIterator:
                 if not isinstance(error, StopIteration):
                     after_error(host, error)
                 raise
-            meter.got(asked, self._batch(host), self.arrivals.road)
+            meter.got(asked, self._batch(host), self.arrivals.stages)
             if torch.is_inference_mode_enabled() and self.device.type != "cpu":  # else torch's, or made in this thread
                 return as_inference_tensors(data)
             return data

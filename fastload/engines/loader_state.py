@@ -38,7 +38,7 @@ class LoaderState:
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that is inside
         self._pid = os.getpid()
-        self._roads: dict[int, tuple[Transfer, Arrivals | None]] = {}  # of the iterators that are in use
+        self._transfers: dict[int, tuple[Transfer, Arrivals | None]] = {}  # of the iterators that are in use
         self._before = Totals()  # of those that are gone
         self._missed = Counter[str]()
         self._closed = False
@@ -86,7 +86,7 @@ class LoaderState:
         if former is not None:  # persistent workers, too many or too few by now
             _close(former)
             loader._iterator = None
-        if self.slots is not None and not self._roads:
+        if self.slots is not None and not self._transfers:
             self.slots.close()
             self.slots = None
 
@@ -97,7 +97,7 @@ class LoaderState:
     def take_in(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
         """Count what an iterator copies, until :meth:`retire`."""
         with self._lock:
-            self._roads[id(transfer)] = (transfer, arrivals)
+            self._transfers[id(transfer)] = (transfer, arrivals)
 
     def retire(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
         """Keep the totals of an iterator that ends."""
@@ -106,7 +106,7 @@ class LoaderState:
         totals, missed = Totals(), Counter[str]()
         self._count(transfer, arrivals, totals, missed)  # not under the lock, as in stats()
         with self._lock:
-            if self._roads.pop(id(transfer), None) is None:
+            if self._transfers.pop(id(transfer), None) is None:
                 return
             self._before.add(totals)
             self._missed.update(missed)
@@ -122,14 +122,14 @@ class LoaderState:
         """Everything that is known, now."""
         with self._lock:
             totals, missed = self._before.copy(), self._missed.copy()
-            roads = list(self._roads.values())
+            transfers = list(self._transfers.values())
         # Not under the lock: who holds a transfer's may want it, when the collector ends an iterator there.
-        for transfer, arrivals in roads:
+        for transfer, arrivals in transfers:
             self._count(transfer, arrivals, totals, missed)
         totals.add(self._meters.totals())
         counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
         ready, on_device = self._meters.ready()
-        on_device += sum(arrivals.copied_ahead() for _, arrivals in roads if arrivals is not None)
+        on_device += sum(arrivals.copied_ahead() for _, arrivals in transfers if arrivals is not None)
         queues = {"ready": max(0, ready - on_device), "device": on_device} if ready or on_device else {}
         return make_stats(
             totals,
@@ -164,7 +164,7 @@ def state_of(loader: Any) -> LoaderState:
 
 def epochs_of(loader: Any) -> Epochs | None:
     """A loader's seed and epoch; ``None`` if its samples draw as torch's do."""
-    return state_of(loader).epochs if getattr(loader, "rng", "torch") == "index" else None
+    return state_of(loader).epochs if getattr(loader, "randomness", "worker") == "sample" else None
 
 
 def _close(iterator: Any) -> None:

@@ -68,7 +68,7 @@ def check_recipe(
     if missed > MISSES_MAX and not any_share:
         return (
             f"{missed} of the {len(indices)} samples looked at are no JPEG images that the native core takes; convert "
-            "them to JPEG, or ask for it with accelerate='require'"
+            "them to JPEG, or ask for it with engine='native'"
         )
     return None
 

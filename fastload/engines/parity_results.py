@@ -64,22 +64,22 @@ class ParityResults:
             process: Has the recipe; started, if there is something to check.
 
         Raises:
-            RuntimeError: It fails, and ``accelerate="require"``.
+            RuntimeError: It fails, and ``engine="native"``.
         """
         key = _key(loader, recipe)
         if key not in self._results:
             from fastload.engines.parity_check import check_recipe
 
             images_of = host_images(recipe, torch.contiguous_format)
-            require = loader.accelerate == "require"
+            require = loader.engine == "native"
             why = check_recipe(recipe, process, images_of, any_share=require, timeout_s=loader.timeout or None)
             self._results[key] = why
             self._held.append(loader.dataset)  # its id stands in the key
-            if why is not None and loader.accelerate != "require":
+            if why is not None and loader.engine != "native":
                 _warn(why)
         why = self._results[key]
-        if why is not None and loader.accelerate == "require":
-            raise RuntimeError(f"accelerate='require', but {why}")
+        if why is not None and loader.engine == "native":
+            raise RuntimeError(f"engine='native', but {why}")
         return why is None
 
 
@@ -88,7 +88,7 @@ def _key(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
     pipeline = recipe.pipeline
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
-    require = loader.accelerate == "require"
+    require = loader.engine == "native"
     color = None if pipeline.erasing is None else pipeline.erasing.color.tolist()
     made = repr((pipeline.ops, color, pipeline.image, torch.get_default_dtype()))
     return id(loader.dataset), made, table, repr(sorted(recipe.options.items())), require

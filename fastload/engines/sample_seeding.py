@@ -1,4 +1,4 @@
-"""``rng="index"``: what a sample draws at random depends on (seed, epoch, index) alone, not on workers or batches.
+"""``randomness="sample"``: random draws depend on (seed, epoch, index) alone, not on workers or batches.
 
 *Seed* is the base seed that the loader's first iterator draws from the loader's generator. Later iterators draw theirs,
 too, so that the generator goes on as with torch, but samples do not depend on them. *Epoch* counts the loader's
@@ -36,7 +36,7 @@ def number_of(index: Any) -> int:
         return operator.index(index) & _ALL
     except TypeError:
         raise TypeError(
-            f"rng='index' needs a sampler of integers, got {type(index).__name__}; use rng='torch'"
+            f"randomness='sample' needs a sampler of integers, got {type(index).__name__}; use randomness='worker'"
         ) from None
 
 
@@ -143,17 +143,19 @@ class OwnDataset:
             self.worker_init_fn(worker_id)
 
 
-def check_seedable(loader: DataLoader[Any], rng: str) -> None:
-    """With ``rng="index"``, raise ``ValueError`` if samples have no index, or an iterator of its own makes them."""
-    if rng != "index":
+def check_seedable(loader: DataLoader[Any], randomness: str) -> None:
+    """Raise ``ValueError`` if samples have no index, or the loader makes its own iterators, with ``"sample"``."""
+    if randomness != "sample":
         return
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
-            f"rng='index' needs a dataset with indices, got the iterable {type(loader.dataset).__name__}; "
-            "use rng='torch'"
+            f"randomness='sample' needs a dataset with indices, got the iterable {type(loader.dataset).__name__}; "
+            "use randomness='worker'"
         )
     if type(loader)._get_iterator is not DataLoader._get_iterator:
-        raise ValueError(f"rng='index' needs torch's iterators, but {type(loader).__name__} has a _get_iterator")
+        raise ValueError(
+            f"randomness='sample' needs torch's iterators, but {type(loader).__name__} has a _get_iterator"
+        )
 
 
 def seeded(

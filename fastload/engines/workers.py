@@ -170,7 +170,7 @@ def _exists(pid: int) -> bool:
 
 def first_call_of(loader: Any, worker_init_fn: Callable[[int], None] | None, board: Board) -> Callable[[int], None]:
     """What a worker runs first: takes signals, has its fetches measured, sends promptly, and does as the user says."""
-    promptly = worker_init_fn if loader.accelerate == "off" else SendsPromptly(worker_init_fn)
+    promptly = worker_init_fn if loader.engine == "torch" else SendsPromptly(worker_init_fn)
     return TakesSignals(MeasuredWorker(promptly, board))
 
 
@@ -201,7 +201,7 @@ def next_of(host: Any) -> Any:
     """``next(host)`` of torch's iterator, without the profiler's range around it while no profiler runs.
 
     Torch opens that range every time, and it is the dearest part of a ``next()`` whose batch is ready. An iterator that
-    is not as torch 2.11 to 2.15 have it, or that counts what an iterable dataset promised, takes torch's own road.
+    is not as torch 2.11 to 2.15 have it, or that counts what an iterable dataset promised, takes torch's own path.
     """
     kind = type(host)
     shortcut = issubclass(kind, _BASE) and kind.__next__ is _NEXT  # else another kind, or a tracer's patch

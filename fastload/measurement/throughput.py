@@ -179,7 +179,7 @@ def ceiling_rate(
         replay = loader.replay(hold, steps=_NO_END).load()
         device = resolve_device(loader.device)
     else:
-        with FastLoader.wrap(loader, accelerate="off") as wrapped:
+        with FastLoader.wrap(loader, engine="torch") as wrapped:
             replay = wrapped.replay(hold, steps=_NO_END).load()
             device = resolve_device("auto")
     feed = endless(replay)

@@ -25,8 +25,8 @@ def no_slots_because(loader: LoaderConfig[Any], device: torch.device) -> str | N
         return f"batches go to {device.type}, and slots are registered with CUDA"
     if not pins(loader, device):
         return "max_pinned_bytes=0"
-    if loader.accelerate == "off":
-        return "accelerate='off'"
+    if loader.engine == "torch":
+        return "engine='torch'"
     if not hasattr(os, "memfd_create"):
         return "this system has no memfd"
     return None

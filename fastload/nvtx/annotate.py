@@ -69,7 +69,7 @@ def annotate(
     Worker processes have the ranges as well: forked ones inherit them, others are told when they start, also those of a
     loader that was made before. A class or function that only exists inside another function cannot be named there.
 
-    What FastLoader runs natively makes no calls that could be annotated; ``accelerate="off"`` gives them back.
+    What FastLoader runs natively makes no calls that could be annotated; ``engine="torch"`` gives them back.
 
     Args:
         target: See above.

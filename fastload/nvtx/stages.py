@@ -130,7 +130,7 @@ def active() -> bool:
 if _domain is None:
 
     def stage(name: StageName, batch: int | None = None) -> AbstractContextManager[None]:
-        """Mark a stage of a batch's road for the attached profiler; a shared null context when there is none.
+        """Mark a stage of a batch's path for the attached profiler; a shared null context when there is none.
 
         Thread-safe; balanced also when the body raises. A range belongs to the thread that opened it, so never hold one
         across a ``yield``: a generator may be resumed on another thread.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tuple[str, ...]:
     """A loader's recipe; or the reasons why it has none, in words that say what to change."""
-    if loader.accelerate == "off":
-        return ("accelerate='off'",)
+    if loader.engine == "torch":
+        return ("engine='torch'",)
     reasons = []
     if loader.num_workers == 0:
         reasons.append("num_workers=0 runs in the main process as torch does it; num_workers >= 1 can run natively")
@@ -33,7 +33,7 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
     if "torchvision" not in sys.modules:  # neither its datasets nor its transforms can be there
         return (
             *reasons,
-            f"dataset {type(loader.dataset).__name__} has no torchvision transforms, which alone are lowered",
+            f"dataset {type(loader.dataset).__name__} has no torchvision transforms, which alone are supported natively",
         )
     if importlib.util.find_spec("fastload._core") is None:
         return (*reasons, "fastload._core is not built; reinstall fastload with a C++ compiler")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Erasing:
-    """A lowered RandomErasing.
+    """A RandomErasing that is supported natively.
 
     Attributes:
         step: The user's transform.

@@ -45,7 +45,7 @@ def calibrate_stream() -> StreamCalibration | None:
 
     Returns:
         The rules for ``_core.DrawPlan.set_uniform_rule``; None if the core reproduces this torch under no rule, so that
-        nothing random may be lowered.
+        nothing random may run natively.
     """
     with _LOCK:
         return _calibrate()

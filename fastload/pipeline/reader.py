@@ -42,7 +42,7 @@ _LOADERS = (folder.default_loader, _PIL_LOADER)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why nothing is lowered.
+    """Why nothing runs natively.
 
     Attributes:
         reasons: In words that say what to change.
@@ -152,12 +152,12 @@ def read_recipe(
 
     Args:
         dataset: The loader's.
-        collate_fn: The loader's; only ``default_collate`` is lowered.
-        worker_init_fn: The loader's; with one, nothing is lowered.
+        collate_fn: The loader's; only ``default_collate`` is supported natively.
+        worker_init_fn: The loader's; with one, nothing runs natively.
     """
     reasons = []
     if collate_fn is not None and collate_fn is not default_collate:
-        reasons.append(f"collate_fn is {name_of(collate_fn)}; only default_collate is lowered: leave it out")
+        reasons.append(f"collate_fn is {name_of(collate_fn)}; only default_collate is supported natively: leave it out")
     if worker_init_fn is not None:
         reasons.append("worker_init_fn may change anything in the workers; leave it out")
     try:
@@ -184,7 +184,9 @@ def _root(dataset: Any) -> Any:
             raise Refused(f"torchvision's image backend is {torchvision.get_image_backend()}; set it to PIL")
     elif callable(getattr(kind, "encoded", None)) and hasattr(dataset, "transform"):
         if isinstance(dataset, IterableDataset) or hasattr(kind, "__getitems__"):
-            raise Refused(f"{kind.__name__} is iterable or fetches whole batches; only datasets by index are lowered")
+            raise Refused(
+                f"{kind.__name__} is iterable or fetches whole batches; only datasets by index are supported natively"
+            )
     else:
         known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)
         what = f"a subclass of {known.__name__}, whose methods may be its own" if known is not None else "not known"

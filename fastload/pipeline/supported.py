@@ -1,4 +1,4 @@
-"""The transforms that are lowered, by class: torchvision's v1, and its v2 once the user's process has imported it.
+"""The transforms that are supported natively, by class: torchvision's v1, and its v2 once the user's process has imported it.
 
 Importing v2 takes 0.1 s, for which nobody shall wait who does without it; and none of its transforms turns up before.
 """
@@ -42,7 +42,7 @@ ORIGINALS: Final = Originals((torch.nn.Identity,))
 
 
 def role_of(transform: Any) -> str | None:
-    """What a transform does; ``None`` if its class is none of those that are lowered, a subclass for instance."""
+    """What a transform does; ``None`` if its class is none of those that are supported natively, a subclass for instance."""
     for name in ("torchvision.transforms", _V2):
         if name not in _learnt and (module := imported(name)) is not None:
             _learn(module)
@@ -51,7 +51,7 @@ def role_of(transform: Any) -> str | None:
 
 
 def is_v2(transform: Any) -> bool:
-    """Whether a transform, one of those that are lowered, is of torchvision's v2."""
+    """Whether a transform, one of those that are supported natively, is of torchvision's v2."""
     return type(transform).__module__.startswith(f"{_V2}.")
 
 

@@ -1,7 +1,7 @@
 """Compares the native core with the installed torchvision's resize of uint8 tensors, which is torch's and not Pillow's.
 
 On x86 with AVX2 torch resizes bytes with 16-bit weights, which the core does too; elsewhere torchvision may go by way
-of floats, which round otherwise. So what is lowered is what has been seen to give the same bits here.
+of floats, which round otherwise. So what is supported natively is what has been seen to give the same bits here.
 """
 
 from __future__ import annotations

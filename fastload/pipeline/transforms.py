@@ -2,7 +2,7 @@
 
 A crop or a flip moves pixels and does not change them, so it may come before or after what changes each by itself. A
 resize computes: Pillow's of an image and torch's of a uint8 tensor give different bits, and that of a float tensor
-others again, which is not lowered.
+others again, which is not supported natively.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_transform(transform: Any) -> Pipeline:
     """Take a transform apart.
 
     Raises:
-        Refused: It contains something that is not lowered; says what, and what to change.
+        Refused: It contains something that is not supported natively; says what, and what to change.
     """
     if transform is None:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
@@ -189,7 +189,7 @@ def _lower(steps: list[Any]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
         try:
             ops.append(_op(step, role))
         except (TypeError, ValueError) as error:
-            raise Refused(f"{name_of(step)} has arguments that are not lowered ({error})") from error
+            raise Refused(f"{name_of(step)} has arguments that are not supported natively ({error})") from error
         if role in RESIZES:
             interpolation = _pillow_filter(step)
             if is_tensor:
@@ -240,7 +240,9 @@ def _pillow_filter(step: Any) -> str:
             for name, resampling in FILTERS.items():
                 if int(resampling) == number:
                     return name
-    raise Refused(f"{name_of(step)} has interpolation {step.interpolation!r}, which is not lowered; use BILINEAR")
+    raise Refused(
+        f"{name_of(step)} has interpolation {step.interpolation!r}, which is not supported natively; use BILINEAR"
+    )
 
 
 def _final_size(ops: list[tuple[str, dict[str, Any]]]) -> tuple[int, int]:
@@ -270,7 +272,9 @@ def table_of(tensor: list[Any]) -> torch.Tensor | None:
             raise Refused("the transforms change pixels but leave them uint8; convert to float")
         return None
     if table.dtype not in _TABLE_DTYPES:
-        raise Refused(f"the images become {table.dtype}; only float32, float16, bfloat16 and uint8 are lowered")
+        raise Refused(
+            f"the images become {table.dtype}; only float32, float16, bfloat16 and uint8 are supported natively"
+        )
     return table
 
 

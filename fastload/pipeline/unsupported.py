@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
-    """Why a pipeline cannot be lowered."""
+    """Why a pipeline cannot be supported natively."""
 
 
 def name_of(thing: Any) -> str:

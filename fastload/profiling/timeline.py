@@ -208,7 +208,7 @@ def _streams(recording: Recording) -> list[Row]:
     main = {device: max((k for k in computing if k[0] == device), key=computing.__getitem__) for device, _ in computing}
     many = len({device for device, _ in work}) > 1
     rows = []
-    # Copies above kernels, as in the order of a batch's road.
+    # Copies above kernels, as in the order of a batch's path.
     for key in sorted(work, key=lambda key: (key[0], key == main.get(key[0]), computing[key])):
         label = "stream"
         if key == main.get(key[0]):

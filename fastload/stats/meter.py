@@ -1,6 +1,6 @@
 """The consumer's side of the statistics: how long it waited for each batch, and where that batch was meanwhile.
 
-A wait is divided by the road of the batch that was waited for: the part of it during which its samples were read
+A wait is divided by the path of the batch that was waited for: the part of it during which its samples were read
 counts as ``fetch``, and so on. So in the end the figures say what the consumer waited *for*, which is not the same as
 what took long: a stage that takes long in twelve workers at a time may hold nobody up.
 """
@@ -79,13 +79,15 @@ class Meter:
             return 0.0 if self._waiting is None else float(self._waiting())
         return max(0.0, self.board.total("batches") - self._base - self._taken)
 
-    def got(self, asked: float, batch: int | None, road: Iterable[tuple[str, float]] = (), images: int = 0) -> None:
+    def got(
+        self, asked: float, batch: int | None, stages_after: Iterable[tuple[str, float]] = (), images: int = 0
+    ) -> None:
         """The consumer has got it.
 
         Args:
             asked: From :meth:`ask`.
             batch: Its number, as the board knows it.
-            road: What came after it was made: stages, and when each ended. What remains is the way to the consumer.
+            stages_after: What came after it was made: stages, and when each ended. What remains is the way to the consumer.
             images: How many it has, if the board does not know it.
         """
         now = time.monotonic()
@@ -102,7 +104,7 @@ class Meter:
         counts["wait_s"] += now - asked
         if now - asked > AT_ONCE_S:
             took_s = self._step_s + now - asked
-            stages = list(road) if noted is None else [*_made(noted), *road]
+            stages = list(stages_after) if noted is None else [*_made(noted), *stages_after]
             for stage, until in stages:
                 if until > asked:
                     end = min(until, now)

@@ -28,7 +28,7 @@ class Totals(dict[str, float]):
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """One stage of a batch's road.
+    """One stage of a batch's path.
 
     Attributes:
         count: Batches that were measured: all of them on the host, a sample on the device.

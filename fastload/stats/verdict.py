@@ -49,7 +49,7 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
         "num_workers is",
         Bottleneck.COLLATE: "put less into a batch's bytes (uint8 instead of float32, tensors instead of Python "
         "objects), or raise num_workers",
-        Bottleneck.PIN: "use pinned memory: leave max_pinned_bytes at its default, accelerate at 'auto', and have the "
+        Bottleneck.PIN: "use pinned memory: leave max_pinned_bytes at its default, engine at 'auto', and have the "
         "dataset return tensors, which travel in pinned slots",
         Bottleneck.LINK: "send fewer bytes: uint8 images, cast and normalized on the device (dtype=, a table), or a "
         "narrower float",

@@ -6,23 +6,23 @@ import dataclasses
 
 import pytest
 import torch
-from roads import ROADS, normal, raised_by
-from roads.batches import COLLATES, Collator, Movable, Opaque
-from roads.datasets import Images, Numbers, collect
+from backends import BACKENDS, normal, raised_by
+from backends.batches import COLLATES, Collator, Movable, Opaque
+from backends.datasets import Images, Numbers, collect
 from torch.utils.data import default_collate
 
 workers = pytest.mark.parametrize("num_workers", [0, 1])
 
 
 @pytest.mark.parametrize("kind", COLLATES)
-def test_collate_results(road, kind):
+def test_collate_results(backend, kind):
     def case(loader_class):
         return collect(loader_class(Numbers(5), batch_size=2, collate_fn=COLLATES[kind]))
 
-    road.same(case)
+    backend.same(case)
 
 
-def test_collate_results_that_travelled_between_processes(road):
+def test_collate_results_that_travelled_between_processes(backend):
     names = [name for name in COLLATES if name not in ("requires grad", "sparse")]  # which torch sends reluctantly
 
     def case(loader_class):
@@ -31,51 +31,51 @@ def test_collate_results_that_travelled_between_processes(road):
 
         return collect(loader_class(Numbers(5), batch_size=2, num_workers=2, collate_fn=everything))
 
-    road.same(case)
+    backend.same(case)
 
 
 @workers
-def test_samples_without_batching(road, num_workers):
+def test_samples_without_batching(backend, num_workers):
     def case(loader_class):
         data = [torch.ones(2), (torch.zeros(1), "s"), {"k": [1, None]}, "text", 5, None]
         converted = collect(loader_class(data, batch_size=None, num_workers=num_workers))
         own = collect(loader_class(data, batch_size=None, num_workers=num_workers, collate_fn=lambda sample: [sample]))
         return converted, own
 
-    road.same(case)
+    backend.same(case)
 
 
 @workers
-def test_default_collate(road, num_workers):
+def test_default_collate(backend, num_workers):
     def case(loader_class):
         data = [{"x": torch.ones(2) * i, "pair": (i, str(i)), "name": str(i), "flag": i > 2} for i in range(5)]
         loader = loader_class(data, batch_size=2, num_workers=num_workers)
         return collect(loader), loader.collate_fn is default_collate
 
-    road.same(case)
+    backend.same(case)
 
 
 @workers
-def test_batches_with_nothing_to_copy(road, num_workers):
+def test_batches_with_nothing_to_copy(backend, num_workers):
     def case(loader_class):
         return collect(loader_class(["a", "b", "c"], batch_size=2, num_workers=num_workers))
 
-    assert road.same(case).value == [["a", "b"], ["c"]]
+    assert backend.same(case).value == [["a", "b"], ["c"]]
 
 
-def test_images_keep_values_and_shape(road):
-    batches = road.same(lambda loader_class: collect(loader_class(Images(6), batch_size=4, num_workers=1))).value
+def test_images_keep_values_and_shape(backend):
+    batches = backend.same(lambda loader_class: collect(loader_class(Images(6), batch_size=4, num_workers=1))).value
     assert batches[0][0].shape == (4, 3, 4, 5)
 
 
-def test_what_the_user_passed_stays_on_the_loader(road):
+def test_what_the_user_passed_stays_on_the_loader(backend):
     collate = Collator(3.0)
 
     def init(worker_id):
         pass
 
     data = Numbers(4)
-    loader = road.loader(data, num_workers=1, collate_fn=collate, worker_init_fn=init, persistent_workers=True)
+    loader = backend.loader(data, num_workers=1, collate_fn=collate, worker_init_fn=init, persistent_workers=True)
     for _ in range(2):
         list(loader)
         assert loader.dataset is data
@@ -86,7 +86,7 @@ def test_what_the_user_passed_stays_on_the_loader(road):
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator is found")
 @workers
-def test_pinning_asked_for_by_the_user(road, num_workers):
+def test_pinning_asked_for_by_the_user(backend, num_workers):
     """With ``pin_memory=True`` torch walks through the batch itself, and so decides what its containers become."""
 
     def case(loader_class):
@@ -98,11 +98,11 @@ def test_pinning_asked_for_by_the_user(road, num_workers):
         loader = loader_class(Numbers(5), batch_size=2, pin_memory=True, pin_memory_device="cuda", **own)
         return collect(loader), loader.pin_memory, loader.pin_memory_device
 
-    road.same(case, anew=True)
+    backend.same(case, anew=True)
 
 
-def test_a_type_that_nobody_can_move_is_passed_on(road):
-    loader = road.loader(Numbers(2), batch_size=2, collate_fn=COLLATES["opaque"])
+def test_a_type_that_nobody_can_move_is_passed_on(backend):
+    loader = backend.loader(Numbers(2), batch_size=2, collate_fn=COLLATES["opaque"])
     (batch,) = loader
     assert isinstance(batch, Opaque)
     assert batch.x.device.type == "cpu"
@@ -131,10 +131,10 @@ class FailsToMove(Movable):
 
 @workers
 @pytest.mark.parametrize("batch_type", [FailsToPin, FailsToMove])
-def test_an_error_of_a_custom_type_reaches_the_consumer(road, num_workers, batch_type):
-    if road.name == "plain" or (road.name == "wrapped" and batch_type is FailsToPin):
-        pytest.skip("nothing is pinned or moved on this road")
-    loader = road.loader(Numbers(4), num_workers=num_workers, collate_fn=lambda samples: batch_type(samples[0][0]))
+def test_an_error_of_a_custom_type_reaches_the_consumer(backend, num_workers, batch_type):
+    if backend.name == "plain" or (backend.name == "wrapped" and batch_type is FailsToPin):
+        pytest.skip("nothing is pinned or moved on this backend")
+    loader = backend.loader(Numbers(4), num_workers=num_workers, collate_fn=lambda samples: batch_type(samples[0][0]))
     iterator = iter(loader)
     error = raised_by(lambda: next(iterator))
     assert type(error) is KeyError
@@ -147,7 +147,7 @@ def test_an_error_of_a_custom_type_reaches_the_consumer(road, num_workers, batch
 def test_every_tensor_is_on_the_device(num_workers):
     kinds = ["tuple", "namedtuple", "dict", "defaultdict", "UserDict", "deque", "movable", "sparse"]
     for kind in [*kinds, "requires grad", "strided", "uint8 image", "empty"]:
-        loader = ROADS["gpu"].loader(Numbers(4), batch_size=2, num_workers=num_workers, collate_fn=COLLATES[kind])
+        loader = BACKENDS["gpu"].loader(Numbers(4), batch_size=2, num_workers=num_workers, collate_fn=COLLATES[kind])
         for batch in loader:
             tensors = list(_tensors(batch))
             assert tensors, kind

@@ -1,4 +1,4 @@
-"""``rng="index"``: the same samples for every number of workers, natively and in Python; a reference in torch."""
+"""``randomness="sample"``: the same samples for any number of workers, native or not, as a reference in torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchvision.datasets import ImageFolder
 from fastload import FastLoader, _core, verify
 from fastload.engines.sample_seeding import seed_for_index
 
-OWN = {"device": "cpu", "rng": "index"}
+OWN = {"device": "cpu", "randomness": "sample"}
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,11 @@ class Draws(Dataset):
 
 
 def native(dataset, **arguments):
-    return FastLoader(dataset, **{"batch_size": 4, **OWN, "accelerate": "require", **arguments})
+    return FastLoader(dataset, **{"batch_size": 4, **OWN, "engine": "native", **arguments})
 
 
 def workers(dataset, **arguments):
-    return FastLoader(dataset, **{"batch_size": 4, **OWN, "accelerate": "off", **arguments})
+    return FastLoader(dataset, **{"batch_size": 4, **OWN, "engine": "torch", **arguments})
 
 
 def by_hand(dataset, order, epoch=0, batch_size=4, seed=3):
@@ -130,8 +130,8 @@ def test_one_loader_may_change_its_engine_between_epochs(folder):
     torch.manual_seed(3)
     seen, engines = [], []
     with FastLoader(dataset, sampler=[4, 1], batch_size=2, num_workers=1, **OWN) as loader:
-        for accelerate, count in (("auto", 1), ("off", 2), ("off", 0), ("auto", 2)):
-            loader.accelerate, loader.num_workers = accelerate, count
+        for engine, count in (("auto", 1), ("torch", 2), ("torch", 0), ("auto", 2)):
+            loader.engine, loader.num_workers = engine, count
             engines.append(loader.plan.engine)
             seen += list(loader)
     assert engines == ["native", "workers", "workers", "native"]
@@ -155,7 +155,7 @@ def test_a_copy_has_a_first_iterator_of_its_own(copy_of):
     loader = workers(Draws())
     list(loader)
     other = copy_of(loader)
-    other.rng = "index"  # wrap() gives every argument of its own its default
+    other.randomness = "sample"  # wrap() gives every argument of its own its default
     assert_same(batches(epochs_of(lambda: other, count=1)), by_hand(Draws(), range(11)))
 
 
@@ -276,11 +276,11 @@ class OwnIterator(FastLoader):
 
 def test_what_has_no_index_is_refused():
     with pytest.raises(ValueError, match="needs a dataset with indices, got the iterable Stream"):
-        FastLoader(Stream(), rng="index")
+        FastLoader(Stream(), randomness="sample")
     with pytest.raises(ValueError, match="has a _get_iterator"):
-        OwnIterator(Draws(), rng="index")
-    with pytest.raises(ValueError, match="rng must be 'torch' or 'index', got 'numpy'"):
-        FastLoader(Draws(), rng="numpy")
+        OwnIterator(Draws(), randomness="sample")
+    with pytest.raises(ValueError, match="randomness must be 'worker' or 'sample', got 'numpy'"):
+        FastLoader(Draws(), randomness="numpy")
 
 
 def shows_its_dataset(worker_id):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from roads.batches import Collator
-from roads.datasets import Numbers, SizedStream, Stream, configure
+from backends.batches import Collator
+from backends.datasets import Numbers, SizedStream, Stream, configure
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 
@@ -50,41 +50,41 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_arguments(road, what):
+def test_wrong_arguments(backend, what):
     def case(loader_class):
         arguments = {"dataset": Numbers(4), **WRONG[what]}
         if arguments["dataset"] is ...:
             del arguments["dataset"]
         list(loader_class(**arguments))
 
-    assert road.same(case).error is not None
+    assert backend.same(case).error is not None
 
 
 @pytest.mark.parametrize("num_workers", ["two", 2.5, None])
-def test_num_workers_of_another_type_has_torchs_type_of_error(road, num_workers):
+def test_num_workers_of_another_type_has_torchs_type_of_error(backend, num_workers):
     """The text is better, and 2.5 fails at construction; torch fails when it starts so many."""
-    for loader_class in (DataLoader, road.loader):
+    for loader_class in (DataLoader, backend.loader):
         with pytest.raises(TypeError):
             list(loader_class(Numbers(4), num_workers=num_workers))
 
 
-def test_too_many_positional_arguments(road):
+def test_too_many_positional_arguments(backend):
     """Torch's last ones are keyword-only, and so are FastLoader's own."""
     with pytest.raises(TypeError, match="positional argument"):
-        road.loader(Numbers(2), 1, False, None, None, 0, None, False, False, 0, None, None, None, 2)
+        backend.loader(Numbers(2), 1, False, None, None, 0, None, False, False, 0, None, None, None, 2)
 
 
-def test_positional_arguments(road):
+def test_positional_arguments(backend):
     def case(loader_class):
         generator = torch.Generator().manual_seed(1)
         arguments = (Numbers(6), 2, True, None, None, 0, Collator(1.0), False, True, 0, configure, None, generator)
         return _arguments_of(loader_class(*arguments)), list(loader_class(*arguments))
 
-    road.same(case)
+    backend.same(case)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_attributes_are_torchs(road):
+def test_attributes_are_torchs(backend):
     def case(loader_class):
         seen = []
         for arguments in (
@@ -98,7 +98,7 @@ def test_attributes_are_torchs(road):
         seen.append(_arguments_of(loader_class(SizedStream([4], 4), batch_size=2)))
         return seen
 
-    road.same(case)
+    backend.same(case)
 
 
 def _arguments_of(loader):
@@ -115,16 +115,16 @@ ASSIGNMENTS = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset",
 
 
 @pytest.mark.parametrize("name", ASSIGNMENTS)
-def test_what_may_not_be_assigned_later(road, name):
+def test_what_may_not_be_assigned_later(backend, name):
     def case(loader_class):
         setattr(loader_class(Numbers(4)), name, None)
 
-    error = road.same(case).error
+    error = backend.same(case).error
     assert error is not None
     assert error[0] is ValueError
 
 
-def test_context_assigned_later(road):
+def test_context_assigned_later(backend):
     def case(loader_class):
         loader = loader_class(Numbers(4), num_workers=1)
         loader.multiprocessing_context = "fork"
@@ -135,9 +135,9 @@ def test_context_assigned_later(road):
         loader.multiprocessing_context = "fork"
         return name, again
 
-    assert road.same(case).error is not None
+    assert backend.same(case).error is not None
 
 
-def test_too_many_workers_get_torchs_warning(road):
-    outcome = road.same(lambda loader_class: len(loader_class(Numbers(4), num_workers=500)))
+def test_too_many_workers_get_torchs_warning(backend):
+    outcome = backend.same(lambda loader_class: len(loader_class(Numbers(4), num_workers=500)))
     assert "500 worker processes" in outcome.warnings[0][1]

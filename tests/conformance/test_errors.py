@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 import torch
-from roads import normal, raised_by
-from roads.datasets import Failing, FailingStream, Gated, Numbers, Stream, collect
+from backends import normal, raised_by
+from backends.datasets import Failing, FailingStream, Gated, Numbers, Stream, collect
 
 workers = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -46,12 +46,12 @@ ERRORS = {
 
 @workers
 @pytest.mark.parametrize("error", ERRORS)
-def test_dataset_errors(road, num_workers, error):
+def test_dataset_errors(backend, num_workers, error):
     def case(loader_class):
         loader = loader_class(Failing(12, {3, 8}, ERRORS[error]), batch_size=2, num_workers=num_workers)
         return each(iter(loader))
 
-    seen = road.same(case).value
+    seen = backend.same(case).value
     if num_workers and error == "ValueError":
         kind, text = seen[1]
         assert kind is ValueError
@@ -59,7 +59,7 @@ def test_dataset_errors(road, num_workers, error):
         assert "in __getitem__\n    raise self.error()" in text
 
 
-def test_an_error_leaves_the_loader_usable(road):
+def test_an_error_leaves_the_loader_usable(backend):
     def case(loader_class):
         data = Failing(8, {1}, ERRORS["ValueError"])
         loader = loader_class(data, batch_size=2, num_workers=2, persistent_workers=True)
@@ -67,11 +67,11 @@ def test_an_error_leaves_the_loader_usable(road):
         second = each(iter(loader))
         return first, second, each(iter(loader))
 
-    road.same(case)
+    backend.same(case)
 
 
 @workers
-def test_collate_errors_and_their_traceback(road, num_workers):
+def test_collate_errors_and_their_traceback(backend, num_workers):
     def case(loader_class):
         def collate(samples):
             if samples[0][1] == 2:
@@ -80,21 +80,21 @@ def test_collate_errors_and_their_traceback(road, num_workers):
 
         return each(iter(loader_class(Numbers(6), batch_size=2, num_workers=num_workers, collate_fn=collate)))
 
-    kind, text = road.same(case).value[1]
+    kind, text = backend.same(case).value[1]
     assert kind is LookupError
     assert ("in DataLoader worker process 1" in text) == bool(num_workers)
 
 
 @workers
-def test_default_collate_errors(road, num_workers):
+def test_default_collate_errors(backend, num_workers):
     def case(loader_class):
         data = [torch.zeros(2), torch.zeros(3), torch.zeros(2), "text"]
         return each(iter(loader_class(data, batch_size=2, num_workers=num_workers)))
 
-    road.same(case)
+    backend.same(case)
 
 
-def test_worker_init_errors(road):
+def test_worker_init_errors(backend):
     def case(loader_class):
         def init(worker_id):
             if worker_id == 1:
@@ -102,15 +102,15 @@ def test_worker_init_errors(road):
 
         return each(iter(loader_class(Numbers(6), batch_size=2, num_workers=2, worker_init_fn=init)))
 
-    assert PermissionError in [seen[0] for seen in road.same(case).value]
+    assert PermissionError in [seen[0] for seen in backend.same(case).value]
 
 
 @workers
-def test_stream_errors(road, num_workers):
+def test_stream_errors(backend, num_workers):
     def case(loader_class):
         return each(iter(loader_class(FailingStream([1]), num_workers=num_workers)), most=4)
 
-    assert OSError in [seen[0] for seen in road.same(case).value]
+    assert OSError in [seen[0] for seen in backend.same(case).value]
 
 
 class Faulty(torch.utils.data.Sampler):
@@ -123,14 +123,14 @@ class Faulty(torch.utils.data.Sampler):
 
 
 @workers
-def test_sampler_errors(road, num_workers):
+def test_sampler_errors(backend, num_workers):
     def case(loader_class):
         return each(iter(loader_class(Numbers(9), batch_size=2, sampler=Faulty(), num_workers=num_workers)), most=4)
 
-    road.same(case)
+    backend.same(case)
 
 
-def test_a_stream_that_cannot_begin(road):
+def test_a_stream_that_cannot_begin(backend):
     class Unreadable(Stream):
         def __iter__(self):
             raise FileNotFoundError("no such stream")
@@ -140,10 +140,10 @@ def test_a_stream_that_cannot_begin(road):
         in_worker = raised_by(lambda: next(iter(loader_class(Unreadable([1]), num_workers=1))))
         return type(in_process), str(in_process), type(in_worker), normal(str(in_worker))
 
-    road.same(case)
+    backend.same(case)
 
 
-def test_timeout(road):
+def test_timeout(backend):
     def case(loader_class):
         context = multiprocessing.get_context("fork")
         reached, gate = context.Event(), context.Event()
@@ -153,12 +153,12 @@ def test_timeout(road):
         finally:
             gate.set()  # a worker that is stuck would take torch five seconds to end
 
-    kind, text = road.same(case).value
+    kind, text = backend.same(case).value
     assert (kind, text) == (RuntimeError, "DataLoader timed out after 0.4 seconds")
 
 
-def test_timeout_without_workers(road):
-    error = road.same(lambda loader_class: collect(loader_class(Numbers(2), timeout=1))).error
+def test_timeout_without_workers(backend):
+    error = backend.same(lambda loader_class: collect(loader_class(Numbers(2), timeout=1))).error
     assert error is not None
     assert error[0] is AssertionError
 
@@ -172,28 +172,28 @@ UNPICKLABLE = {
 
 @pytest.mark.parametrize("what", UNPICKLABLE)
 @pytest.mark.parametrize("persistent", [False, True])
-def test_what_cannot_be_sent_to_a_spawned_worker(road, what, persistent):
+def test_what_cannot_be_sent_to_a_spawned_worker(backend, what, persistent):
     def case(loader_class):
         own = {"dataset": Numbers(4), "num_workers": 1, "persistent_workers": persistent, **UNPICKLABLE[what]()}
         iter(loader_class(multiprocessing_context="spawn", **own))
 
-    outcome = road.same(case)
+    outcome = backend.same(case)
     assert outcome.error is not None
     assert "pickle" in outcome.error[1] or "get local object" in outcome.error[1]
 
 
 @workers
-def test_an_iterator_cannot_be_pickled(road, num_workers):
+def test_an_iterator_cannot_be_pickled(backend, num_workers):
     def case(loader_class):
         iterator = iter(loader_class(Numbers(4), num_workers=num_workers))
         return type(raised_by(lambda: pickle.dumps(iterator)))
 
-    assert road.same(case).value is NotImplementedError
+    assert backend.same(case).value is NotImplementedError
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own, of what it half made
-def test_prefetch_factor_zero(road):
+def test_prefetch_factor_zero(backend):
     def case(loader_class):
         iter(loader_class(Numbers(4), num_workers=1, prefetch_factor=0))
 
-    assert road.same(case).error is not None
+    assert backend.same(case).error is not None

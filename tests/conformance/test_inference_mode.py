@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends import simulated
 from photos import assert_same, eval_v1, make_folder, mix_in, train_v1
-from roads import simulated
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 from fastload import FastLoader
 from fastload._batch import as_inference_tensors
 from fastload.device.transfer import Transfer
-from fastload.engines import device_iterator, iterators
+from fastload.engines import iterators
 
 MODES = (False, True, True, False)
 
@@ -61,19 +61,21 @@ def flags(seen):
 @pytest.mark.parametrize(
     "arguments", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}]
 )
-def test_batches_are_what_the_consumers_mode_is(road, arguments, at_iter):
+def test_batches_are_what_the_consumers_mode_is(backend, arguments, at_iter):
     def case(loader):
         made = loader(Nested(), batch_size=2, **arguments)
         seen = batches(made, at_iter=at_iter)
         return seen, flags(seen)
 
-    assert road.same(case).value[1] == list(MODES)
+    assert backend.same(case).value[1] == list(MODES)
 
 
-@pytest.mark.parametrize("own", [{}, {"dtype": torch.float32}, {"rng": "index"}], ids=["plain", "dtype", "index"])
+@pytest.mark.parametrize(
+    "own", [{}, {"dtype": torch.float32}, {"randomness": "sample"}], ids=["plain", "dtype", "sample"]
+)
 def test_what_a_thread_has_pinned_is_ordinary_as_with_torch(monkeypatch, own):
     simulated.install(monkeypatch)
-    monkeypatch.setattr(device_iterator, "Transfer", Transfer)  # which leaves batches for the CPU alone
+    monkeypatch.setattr(iterators, "Transfer", Transfer)  # which leaves batches for the CPU alone
     arguments = {"batch_size": 2, "num_workers": 1, "pin_memory": True}
     theirs = flags(batches(DataLoader(Nested(), **arguments)))
     with FastLoader(Nested(), **arguments, device="cpu", **own) as loader:
@@ -89,7 +91,7 @@ def test_native_batches_in_host_memory(folder, monkeypatch, pin_memory):
     torch.manual_seed(0)
     theirs = list(DataLoader(ImageFolder(folder, train_v1()), **arguments))
     torch.manual_seed(0)
-    with FastLoader(ImageFolder(folder, train_v1()), **arguments, device="cpu", accelerate="require") as loader:
+    with FastLoader(ImageFolder(folder, train_v1()), **arguments, device="cpu", engine="native") as loader:
         ours = batches(loader)
     assert flags(ours) == wanted == ([False] * len(MODES) if pin_memory else list(MODES))
     assert_same(ours, [list(batch) for batch in theirs[: len(MODES)]])
@@ -100,7 +102,7 @@ def test_native_batches_on_a_device(folder, monkeypatch, device_prefetch):
     simulated.install(monkeypatch)
     monkeypatch.setattr(iterators, "Transfer", simulated.SimulatedTransfer)
     monkeypatch.setattr(iterators, "has_streams", lambda device: False)
-    own = {"device": "cuda", "accelerate": "require", "device_prefetch": device_prefetch}
+    own = {"device": "cuda", "engine": "native", "device_prefetch": device_prefetch}
     torch.manual_seed(0)
     theirs = list(DataLoader(ImageFolder(folder, train_v1()), 3, num_workers=1))
     torch.manual_seed(0)
@@ -113,10 +115,10 @@ def test_native_batches_on_a_device(folder, monkeypatch, device_prefetch):
         assert torch.equal(labels, targets)
 
 
-@pytest.mark.parametrize("accelerate", ["require", "off"])
+@pytest.mark.parametrize("engine", ["native", "torch"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_loader_that_has_run_in_inference_mode_serves_a_training(folder, accelerate, persistent):
-    own = {"num_workers": 1, "persistent_workers": persistent, "device": "cpu", "accelerate": accelerate}
+def test_a_loader_that_has_run_in_inference_mode_serves_a_training(folder, engine, persistent):
+    own = {"num_workers": 1, "persistent_workers": persistent, "device": "cpu", "engine": engine}
     model = torch.nn.Conv2d(3, 1, 3)
     with FastLoader(ImageFolder(folder, train_v1()), 3, **own) as loader:
         with torch.inference_mode():

@@ -17,7 +17,7 @@ from torchvision.datasets.folder import default_loader
 from fastload import FastLoader
 from fastload.engines import decode_threads
 
-NATIVE = {"device": "cpu", "accelerate": "require"}
+NATIVE = {"device": "cpu", "engine": "native"}
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +216,8 @@ class Tarred(Encoded):
             return file.read(size), target
 
 
-@pytest.mark.parametrize("rng", ["torch", "index"])
-def test_images_from_a_tar_file(tmp_path, rng):
+@pytest.mark.parametrize("randomness", ["worker", "sample"])
+def test_images_from_a_tar_file(tmp_path, randomness):
     path = tmp_path / "images.tar"
     with tarfile.open(path, "w") as tar:
         for i in range(11):
@@ -226,8 +226,8 @@ def test_images_from_a_tar_file(tmp_path, rng):
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     dataset = Tarred(path, train_v1())
-    run = {"batch_size": 4, "num_workers": 2, "shuffle": True, "device": "cpu", "rng": rng}
-    workers, own = ({**run, "accelerate": accelerate} for accelerate in ("off", "require"))
+    run = {"batch_size": 4, "num_workers": 2, "shuffle": True, "device": "cpu", "randomness": randomness}
+    workers, own = ({**run, "engine": engine} for engine in ("torch", "native"))
     assert_same(epochs_of(lambda: FastLoader(dataset, **own)), epochs_of(lambda: FastLoader(dataset, **workers)))
 
 
@@ -270,7 +270,7 @@ TENSOR = v1.ToTensor()
 
 
 @pytest.mark.parametrize("name", NOT_LOWERED)
-def test_what_is_not_lowered_runs_in_the_workers(folder, monkeypatch, name):
+def test_what_is_not_supported_natively_runs_in_the_workers(folder, monkeypatch, name):
     """Nothing native is as much as made, and the batches are torch's."""
     if name == "patched class":
         monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(lambda *_: (3, 0, 25, 20)))
@@ -281,5 +281,5 @@ def test_what_is_not_lowered_runs_in_the_workers(folder, monkeypatch, name):
     assert_same(ours, theirs)
     assert any(isinstance(item, list) for item in ours)
     assert FastLoader(dataset_of(), device="cpu", **arguments).plan.engine == "torch"
-    with pytest.raises(ValueError, match="accelerate='require'"):
+    with pytest.raises(ValueError, match="engine='native'"):
         FastLoader(dataset_of(), **NATIVE, **arguments)

@@ -32,7 +32,7 @@ def six_cores(monkeypatch):
 
 def make(dataset, **arguments):
     arguments = {"batch_size": 3, "shuffle": True, "num_workers": "auto", "device": "cpu", **arguments}
-    return FastLoader(dataset, accelerate="require", **arguments)
+    return FastLoader(dataset, engine="native", **arguments)
 
 
 def copies(batches):
@@ -118,7 +118,7 @@ def test_when_it_can_no_longer_run_natively_processes_are_chosen(dataset, six_co
     with make(dataset) as loader:
         next(iter(loader))
         assert loader.num_workers == NATIVE_STREAMS
-        loader.accelerate = "off"
+        loader.engine = "torch"
         next(iter(loader))
         assert loader.plan.engine == "torch"
         assert 1 <= loader.num_workers <= 6

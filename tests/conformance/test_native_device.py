@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import torch
+from backends import simulated
 from photos import PIPELINES, assert_same, epochs_of, make_folder, mix_in, train_v1
-from roads import simulated
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -51,7 +51,7 @@ def test_the_thread_that_issues_copies_works_on_their_device(root, monkeypatch):
         torch.accelerator, "set_device_index", lambda device: set_by.update({threading.current_thread().name: device})
     )
     dataset = ImageFolder(root, train_v1())
-    assert list(FastLoader(dataset, **ARGUMENTS, **own, accelerate="require"))
+    assert list(FastLoader(dataset, **ARGUMENTS, **own, engine="native"))
     assert set_by == {"fastload-feeder": torch.device("cuda", 0)}
 
 
@@ -60,7 +60,7 @@ def compare_on_a_simulated_device(root, monkeypatch, pipeline, persistent=False,
     dataset = ImageFolder(root, pipeline())
     run = {"count": 3, "breaks_at": breaks_at}
     theirs = epochs_of(lambda: DataLoader(dataset, **arguments), **run)
-    own = {**simulated.install_native(monkeypatch), "device_prefetch": prefetch, "accelerate": "require"}
+    own = {**simulated.install_native(monkeypatch), "device_prefetch": prefetch, "engine": "native"}
     seen = epochs_of(lambda: FastLoader(dataset, **arguments, **own), **run)
     layouts = [item[0].is_contiguous(memory_format=torch.channels_last) for item in seen if isinstance(item, list)]
     assert layouts
@@ -71,11 +71,11 @@ def compare_on_a_simulated_device(root, monkeypatch, pipeline, persistent=False,
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
-@pytest.mark.parametrize("rng", ["torch", "index"])
-def test_pipelines_on_the_gpu(root, name, memory_format, rng):
+@pytest.mark.parametrize("randomness", ["worker", "sample"])
+def test_pipelines_on_the_gpu(root, name, memory_format, randomness):
     dataset = ImageFolder(root, PIPELINES[name]())
-    own = {"rng": rng, "accelerate": "require", "memory_format": memory_format}
-    theirs = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, device="cpu", rng=rng, accelerate="off"))
+    own = {"randomness": randomness, "engine": "native", "memory_format": memory_format}
+    theirs = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, device="cpu", randomness=randomness, engine="torch"))
     seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, **own, device="cuda"))
     assert all(leaf.is_cuda for item in seen if isinstance(item, list) for leaf in item)
     assert_same(on_host(seen), theirs)
@@ -88,7 +88,7 @@ def test_pipelines_on_the_gpu(root, name, memory_format, rng):
 def test_epochs_on_the_gpu(root, dtype, memory_format, prefetch):
     dataset = ImageFolder(root, in_dtype(dtype))
     theirs = epochs_of(lambda: DataLoader(dataset, **ARGUMENTS))
-    own = {"device": "cuda", "accelerate": "require", "memory_format": memory_format, "device_prefetch": prefetch}
+    own = {"device": "cuda", "engine": "native", "memory_format": memory_format, "device_prefetch": prefetch}
     seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, **own))
     assert all(leaf.is_cuda for item in seen if isinstance(item, list) for leaf in item)
     assert_same(on_host(seen), theirs)

@@ -20,12 +20,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from backends import simulated
 from interrupts import interrupted_at_every_opcode
 from leaks import Holdings, survivors
 from photos import assert_same as assert_equal
 from photos import both, epochs_of, jpeg, make_folder, mix_in, train_v1, train_v2
 from PIL import ExifTags, Image, ImageFile, ImageOps
-from roads import simulated
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, RandomSampler, Subset, WeightedRandomSampler
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -38,7 +38,7 @@ from fastload.engines import sample_process
 from fastload.engines.sample_process import SampleProcess
 from fastload.pipeline.reader import read_recipe
 
-NATIVE = {"device": "cpu", "accelerate": "require"}
+NATIVE = {"device": "cpu", "engine": "native"}
 RUN = {"batch_size": 3, "num_workers": 2, "shuffle": True}
 
 
@@ -739,12 +739,12 @@ class Numbered:
         return self.transform(Image.open(io.BytesIO(self.encoded(index)[0])).convert("RGB")), index
 
 
-@pytest.mark.parametrize("road", ["host", "device"])
-def test_an_interrupt_anywhere_in_next_loses_no_batch_and_hangs_nothing(monkeypatch, road):
+@pytest.mark.parametrize("backend", ["host", "device"])
+def test_an_interrupt_anywhere_in_next_loses_no_batch_and_hangs_nothing(monkeypatch, backend):
     """Another bytecode of ``next()`` each time. (A sampler of Python's own is ended by an interrupt inside it.)"""
     count = 4000
     own = NATIVE
-    if road == "device":
+    if backend == "device":
         own = {**NATIVE, **simulated.install_native(monkeypatch)}
     dataset = Numbered(count, range(0, count, 40))
     loader = FastLoader(dataset, batch_sampler=[[i] for i in range(count)], num_workers=2, prefetch_factor=1, **own)
@@ -879,7 +879,7 @@ import sys
 sys.path[:0] = {path!r}
 import torch
 from PIL import Image, ImageFile
-from roads import simulated
+from backends import simulated
 from interrupts import interrupted_at_every_opcode
 from photos import assert_same, epochs_of, train_v1
 from torch.utils.data import DataLoader
@@ -890,7 +890,7 @@ if __name__ == "__main__":
     Image.MAX_IMAGE_PIXELS = 70 * 90
     dataset = ImageFolder({root!r}, train_v1())
     arguments = {{"batch_size": 3, "num_workers": 1, "shuffle": True, "multiprocessing_context": "spawn"}}
-    own = {{"device": "cpu", "accelerate": "require"}}
+    own = {{"device": "cpu", "engine": "native"}}
     ours = epochs_of(lambda: FastLoader(dataset, **arguments, **own), count=1)
     theirs = epochs_of(lambda: DataLoader(dataset, **arguments), count=1)
     assert_same(ours, theirs)
@@ -946,7 +946,7 @@ import torchvision.transforms as v1
 from torchvision.datasets import ImageFolder
 from fastload import FastLoader
 transform = v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor()])
-loader = FastLoader(ImageFolder({root!r}, transform), 2, num_workers=2, device="cpu", accelerate="require",
+loader = FastLoader(ImageFolder({root!r}, transform), 2, num_workers=2, device="cpu", engine="native",
                     persistent_workers={persistent}, timeout=0)
 iterator = iter(loader)
 next(iterator)

@@ -14,7 +14,7 @@ from torchvision.transforms import CenterCrop, Compose, Normalize, ToTensor, v2
 
 from fastload import FastLoader
 
-NATIVE = {"device": "cpu", "accelerate": "require"}
+NATIVE = {"device": "cpu", "engine": "native"}
 
 
 class Items:
@@ -113,7 +113,7 @@ PADDING = {
 
 
 @pytest.mark.parametrize("version", PADDING)
-def test_a_crop_that_pads_with_what_is_not_black_is_not_lowered(version):
+def test_a_crop_that_pads_with_what_is_not_black_is_not_supported_natively(version):
     dataset = Items(items(at_5=jpeg(5, 24, 80)), PADDING[version]())
     with pytest.raises(ValueError, match="CenterCrop comes after Normalize and would pad small images with 0"):
         FastLoader(dataset, batch_size=4, num_workers=1, **NATIVE)

@@ -9,9 +9,9 @@ import weakref
 
 import pytest
 import torch
-from roads import ROADS, assert_same, raised_by, simulated
-from roads.batches import Collator
-from roads.datasets import Augmented, Numbers, Pids, collect, configure, first
+from backends import BACKENDS, assert_same, raised_by, simulated
+from backends.batches import Collator
+from backends.datasets import Augmented, Numbers, Pids, collect, configure, first
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 import fastload
@@ -22,16 +22,16 @@ OWN = {
     "memory_format": torch.contiguous_format,
     "dtype": torch.float32,
     "device_prefetch": 2,
-    "accelerate": "off",
+    "engine": "torch",
     "max_pinned_bytes": 1000,
-    "rng": "index",
+    "randomness": "sample",
 }
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}
 
 
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_copy_loads_the_same(road, how, num_workers):
+def test_a_copy_loads_the_same(backend, how, num_workers):
     def case(loader_class):
         generator = torch.Generator().manual_seed(8)
         own = {"shuffle": True, "generator": generator, "collate_fn": Collator(2.0), "num_workers": num_workers}
@@ -40,7 +40,7 @@ def test_a_copy_loads_the_same(road, how, num_workers):
         twin = COPIES[how](loader)
         return before, collect(twin), collect(loader), collect(twin), generator.get_state()
 
-    road.same(case)
+    backend.same(case)
 
 
 @pytest.mark.parametrize("how", COPIES)
@@ -137,17 +137,17 @@ def test_a_subclass_that_does_without_our_init_has_the_defaults():
 
 
 @pytest.mark.parametrize("how", ["pickle", "deepcopy"])
-def test_a_loader_with_live_persistent_workers_is_not_copied(road, how):
+def test_a_loader_with_live_persistent_workers_is_not_copied(backend, how):
     def case(loader_class):
         loader = loader_class(Numbers(4), num_workers=1, persistent_workers=True)
         collect(loader)
         return type(raised_by(lambda: COPIES[how](loader)))
 
-    assert road.same(case).value is NotImplementedError
+    assert backend.same(case).value is NotImplementedError
 
 
-def test_a_loader_whose_iterators_are_gone_can_be_pickled(road):
-    loader = road.loader(Numbers(4), num_workers=1)
+def test_a_loader_whose_iterators_are_gone_can_be_pickled(backend):
+    loader = backend.loader(Numbers(4), num_workers=1)
     first(loader, 1)
     assert len(collect(pickle.loads(pickle.dumps(loader)))) == 4
 
@@ -184,7 +184,7 @@ class FastDoubled(FastLoader):
     __iter__ = Doubled.__iter__
 
 
-def test_subclassing(road):
+def test_subclassing(backend):
     expected = collect(Doubled(Numbers(6), factor=3, batch_size=2, num_workers=1))
 
     class OfRoad(FastLoader):
@@ -196,7 +196,7 @@ def test_subclassing(road):
             for x, _ in super().__iter__():
                 yield x * self.factor
 
-    assert_same(collect(OfRoad(Numbers(6), factor=3, batch_size=2, num_workers=1, **road.own)), expected)
+    assert_same(collect(OfRoad(Numbers(6), factor=3, batch_size=2, num_workers=1, **backend.own)), expected)
 
 
 def with_own_iterator(base):
@@ -210,9 +210,9 @@ def with_own_iterator(base):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_subclass_that_makes_its_own_iterators_yields_its_own_batches(road, num_workers):
+def test_a_subclass_that_makes_its_own_iterators_yields_its_own_batches(backend, num_workers):
     theirs = with_own_iterator(DataLoader)(Numbers(6), batch_size=2, num_workers=num_workers)
-    ours = with_own_iterator(FastLoader)(Numbers(6), batch_size=2, num_workers=num_workers, **road.own)
+    ours = with_own_iterator(FastLoader)(Numbers(6), batch_size=2, num_workers=num_workers, **backend.own)
     assert_same(list(ours), list(theirs))
     assert ours.plan.engine == "torch"
     assert any("OfTorch has a _get_iterator of its own" in note for note in ours.plan.notes)
@@ -235,8 +235,8 @@ def lightning():
     return pytest.importorskip("lightning.fabric.utilities.data")
 
 
-def test_lightning_rebuilds_it_with_another_sampler(road, lightning):
-    own = {**OWN, **road.own}
+def test_lightning_rebuilds_it_with_another_sampler(backend, lightning):
+    own = {**OWN, **backend.own}
     loader = FastLoader(Numbers(8), 2, True, num_workers=1, collate_fn=Collator(2.0), persistent_workers=True, **own)
     collect(loader)
     rebuilt = lightning._update_dataloader(loader, SequentialSampler(range(3, 6)))
@@ -286,7 +286,7 @@ class Repeated(Sampler):
             yield from iter(self.sampler)
 
 
-def test_timm_puts_another_batch_sampler_into_it(road):
+def test_timm_puts_another_batch_sampler_into_it(backend):
     def case(loader_class):
         loader = loader_class(Augmented(6), batch_size=2, num_workers=2, shuffle=True)
         loader._DataLoader__initialized = False
@@ -295,7 +295,7 @@ def test_timm_puts_another_batch_sampler_into_it(road):
         iterator = iter(loader)
         return [[next(iterator) for _ in range(len(loader.batch_sampler.sampler))] for _ in range(3)]
 
-    epochs = road.same(case).value
+    epochs = backend.same(case).value
     assert sorted(i for batch in epochs[1] for i in batch[1].tolist()) == list(range(6))
 
 
@@ -319,7 +319,7 @@ def test_accelerate_prepares_it_and_wrap_takes_it_back(monkeypatch, accelerate):
     assert wrapped.end_of_dataloader  # gradient accumulation goes by it
 
 
-def test_wrap_keeps_what_the_loader_was(road):
+def test_wrap_keeps_what_the_loader_was(backend):
     def case(loader_class):
         generator = torch.Generator().manual_seed(8)
         own = {
@@ -331,7 +331,7 @@ def test_wrap_keeps_what_the_loader_was(road):
         }
         loader = DataLoader(Numbers(7), batch_size=2, worker_init_fn=configure, **own)
         if loader_class is not DataLoader:
-            loader = FastLoader.wrap(loader, **road.own)
+            loader = FastLoader.wrap(loader, **backend.own)
         return (
             collect(loader),
             collect(loader),
@@ -341,7 +341,7 @@ def test_wrap_keeps_what_the_loader_was(road):
             loader.num_workers,
         )
 
-    road.same(case)
+    backend.same(case)
 
 
 def test_wrap_shares_and_leaves_the_loader_alone():
@@ -369,11 +369,9 @@ def test_wrap_does_not_take_over_live_workers():
 def test_wrap_refuses_what_is_no_loader():
     with pytest.raises(TypeError, match=r"takes a torch\.utils\.data\.DataLoader, got list.*prefetch_to_device"):
         FastLoader.wrap([torch.zeros(1)])
-    unknown = (
-        r"^FastLoader\.wrap\(\) got an unexpected keyword argument 'acelerate'; .* dtype, device_prefetch, accelerate"
-    )
+    unknown = r"^FastLoader\.wrap\(\) got an unexpected keyword argument 'engin'; .* dtype, device_prefetch, engine"
     with pytest.raises(TypeError, match=unknown):
-        FastLoader.wrap(DataLoader(Numbers(2)), acelerate="off")
+        FastLoader.wrap(DataLoader(Numbers(2)), engin="torch")
     with pytest.raises(ValueError, match="device_prefetch must be >= 0, got -1"):
         FastLoader.wrap(DataLoader(Numbers(2)), device_prefetch=-1)
 
@@ -395,8 +393,8 @@ def test_wrap_refuses_a_loader_that_iterates_in_its_own_way():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_close_ends_live_iterators_and_is_final(road, num_workers, persistent):
-    loader = road.loader(Numbers(20), 2, num_workers=num_workers, persistent_workers=persistent and num_workers > 0)
+def test_close_ends_live_iterators_and_is_final(backend, num_workers, persistent):
+    loader = backend.loader(Numbers(20), 2, num_workers=num_workers, persistent_workers=persistent and num_workers > 0)
     one, two = iter(loader), iter(loader)
     next(one)
     next(two)
@@ -407,23 +405,23 @@ def test_close_ends_live_iterators_and_is_final(road, num_workers, persistent):
     with pytest.raises(RuntimeError, match="this FastLoader is closed"):
         iter(loader)
     assert len(loader) == 10  # what needs no workers still answers
-    if road.name != "plain":
+    if backend.name != "plain":
         for iterator in (one, two):
             with pytest.raises(RuntimeError, match="the FastLoader of this iterator was closed"):
                 next(iterator)
 
 
-def test_close_before_and_after_use(road):
-    loader = road.loader(Numbers(4), num_workers=1)
+def test_close_before_and_after_use(backend):
+    loader = backend.loader(Numbers(4), num_workers=1)
     loader.close()
-    with road.loader(Numbers(4), num_workers=1) as loader:
+    with backend.loader(Numbers(4), num_workers=1) as loader:
         assert len(collect(loader)) == 4
     assert "closed" in str(raised_by(lambda: collect(loader)))
 
 
-def test_context_manager_closes_on_an_error(road):
+def test_context_manager_closes_on_an_error(backend):
     def run():
-        with road.loader(Numbers(20), num_workers=1) as loader:
+        with backend.loader(Numbers(20), num_workers=1) as loader:
             iterators.append(iter(loader))
             workers.extend(iterators[0]._workers)
             raise KeyError("mine")
@@ -442,7 +440,7 @@ def test_a_dropped_loader_is_gone_at_once(monkeypatch, name, persistent):
     gc.collect()
     gc.disable()
     try:
-        loader = ROADS[name].loader(Numbers(20), batch_size=2, num_workers=1, persistent_workers=persistent)
+        loader = BACKENDS[name].loader(Numbers(20), batch_size=2, num_workers=1, persistent_workers=persistent)
         iterator = iter(loader)
         next(iterator)
         workers = iterator._workers
@@ -461,5 +459,5 @@ class Endless(IterableDataset):
             yield torch.zeros(1)
 
 
-def test_endless_streams_end_with_the_loop(road):
-    assert len(first(road.loader(Endless(), batch_size=2, num_workers=2), 5)) == 5
+def test_endless_streams_end_with_the_loop(backend):
+    assert len(first(backend.loader(Endless(), batch_size=2, num_workers=2), 5)) == 5

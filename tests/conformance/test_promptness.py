@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from roads import simulated
-from roads.datasets import Gated, Images, Numbers, collect
+from backends import simulated
+from backends.datasets import Gated, Images, Numbers, collect
 from torch.utils.data import Dataset
 
 from fastload import FastLoader
-from fastload.engines import device_iterator
+from fastload.engines import iterators
 from fastload.engines.workers import SWITCH_S
 
 WAIT_S = 60  # longer than any machine takes, short of the test's own limit
@@ -59,13 +59,13 @@ def test_a_batch_is_sent_while_python_code_makes_the_next_one():
     seen = []
     while len(seen) < 5 and not any(promptly < usually / 2 for usually, promptly in seen):
         took, intervals = {}, {}
-        for accelerate in ("off", "auto"):
-            with FastLoader(Computing(), batch_size=16, num_workers=1, device="cpu", accelerate=accelerate) as loader:
+        for engine in ("torch", "auto"):
+            with FastLoader(Computing(), batch_size=16, num_workers=1, device="cpu", engine=engine) as loader:
                 came = [(time.monotonic() - made[-1].item(), interval[0].item()) for made, interval in loader]
-            took[accelerate] = statistics.median(seconds for seconds, _ in came)
-            intervals[accelerate] = came[-1][1]
-        assert intervals == {"off": pytest.approx(sys.getswitchinterval()), "auto": pytest.approx(SWITCH_S)}
-        seen.append((took["off"], took["auto"]))
+            took[engine] = statistics.median(seconds for seconds, _ in came)
+            intervals[engine] = came[-1][1]
+        assert intervals == {"torch": pytest.approx(sys.getswitchinterval()), "auto": pytest.approx(SWITCH_S)}
+        seen.append((took["torch"], took["auto"]))
     assert any(promptly < usually / 2 for usually, promptly in seen), seen
 
 
@@ -87,11 +87,11 @@ def test_the_users_own_switch_interval_stands(own_s):
 
 
 @pytest.mark.parametrize(("num_workers", "persistent"), [(1, False), (2, True)])
-def test_a_ready_batch_is_not_held_back_by_the_next_one(road, gate, num_workers, persistent):
+def test_a_ready_batch_is_not_held_back_by_the_next_one(backend, gate, num_workers, persistent):
     reached, may_go_on = gate
     data = Gated(12, 6, reached, may_go_on)
     own = {"num_workers": num_workers, "persistent_workers": persistent, "timeout": WAIT_S}
-    iterator = iter(road.loader(data, batch_size=2, **own))
+    iterator = iter(backend.loader(data, batch_size=2, **own))
     for batch in range(3):  # the fourth cannot be loaded yet
         assert next(iterator)[1].tolist() == [2 * batch, 2 * batch + 1]
     assert reached.wait(WAIT_S)
@@ -100,9 +100,9 @@ def test_a_ready_batch_is_not_held_back_by_the_next_one(road, gate, num_workers,
     assert [batch[1].tolist() for batch in iterator] == [[6, 7], [8, 9], [10, 11]]
 
 
-def test_batches_out_of_order_pass_a_slow_one(road, gate):
+def test_batches_out_of_order_pass_a_slow_one(backend, gate):
     reached, may_go_on = gate
-    loader = road.loader(Gated(8, 0, reached, may_go_on), 2, num_workers=2, in_order=False, timeout=WAIT_S)
+    loader = backend.loader(Gated(8, 0, reached, may_go_on), 2, num_workers=2, in_order=False, timeout=WAIT_S)
     iterator = iter(loader)
     assert next(iterator)[1].tolist() == [2, 3]
     may_go_on.set()
@@ -112,7 +112,7 @@ def test_batches_out_of_order_pass_a_slow_one(road, gate):
 
 @pytest.fixture
 def copies(monkeypatch):
-    """The simulated road, and a queue that says which batches have been copied, as they are."""
+    """The simulated backend, and a queue that says which batches have been copied, as they are."""
     simulated.install(monkeypatch)
     started: queue.Queue[int] = queue.Queue()
 
@@ -123,7 +123,7 @@ def copies(monkeypatch):
             started.put(number)
             return copied
 
-    monkeypatch.setattr(device_iterator, "Transfer", Noted)
+    monkeypatch.setattr(iterators, "Transfer", Noted)
     return started
 
 
@@ -165,22 +165,22 @@ def test_images_are_laid_out_as_asked(monkeypatch):
 PROGRAM = """
 import multiprocessing, os, signal, sys, threading
 import pytest, torch
-from roads import ROADS, simulated
-from roads.datasets import *
+from backends import BACKENDS, simulated
+from backends.datasets import *
 
 if __name__ == "__main__":
     if sys.argv[1] == "simulated":
         simulated.install(pytest.MonkeyPatch())
-    loader_class = ROADS[sys.argv[1]].loader
+    loader_class = BACKENDS[sys.argv[1]].loader
 """
 
 
-def program(road, body, folder):
+def program(backend, body, folder):
     script = folder / "program.py"
     script.write_text(PROGRAM + textwrap.indent(textwrap.dedent(body), "    "))
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, script, road.name],
+        [sys.executable, script, backend.name],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -189,12 +189,12 @@ def program(road, body, folder):
     )
 
 
-def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(road, tmp_path):
+def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(backend, tmp_path):
     """In a process of its own: torch's handler of a dead child raises wherever the main thread happens to be.
 
     The worker dies in its first batch; with one under way the error may be one of the connection, in torch too.
     """
-    if road.name == "plain":
+    if backend.name == "plain":
         pytest.skip("torch's own, and slow to start")
     body = """
     class Deadly(Numbers):
@@ -217,7 +217,7 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(road, tmp_path)
         print(sum(len(batch[1]) for batch in loader))
         loader.close()
     """
-    process = program(road, body, tmp_path)
+    process = program(backend, body, tmp_path)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     lines = out.splitlines()
@@ -227,8 +227,8 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(road, tmp_path)
     assert all("is killed by signal: Killed" in line or "exited unexpectedly" in line for line in errors)
 
 
-def test_ctrl_c_ends_everything(road, tmp_path):
-    if road.name == "plain":
+def test_ctrl_c_ends_everything(backend, tmp_path):
+    if backend.name == "plain":
         pytest.skip("torch's own, and slow to start")
     body = """
     context = multiprocessing.get_context("fork")
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_everything(road, tmp_path):
     for batch in iterator:
         print("batch", batch[1].tolist(), flush=True)
     """
-    process = program(road, body, tmp_path)
+    process = program(backend, body, tmp_path)
     try:
         workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
         assert [process.stdout.readline() for _ in range(2)] == ["batch [0, 1]\n", "batch [2, 3]\n"]
@@ -254,7 +254,7 @@ def test_ctrl_c_ends_everything(road, tmp_path):
             process.communicate()
 
 
-def test_breaking_off_ends_the_threads_at_once(road):
+def test_breaking_off_ends_the_threads_at_once(backend):
     """No garbage collection is needed for it: nothing here may be part of a reference cycle."""
     import gc
 
@@ -262,12 +262,12 @@ def test_breaking_off_ends_the_threads_at_once(road):
     gc.disable()
     try:
         before = set(threading.enumerate())
-        iterator = iter(road.loader(Numbers(20), batch_size=2, num_workers=1))
+        iterator = iter(backend.loader(Numbers(20), batch_size=2, num_workers=1))
         next(iterator)
         workers = iterator._workers
         del iterator
         assert not any(worker.is_alive() for worker in workers)
         assert {t.name for t in set(threading.enumerate()) - before} <= {"QueueFeederThread"}
-        assert len(collect(road.loader(Numbers(4), num_workers=1))) == 4
+        assert len(collect(backend.loader(Numbers(4), num_workers=1))) == 4
     finally:
         gc.enable()

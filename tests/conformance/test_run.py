@@ -148,17 +148,17 @@ def test_options_are_the_defaults_of_fastloaders_own_arguments(folder):
         from fastload.commands.run.patch import TorchDataLoader
 
         expected = dict(device="cpu", memory_format=torch.contiguous_format, dtype=torch.bfloat16, device_prefetch=3,
-                        accelerate="off", max_pinned_bytes=1000)
+                        engine="torch", max_pinned_bytes=1000)
         wrapped = FastLoader.wrap(TorchDataLoader([0]))
         for loader in (DataLoader([0]), FastLoader([0]), type("Mine", (DataLoader,), {})([0]), wrapped):
             assert {name: vars(loader)[name] for name in expected} == expected
         defaults = {name: p.default for name, p in inspect.signature(DataLoader([0]).__init__).parameters.items()}
         assert {name: defaults[name] for name in expected} == expected
-        assert DataLoader([0], accelerate="auto", dtype=None).dtype is None
+        assert DataLoader([0], engine="auto", dtype=None).dtype is None
         assert next(iter(DataLoader([torch.ones(2)]))).dtype == torch.bfloat16
         """,
         *["--device", "cpu", "--memory-format", "contiguous", "--dtype", "bfloat16", "--device-prefetch", "3"],
-        *["--accelerate", "off", "--max-pinned-bytes", "1000"],
+        *["--engine", "torch", "--max-pinned-bytes", "1000"],
     )
 
 

@@ -1,6 +1,6 @@
 """Slots come back, and nothing of them is left, however an epoch, a worker or the whole program ends.
 
-The road is the simulated one: the arena is real, but not registered with CUDA. What kills or interrupts a program gets
+The backend is the simulated one: the arena is real, but not registered with CUDA. What kills or interrupts a program gets
 one of its own.
 """
 
@@ -21,8 +21,8 @@ import leaks
 import psutil
 import pytest
 import torch
-from roads import simulated
-from roads.datasets import Numbers
+from backends import simulated
+from backends.datasets import Numbers
 from slots_on_cpu import free
 
 from fastload import FastLoader
@@ -188,7 +188,7 @@ def test_the_arena_is_gone_with_its_loader(monkeypatch, how):
 PROGRAM = """
 import os, signal, sys, time
 import pytest, torch
-from roads import simulated
+from backends import simulated
 from conformance_slots import *
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def test_device_memory_stays_within_the_bound_when_the_gpu_lags(ahead, memory_fo
             data, batch_size=None, num_workers=2, device_prefetch=ahead, prefetch_factor=4, memory_format=memory_format
         )
     else:
-        source = prefetch_to_device(batches_of(count, batch), depth=ahead, memory_format=memory_format)
+        source = prefetch_to_device(batches_of(count, batch), device_prefetch=ahead, memory_format=memory_format)
     batch_bytes = batch * 3 * 224 * 224 * 4
     before = torch.cuda.memory_stats()["active_bytes.all.current"]  # with what the GPU still reads after it was dropped
     torch.cuda.reset_peak_memory_stats()

@@ -31,18 +31,18 @@ def compute(batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accelerate", "stages"),
+    ("engine", "stages"),
     [
-        ("require", {"fetch", "decode", "collate", "h2d", "epilogue"}),
-        ("off", {"fetch", "collate", "pin", "h2d", "epilogue"}),
+        ("native", {"fetch", "decode", "collate", "h2d", "epilogue"}),
+        ("torch", {"fetch", "collate", "pin", "h2d", "epilogue"}),
         ("auto without its plan", {"fetch", "collate", "h2d", "epilogue"}),
     ],
 )
-def test_every_stage_of_an_engine_takes_time(folder, accelerate, stages):
+def test_every_stage_of_an_engine_takes_time(folder, engine, stages):
     dataset = folder
-    if accelerate == "auto without its plan":  # worker processes that write into slots
-        accelerate, dataset = "auto", [(torch.zeros(3, 64, 64), number) for number in range(64)]
-    with FastLoader(dataset, batch_size=4, num_workers=2, accelerate=accelerate, device="cuda") as loader:
+    if engine == "auto without its plan":  # worker processes that write into slots
+        engine, dataset = "auto", [(torch.zeros(3, 64, 64), number) for number in range(64)]
+    with FastLoader(dataset, batch_size=4, num_workers=2, engine=engine, device="cuda") as loader:
         for _ in range(2):
             for batch in loader:
                 compute(batch)
@@ -59,7 +59,7 @@ def test_every_stage_of_an_engine_takes_time(folder, accelerate, stages):
 
 def test_pixels_and_their_lookup_are_told_apart(folder):
     """What crosses the link natively is uint8; its lookup is the epilogue, and longer than nothing."""
-    with FastLoader(folder, batch_size=16, num_workers=2, accelerate="require", device="cuda") as loader:
+    with FastLoader(folder, batch_size=16, num_workers=2, engine="native", device="cuda") as loader:
         for batch in loader:
             compute(batch)
         torch.cuda.synchronize()
@@ -76,7 +76,7 @@ def test_the_consumers_thread_makes_no_events(folder, monkeypatch, door, waits):
     makers = []
     real = torch.cuda.Event
     monkeypatch.setattr(torch.cuda, "Event", lambda **how: makers.append(threading.current_thread()) or real(**how))
-    loader = FastLoader(folder, batch_size=4, num_workers=2, accelerate="require", device="cuda")
+    loader = FastLoader(folder, batch_size=4, num_workers=2, engine="native", device="cuda")
     pinned = [torch.zeros(4, 3, 64, 64).pin_memory() for _ in range(16)]
     for batch in loader if door == "FastLoader" else prefetch_to_device(pinned, "cuda"):
         compute(batch)
@@ -96,7 +96,7 @@ def test_the_number_of_workers_is_found_on_a_gpu(folder):
 
 
 def test_what_sizes_the_threads_reads_the_clock_of_the_device(folder):
-    with FastLoader(folder, batch_size=8, num_workers="auto", accelerate="require", device="cuda") as loader:
+    with FastLoader(folder, batch_size=8, num_workers="auto", engine="native", device="cuda") as loader:
         iterator = iter(loader)
         for batch in iterator:
             compute(batch)

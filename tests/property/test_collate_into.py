@@ -11,11 +11,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from backends import assert_same, normal
+from backends.batches import Bag, Opaque, Pair, Row, Stack
+from backends.tensors import Subclass, dense, made, seen, slot
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from roads import assert_same, normal
-from roads.batches import Bag, Opaque, Pair, Row, Stack
-from roads.tensors import Subclass, dense, made, seen, slot
 from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from backends import assert_same
+from backends.batches import Bag, Frozen, Movable, Opaque, Record, Stack
 from hypothesis import given
 from hypothesis import strategies as st
-from roads import assert_same
-from roads.batches import Bag, Frozen, Movable, Opaque, Record, Stack
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import Leaf, map_leaves

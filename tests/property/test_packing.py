@@ -12,11 +12,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from backends import assert_same
+from backends.batches import Bag, Frozen, Opaque, Pair, Record, Row, Stack
+from backends.tensors import Subclass, dense, made, seen, slot
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from roads import assert_same
-from roads.batches import Bag, Frozen, Opaque, Pair, Record, Row, Stack
-from roads.tensors import Subclass, dense, made, seen, slot
 
 from fastload._batch import map_leaves
 from fastload.memory import packing

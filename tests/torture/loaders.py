@@ -63,7 +63,7 @@ class Kind:
         return prefetch_to_device(loader, "cpu") if self.prefetch else loader
 
 
-_REQUIRE = {"accelerate": "require"}
+_REQUIRE = {"engine": "native"}
 _FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
 KINDS = {
     "native": Kind("native", "clean", {"num_workers": 2}, _REQUIRE),

@@ -129,8 +129,8 @@ def trial(number: int, setting: Setting) -> Outcome:
     root = folders(setting.scratch)[case["folder"]]
     own: dict[str, Any] = {"device": "cpu"}
     if case["index"]:  # which torch has not: with other workers, and without any native code
-        ours = _epochs(case, root, FastLoader, {**own, "rng": "index"})
-        theirs = _epochs(case, root, FastLoader, {**own, "rng": "index", "accelerate": "off"})
+        ours = _epochs(case, root, FastLoader, {**own, "randomness": "sample"})
+        theirs = _epochs(case, root, FastLoader, {**own, "randomness": "sample", "engine": "torch"})
     else:
         ours = _epochs(case, root, _native_if_it_can_be, own)
         theirs = _epochs(case, root, DataLoader, {})
@@ -181,7 +181,7 @@ def _epochs(case: dict[str, Any], root: Path, kind: Any, own: dict[str, Any]) ->
 def _native_if_it_can_be(dataset: Any, **arguments: Any) -> FastLoader[Any]:
     """Also where so many samples are no JPEG files that it would leave it."""
     try:
-        return FastLoader(dataset, **arguments, accelerate="require")
+        return FastLoader(dataset, **arguments, engine="native")
     except ValueError:
         return FastLoader(dataset, **arguments)
 

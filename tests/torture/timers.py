@@ -58,7 +58,7 @@ class Epoch:
     """One epoch of a new loader under interrupts; then it is closed."""
 
     def __init__(self, name: str, setting: Setting, rng: random.Random, *, ours: bool) -> None:
-        self.rng = rng
+        self.randomness = rng
         self.interrupts = self.stuck = 0
         self.hangs: list[str] = []
         self.got: list[int] = []
@@ -76,7 +76,7 @@ class Epoch:
                 try:
                     self.got.append(checksum(self._interrupted(lambda: next(self.batches), *self.errors)))
                 except (Interrupt, Timeout):
-                    if self.rng.random() < 0.3:
+                    if self.randomness.random() < 0.3:
                         break
                     self._go_on()
         except (Interrupt, StopIteration):
@@ -92,9 +92,9 @@ class Epoch:
             self.hangs.append(f"closing took {time.monotonic() - begun:.0f} s")
 
     def _interrupted(self, call: Callable[[], Any], *errors: type[BaseException]) -> Any:
-        error = self.rng.choice(errors)
+        error = self.randomness.choice(errors)
         try:
-            return within(10 ** self.rng.uniform(-4.5, -1.5), error, call)
+            return within(10 ** self.randomness.uniform(-4.5, -1.5), error, call)
         except error:
             self.interrupts += 1
             raise

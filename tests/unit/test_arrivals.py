@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from roads import raised_by
+from backends import raised_by
 
 from fastload._batch import HostBatch
 from fastload.engines import copy_scheduler as arrivals_module

@@ -8,15 +8,15 @@ import threading
 
 import pytest
 import torch
-from roads import simulated
-from roads.simulated import SimulatedTransfer
+from backends import simulated
+from backends.simulated import SimulatedTransfer
 from torch.utils.data import Dataset
 
 from fastload import FastLoader
 from fastload.bench import _overhead
 from fastload.bench._overhead import Compared, interval_of_median, stages_of_a_batch, stats_of_a_batch, without_stats
 from fastload.commands import cli
-from fastload.engines import device_iterator
+from fastload.engines import iterators
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,7 @@ def test_one_thread_copies_and_the_devices_clock_times_it(monkeypatch):
 
     threads = set()
     simulated.install(monkeypatch)
-    monkeypatch.setattr(device_iterator, "Transfer", Watched)
+    monkeypatch.setattr(iterators, "Transfer", Watched)
     stats_of_a_batch(torch.device("cuda"), 10)["stats"]()
     assert transfers[0][0] is not None
     assert transfers[0][1].batches == 10
@@ -79,7 +79,7 @@ def test_one_thread_copies_and_the_devices_clock_times_it(monkeypatch):
 
 
 def test_stages_are_counted_per_batch():
-    """Of a road with all of them: wait, collate, h2d, epilogue."""
+    """Of a backend with all of them: wait, collate, h2d, epilogue."""
     assert stages_of_a_batch(lambda: FastLoader(Numbers(), batch_size=8, device="cpu", dtype=torch.float32), 4) == 4.0
 
 

@@ -176,7 +176,7 @@ def test_run_puts_its_folder_on_the_search_path_once(started, monkeypatch):
         (["--max-pinned-bytes", "1e9", "a.py"], "must be an integer >= 0, got '1e9'"),
         (["--dtype", "int8", "a.py"], "invalid choice: 'int8'"),
         (["--memory-format", "nchw", "a.py"], "invalid choice: 'nchw'"),
-        (["--accelerate", "yes", "a.py"], "invalid choice: 'yes'"),
+        (["--engine", "yes", "a.py"], "invalid choice: 'yes'"),
     ],
 )
 def test_run_refuses_a_wrong_value_at_once(capsys, argv, message):

@@ -13,7 +13,7 @@ from torchvision.transforms import Compose, PILToTensor, RandomResizedCrop
 from fastload import FastLoader
 
 dataset = ImageFolder({root!r}, Compose([RandomResizedCrop(24), PILToTensor()]))
-loader = FastLoader(dataset, batch_size=5, num_workers=2, device="cpu", accelerate="require")
+loader = FastLoader(dataset, batch_size=5, num_workers=2, device="cpu", engine="native")
 for epoch in range({epochs}):
     for step, batch in enumerate(loader):
         if step == {last}:

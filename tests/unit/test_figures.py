@@ -113,11 +113,11 @@ def test_turns_that_ended_before_there_were_slots_are_counted(figures, results, 
     record["points"][0]["contenders"]["fastload-workers"]["turns"] = turns
     (results / "memory.json").write_text(json.dumps(record))
     text = block(figures, "memory")
-    assert ("begin on torch's road" in text) == bool(said)
+    assert ("begin on torch's backend" in text) == bool(said)
     assert said in text
     record["environment"]["gpu"] = None  # where there are no slots
     (results / "memory.json").write_text(json.dumps(record))
-    assert "torch's road" not in block(figures, "memory")
+    assert "torch's backend" not in block(figures, "memory")
 
 
 def test_a_lower_bound_is_explained(figures, results):

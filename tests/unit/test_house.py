@@ -68,9 +68,9 @@ OWN = {
     "memory_format": torch.channels_last,
     "dtype": None,
     "device_prefetch": 1,
-    "accelerate": "auto",
+    "engine": "auto",
     "max_pinned_bytes": None,
-    "rng": "torch",
+    "randomness": "worker",
 }
 
 

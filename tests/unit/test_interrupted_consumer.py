@@ -10,9 +10,9 @@ import time
 
 import pytest
 import torch
+from backends import simulated
+from backends.datasets import Numbers
 from interrupts import interrupted_at_every_opcode
-from roads import simulated
-from roads.datasets import Numbers
 
 from fastload import FastLoader
 from fastload._batch import HostBatch

@@ -296,8 +296,8 @@ def test_rungs_6_to_8_are_the_engines_that_their_names_say(photos: Path) -> None
         for rung in rungs(2)[5:8]
     ]
     assert [plan.engine for plan in plans] == ["torch", "torch", "native"]
-    assert "accelerate='off'" in str(plans[0])
-    assert "accelerate='off'" not in str(plans[1])
+    assert "engine='torch'" in str(plans[0])
+    assert "engine='torch'" not in str(plans[1])
     assert "worker_init_fn" in str(plans[1])
 
 

@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import torch
-from roads import ROADS, raised_by, simulated
-from roads.datasets import Images, Numbers, Pids, collect, first
+from backends import BACKENDS, raised_by, simulated
+from backends.datasets import Images, Numbers, Pids, collect, first
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from fastload import FastLoader
@@ -169,16 +169,16 @@ def test_the_end_of_an_iterator_ends_its_feeder(cuda):
     assert not feeder.is_alive()
 
 
-@pytest.mark.parametrize("road", ["wrapped", "simulated"])
-def test_an_iterator_that_could_not_be_made_leaves_nothing(monkeypatch, road):
-    if road == "simulated":
+@pytest.mark.parametrize("backend", ["wrapped", "simulated"])
+def test_an_iterator_that_could_not_be_made_leaves_nothing(monkeypatch, backend):
+    if backend == "simulated":
         simulated.install(monkeypatch)
 
     class Unready(torch.utils.data.Sampler):
         def __iter__(self):
             raise ConnectionError("not yet")
 
-    loader = ROADS[road].loader(Numbers(4), sampler=Unready(), num_workers=2, persistent_workers=True)
+    loader = BACKENDS[backend].loader(Numbers(4), sampler=Unready(), num_workers=2, persistent_workers=True)
     for _ in range(2):
         assert type(raised_by(lambda: iter(loader))) is ConnectionError
     assert loader._iterator is None

@@ -33,10 +33,10 @@ WRONG = {
     "device_prefetch a float": ({"device_prefetch": 1.0}, TypeError, "device_prefetch must be an int, got float"),
     "device_prefetch a bool": ({"device_prefetch": True}, TypeError, "device_prefetch must be an int, got bool"),
     "device_prefetch None": ({"device_prefetch": None}, TypeError, "device_prefetch must be an int, got NoneType"),
-    "accelerate unknown": ({"accelerate": "yes"}, ValueError, "must be 'auto', 'off' or 'require', got 'yes'"),
-    "accelerate of another type": ({"accelerate": [1]}, ValueError, "must be 'auto', 'off' or 'require', got [1]"),
-    "accelerate a bool": ({"accelerate": True}, ValueError, "got True"),
-    "rng unknown": ({"rng": "numpy"}, ValueError, "must be 'torch' or 'index', got 'numpy'"),
+    "engine unknown": ({"engine": "yes"}, ValueError, "must be 'auto', 'torch' or 'native', got 'yes'"),
+    "engine of another type": ({"engine": [1]}, ValueError, "must be 'auto', 'torch' or 'native', got [1]"),
+    "engine a bool": ({"engine": True}, ValueError, "got True"),
+    "randomness unknown": ({"randomness": "numpy"}, ValueError, "must be 'worker' or 'sample', got 'numpy'"),
     "max_pinned_bytes below 0": (
         {"max_pinned_bytes": -5},
         ValueError,
@@ -55,7 +55,7 @@ RIGHT = [
     {"dtype": torch.float64},
     {"device_prefetch": 0},
     {"device_prefetch": 7},
-    {"accelerate": "off"},
+    {"engine": "torch"},
     {"max_pinned_bytes": 0},
     {"max_pinned_bytes": 2**40},
 ]
@@ -94,14 +94,14 @@ def test_prefetch_to_device_refuses_the_same(what):
 @pytest.mark.parametrize(
     ("depth", "kind", "text"),
     [
-        (0, ValueError, "depth must be >= 1, got 0"),
-        (1.5, TypeError, "depth must be an int, got float"),
-        (True, TypeError, "depth must be an int, got bool"),
+        (0, ValueError, "device_prefetch must be >= 1, got 0"),
+        (1.5, TypeError, "device_prefetch must be an int, got float"),
+        (True, TypeError, "device_prefetch must be an int, got bool"),
     ],
 )
 def test_prefetch_to_device_refuses_a_wrong_depth(depth, kind, text):
     with pytest.raises(kind, match=text):
-        prefetch_to_device([], depth=depth)
+        prefetch_to_device([], device_prefetch=depth)
 
 
 def test_prefetch_to_device_refuses_what_cannot_be_iterated():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backends import simulated
+from backends.batches import Collator
+from backends.datasets import Images, Numbers, Stream, collect
 from photos import make_folder, train_v1
-from roads import simulated
-from roads.batches import Collator
-from roads.datasets import Images, Numbers, Stream, collect
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, Plan, Step
@@ -117,7 +117,7 @@ def test_the_road_to_a_gpu(cuda):
         ({"num_workers": 0}, "num_workers=0", ("copy stream", "when the batch has been loaded"), None),
         ({"device_prefetch": 0}, "device_prefetch=0", ("consumer's stream", "when the consumer asks"), None),
         ({"max_pinned_bytes": 0}, "max_pinned_bytes=0", ("copy stream", "when the consumer asks"), False),
-        ({"accelerate": "off"}, "accelerate='off'", ("copy stream", "up to 1 batch ahead"), True),
+        ({"engine": "torch"}, "engine='torch'", ("copy stream", "up to 1 batch ahead"), True),
     ],
     ids=str,
 )
@@ -136,11 +136,11 @@ def test_no_epilogue_when_there_is_nothing_to_do(cuda, memory_format):
 
 
 def test_lowering_is_never_promised():
-    for accelerate in ("auto", "off"):
-        notes = FastLoader(Numbers(2), device="cpu", accelerate=accelerate).plan.notes
+    for engine in ("auto", "torch"):
+        notes = FastLoader(Numbers(2), device="cpu", engine=engine).plan.notes
         assert any("the dataset and its transforms run as they are" in note for note in notes)
-    with pytest.raises(ValueError, match=r"accelerate='require', but .*num_workers=0"):
-        FastLoader(Numbers(2), device="cpu", accelerate="require")
+    with pytest.raises(ValueError, match=r"engine='native', but .*num_workers=0"):
+        FastLoader(Numbers(2), device="cpu", engine="native")
 
 
 def test_a_missing_kernel_is_said_with_the_remedy(cuda, monkeypatch, tmp_path):

@@ -13,10 +13,10 @@ from itertools import islice
 
 import pytest
 import torch
+from backends import assert_same
+from backends.batches import COLLATES, Movable, Record
+from backends.datasets import Numbers
 from interrupts import interrupted_at_every_opcode
-from roads import assert_same
-from roads.batches import COLLATES, Movable, Record
-from roads.datasets import Numbers
 from torch.utils.data import DataLoader
 
 from fastload import prefetch, prefetch_to_device
@@ -579,7 +579,7 @@ def test_where_no_thread_can_be_started_that_is_the_error(monkeypatch, accelerat
 
 
 def test_each_iteration_reads_the_source_anew_with_a_thread_of_its_own(cuda):
-    prefetched = prefetch_to_device([1, 2, 3], "cuda", depth=2)
+    prefetched = prefetch_to_device([1, 2, 3], "cuda", device_prefetch=2)
     assert (list(prefetched), list(prefetched)) == ([1, 2, 3], [1, 2, 3])
     one, two = iter(prefetched), iter(prefetched)
     assert [next(one), next(two), next(one), next(two)] == [1, 1, 2, 2]
@@ -623,7 +623,7 @@ def test_on_the_cpu_dtype_applies_and_memory_format_does_not():
 
 def test_on_the_cpu_nothing_is_read_ahead():
     source = Source(10)
-    iterator = iter(prefetch_to_device(source, "cpu", depth=4))
+    iterator = iter(prefetch_to_device(source, "cpu", device_prefetch=4))
     assert source.read == 0
     assert (next(iterator), source.read) == (0, 1)
     iterator.close()
@@ -715,14 +715,14 @@ def numbers(iterator):
 def test_resuming_from_its_state_loses_no_batch_and_doubles_none(cuda, monkeypatch, resumable, device, read):
     if device == "cpu":
         monkeypatch.setattr(prefetch, "resolve_device", torch.device)
-    prefetched = prefetch_to_device(resumable(), device, depth=2)
+    prefetched = prefetch_to_device(resumable(), device, device_prefetch=2)
     iterator = iter(prefetched)
     if device == "cuda":
         copied_by(iterator, 2)  # further than the consumer
     seen = numbers(islice(iterator, read))
     state = prefetched.state_dict()
     assert numbers(iterator) == list(range(read, 7))
-    again = prefetch_to_device(resumable(), device, depth=2)
+    again = prefetch_to_device(resumable(), device, device_prefetch=2)
     again.load_state_dict(state)
     assert seen + numbers(again) == list(range(7))
     assert numbers(again) == list(range(7))  # the epoch after
@@ -740,7 +740,7 @@ def test_its_state_before_iteration_and_after_an_epoch(cuda, resumable):
 
 
 def test_its_state_after_a_break_and_after_loading(cuda, resumable):
-    prefetched = prefetch_to_device(resumable(), "cuda", depth=3)
+    prefetched = prefetch_to_device(resumable(), "cuda", device_prefetch=3)
     for number in prefetched:
         if number == 2:
             break

@@ -1,4 +1,4 @@
-"""What is lowered, and above all what is not."""
+"""What is supported natively, and above all what is not."""
 
 from __future__ import annotations
 
@@ -240,14 +240,14 @@ def test_a_patched_method_of_the_object_is_refused(root):
 )
 def test_require_raises_with_the_reasons(root, arguments, reason):
     with pytest.raises(ValueError, match=reason):
-        FastLoader(ImageFolder(root, train_v1()), device="cpu", accelerate="require", **arguments)
+        FastLoader(ImageFolder(root, train_v1()), device="cpu", engine="native", **arguments)
 
 
 def test_the_plan_tells_of_the_engine(root):
     loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=2)
     assert loader.plan.engine == "native"
     assert "RandomResizedCrop" in str(loader.plan)
-    loader.accelerate = "off"
+    loader.engine = "torch"
     assert loader.plan.engine == "torch"
 
 
@@ -299,7 +299,7 @@ def test_draws_that_differ_fall_back_loudly(root, monkeypatch):
 
 def test_require_raises_when_a_bit_differs(root, monkeypatch):
     plant(monkeypatch)
-    loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=1, accelerate="require")
+    loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=1, engine="native")
     with pytest.raises(RuntimeError, match="not the same to the bit"):
         iter(loader)
 

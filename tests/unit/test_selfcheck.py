@@ -74,7 +74,7 @@ def test_a_dataset_that_cannot_be_checked_stays_with_the_workers(files, kind):
         assert len(list(iterator)) == 3
     del iterator
     with pytest.raises(RuntimeError, match=f"cannot be checked: .*{UNCHECKED[kind]}"):
-        iter(FastLoader(kind(files), **make, accelerate="require"))
+        iter(FastLoader(kind(files), **make, engine="native"))
 
 
 class Uncopied(Listed):
@@ -87,7 +87,7 @@ def test_what_cannot_be_started_natively_is_for_torch_to_refuse(files):
     for loader in (
         DataLoader(Uncopied(files), 4, num_workers=1, multiprocessing_context="spawn"),
         FastLoader(Uncopied(files), **make),
-        FastLoader(Uncopied(files), **make, accelerate="require"),
+        FastLoader(Uncopied(files), **make, engine="native"),
     ):
         with pytest.raises(TypeError, match="an open connection"):
             iter(loader)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from roads import ROADS, simulated
-from roads.datasets import Numbers
+from backends import BACKENDS, simulated
+from backends.datasets import Numbers
 from torch.utils.data import DataLoader, SequentialSampler
 
 from fastload import FastLoader
@@ -43,7 +43,7 @@ def make(request, monkeypatch):
 
     def of(dataset=None, **arguments):
         own = {"batch_size": 2, "num_workers": 2, **arguments}
-        return ROADS[request.param].loader(dataset or Numbers(8), **own)
+        return BACKENDS[request.param].loader(dataset or Numbers(8), **own)
 
     return of
 
@@ -438,8 +438,8 @@ ENDS_IN_MID_EPOCH = """
 import atexit, sys
 atexit.register(lambda: print([thread.is_alive(), *(worker.is_alive() for worker in workers)]))  # the last to run
 import pytest
-from roads import simulated
-from roads.datasets import Numbers
+from backends import simulated
+from backends.datasets import Numbers
 from fastload import FastLoader
 
 simulated.install(pytest.MonkeyPatch())
@@ -508,7 +508,7 @@ def test_an_error_of_a_sample_is_not_looked_into_for_locks(make, monkeypatch):
 
 
 def test_a_lock_left_by_an_interrupt_while_a_batch_is_received_keeps_nobody(make):
-    """The unpinned road: the consumer receives by itself, under the queue's own lock."""
+    """The unpinned backend: the consumer receives by itself, under the queue's own lock."""
     iterator = iter(make())
     host = host_of(iterator) or iterator
     if hasattr(host, "_pin_memory_thread"):

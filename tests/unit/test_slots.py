@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 import torch
-from roads import simulated
-from roads.datasets import Numbers
+from backends import simulated
+from backends.datasets import Numbers
 from slots_on_cpu import free
 
 from fastload import FastLoader

@@ -1,4 +1,4 @@
-"""Statistics: what a batch's road comes to, and that every engine counts what it does."""
+"""Statistics: what a batch's backend comes to, and that every engine counts what it does."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_samples_made_in_python_are_counted_by_the_batches_that_had_any(tmp_path
         suffix = "png" if number in (3, 5, 17) else "jpg"
         Image.new("RGB", (40, 40)).save(tmp_path / "of-one-class" / f"{number:02}.{suffix}")
     dataset = ImageFolder(str(tmp_path), transforms.Compose([transforms.Resize((32, 32)), transforms.PILToTensor()]))
-    with FastLoader(dataset, batch_size=8, num_workers=2, accelerate="require", device="cpu") as loader:
+    with FastLoader(dataset, batch_size=8, num_workers=2, engine="native", device="cpu") as loader:
         assert sum(1 for _ in loader) == 3
         stats = loader.stats()
     assert list(stats.stages) == ["fetch", "decode", "python", "collate", "epilogue"]

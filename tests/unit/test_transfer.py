@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import torch
-from roads import raised_by
-from roads.batches import Movable, Opaque, Record
+from backends import raised_by
+from backends.batches import Movable, Opaque, Record
 
 from fastload.device.normalize import finish
 from fastload.device.transfer import Transfer

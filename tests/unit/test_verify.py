@@ -65,8 +65,8 @@ def test_a_difference_is_found_and_named(root, monkeypatch):
     assert f"index 7, {dataset.samples[7][0]}" in str(result)
 
 
-@pytest.mark.parametrize("rng", ["torch", "index"])
-def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, rng):
+@pytest.mark.parametrize("randomness", ["worker", "sample"])
+def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, randomness):
     real = decode_pipeline.Line._make
     spoiled_index = []
 
@@ -80,7 +80,7 @@ def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, rn
     monkeypatch.setattr(decode_pipeline.Line, "_make", spoiled)
     dataset = ImageFolder(root, eval_v1())
     part = Subset(dataset, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
-    result = verify(lambda: FastLoader(part, 3, shuffle=True, num_workers=2, device="cpu", rng=rng))
+    result = verify(lambda: FastLoader(part, 3, shuffle=True, num_workers=2, device="cpu", randomness=randomness))
     assert f"index {spoiled_index[0]}, {dataset.samples[9 - spoiled_index[0]][0]}" in str(result)
 
 
@@ -132,15 +132,15 @@ def test_the_command(root, tmp_path, monkeypatch, capsys):
     assert ended.value.code == 2
 
 
-@pytest.mark.parametrize("accelerate", ["auto", "off"])
-def test_batches_that_fail_in_both_loaders_are_not_passed_over(root, tmp_path, accelerate):
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_batches_that_fail_in_both_loaders_are_not_passed_over(root, tmp_path, engine):
     shutil.copytree(root, tmp_path / "data")
     dataset = ImageFolder(tmp_path / "data", eval_v1())
     gone = Path(dataset.samples[4][0])
     gone.unlink()
-    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", accelerate=accelerate))
+    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", engine=engine))
     assert result  # both fail
-    assert result.engine == ("native" if accelerate == "auto" else "torch")
+    assert result.engine == ("native" if engine == "auto" else "torch")
     assert len(result.errors) == 1
     assert result.errors[0].startswith("batch 1, FileNotFoundError: ")
     assert str(gone) in str(result)
@@ -150,7 +150,7 @@ def test_batches_that_fail_in_both_loaders_are_not_passed_over(root, tmp_path, a
 def test_what_fails_throughout_or_is_empty_is_not_called_equal(root):
     dataset = ImageFolder(root, eval_v1())
     dataset.samples = [(f"{path}.gone", target) for path, target in dataset.samples]
-    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", accelerate="off"))
+    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", engine="torch"))
     assert (bool(result), result.batches, result.compared, len(result.errors)) == (False, 4, 0, 4)
     assert str(result).startswith("nothing was compared: of 4 batches, 4 failed in both loaders, the first: batch 0, ")
     result = verify(DataLoader([], 3))
@@ -238,8 +238,8 @@ def test_what_cannot_be_compared_is_named_and_not_called_different_or_equal(kind
     assert "nothing was compared: of 2 batches, 2 hold nothing but objects" in str(result)
 
 
-@pytest.mark.parametrize("accelerate", ["require", "off"])
-def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatch, accelerate):
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatch, engine):
     monkeypatch.setattr(policy, "cores_for_loading", lambda: 3)
     cheap = Trial(4, 1e-4, 2e-4, 100)  # cheap samples: fewer workers than there are cores
     monkeypatch.setattr(policy, "run_trial", lambda loader: cheap)
@@ -252,7 +252,7 @@ def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatc
             used.append(int(self.num_workers))
             return iterator
 
-    with Noted(dataset, 2, num_workers="auto", device="cpu", accelerate=accelerate) as loader:
+    with Noted(dataset, 2, num_workers="auto", device="cpu", engine=engine) as loader:
         result = verify(loader)
     assert result, result
-    assert used == [policy.NATIVE_STREAMS if accelerate == "require" else 2]
+    assert used == [policy.NATIVE_STREAMS if engine == "native" else 2]

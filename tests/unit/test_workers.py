@@ -9,9 +9,9 @@ import pickle
 
 import pytest
 import torch
-from roads import raised_by
-from roads.batches import Collator
-from roads.datasets import Numbers, as_list, configure
+from backends import raised_by
+from backends.batches import Collator
+from backends.datasets import Numbers, as_list, configure
 from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader

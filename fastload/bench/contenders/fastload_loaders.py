@@ -28,7 +28,7 @@ def open_feed(job: Job, variant: str) -> Feed:
     """
     torch.manual_seed(job.seed)
     dataset = job.dataset()
-    own: dict[str, Any] = {"accelerate": "require"} if variant == "native" else {"worker_init_fn": leave_alone}
+    own: dict[str, Any] = {"engine": "native"} if variant == "native" else {"worker_init_fn": leave_alone}
     loader = FastLoader(
         dataset,
         batch_size=job.batch_size,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "FASTLOAD_RUN"
 BOOTSTRAP: Final = Path(__file__).resolve().parent / "bootstrap"
 
-_DEFAULTS: Final = ("device", "memory_format", "dtype", "device_prefetch", "accelerate", "max_pinned_bytes", "rng")
+_DEFAULTS: Final = ("device", "memory_format", "dtype", "device_prefetch", "engine", "max_pinned_bytes", "randomness")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device-prefetch", type=_count, metavar="N", help="batches copied ahead of the one in use")
     parser.add_argument(
-        "--accelerate", choices=("auto", "off", "require"), help="run the pipeline natively where it can be"
+        "--engine", choices=("auto", "torch", "native"), help="run the pipeline natively where it can be"
     )
     parser.add_argument("--max-pinned-bytes", type=_count, metavar="N", help="most bytes of pinned memory; 0 for none")
-    parser.add_argument("--rng", choices=("torch", "index"), help="what random draws depend on: worker, or sample")
+    parser.add_argument(
+        "--randomness", choices=("worker", "sample"), help="what random draws depend on: worker, or sample"
+    )
     parser.add_argument(
         "--explain", action="store_true", help="say at exit, on stderr, who uses FastLoader and every loader's plan"
     )

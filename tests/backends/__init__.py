@@ -1,4 +1,4 @@
-"""One case, two loaders: torch's DataLoader and FastLoader, on each road that a batch can take.
+"""One case, two loaders: torch's DataLoader and FastLoader, on each backend that a batch can take.
 
 A case is a function of a loader class; it builds what it needs, iterates, and returns what it saw. :meth:`Road.same`
 runs it with both classes from the same random state and compares everything: the observations with their types, the
@@ -28,7 +28,7 @@ Case = Callable[[Callable[..., DataLoader[Any]]], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Road:
-    """FastLoader's own arguments that lead a batch down one road.
+    """FastLoader's own arguments that lead a batch down one backend.
 
     ``plain`` is torch's own loader on the CPU. ``wrapped`` casts float32 to float32 on the CPU: values stay, but
     batches travel as HostBatch through DeviceIterator. ``simulated`` runs what a GPU would run, pin-memory thread,
@@ -40,12 +40,12 @@ class Road:
     test: str = ""  # whose case it is
 
     def of(self, test: str) -> Road:
-        """This road for one test: what torch's loader does in it is asked once for all roads."""
+        """This backend for one test: what torch's loader does in it is asked once for all backends."""
         return dataclasses.replace(self, test=test)
 
     @property
     def loader(self) -> Callable[..., FastLoader[Any]]:
-        """FastLoader with this road's arguments, to be called like torch's DataLoader."""
+        """FastLoader with this backend's arguments, to be called like torch's DataLoader."""
         return functools.partial(FastLoader, **self.own)
 
     def same(self, case: Case, *, anew: bool = False) -> Outcome:
@@ -53,7 +53,7 @@ class Road:
 
         Args:
             case: A test's only one, unless ``anew``.
-            anew: Ask torch's loader on each road, for what depends on the accelerator.
+            anew: Ask torch's loader on each backend, for what depends on the accelerator.
         """
         expected = None if anew else _known.get(self.test)
         if expected is None:
@@ -72,7 +72,7 @@ class Road:
 
 _known: dict[str, Outcome] = {}
 
-ROADS = {
+BACKENDS = {
     "plain": Road("plain", {"device": "cpu"}),
     "wrapped": Road("wrapped", {"device": "cpu", "dtype": torch.float32}),
     "simulated": Road("simulated", {"device": "cuda"}),

@@ -1,4 +1,4 @@
-"""A stand-in for an accelerator, so that the device road can be run where there is none.
+"""A stand-in for an accelerator, so that the device backend can be run where there is none.
 
 Torch's pin-memory thread, FastLoader's device iterator, its slots and the scheduling of its copies are the real ones.
 Pinning is a copy in pageable memory, slots are not registered, and a copy to the device stays on the CPU.
@@ -15,7 +15,7 @@ import torch
 from fastload import options
 from fastload._batch import map_leaves
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.engines import device_iterator, iterators, loader_state
+from fastload.engines import iterators, loader_state
 from fastload.memory.slots import SlotPool
 
 
@@ -42,7 +42,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self.clone())
-    monkeypatch.setattr(device_iterator, "Transfer", SimulatedTransfer)
+    monkeypatch.setattr(iterators, "Transfer", SimulatedTransfer)
     monkeypatch.setattr(loader_state.LoaderState, "copy_stream", lambda self, device: object())
     monkeypatch.setattr(loader_state, "SlotPool", functools.partial(SlotPool, register=False))
     monkeypatch.setenv("FASTLOAD_DEBUG", "1")  # a slot that is free again is overwritten

@@ -29,7 +29,7 @@ def is_movable(data: Any) -> bool:
     return hasattr(data, "pin_memory") and hasattr(data, "to")
 
 
-def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type | None = None) -> Any:
+def map_tensors(function: Callable[[Any], Any], data: Any, tuple_type: type | None = None) -> Any:
     """Rebuild ``data`` with ``function`` applied to every tensor, :class:`Leaf` and movable object in it.
 
     Containers are those that torch's ``pin_memory`` walks through (mappings, sequences, tuples, namedtuples; extra
@@ -55,7 +55,7 @@ def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type | Non
         return function(data)
     if isinstance(data, collections.abc.Mapping):
         old = list(data.items())
-        entries = {key: map_leaves(function, value, tuple_type) for key, value in old}
+        entries = {key: map_tensors(function, value, tuple_type) for key, value in old}
         if tuple_type is None and all(entries[key] is value for key, value in old):
             return data
         try:
@@ -69,7 +69,7 @@ def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type | Non
             return entries
     if isinstance(data, collections.abc.Sequence):
         former = list(data)
-        values = [map_leaves(function, value, tuple_type) for value in former]
+        values = [map_tensors(function, value, tuple_type) for value in former]
         if tuple_type is None and all(map(operator.is_, values, former)):
             return data
         if isinstance(data, tuple):
@@ -89,7 +89,7 @@ def map_leaves(function: Callable[[Any], Any], data: Any, tuple_type: type | Non
         moved = data
         for field in dataclasses.fields(data):
             value = getattr(data, field.name, None)
-            new = map_leaves(function, value, tuple_type)
+            new = map_tensors(function, value, tuple_type)
             if new is not value:
                 moved = copy.copy(data) if moved is data else moved
                 object.__setattr__(moved, field.name, new)
@@ -107,7 +107,7 @@ def as_inference_tensors(data: Any) -> Any:
     Args:
         data: Any nested batch. Tensors that require gradients, and what is no tensor, stay as they are.
     """
-    return map_leaves(_as_inference_tensor, data)
+    return map_tensors(_as_inference_tensor, data)
 
 
 def _as_inference_tensor(leaf: Any) -> Any:
@@ -183,5 +183,5 @@ def count_pinned(data: Any) -> tuple[int, int]:
         pinned.append(isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.is_pinned())
         return leaf
 
-    map_leaves(note, data)
+    map_tensors(note, data)
     return sum(pinned), len(pinned)

@@ -74,8 +74,8 @@ class FastLoader(LoaderConfig[T_co]):
             none of it; ``"native"`` raises with the reasons when nothing can be run natively.
         max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
             process may use. 0 turns pinned memory off altogether.
-        randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from one that depends on
-            the seed, the epoch and the sample's index alone (:mod:`fastload.engines.sample_seeding`).
+        randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from one that
+            depends on the seed, the epoch and the sample's index alone (:mod:`fastload.engines.sample_seeding`).
 
     ``next()`` returns at once when a batch is ready. It waits while the GPU is more than two batches behind the caller:
     otherwise dropped batches that it has yet to read would pile up in its memory.

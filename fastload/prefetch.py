@@ -37,7 +37,8 @@ def prefetch_to_device(
 
     For sources that are no :class:`torch.utils.data.DataLoader`: torchdata, webdataset, Hugging Face datasets, a
     generator. A background thread reads the source (so the source runs beside the training loop and up to
-    ``device_prefetch + 1`` batches ahead of it), pins what is not pinned, and starts each copy the moment its batch is there.
+    ``device_prefetch + 1`` batches ahead of it), pins what is not pinned, and starts each copy the moment its batch is
+    there.
 
     A source that yields pinned tensors may overwrite them once it is asked for the next batch. An error comes in its
     batch's turn, and iteration goes on after it if the source does.

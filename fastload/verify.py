@@ -235,7 +235,7 @@ def difference(theirs: Any, ours: Any, place: str = "batch", *, seen: Seen | Non
     """The first place where two batches differ in type, dtype, shape or a bit; ``None`` if nowhere. Not: in layout.
 
     Args:
-        theirs: One of them. Containers are those of :func:`fastload._batch.map_leaves`.
+        theirs: One of them. Containers are those of :func:`fastload._batch.map_tensors`.
         ours: The other.
         place: Where they are, in words.
         seen: Is told what was compared and what could not be.

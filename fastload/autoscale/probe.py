@@ -18,7 +18,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
-from fastload._batch import map_leaves
+from fastload._batch import map_tensors
 from fastload.torch_workers.processes import forking_workers
 from fastload.torch_workers.view import view_of
 
@@ -182,7 +182,7 @@ def _hand_on(batch: Any, collated: bool) -> tuple[int, int]:
             return leaf.share_memory_()  # type: ignore[no-untyped-call]
         return leaf
 
-    map_leaves(share, batch)
+    map_tensors(share, batch)
     if not collated:
         return 1, nbytes
     return lengths[0] if lengths else len(batch) if isinstance(batch, list) else 1, nbytes

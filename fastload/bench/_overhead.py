@@ -23,7 +23,7 @@ from fastload import loader as loader_module
 from fastload.autoscale.policy import cores_for_loading
 from fastload.device import transfer as transfer_module
 from fastload.engines import iterators, workers
-from fastload.engines.copy_scheduler import Arrivals
+from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.measurement.record import Spread, interleave
 from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
 from fastload.nvtx import stages
@@ -71,7 +71,7 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
 
         def run() -> None:
             with contextlib.ExitStack() as patched:
-                patched.enter_context(mock.patch.object(iterators, "Arrivals", _copied_when_asked_for))
+                patched.enter_context(mock.patch.object(iterators, "CopyScheduler", _copied_when_asked_for))
                 for patch in patches:
                     patched.enter_context(patch())
                 for _ in loader:
@@ -89,9 +89,9 @@ def stats_of_a_batch(device: torch.device, batches: int) -> dict[str, Callable[[
     }
 
 
-def _copied_when_asked_for(transfer: Any, *, ahead: int, **arguments: Any) -> Arrivals:
+def _copied_when_asked_for(transfer: Any, *, ahead: int, **arguments: Any) -> CopyScheduler:
     del ahead
-    return Arrivals(transfer, ahead=0, **arguments)
+    return CopyScheduler(transfer, ahead=0, **arguments)
 
 
 def _first(samples: Any) -> Any:

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
-from fastload._batch import map_leaves
+from fastload._batch import map_tensors
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
 from fastload.memory.arena import Arena
@@ -124,7 +124,7 @@ def cases(workers: int, batch_size: int, batches: int) -> dict[str, Case]:
 
 def to_cuda(batch: Any) -> Any:
     """What a training loop does with a pinned batch."""
-    return map_leaves(lambda leaf: leaf.cuda(non_blocking=True), batch)
+    return map_tensors(lambda leaf: leaf.cuda(non_blocking=True), batch)
 
 
 def deliveries(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -201,7 +201,7 @@ def check_same(case: Case, loaders: dict[str, DataLoader[Any]], at_most: int = 4
         if number < at_most:
             leaves: list[list[torch.Tensor]] = [[], []]
             for batch, collected in zip((first, second), leaves, strict=True):
-                map_leaves(collected.append, batch)
+                map_tensors(collected.append, batch)
             for ours, theirs in zip(*leaves, strict=True):
                 if not torch.equal(ours, theirs):
                     raise RuntimeError(f"batch {number} differs between {' and '.join(loaders)}")

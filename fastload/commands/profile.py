@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastload.commands.run import script
 from fastload.profiling import nsys, nsys_export, torch_trace
 from fastload.profiling.nsys import NsightError, ProgramError, find_nsight
-from fastload.profiling.report import Report, make_report, plain_console, show
+from fastload.profiling.report import ProfileReport, make_report, plain_console, show
 from fastload.stats.verdict import Bottleneck, Verdict
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def make_folder(path: Path) -> None:
         raise NsightError(f"{path} cannot be made a folder to keep files in: {error.strerror}") from error
 
 
-def _deliver(report: Report, recording: Recording, args: argparse.Namespace, page: Path | None) -> None:
+def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespace, page: Path | None) -> None:
     from fastload.profiling import timeline
     from fastload.profiling.html import write
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from fastload._batch import map_leaves
+from fastload._batch import map_tensors
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
@@ -112,7 +112,7 @@ class Feeder:
         self.transfer = transfer
         self._depth = depth
         self.states = states
-        self.arrivals: SimpleQueue[Arrived] = SimpleQueue()
+        self.scheduler: SimpleQueue[Arrived] = SimpleQueue()
         # Numbers of batches that are being handed over, which make room; anything else tells the thread to end.
         self.told: SimpleQueue[Any] = SimpleQueue()
         self._handed = 0
@@ -158,8 +158,8 @@ class Feeder:
         source, self._source = self._source, iter(())
         try:
             if error is not None:
-                self.arrivals.put(Arrived(number, error=error))
-            self.arrivals.put(Arrived(number, state=self._state()))
+                self.scheduler.put(Arrived(number, error=error))
+            self.scheduler.put(Arrived(number, state=self._state()))
             if isinstance(source, Generator):  # another kind may be the user's own, still in use
                 source.close()
             del source
@@ -190,7 +190,7 @@ class Feeder:
                     copied = self.transfer.start(batch, number)
                 except BaseException as caught:  # noqa: BLE001 - as above
                     error = caught
-            self.arrivals.put(Arrived(number, copied, error, state))
+            self.scheduler.put(Arrived(number, copied, error, state))
             if borrowed and copied is not None:  # the source's own memory: it may be written again once we ask for more
                 copied.wait_copied()
             return True
@@ -224,9 +224,9 @@ class Feeder:
         """Let go of what has arrived; leave the end of it, for whoever waits."""
         try:
             while True:
-                self.arrivals.get_nowait()
+                self.scheduler.get_nowait()
         except Empty:
-            self.arrivals.put(Arrived(0))
+            self.scheduler.put(Arrived(0))
 
     def close(self) -> None:
         """Stop reading and wait, 5 s at most, for the thread and its copies. Idempotent; call it again if interrupted.
@@ -263,7 +263,7 @@ def _pinned(batch: Any) -> tuple[Any, bool]:
         borrowed = borrowed or pinned is leaf
         return pinned
 
-    return map_leaves(pin, batch), borrowed
+    return map_tensors(pin, batch), borrowed
 
 
 class Prefetching(Generic[T]):
@@ -287,12 +287,12 @@ class Prefetching(Generic[T]):
             while not taken:
                 with suppress(Empty):
                     # No Python between the queue and the list: an interrupt finds the batch in one of them.
-                    taken.extend(islice(iter(partial(feeder.arrivals.get, True, WAKE_S), None), 1))
+                    taken.extend(islice(iter(partial(feeder.scheduler.get, True, WAKE_S), None), 1))
         arrived = taken[0]
         at_end = arrived.copied is None and arrived.error is None
         batch: Any = None
         if at_end:
-            feeder.arrivals.put(arrived)  # for whoever asks next
+            feeder.scheduler.put(arrived)  # for whoever asks next
         elif not feeder.closed:
             if arrived.copied is not None:
                 batch = feeder.transfer.take(arrived.copied)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
-from fastload._batch import as_inference_tensors, map_leaves
+from fastload._batch import as_inference_tensors, map_tensors
 from fastload.options import check_device_prefetch, has_streams
 from fastload.torch_workers.signals import deferred_signals
 
@@ -80,7 +80,7 @@ class Replay(Generic[T]):
         for step in range(self._steps if batches else 0):
             batch = batches[step % len(batches)]
             if self._stream is not None and (current := _current_stream(self._stream.device)) != self._stream:
-                map_leaves(_recorder(current), batch)
+                map_tensors(_recorder(current), batch)
             yield as_inference_tensors(batch) if torch.is_inference_mode_enabled() else batch
 
 
@@ -135,7 +135,7 @@ def _device_of(batches: Any) -> torch.device | None:
             devices.append(leaf.device)
         return leaf
 
-    map_leaves(look, batches)
+    map_tensors(look, batches)
     return devices[0] if devices else None
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload._batch import Leaf, map_leaves
+from fastload._batch import Leaf, map_tensors
 from fastload.device.normalize import Crossed, TableImages, finish
 from fastload.device.timing import DeviceClock
 from fastload.nvtx.stages import stage
@@ -271,7 +271,7 @@ class Transfer:
             unchanged.append(leaf)
             return _Copied(len(leaves) - 1)
 
-        moved = map_leaves(copy, data)
+        moved = map_tensors(copy, data)
         timed = timing if timing is not None and timing.is_timed else None
         if timed is not None:
             crossed = [leaf for leaf in unchanged if _copies_asynchronously(leaf)]
@@ -283,7 +283,7 @@ class Transfer:
             if all(map(operator.is_, leaves, unchanged)):  # on the CPU, with nothing to cast
                 moved = data
             else:
-                moved = map_leaves(lambda leaf: leaves[leaf.index], moved)
+                moved = map_tensors(lambda leaf: leaves[leaf.index], moved)
         ready = None
         if has_streams(self.device):
             ready = self.clock.event() if timed is not None else self._event()  # type: ignore[union-attr]
@@ -337,7 +337,7 @@ class Transfer:
                 return leaf
             return self._finish(leaf.leaf.to(self.device, non_blocking=True))
 
-        return map_leaves(move, copied._data)
+        return map_tensors(move, copied._data)
 
     def mark_step(self) -> None:
         """Say that the consumer has queued all its work on the batch that it was handed last (it asks for the next)."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload._batch import HostBatch, count_pinned, map_leaves, register
+from fastload._batch import HostBatch, count_pinned, map_tensors, register
 from fastload.memory.packing import Packed, packed_bytes, unpack
 from fastload.nvtx import stages
 from fastload.stats.stats import Totals
@@ -72,7 +72,7 @@ class Arrival:
         return self.copied
 
 
-class Arrivals:
+class CopyScheduler:
     """Decides which arrived batch is copied when. Batches arrive in any order and leave in torch's.
 
     A batch is copied ahead of time when it is among the next ``ahead`` that the consumer will be given, at once on its
@@ -85,7 +85,7 @@ class Arrivals:
         num_workers: Workers that take turns; 1 where batches leave in the order of their arrival.
         ahead: Batches to copy ahead of the consumer, at least 0.
         pin: Whether to pin batches on arrival.
-        tuple_type: See :func:`fastload._batch.map_leaves`.
+        tuple_type: See :func:`fastload._batch.map_tensors`.
         slots: The pool that workers write into, or ``None``.
         borrows: Whether batches are made in this process, out of memory that may be the user's own: what is pinned may
             be written again when the next batch is asked for, and is copied by then.
@@ -149,7 +149,7 @@ class Arrivals:
         return arrival
 
     def _start_feeder(self) -> None:
-        feeder = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
+        feeder = threading.Thread(target=self._feed, name="fastload-copy-scheduler", daemon=True)
         with deferred_signals(), contextlib.suppress(RuntimeError):  # no more threads: the consumer copies when it asks
             feeder.start()
             self._feeder = feeder
@@ -185,7 +185,7 @@ class Arrivals:
             self._slots.want(nbytes)
             if self._slots.refusal is None:  # slots will serve: pinning this one batch would cost more than it saves,
                 others = _pinned_by_itself if self._pin else _unchanged  # and torch would keep that memory
-        return Arrival(map_leaves(others, batch.data, self._tuple_type), worker)
+        return Arrival(map_tensors(others, batch.data, self._tuple_type), worker)
 
     def take(self, arrived: Any) -> Any:
         """Hand over the batch that torch's iterator has just given out. Called by the consumer."""
@@ -239,7 +239,7 @@ class Arrivals:
         return None
 
     def _feed(self) -> None:
-        stages.name_thread("fastload-feeder")
+        stages.name_thread("fastload-copy-scheduler")
         torch.accelerator.set_device_index(self.transfer.device)
         while True:
             with self._lock:

@@ -59,7 +59,7 @@ JOIN_S = 5.0  # as long as torch waits for a worker
 LOOK_S = 5.0  # a signal right before a wait begins does not end it: its handler runs after so long
 
 
-class Line:
+class DecodePipeline:
     """Batches under way. One thread adds and takes; the other is the line's own. Never refers to its user.
 
     Args:
@@ -118,7 +118,7 @@ class Line:
         self._collate_s = self._finish_s = self._in_python_s = 0.0
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
-        thread = threading.Thread(target=self._run, name="fastload-feeder", daemon=True)
+        thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
         try:
             with deferred_signals():
                 thread.start()
@@ -292,7 +292,7 @@ class Line:
             if not self._draining and sum(batch.owner is None for batch in before) >= self._ahead:
                 return
             if not unmade[0].made:
-                self._see_through(unmade[0])
+                self._finish_batch(unmade[0])
 
     def _start(self, batch: Batch) -> None:
         """Hand a batch to the decode threads. What goes wrong is the batch's."""
@@ -327,7 +327,7 @@ class Line:
         batch.made = True
         batch.release()
 
-    def _see_through(self, batch: Batch) -> None:
+    def _finish_batch(self, batch: Batch) -> None:
         """Make the first batch that is not made, or the error that torch's worker would have sent. Blocks."""
         try:
             data = self._make(batch)
@@ -342,7 +342,7 @@ class Line:
         try:
             self._complete(batch)
         except PythonError as error:
-            self._break_off(batch, error.state)
+            self._rewind_rng(batch, error.state)
             return error.wrapper
         if batch.error is not None or batch.dropped:
             return batch.error
@@ -414,7 +414,7 @@ class Line:
         """Pillow saw other things in a file than the core did: what was drawn after it is void."""
         for sample in range(begin, len(batch.sources)):
             made[sample], state = self._in_python(batch, sample, state)
-        self._break_off(batch, state)
+        self._rewind_rng(batch, state)
 
     def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
         """A sample by the user's own transforms, and where the worker's generator stands then."""
@@ -436,7 +436,7 @@ class Line:
             raise PythonError(sample, made, None if before is None or self._by_index else after)
         return made, after
 
-    def _break_off(self, batch: Batch, state: bytes | None) -> None:
+    def _rewind_rng(self, batch: Batch, state: bytes | None) -> None:
         """The worker's generator stands at ``state`` after ``batch``: what was drawn since is drawn anew."""
         if state is None:  # no later batch draws on from this one
             batch.job.cancel()

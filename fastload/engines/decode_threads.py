@@ -26,7 +26,7 @@ from fastload._batch import as_inference_tensors
 from fastload.autoscale.policy import AutoWorkers
 from fastload.autoscale.threads import ThreadSizer
 from fastload.engines.decode_batch import Batch, TookTooLongError
-from fastload.engines.decode_pipeline import Line
+from fastload.engines.decode_pipeline import DecodePipeline
 from fastload.engines.loader_state import epochs_of
 from fastload.nvtx.stages import stage
 
@@ -48,7 +48,7 @@ class NativeIterator(_BaseDataLoaderIter):
     Args:
         loader: Its sampler, batch sizes, generator and workers are those of the batches.
         recipe: How to make its samples; a snapshot.
-        process: See :class:`~fastload.engines.decode_pipeline.Line`.
+        process: See :class:`~fastload.engines.decode_pipeline.DecodePipeline`.
         finish: Likewise.
         finish_is_epilogue: Likewise.
         pin: Whether the pixels lie in pinned memory.
@@ -76,7 +76,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self._sizer = None
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
-        self._line = Line(
+        self._decode_pipeline = DecodePipeline(
             recipe,
             process,
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,
@@ -90,7 +90,7 @@ class NativeIterator(_BaseDataLoaderIter):
             device=device,
         )
         if self._sizer is not None:
-            self._sizer.attach(self._line.pool)
+            self._sizer.attach(self._decode_pipeline.pool)
         # Several threads may share the iterator. Reentrant: a signal's handler may ask for a batch, too.
         self.turn = threading.RLock()
         self.claimed: dict[int, Batch] = {}  # by thread
@@ -98,7 +98,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self._pid = os.getpid()
         self._exhausted = False
         self._closed = False
-        self._finalizer = weakref.finalize(self, self._line.close)
+        self._finalizer = weakref.finalize(self, self._decode_pipeline.close)
         try:
             self._reset(loader, first_iter=True)
         except BaseException:
@@ -109,14 +109,14 @@ class NativeIterator(_BaseDataLoaderIter):
         self.check_process()
         super()._reset(loader, first_iter)
         try:
-            self._line.drain(self._timeout)  # the workers' generators go on
+            self._decode_pipeline.drain(self._timeout)  # the workers' generators go on
         except BaseException as error:
             self.close()  # nobody knows what has been drained
             if isinstance(error, TookTooLongError):
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
             raise
         epochs = epochs_of(loader)
-        self._line.epoch = 0 if epochs is None else epochs.epoch
+        self._decode_pipeline.epoch = 0 if epochs is None else epochs.epoch
         if self._sizer is not None:
             self._sizer.begin()
         self._exhausted = False
@@ -129,7 +129,7 @@ class NativeIterator(_BaseDataLoaderIter):
 
         Raises what the sampler does. There is one batch less under way from then on, as in torch.
         """
-        while len(self._line) < self._window and not self._exhausted:
+        while len(self._decode_pipeline) < self._window and not self._exhausted:
             try:
                 if not self._drawn:
                     # At one go, in C: an interrupt loses no indices. (In a sampler's own Python code it ends that.)
@@ -140,9 +140,9 @@ class NativeIterator(_BaseDataLoaderIter):
             if not self._drawn:
                 self._exhausted = True
                 if not self._persistent_workers:
-                    self._line.end()
+                    self._decode_pipeline.end()
                 return
-            self._line.add(self._drawn[0])
+            self._decode_pipeline.add(self._drawn[0])
             self._drawn.clear()
 
     def __next__(self) -> Any:
@@ -177,14 +177,14 @@ class NativeIterator(_BaseDataLoaderIter):
         asked, batch, data = time.monotonic(), None, None
         while batch is None or batch.taken:  # by a signal's handler, which has come in between
             self._fill()  # there is something to do after an interrupt, or when the sampler has raised
-            batch = self._line.first()
+            batch = self._decode_pipeline.first()
             if batch is None:
                 if not self._persistent_workers:
                     self._finalizer()
                 raise StopIteration
             with stage("wait", batch.number):
                 try:
-                    data = self._line.claim(batch, self._timeout)
+                    data = self._decode_pipeline.claim(batch, self._timeout)
                 except TookTooLongError:
                     raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         self.claimed[threading.get_ident()] = batch
@@ -197,8 +197,8 @@ class NativeIterator(_BaseDataLoaderIter):
             batch.taken = True
             raise data
         if self._sizer is not None:  # only what more threads would have shortened counts as waiting
-            begun, ended = self._line.awaited
-            self._sizer.note(self._line.images, max(0.0, ended - max(begun, asked)))
+            begun, ended = self._decode_pipeline.awaited
+            self._sizer.note(self._decode_pipeline.images, max(0.0, ended - max(begun, asked)))
         if isinstance(data, ExceptionWrapper):
             batch.taken = True
             data.reraise()  # type: ignore[no-untyped-call]

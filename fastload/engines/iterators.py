@@ -13,7 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from fastload._batch import as_inference_tensors
 from fastload.device.normalize import Erased, NormalizeTable, TableImages, finish, host_images
 from fastload.device.transfer import DeviceBatch, Transfer
-from fastload.engines.copy_scheduler import Arrivals
+from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.engines.loader_state import epochs_of, state_of
 from fastload.engines.sample_seeding import seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, stages_of, start_epoch
@@ -99,7 +99,7 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
 
 def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device: bool = False) -> Meter:
     """What counts for a native iterator, whose batches go to a device as they are made, or do not."""
-    line = native._line
+    line = native._decode_pipeline
     return Meter(None, loader.batch_size, line.totals, waiting=lambda: line.ready, on_device=on_device)
 
 
@@ -157,7 +157,7 @@ class NativeDeviceIterator:
             device_totals=None if transfer.clock is None else transfer.totals,
         )
         self.meter = native_meter(self._host, loader, on_device=stream is not None)
-        self._finalizer = weakref.finalize(self, _end, self._host._line.close, transfer, retire)
+        self._finalizer = weakref.finalize(self, _end, self._host._decode_pipeline.close, transfer, retire)
 
     def _reset(self, loader: LoaderConfig[Any]) -> None:
         try:
@@ -197,7 +197,7 @@ class NativeDeviceIterator:
             except BaseException:
                 self.meter.stop()
                 raise
-            line = host._line
+            line = host._decode_pipeline
             stages = (("decode", line.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
             self.meter.got(asked, None, stages, line.images)
             return as_inference_tensors(data) if torch.is_inference_mode_enabled() else data
@@ -224,11 +224,11 @@ def _pinned_tuple_type() -> type:
     return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
 
 
-def _end_device(transfer: Transfer, arrivals: Arrivals, state: LoaderState) -> None:
+def _end_device(transfer: Transfer, scheduler: CopyScheduler, state: LoaderState) -> None:
     """What remains to be done when an iterator is gone. Idempotent."""
     with deferred_signals():
-        arrivals.close()
-        state.retire(transfer, arrivals)
+        scheduler.close()
+        state.retire(transfer, scheduler)
 
 
 class DeviceIterator:
@@ -244,7 +244,7 @@ class DeviceIterator:
         asked_to_pin = loader.pin_memory and can_pin()
         takes_turns = loader.in_order and loader.num_workers > 0
         slots = state_of(loader).slot_pool(loader, device)
-        self.arrivals = Arrivals(
+        self.scheduler = CopyScheduler(
             self.transfer,
             num_workers=loader.num_workers if takes_turns else 1,
             ahead=loader.device_prefetch if side_stream is not None else 0,
@@ -254,19 +254,19 @@ class DeviceIterator:
             borrows=loader.num_workers == 0,
         )
         writer = None if slots is None else SlotWriter(slots.handle)
-        self._collate = Collate(loader.collate_fn, self.arrivals.key, writer)
+        self._collate = Collate(loader.collate_fn, self.scheduler.key, writer)
         self._state = state_of(loader)
         self._number = 0
         self._board = board_for(loader)
         self._meter = Meter(self._board, loader.batch_size)
         self._view = view_of(loader, **self._changes(loader))
         self._consuming = threading.RLock()  # one next() at a time, as threads may share torch's
-        self._finalizer = weakref.finalize(self, _end_device, self.transfer, self.arrivals, self._state)
-        self.arrivals.serve(self)
+        self._finalizer = weakref.finalize(self, _end_device, self.transfer, self.scheduler, self._state)
+        self.scheduler.serve(self)
         self._host: Any = start_epoch(self._view)
         self._counts_up = loader.in_order and loader.num_workers > 0  # then torch's count says which batch it was
         measure_here(self._host, self._meter)
-        self._state.take_in(self.transfer, self.arrivals)
+        self._state.take_in(self.transfer, self.scheduler)
         self._state.measure(self, self._meter)
         self._state.live.add(self)
 
@@ -287,7 +287,7 @@ class DeviceIterator:
 
     def _reset(self, loader: LoaderConfig[Any]) -> None:
         """Begin another epoch with the same, persistent, workers."""
-        self.arrivals.pause()
+        self.scheduler.pause()
         refresh(self._view, loader, **self._changes(loader))
         try:
             self._host = start_epoch(self._view)
@@ -296,7 +296,7 @@ class DeviceIterator:
                 loader._iterator = None
                 self.close()
             raise
-        self.arrivals.resume()
+        self.scheduler.resume()
         self.transfer.begin_epoch()
         self._meter.begin_epoch()
         self._number = 0
@@ -319,13 +319,13 @@ class DeviceIterator:
                 with stage("wait", self._number):
                     arrived = next_of(host)
                 self._number += 1
-                data = self.arrivals.take(arrived)
+                data = self.scheduler.take(arrived)
             except BaseException as error:
                 meter.stop()
                 if not isinstance(error, StopIteration):
                     after_error(host, error)
                 raise
-            meter.got(asked, self._batch(host), self.arrivals.stages)
+            meter.got(asked, self._batch(host), self.scheduler.stages)
             if torch.is_inference_mode_enabled() and self.device.type != "cpu":  # else torch's, or made in this thread
                 return as_inference_tensors(data)
             return data
@@ -360,5 +360,5 @@ class DeviceIterator:
         if host is not None:
             shut_down(host)
         self._host = self._view._iterator = None
-        _end_device(self.transfer, self.arrivals, self._state)
+        _end_device(self.transfer, self.scheduler, self._state)
         self._finalizer.detach()

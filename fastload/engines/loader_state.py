@@ -21,7 +21,7 @@ from fastload.torch_workers.processes import shut_down
 if TYPE_CHECKING:
     import torch
 
-    from fastload.engines.copy_scheduler import Arrivals
+    from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.options import LoaderConfig
 
 
@@ -38,7 +38,7 @@ class LoaderState:
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that is inside
         self._pid = os.getpid()
-        self._transfers: dict[int, tuple[Transfer, Arrivals | None]] = {}  # of the iterators that are in use
+        self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of the iterators that are in use
         self._before = Totals()  # of those that are gone
         self._missed = Counter[str]()
         self._closed = False
@@ -94,17 +94,17 @@ class LoaderState:
         """Count what ``meter`` says for as long as ``iterator`` lives, and keep its totals afterwards."""
         weakref.finalize(iterator, self._meters.open(meter)).atexit = False
 
-    def take_in(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
+    def take_in(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
         """Count what an iterator copies, until :meth:`retire`."""
         with self._lock:
-            self._transfers[id(transfer)] = (transfer, arrivals)
+            self._transfers[id(transfer)] = (transfer, scheduler)
 
-    def retire(self, transfer: Transfer, arrivals: Arrivals | None = None) -> None:
+    def retire(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
         """Keep the totals of an iterator that ends."""
         if os.getpid() != self._pid:  # a forked child: another thread may have held the lock
             return
         totals, missed = Totals(), Counter[str]()
-        self._count(transfer, arrivals, totals, missed)  # not under the lock, as in stats()
+        self._count(transfer, scheduler, totals, missed)  # not under the lock, as in stats()
         with self._lock:
             if self._transfers.pop(id(transfer), None) is None:
                 return
@@ -112,11 +112,11 @@ class LoaderState:
             self._missed.update(missed)
 
     @staticmethod
-    def _count(transfer: Transfer, arrivals: Arrivals | None, totals: Totals, missed: Counter[str]) -> None:
+    def _count(transfer: Transfer, scheduler: CopyScheduler | None, totals: Totals, missed: Counter[str]) -> None:
         totals.add(transfer.totals())
-        if arrivals is not None:
-            totals.add(arrivals.totals())
-            missed.update(arrivals.missed)
+        if scheduler is not None:
+            totals.add(scheduler.totals())
+            missed.update(scheduler.missed)
 
     def stats(self, workers: int) -> Stats:
         """Everything that is known, now."""
@@ -124,12 +124,12 @@ class LoaderState:
             totals, missed = self._before.copy(), self._missed.copy()
             transfers = list(self._transfers.values())
         # Not under the lock: who holds a transfer's may want it, when the collector ends an iterator there.
-        for transfer, arrivals in transfers:
-            self._count(transfer, arrivals, totals, missed)
+        for transfer, scheduler in transfers:
+            self._count(transfer, scheduler, totals, missed)
         totals.add(self._meters.totals())
         counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
         ready, on_device = self._meters.ready()
-        on_device += sum(arrivals.copied_ahead() for _, arrivals in transfers if arrivals is not None)
+        on_device += sum(scheduler.copied_ahead() for _, scheduler in transfers if scheduler is not None)
         queues = {"ready": max(0, ready - on_device), "device": on_device} if ready or on_device else {}
         return make_stats(
             totals,

@@ -2,7 +2,7 @@
 
 The collate function is wrapped (in the iterator, never on the loader), so that a batch travels as a
 :class:`~fastload._batch.HostBatch`. Torch's pin-memory thread then delivers it to
-:class:`~fastload.engines.copy_scheduler.Arrivals` by calling its ``pin_memory()``, the moment that it is ready.
+:class:`~fastload.engines.copy_scheduler.CopyScheduler` by calling its ``pin_memory()``, the moment that it is ready.
 Sampler, worker assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: a thread
 that called ``next()`` ahead of time would draw from the sampler earlier than torch does, and after an early ``break``
 the next epoch would differ.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fastload.memory.slots import SlotWriter
-    from fastload.stats.shared_counters import Board
+    from fastload.stats.shared_counters import SharedCounters
 
 
 SWITCH_S: Final = 2e-4
@@ -48,7 +48,7 @@ class Collate:
 
     Args:
         collate_fn: The user's; ``default_collate`` stacks straight into a slot, any other one's result is packed.
-        receiver: Key of the :class:`Arrivals` that wait for the batches.
+        receiver: Key of the :class:`CopyScheduler` that wait for the batches.
         slots: Where to get slots, or ``None`` to send batches as torch does.
     """
 
@@ -168,7 +168,9 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def first_call_of(loader: Any, worker_init_fn: Callable[[int], None] | None, board: Board) -> Callable[[int], None]:
+def first_call_of(
+    loader: Any, worker_init_fn: Callable[[int], None] | None, board: SharedCounters
+) -> Callable[[int], None]:
     """What a worker runs first: takes signals, has its fetches measured, sends promptly, and does as the user says."""
     promptly = worker_init_fn if loader.engine == "torch" else SendsPromptly(worker_init_fn)
     return TakesSignals(MeasuredWorker(promptly, board))

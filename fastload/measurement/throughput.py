@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload._batch import map_leaves
+from fastload._batch import map_tensors
 from fastload.device.replay import twin_of
 from fastload.loader import FastLoader
 from fastload.options import resolve_device
@@ -114,7 +114,7 @@ def samples_in(batch: Any) -> int:
             lengths.append(len(leaf))
         return leaf
 
-    map_leaves(look, batch)
+    map_tensors(look, batch)
     return lengths[0] if lengths else 1
 
 

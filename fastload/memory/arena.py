@@ -30,7 +30,7 @@ _MADV_POPULATE_WRITE: Final = 23
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class State(enum.IntEnum):
+class SlotState(enum.IntEnum):
     """Where a slot is on its round."""
 
     FREE = 0
@@ -40,10 +40,10 @@ class State(enum.IntEnum):
 
 
 _BEFORE: Final = {
-    State.FILLING: (State.FREE,),
-    State.READY: (State.FILLING, State.COPYING),  # back from COPYING when the copy could not be issued
-    State.COPYING: (State.READY,),
-    State.FREE: (State.FILLING, State.READY, State.COPYING),
+    SlotState.FILLING: (SlotState.FREE,),
+    SlotState.READY: (SlotState.FILLING, SlotState.COPYING),  # back from COPYING when the copy could not be issued
+    SlotState.COPYING: (SlotState.READY,),
+    SlotState.FREE: (SlotState.FILLING, SlotState.READY, SlotState.COPYING),
 }
 
 
@@ -81,13 +81,13 @@ class Mapping:
         begin = index * self.slot_bytes
         return self.bytes[begin : begin + self.slot_bytes]
 
-    def state(self, index: int) -> State:  # noqa: D102
-        return State(int(self._states[index]))
+    def state(self, index: int) -> SlotState:  # noqa: D102
+        return SlotState(int(self._states[index]))
 
     def owner(self, index: int) -> int:  # noqa: D102
         return int(self._owners[index])
 
-    def move(self, index: int, state: State, owner: int | None = None) -> None:
+    def move(self, index: int, state: SlotState, owner: int | None = None) -> None:
         """Change a slot's state, along the round only."""
         if self.state(index) not in _BEFORE[state]:
             raise RuntimeError(f"slot {index} cannot go from {self.state(index).name} to {state.name}")
@@ -100,7 +100,7 @@ class Mapping:
 
         Not while there is a lease, whose bytes may still be read.
         """
-        if (self._states >= State.READY).any():
+        if (self._states >= SlotState.READY).any():
             return
         with contextlib.suppress(OSError):
             self._memory.madvise(mmap.MADV_REMOVE, _HEADER_BYTES)

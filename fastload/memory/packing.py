@@ -17,7 +17,7 @@ import torch.utils.data._utils.collate as _torchs
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from fastload._batch import Leaf, map_leaves
+from fastload._batch import Leaf, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ def packed_bytes(data: Any) -> int:
             total += aligned(leaf.numel() * leaf.element_size())
         return leaf
 
-    map_leaves(add, data)
+    map_tensors(add, data)
     return total
 
 
@@ -167,13 +167,13 @@ class Packer:
                 return _Small(len(small) - 1)
             return self._ref(self._copied(leaf))
 
-        tree = map_leaves(place, data)
+        tree = map_tensors(place, data)
         if not self._stacked <= found:
             raise EscapedError
         begin = self._used
         if small:
             refs = [self._ref(self._copied(leaf)) for leaf in small]
-            tree = map_leaves(lambda leaf: refs[leaf.index] if isinstance(leaf, _Small) else leaf, tree)
+            tree = map_tensors(lambda leaf: refs[leaf.index] if isinstance(leaf, _Small) else leaf, tree)
         return Packed(tree, (begin, self._used), self._used)
 
     def _copied(self, leaf: torch.Tensor) -> torch.Tensor:
@@ -259,4 +259,4 @@ def unpack(packed: Packed, buffer: torch.Tensor, others: Callable[[Any], Any], t
         flat = buffer[leaf.offset : leaf.offset + math.prod(leaf.size) * leaf.dtype.itemsize]
         return flat.view(leaf.dtype).as_strided(leaf.size, leaf.stride)
 
-    return map_leaves(view, packed.tree, tuple_type)
+    return map_tensors(view, packed.tree, tuple_type)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import torch
 
-from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, State, Token
+from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, SlotState, Token
 from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
 
@@ -84,11 +84,11 @@ class Lease:
 
     def copying(self) -> None:
         """Say that the copy to the device is about to be issued."""
-        self._arena.mapping.move(self._index, State.COPYING)
+        self._arena.mapping.move(self._index, SlotState.COPYING)
 
     def not_copying(self) -> None:
         """Say that it could not be issued after all."""
-        self._arena.mapping.move(self._index, State.READY)
+        self._arena.mapping.move(self._index, SlotState.READY)
 
     def release(self) -> None:
         """Free the slot: its copy has completed. Idempotent."""
@@ -255,7 +255,7 @@ class SlotPool:
             arena = self._arenas.get(token.arena)
             if arena is None or arena.mapping.owner(token.index) != stamp.pid:
                 raise RuntimeError(f"slot {token.index} of worker process {stamp.pid} was taken back before it arrived")
-            arena.mapping.move(token.index, State.READY)
+            arena.mapping.move(token.index, SlotState.READY)
             return Lease(self, arena, token.index)
 
     def _free(self, arena: Arena, index: int) -> None:
@@ -266,7 +266,7 @@ class SlotPool:
                 return
             if self._poison:
                 arena.mapping.slot(index).fill_(_POISON)
-            arena.mapping.move(index, State.FREE, owner=0)
+            arena.mapping.move(index, SlotState.FREE, owner=0)
             if arena is self._current and not self._closed:
                 self._publish(arena, index)
             else:
@@ -281,7 +281,7 @@ class SlotPool:
                 for index in range(arena.count):
                     if arena.descriptor < 0:
                         break  # that was its last slot
-                    if arena.mapping.state(index) == State.FILLING and not _is_alive(arena.mapping.owner(index)):
+                    if arena.mapping.state(index) == SlotState.FILLING and not _is_alive(arena.mapping.owner(index)):
                         self._free(arena, index)
 
     def close(self) -> None:
@@ -359,7 +359,7 @@ class SlotWriter:
             self._put_back(token)
             raise
         stamp = Stamp(token, os.getpid())
-        mapping.move(token.index, State.FILLING, owner=stamp.pid)
+        mapping.move(token.index, SlotState.FILLING, owner=stamp.pid)
         if (token.arena, token.index) not in self._touched:
             self._touched.add((token.arena, token.index))
             mapping.populate(token.index * token.slot_bytes, nbytes or token.slot_bytes)
@@ -398,7 +398,7 @@ class SlotWriter:
     def give_back(self, stamp: Stamp) -> None:
         """Return a slot unused."""
         token = stamp.token
-        self._mappings[token.arena].move(token.index, State.FREE, owner=0)
+        self._mappings[token.arena].move(token.index, SlotState.FREE, owner=0)
         self._put_back(token)
 
     def _put_back(self, token: Token) -> None:

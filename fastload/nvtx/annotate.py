@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from fastload.nvtx import stages
 from fastload.nvtx.patching import Site, site_of
-from fastload.nvtx.ranges import Range, pop, push
+from fastload.nvtx.ranges import NvtxRange, pop, push
 from fastload.nvtx.wrapping import Label, around
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Block:
             )
         if not hasattr(self._open, "ranges"):
             self._open.ranges = []
-        self._open.ranges.append(push(Range(self._message)))
+        self._open.ranges.append(push(NvtxRange(self._message)))
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

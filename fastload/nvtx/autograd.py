@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from fastload.nvtx.ranges import ProcessRange, Range, pop, push
+from fastload.nvtx.ranges import NvtxRange, ProcessRange, pop, push
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ class BackwardRange:
         self._left = 0
         self._task = -1
         self._over = False
-        self._range: Range | ProcessRange | None = None
+        self._range: NvtxRange | ProcessRange | None = None
         self._devices: set[torch.device] = set()
         self._lock = threading.Lock()
 
@@ -133,7 +133,7 @@ class BackwardRange:
             if self._exits and self._range is None and not self._over:
                 opened = _thread.task(task).ranges  # first: it closes what a pass that failed has left open here
                 spans = len(self._devices) > 1
-                self._range = ProcessRange(self._name) if spans else push(Range(self._name))
+                self._range = ProcessRange(self._name) if spans else push(NvtxRange(self._name))
                 opened.append(self._range)
 
     def _end(self, *_: Any) -> None:
@@ -156,7 +156,7 @@ class BackwardRange:
             self._range = None
 
 
-def _close(opened: Range | ProcessRange) -> None:
+def _close(opened: NvtxRange | ProcessRange) -> None:
     if isinstance(opened, ProcessRange):
         opened.end()
     else:
@@ -168,7 +168,7 @@ class _Task:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.ranges: list[Range | ProcessRange] = []
+        self.ranges: list[NvtxRange | ProcessRange] = []
         self.is_over = False
         self._thread = threading.get_ident()
 
@@ -194,7 +194,7 @@ class _Ending:
         self._task.end()
 
 
-class _Thread(threading.local):
+class _AutogradThread(threading.local):
     """The backward passes that are under way on a thread: more than one where a node runs another."""
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class _Thread(threading.local):
             self.tasks.remove(task)
 
 
-_thread: Final = _Thread()
+_thread: Final = _AutogradThread()
 
 
 def tidy() -> None:

@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from fastload.nvtx import autograd
 from fastload.nvtx.autograd import BackwardRange, Boundary
-from fastload.nvtx.ranges import Range, listening, pop, push
+from fastload.nvtx.ranges import NvtxRange, listening, pop, push
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -149,7 +149,9 @@ class _Call:
 
     __slots__ = ("backward", "boundary", "module", "range")
 
-    def __init__(self, module: nn.Module, opened: Range, autograd: BackwardRange, boundary: Boundary | None) -> None:
+    def __init__(
+        self, module: nn.Module, opened: NvtxRange, autograd: BackwardRange, boundary: Boundary | None
+    ) -> None:
         self.module = module
         self.range = opened
         self.backward = autograd
@@ -191,7 +193,7 @@ class _Hooks:
         if stack and (self._is_root or any(call.module is module for call in stack)):
             _drop_unwound(stack)
         outer = stack[-1].backward if stack else None
-        opened = push(Range(self._name))
+        opened = push(NvtxRange(self._name))
         boundary = Boundary(args, kwargs) if torch.is_grad_enabled() else None
         stack.append(_Call(module, opened, BackwardRange(f"{self._name} backward", outer), boundary))
 

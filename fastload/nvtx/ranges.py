@@ -22,7 +22,7 @@ from fastload.nvtx import stages
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["ProcessRange", "Range", "listening", "pop", "push"]
+__all__ = ["NvtxRange", "ProcessRange", "listening", "pop", "push"]
 
 # ARGB: calm enough to stand beside the colours of the stages, and told apart on a white ground.
 _PALETTE: Final = (0xFF8CB369, 0xFFF4A259, 0xFF5B8E7D, 0xFFBC4B51, 0xFF7D70BA, 0xFF3D9FB8, 0xFFC9A227, 0xFF9C6644)
@@ -35,7 +35,7 @@ class _Thread(threading.local):
     """Of one thread: the ranges that are open, outermost first, and NVTX's attributes by name."""
 
     def __init__(self) -> None:
-        self.open: list[Range] = []
+        self.open: list[NvtxRange] = []
         self.attributes: dict[str, Any] = {}
 
 
@@ -55,7 +55,7 @@ else:
     listening = _profiler_enabled
 
 
-class Range:
+class NvtxRange:
     """One range on one thread. Enter it with ``with``, or :func:`push` and :func:`pop` it.
 
     Args:
@@ -135,14 +135,14 @@ def _attributes(name: str, payload: int | None = None, registered: bool = True) 
     return attributes
 
 
-def push(opened: Range) -> Range:
+def push(opened: NvtxRange) -> NvtxRange:
     """Open a range on this thread, inside those that are open."""
     _thread.open.append(opened)
     opened._begin()
     return opened
 
 
-def pop(opened: Range) -> None:
+def pop(opened: NvtxRange) -> None:
     """Close a range and what is still open inside it. Does nothing if it is not open on this thread."""
     if opened not in _thread.open:
         return

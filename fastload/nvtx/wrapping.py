@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch.compiler import is_dynamo_compiling
 
-from fastload.nvtx.ranges import Range, listening, pop, push
+from fastload.nvtx.ranges import NvtxRange, listening, pop, push
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -30,10 +30,10 @@ class Label:
         self.message = message
         self._complained = False
 
-    def range(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Range:
+    def range(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NvtxRange:
         """A range for a call with these arguments."""
         if self.message is None:
-            return Range(self.name)
+            return NvtxRange(self.name)
         try:
             text = str(self.message(*args, **kwargs))
         except Exception as error:  # noqa: BLE001 - the program must run as it would without a profiler
@@ -45,8 +45,8 @@ class Label:
                     RuntimeWarning,
                     stacklevel=3,
                 )
-            return Range(self.name)
-        return Range(text.encode(errors="backslashreplace").decode(), registered=False)
+            return NvtxRange(self.name)
+        return NvtxRange(text.encode(errors="backslashreplace").decode(), registered=False)
 
 
 def kind_of(function: Any) -> Kind:
@@ -69,7 +69,7 @@ def around(function: Callable[..., Any], labels: Iterable[Label]) -> Callable[..
         labels: Read anew at each call; the first is the outermost range.
     """
 
-    def opened(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Range | None:
+    def opened(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NvtxRange | None:
         """The outermost range, whose end ends the others."""
         outermost = None
         for label in labels:
@@ -125,7 +125,7 @@ def around(function: Callable[..., Any], labels: Iterable[Label]) -> Callable[..
     return wrappers[kind_of(function)]
 
 
-def _stretches(inner: Any, begin: Callable[[], Range | None]) -> Generator[Any, Any, Any]:
+def _stretches(inner: Any, begin: Callable[[], NvtxRange | None]) -> Generator[Any, Any, Any]:
     """Run a generator or a coroutine to its end, each stretch between two suspensions in ranges."""
     sent: Any = None
     error: BaseException | None = None
@@ -156,7 +156,7 @@ def _stretches(inner: Any, begin: Callable[[], Range | None]) -> Generator[Any, 
 class _Stretches:
     """Awaits a coroutine, each of its stretches in ranges."""
 
-    def __init__(self, coroutine: Any, begin: Callable[[], Range | None]) -> None:
+    def __init__(self, coroutine: Any, begin: Callable[[], NvtxRange | None]) -> None:
         self._coroutine = coroutine
         self._begin = begin
 

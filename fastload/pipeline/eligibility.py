@@ -33,7 +33,7 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
     if "torchvision" not in sys.modules:  # neither its datasets nor its transforms can be there
         return (
             *reasons,
-            f"dataset {type(loader.dataset).__name__} has no torchvision transforms, which alone are supported natively",
+            f"dataset {type(loader.dataset).__name__} has no torchvision transforms; only those are supported natively",
         )
     if importlib.util.find_spec("fastload._core") is None:
         return (*reasons, "fastload._core is not built; reinstall fastload with a C++ compiler")

@@ -1,6 +1,7 @@
-"""The transforms that are supported natively, by class: torchvision's v1, and its v2 once the user's process has imported it.
+"""The transforms that are supported natively, by class, of torchvision's v1 and v2.
 
-Importing v2 takes 0.1 s, for which nobody shall wait who does without it; and none of its transforms turns up before.
+v2 is looked up once the user's process has imported it: importing it takes 0.1 s, and none of its transforms can turn
+up before.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ORIGINALS: Final = Originals((torch.nn.Identity,))
 
 
 def role_of(transform: Any) -> str | None:
-    """What a transform does; ``None`` if its class is none of those that are supported natively, a subclass for instance."""
+    """What a transform does; ``None`` if its class is not supported natively (a subclass, for instance)."""
     for name in ("torchvision.transforms", _V2):
         if name not in _learnt and (module := imported(name)) is not None:
             _learn(module)

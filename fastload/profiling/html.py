@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fastload.profiling.findings import Findings
-    from fastload.profiling.report import Report
+    from fastload.profiling.report import ProfileReport
 
 TEMPLATE: Final = Path(__file__).with_name("page.html")
 RANGES_SHOWN: Final = 40
@@ -32,13 +32,13 @@ class _Html(str):
     __slots__ = ()
 
 
-def write(report: Report, timeline: Timeline, path: str | Path) -> None:
+def write(report: ProfileReport, timeline: Timeline, path: str | Path) -> None:
     """Write the page; a megabyte for about 30,000 kernels and ranges."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(render(report, timeline), encoding="utf-8", errors="backslashreplace")  # half a character
 
 
-def render(report: Report, timeline: Timeline) -> str:
+def render(report: ProfileReport, timeline: Timeline) -> str:
     """The page's text."""
     findings, verdict = report.findings, report.verdict
     parts = {
@@ -115,7 +115,7 @@ def _tile(number: str, what: str, below: str) -> str:
     return "<div class=tile><b>{}</b><span>{}</span><small>{}</small></div>".format(*cells)
 
 
-def _tables(report: Report) -> Iterable[str]:
+def _tables(report: ProfileReport) -> Iterable[str]:
     findings = report.findings
     rows: list[Sequence[str]]
     if findings.gaps:

@@ -58,12 +58,12 @@ def read(path: Path) -> Recording:
     """
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-            return _Reader(connection).recording()
+            return _NsysReader(connection).recording()
     except sqlite3.DatabaseError as error:
         raise NsightError(f"{path} is not an export of nsys ({error}); use nsys export --type=sqlite") from error
 
 
-class _Reader:
+class _NsysReader:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         connection.row_factory = sqlite3.Row

@@ -29,7 +29,7 @@ LAYOUT_REMEDY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProfileReport:
     """What a recording says.
 
     Attributes:
@@ -54,7 +54,7 @@ class Report:
         return {"verdict": verdict, "loader": self.loader, **numbers.to_dict(self.findings)}
 
 
-def make_report(recording: Recording, seen: Verdict | None = None) -> Report:
+def make_report(recording: Recording, seen: Verdict | None = None) -> ProfileReport:
     """Compute the report of a recording.
 
     Args:
@@ -62,7 +62,7 @@ def make_report(recording: Recording, seen: Verdict | None = None) -> Report:
         seen: The loader's own verdict.
     """
     findings = find(recording)
-    return Report(findings, judge(findings, seen), None if seen is None else str(seen))
+    return ProfileReport(findings, judge(findings, seen), None if seen is None else str(seen))
 
 
 def plain_console(columns: int) -> Console:
@@ -73,7 +73,7 @@ def plain_console(columns: int) -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: ProfileReport, console: Console) -> None:
     """Print the report."""
     from rich.panel import Panel
     from rich.text import Text

@@ -65,7 +65,7 @@ def read(folder: Path, code: int = 0) -> Recording:
     if not found:
         raise nothing_recorded("torch.profiler", code)
     trace = min(found, key=_process_of)
-    reader = _Reader(trace)
+    reader = _TorchReader(trace)
     for path in sorted(folder.glob("ranges-*.jsonl")):
         reader.add_ranges(path)
     return reader.recording(others=len(found) - 1)
@@ -86,7 +86,7 @@ def _process_of(trace: dict[str, Any]) -> int:
     return int(counts.most_common(1)[0][0]) if counts else 0
 
 
-class _Reader:
+class _TorchReader:
     def __init__(self, trace: dict[str, Any]) -> None:
         self._base_ns = int(trace.get("baseTimeNanoseconds", 0))
         self._process = _process_of(trace)

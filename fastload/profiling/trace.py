@@ -36,7 +36,7 @@ STEP: Final = "step"
 _LAYOUT: Final = re.compile(r"nchw\w{0,12}nhwc|nhwc\w{0,12}nchw|convertTensor|nchwAddPadding", re.IGNORECASE)
 
 _ROLES: Final[tuple[tuple[re.Pattern[str], Role], ...]] = (
-    (re.compile(r"fastload-feeder"), "feeder"),
+    (re.compile(r"fastload-(?:feeder|copy-s|pipeli)"), "feeder"),
     (re.compile(r"fl-decode|fastload-dec"), "decode"),
     (re.compile(r"pt_autograd"), "backward"),
 )

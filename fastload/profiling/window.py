@@ -13,7 +13,7 @@ import torch
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 
 from fastload.nvtx.modules import hook_while_profiling
-from fastload.nvtx.ranges import Range, pop, push
+from fastload.nvtx.ranges import NvtxRange, pop, push
 from fastload.stats.diagnosis import report
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Window:
         self.profile: torch.profiler.profile | None = None
         self._seen = 0
         self._is_open = False
-        self._step: Range | None = None
+        self._step: NvtxRange | None = None
         self._may_open = may_open
         self._pid = 0
         self.reporting: weakref.ref[Any] | None = None
@@ -86,7 +86,7 @@ class Window:
                 raise SystemExit(0)
             return self.afterwards == "end"
         if self._is_open and not is_last:
-            self._step = push(Range(STEP, number))
+            self._step = push(NvtxRange(STEP, number))
         return False
 
     def after(self) -> None:

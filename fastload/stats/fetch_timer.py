@@ -15,8 +15,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.stats.shared_counters import FIGURES, Board
-from fastload.stats.stack_sampler import Looker
+from fastload.stats.shared_counters import FIGURES, SharedCounters
+from fastload.stats.stack_sampler import StackSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ LOOKER_AFTER_S: Final = 0.15
 (_BATCHES, _IMAGES, _FETCH, _COLLATE, _LOOKED, _BUSY, _QUEUED, _DECODE, _PYTHON) = range(len(FIGURES))
 
 
-class Sheet:
-    """One worker's part of a :class:`Board`; lives in the worker.
+class WorkerCounters:
+    """One worker's part of a :class:`SharedCounters`; lives in the worker.
 
     Args:
         board: Shared with the process that trains.
@@ -40,7 +40,7 @@ class Sheet:
         whole_process: Whether other threads of this process compute for the fetch too: in a worker process all do.
     """
 
-    def __init__(self, board: Board, worker: int, *, whole_process: bool) -> None:
+    def __init__(self, board: SharedCounters, worker: int, *, whole_process: bool) -> None:
         self._board = board
         self._worker = worker
         self._computed = time.process_time if whole_process else time.thread_time
@@ -55,7 +55,7 @@ class Sheet:
         self._queue: int | None = None
         self._waits: dict[str, float] = {}
         self._computes: dict[str, float] = {}
-        self._looker = Looker(self._asks, self._saw) if hasattr(time, "pthread_getcpuclockid") else None
+        self._looker = StackSampler(self._asks, self._saw) if hasattr(time, "pthread_getcpuclockid") else None
 
     def begin(self) -> None:
         """A fetch begins."""
@@ -148,7 +148,7 @@ class Sheet:
 class _Collate:
     """Stands before a fetcher's collate function and tells the sheet when it is called."""
 
-    def __init__(self, collate_fn: Callable[[Any], Any], sheet: Sheet, batched: bool) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], sheet: WorkerCounters, batched: bool) -> None:
         self.collate_fn = collate_fn
         self._sheet = sheet
         self._batched = batched
@@ -158,7 +158,7 @@ class _Collate:
         return self.collate_fn(samples)
 
 
-def _listen(fetcher: Any, sheet: Sheet) -> None:
+def _listen(fetcher: Any, sheet: WorkerCounters) -> None:
     """Have ``sheet`` told when the fetcher collates, if it is as torch's are; else all counts as fetching."""
     collate_fn = getattr(fetcher, "collate_fn", None)
     if collate_fn is not None and type(collate_fn) is not _Collate:
@@ -174,17 +174,17 @@ class MeasuredWorker:
         board: Where the figures go.
     """
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, board: Board) -> None:
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, board: SharedCounters) -> None:
         self.worker_init_fn = worker_init_fn
         self.board = board
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
-        measure_class(Sheet(self.board, worker_id, whole_process=True))
+        measure_class(WorkerCounters(self.board, worker_id, whole_process=True))
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 
 
-def measure_class(sheet: Sheet) -> None:
+def measure_class(sheet: WorkerCounters) -> None:
     """Measure every fetch in this process, which is a worker's. A torch without such fetchers is left alone."""
     try:
         from torch.utils.data._utils import fetch as torch_fetch
@@ -196,7 +196,7 @@ def measure_class(sheet: Sheet) -> None:
             kind.fetch = _measured(kind.fetch, sheet)
 
 
-def _measured(fetch: Callable[[Any, Any], Any], sheet: Sheet) -> Callable[[Any, Any], Any]:
+def _measured(fetch: Callable[[Any, Any], Any], sheet: WorkerCounters) -> Callable[[Any, Any], Any]:
     @functools.wraps(fetch)
     def fetch_measured(self: Any, possibly_batched_index: Any) -> Any:
         if sheet.is_inside:  # a loader that the dataset iterates while it makes a sample
@@ -218,10 +218,10 @@ def _measured(fetch: Callable[[Any, Any], Any], sheet: Sheet) -> Callable[[Any, 
     return fetch_measured
 
 
-class Fetch:
+class TimedFetch:
     """Stands for the ``fetch`` of one fetcher, in the main process. Knows the fetcher weakly: no cycle keeps it."""
 
-    def __init__(self, fetcher: Any, sheet: Sheet) -> None:
+    def __init__(self, fetcher: Any, sheet: WorkerCounters) -> None:
         self._fetcher = weakref.ref(fetcher)
         self._sheet = sheet
         self._num_yielded = 0  # the batch's number; a profiler's range looks for it under this name

@@ -13,8 +13,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.stats.fetch_timer import Fetch, Sheet
-from fastload.stats.shared_counters import FIGURES, Board
+from fastload.stats.fetch_timer import TimedFetch, WorkerCounters
+from fastload.stats.shared_counters import FIGURES, SharedCounters
 from fastload.stats.stats import Totals
 from fastload.torch_workers.processes import after_error, restart_workers
 
@@ -38,7 +38,7 @@ class Meter:
 
     def __init__(
         self,
-        board: Board | None,
+        board: SharedCounters | None,
         batch_size: int | None,
         source: Callable[[], Totals] | None = None,
         *,
@@ -49,7 +49,7 @@ class Meter:
         self.on_device = on_device
         self._source = source
         self._waiting = waiting
-        self.sheet: Sheet | None = None
+        self.sheet: WorkerCounters | None = None
         self.counts = Totals()
         self._batch_size = batch_size or 1
         self._got = 0.0  # when the last batch was handed over; 0 at the beginning of an epoch
@@ -87,7 +87,7 @@ class Meter:
         Args:
             asked: From :meth:`ask`.
             batch: Its number, as the board knows it.
-            stages_after: What came after it was made: stages, and when each ended. What remains is the way to the consumer.
+            stages_after: Stages after it was made, each with its end. What remains is the way to the consumer.
             images: How many it has, if the board does not know it.
         """
         now = time.monotonic()
@@ -190,26 +190,26 @@ class NextData:
         return data
 
 
-def board_for(loader: Any) -> Board:
+def board_for(loader: Any) -> SharedCounters:
     """Pages for the workers of one iterator of ``loader``."""
     workers = loader.num_workers
     if not workers:
-        return Board(1, 2)
+        return SharedCounters(1, 2)
     context = loader.multiprocessing_context
     method = context.get_start_method() if context is not None else None
     if method is None:
         import multiprocessing
 
         method = multiprocessing.get_start_method()
-    return Board(workers, workers * (loader.prefetch_factor or 2) + 2, inherited=method == "fork")
+    return SharedCounters(workers, workers * (loader.prefetch_factor or 2) + 2, inherited=method == "fork")
 
 
 def measure_here(iterator: Any, meter: Meter) -> None:
     """Measure the fetches of an iterator that reads in the main process."""
     fetcher = getattr(iterator, "_dataset_fetcher", None)
     if fetcher is not None and meter.board is not None:
-        meter.sheet = Sheet(meter.board, 0, whole_process=False)
-        fetcher.fetch = Fetch(fetcher, meter.sheet)
+        meter.sheet = WorkerCounters(meter.board, 0, whole_process=False)
+        fetcher.fetch = TimedFetch(fetcher, meter.sheet)
 
 
 def measure(iterator: Any, meter: Meter) -> Meter:

@@ -29,7 +29,7 @@ TEXT_BYTES: Final = 128
 _ENTRY: Final = 5  # of the ring: batch + 1, images, fetch began, collate began, was made
 
 
-class Board:
+class SharedCounters:
     """The shared pages of one iterator. Inherited by forked workers; spawned ones open it through ``/proc``.
 
     Args:
@@ -120,11 +120,11 @@ class Board:
             self._closer()
 
 
-def _alone(workers: int, in_flight: int) -> Board:
-    return Board(workers, in_flight)
+def _alone(workers: int, in_flight: int) -> SharedCounters:
+    return SharedCounters(workers, in_flight)
 
 
-def _reopened(pid: int, descriptor: int, inode: int, workers: int, in_flight: int) -> Board:
+def _reopened(pid: int, descriptor: int, inode: int, workers: int, in_flight: int) -> SharedCounters:
     """The same pages, in a process that was not forked; pages of its own if they cannot be had."""
     try:
         own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -133,7 +133,7 @@ def _reopened(pid: int, descriptor: int, inode: int, workers: int, in_flight: in
     try:
         if os.fstat(own).st_ino != inode:
             raise OSError(errno.ESTALE, "closed meanwhile")
-        board = object.__new__(Board)
+        board = object.__new__(SharedCounters)
         board.workers, board.in_flight, board._descriptor, board._pid = workers, in_flight, -1, os.getpid()
         board._map(own)
         return board

@@ -87,7 +87,7 @@ def place_of(frame: FrameType) -> str:
     return f"{os.path.basename(walked.f_code.co_filename)}:{walked.f_lineno} in {walked.f_code.co_name}"
 
 
-class Looker:
+class StackSampler:
     """Looks at the calling thread, from a thread of its own.
 
     Args:
@@ -155,7 +155,7 @@ class Looker:
             self._left = 0
 
 
-_looking: weakref.WeakSet[Looker] = weakref.WeakSet()
+_looking: weakref.WeakSet[StackSampler] = weakref.WeakSet()
 
 
 def _before_fork() -> None:

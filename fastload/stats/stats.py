@@ -260,7 +260,7 @@ def make_stats(
     """Put counts into words.
 
     Args:
-        totals: Of :class:`~fastload.stats.meter.Meter`, the transfers and the arrivals.
+        totals: Of :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler.
         places: Where workers waited and computed.
         missed: See :class:`Stats`.
         workers: Likewise.

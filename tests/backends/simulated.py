@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastload import options
-from fastload._batch import map_leaves
+from fastload._batch import map_tensors
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.engines import iterators, loader_state
 from fastload.memory.slots import SlotPool
@@ -26,7 +26,7 @@ class SimulatedTransfer(Transfer):
         super().__init__(torch.device("cpu"), None, memory_format, dtype)
 
     def start(self, data: Any, batch: int | None = None, *, small: Any = None, **rest: Any) -> DeviceBatch:
-        return super().start(map_leaves(_copied, data), batch, **rest)
+        return super().start(map_tensors(_copied, data), batch, **rest)
 
 
 def _copied(leaf: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload._batch import map_leaves
+from fastload._batch import map_tensors
 from fastload.memory.packing import ALIGNMENT, is_packable
 
 
@@ -45,7 +45,7 @@ def seen(batch: Any) -> Any:
         stride = leaf.stride() if leaf.layout == torch.strided else None
         return Seen(type(leaf), leaf.dtype, leaf.layout, tuple(leaf.size()), stride, leaf.requires_grad, bits(leaf))
 
-    return map_leaves(look, batch)
+    return map_tensors(look, batch)
 
 
 def made(dtype: torch.dtype, size: tuple[int, ...], layout: str, seed: int) -> torch.Tensor:
@@ -80,4 +80,4 @@ def slot(nbytes: int) -> torch.Tensor:
 
 def dense(batch: Any) -> Any:
     """What packing is to give back: the same layout where it is dense, what a copy makes of it elsewhere."""
-    return map_leaves(lambda leaf: leaf.clone() if is_packable(leaf) and leaf.numel() else leaf, batch)
+    return map_tensors(lambda leaf: leaf.clone() if is_packable(leaf) and leaf.numel() else leaf, batch)

@@ -1,7 +1,7 @@
 """Slots come back, and nothing of them is left, however an epoch, a worker or the whole program ends.
 
-The backend is the simulated one: the arena is real, but not registered with CUDA. What kills or interrupts a program gets
-one of its own.
+The backend is the simulated one: the arena is real, but not registered with CUDA. A test that kills or interrupts a
+program starts one of its own.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def test_an_error_in_the_program_leaves_nothing(running):
 def test_the_slot_of_a_worker_that_is_killed_while_it_fills_it_serves_the_next_epoch(tmp_path):
     """In a program of its own: torch's handler of a dead child raises wherever the main thread happens to be."""
     body = """
-    from fastload.memory.slots import SlotWriter, State
+    from fastload.memory.slots import SlotWriter, SlotState
 
     acquire = SlotWriter.acquire
 
@@ -327,7 +327,7 @@ def test_the_slot_of_a_worker_that_is_killed_while_it_fills_it_serves_the_next_e
 
     def filling():
         arena = pool._current
-        return sum(arena.mapping.state(index) is State.FILLING for index in range(arena.count))
+        return sum(arena.mapping.state(index) is SlotState.FILLING for index in range(arena.count))
 
     loader = FastLoader(Rows(40), batch_size=2, num_workers=2, device="cuda")
     pool = with_slots(loader)

@@ -22,7 +22,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 import fastload
-from fastload._batch import map_leaves
+from fastload._batch import map_tensors
 from fastload.engines.copy_scheduler import NONE_FREE
 from fastload.engines.workers import Collate
 from fastload.memory import packing
@@ -185,7 +185,7 @@ def through_a_slot(samples: list[Any]) -> Any:
         if batch.stamp is None:
             return batch.data
         lease = pool.adopt(batch.stamp)
-        return map_leaves(
+        return map_tensors(
             lambda leaf: leaf.clone() if packing.is_packable(leaf) else leaf,
             unpack(batch.data, lease.buffer, lambda leaf: leaf),
         )

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from fastload._batch import Leaf, map_leaves
+from fastload._batch import Leaf, map_tensors
 
 TUPLE_TYPE = type(pin_memory((1,)))
 
@@ -141,13 +141,13 @@ def _pinning_adds_one():
 @given(batches)
 def test_walks_where_torchs_pin_memory_walks(batch):
     expected = pin_memory(_rebuilt(batch))
-    got = map_leaves(lambda leaf: leaf.pin_memory(), _rebuilt(batch), TUPLE_TYPE)
+    got = map_tensors(lambda leaf: leaf.pin_memory(), _rebuilt(batch), TUPLE_TYPE)
     assert_same(got, expected)
 
 
 def _rebuilt(batch: Any) -> Any:
     """The same batch with leaves of its own: pinning may change a movable in place."""
-    return map_leaves(lambda leaf: copy.deepcopy(leaf), batch)
+    return map_tensors(lambda leaf: copy.deepcopy(leaf), batch)
 
 
 @given(batches)
@@ -164,19 +164,19 @@ def test_leaves_come_in_the_order_of_the_containers_and_once_each(batch):
             walk(_rebuilt(batch))
         return seen
 
-    assert order(lambda data: map_leaves(lambda leaf: leaf.pin_memory(), data)) == order(pin_memory)
+    assert order(lambda data: map_tensors(lambda leaf: leaf.pin_memory(), data)) == order(pin_memory)
 
 
 @given(batches)
 def test_a_batch_in_which_nothing_changes_is_that_batch(batch):
-    assert map_leaves(lambda leaf: leaf, batch) is batch
+    assert map_tensors(lambda leaf: leaf, batch) is batch
 
 
 @given(batches)
 def test_the_batch_walked_through_is_left_alone(batch):
     before = _leaves(batch)
     for tuple_type in (None, TUPLE_TYPE):
-        map_leaves(copy.deepcopy, batch, tuple_type)
+        map_tensors(copy.deepcopy, batch, tuple_type)
         assert all(a is b for a, b in zip(_leaves(batch), before, strict=True))
 
 
@@ -186,9 +186,9 @@ def test_there_and_back_is_the_same_batch(batch):
         def __init__(self, leaf: Any) -> None:
             self.leaf = leaf
 
-    there = map_leaves(Stood, batch)
+    there = map_tensors(Stood, batch)
     assert not _leaves(there, torch.Tensor)
-    back = map_leaves(lambda stood: stood.leaf, there)
+    back = map_tensors(lambda stood: stood.leaf, there)
     assert_same(back, batch)
     assert all(a is b for a, b in zip(_leaves(back), _leaves(batch), strict=True))
 
@@ -201,7 +201,7 @@ def _leaves(batch: Any, kind: type = object) -> list[Any]:
             found.append(leaf)
         return leaf
 
-    map_leaves(note, batch)
+    map_tensors(note, batch)
     return found
 
 
@@ -209,7 +209,7 @@ def _leaves(batch: Any, kind: type = object) -> list[Any]:
 def test_dataclasses_are_walked_through_as_well(tensor, other):
     record = Record(tensor, "outer", Record(tensor + 1, "inner"))
     record.extra = other  # no field: kept as it is
-    moved = map_leaves(lambda leaf: leaf * 2, [record, Frozen(tensor, 3)])
+    moved = map_tensors(lambda leaf: leaf * 2, [record, Frozen(tensor, 3)])
     assert_same(moved[0].x, tensor * 2)
     assert_same(moved[0].inner.x, tensor * 2 + 2)
     assert moved[0].extra is other
@@ -226,16 +226,16 @@ def test_a_type_that_forwards_its_attributes_is_a_leaf():
 def test_counts_are_not_added_up():
     """Torch's own pinning does: it updates a copy of the Counter with itself."""
     counter = collections.Counter("aab")
-    assert map_leaves(lambda leaf: leaf + 1, [counter, torch.zeros(1)])[0] == {"a": 2, "b": 1}
-    assert map_leaves(lambda leaf: leaf, counter, tuple) == {"a": 2, "b": 1}
+    assert map_tensors(lambda leaf: leaf + 1, [counter, torch.zeros(1)])[0] == {"a": 2, "b": 1}
+    assert map_tensors(lambda leaf: leaf, counter, tuple) == {"a": 2, "b": 1}
     mixed = collections.Counter(a=2)
     mixed["t"] = torch.zeros(1)
-    assert map_leaves(lambda leaf: leaf + 1, mixed)["a"] == 2
+    assert map_tensors(lambda leaf: leaf + 1, mixed)["a"] == 2
 
 
 def test_a_string_of_a_type_of_its_own_is_a_string():
     text = collections.UserString("text")
-    assert map_leaves(lambda leaf: leaf, [text], tuple)[0] is text
+    assert map_tensors(lambda leaf: leaf, [text], tuple)[0] is text
 
 
 def test_an_error_of_a_leaf_is_not_mistaken_for_an_odd_container():
@@ -244,11 +244,11 @@ def test_an_error_of_a_leaf_is_not_mistaken_for_an_odd_container():
 
     for batch in ({"a": torch.zeros(1)}, [torch.zeros(1)]):
         with pytest.raises(TypeError, match="of the leaf"):
-            map_leaves(fail, batch)
+            map_tensors(fail, batch)
 
 
 @pytest.mark.parametrize("flat", [bytearray(10**7), memoryview(bytes(10**7)), array.array("f", [0.0]) * 10**7])
 def test_what_can_only_hold_numbers_is_not_walked(flat):
     begin = time.thread_time()
-    assert map_leaves(lambda leaf: leaf, [flat])[0] is flat
+    assert map_tensors(lambda leaf: leaf, [flat])[0] is flat
     assert time.thread_time() - begin < 0.1  # it would take a second

@@ -18,7 +18,7 @@ from backends.tensors import Subclass, dense, made, seen, slot
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastload._batch import map_leaves
+from fastload._batch import map_tensors
 from fastload.memory import packing
 from fastload.memory.packing import ALIGNMENT, DoesNotFitError, Packer, Ref, packed_bytes, unpack
 
@@ -90,7 +90,7 @@ batches = st.recursive(
 
 def leaves(batch: Any, kind: type) -> list[Any]:
     found: list[Any] = []
-    map_leaves(lambda leaf: found.append(leaf) or leaf if isinstance(leaf, kind) else leaf, batch)
+    map_tensors(lambda leaf: found.append(leaf) or leaf if isinstance(leaf, kind) else leaf, batch)
     return found
 
 
@@ -125,7 +125,7 @@ def test_strides_of_dense_tensors_are_kept(batch):
 @given(batches)
 @few
 def test_a_packed_batch_survives_being_sent(batch):
-    batch = map_leaves(lambda leaf: leaf if packing.is_packable(leaf) and leaf.numel() else None, batch)
+    batch = map_tensors(lambda leaf: leaf if packing.is_packable(leaf) and leaf.numel() else None, batch)
     buffer = slot(packed_bytes(batch))
     sent = pickle.loads(pickle.dumps(Packer(buffer).pack(batch)))
     assert_same(seen(unpack(sent, buffer, lambda leaf: leaf)), seen(dense(batch)))

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from fastload.memory.slots import PAGE, SlotPool, SlotWriter, Stamp, State, Token
+from fastload.memory.slots import PAGE, SlotPool, SlotState, SlotWriter, Stamp, Token
 
 WORKERS = 3
 DEAD = 2**23  # no process has an id from here on: twice the largest
@@ -211,9 +211,9 @@ class Rounds(RuleBasedStateMachine):
         if self.closed or key in self.filling:
             return
         arena = self.pool._arenas.get(key[0])
-        if arena is not None and arena.mapping.state(key[1]) == State.FREE:
+        if arena is not None and arena.mapping.state(key[1]) == SlotState.FREE:
             with pytest.raises(RuntimeError, match="cannot go from FREE to FREE"):
-                arena.mapping.move(key[1], State.FREE)
+                arena.mapping.move(key[1], SlotState.FREE)
 
     # What holds at all times.
 
@@ -241,12 +241,12 @@ class Rounds(RuleBasedStateMachine):
                 key = arena.number, index
                 state = arena.mapping.state(index)
                 if key in self.filling:
-                    assert state == State.FILLING
+                    assert state == SlotState.FILLING
                     assert arena.mapping.owner(index) == self.filling[key].pid
                 elif key in self.leased:
-                    assert state == (State.COPYING if self.leased[key] else State.READY)
+                    assert state == (SlotState.COPYING if self.leased[key] else SlotState.READY)
                 else:
-                    assert state == State.FREE
+                    assert state == SlotState.FREE
                     assert arena.mapping.owner(index) == 0
 
     @invariant()

@@ -13,7 +13,7 @@ from fastload import _machine
 from fastload._machine import CpuBudget, MemoryBudget
 from fastload.commands.doctor import checks, checks_pil
 from fastload.commands.doctor.checks import Check
-from fastload.commands.doctor.doctor import Report, add_arguments, doctor, main
+from fastload.commands.doctor.doctor import MachineReport, add_arguments, doctor, main
 
 GIB = 2**30
 ALWAYS = [
@@ -103,7 +103,7 @@ def test_a_core_that_does_not_load_is_reported_with_exit_status_1():
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("note", 0), ("warning", 0), ("missing", 1)])
 def test_exit_status_is_1_only_when_something_needed_is_missing(monkeypatch, capsys, status, code):
-    found = Report("0", (Check("thing", "as it is", status, "do this [about] it"),))
+    found = MachineReport("0", (Check("thing", "as it is", status, "do this [about] it"),))
     monkeypatch.setitem(main.__globals__, "doctor", lambda *, measure: found)
     assert main(arguments()) == code
     shown = capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_exit_status_is_1_only_when_something_needed_is_missing(monkeypatch, cap
 
 
 def test_without_rich_the_same_is_said_in_plain_text(monkeypatch, capsys):
-    found = Report("0", (Check("thing", "as it is", "warning", "do this"),))
+    found = MachineReport("0", (Check("thing", "as it is", "warning", "do this"),))
     monkeypatch.setitem(main.__globals__, "doctor", lambda *, measure: found)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert main(arguments()) == 0
@@ -122,8 +122,13 @@ def test_without_rich_the_same_is_said_in_plain_text(monkeypatch, capsys):
 
 def test_remedies_come_most_urgent_first():
     checks = [Check(status, "", status, "x") for status in ("note", "missing", "ok", "warning")]
-    assert [check.status for check in Report("0", tuple(checks)).remedies] == ["missing", "warning", "note", "ok"]
-    assert [check.status for check in Report("0", tuple(checks)).problems] == ["missing", "warning"]
+    assert [check.status for check in MachineReport("0", tuple(checks)).remedies] == [
+        "missing",
+        "warning",
+        "note",
+        "ok",
+    ]
+    assert [check.status for check in MachineReport("0", tuple(checks)).problems] == ["missing", "warning"]
 
 
 @pytest.mark.parametrize("status", ["warning", "missing"])

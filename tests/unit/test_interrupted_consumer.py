@@ -16,8 +16,8 @@ from interrupts import interrupted_at_every_opcode
 
 from fastload import FastLoader
 from fastload._batch import HostBatch
-from fastload.engines.copy_scheduler import Arrivals
-from fastload.memory.arena import State, Token
+from fastload.engines.copy_scheduler import CopyScheduler
+from fastload.memory.arena import SlotState, Token
 from fastload.memory.slots import SlotPool, SlotWriter
 from fastload.torch_workers import signals
 
@@ -78,13 +78,13 @@ def device(monkeypatch):
 
 def test_taking_a_batch(device):
     def make():
-        arrivals = Arrivals(InstantTransfer(), 1, 1, False, None)
-        return arrivals, [HostBatch(number, 0, arrivals.key).pin_memory() for number in range(3)]
+        scheduler = CopyScheduler(InstantTransfer(), 1, 1, False, None)
+        return scheduler, [HostBatch(number, 0, scheduler.key).pin_memory() for number in range(3)]
 
     def check(subject, interrupted):
-        arrivals, queue = subject
-        assert [arrivals.take(arrival) for arrival in queue[1:]] == [1, 2]
-        closes_promptly(arrivals.close)
+        scheduler, queue = subject
+        assert [scheduler.take(arrival) for arrival in queue[1:]] == [1, 2]
+        closes_promptly(scheduler.close)
 
     assert interrupted_at_every_opcode(make, lambda subject: subject[0].take(subject[1][0]), check) > 50
 
@@ -93,22 +93,25 @@ def test_the_arrival_of_a_batch_in_the_consumers_thread(device):
     """As without workers; here the feeder is started."""
 
     def make():
-        return Arrivals(InstantTransfer(), 1, 1, False, None)
+        return CopyScheduler(InstantTransfer(), 1, 1, False, None)
 
-    def check(arrivals, interrupted):
-        assert arrivals.take(HostBatch(1, 0, arrivals.key).pin_memory()) == 1
-        closes_promptly(arrivals.close)
+    def check(scheduler, interrupted):
+        assert scheduler.take(HostBatch(1, 0, scheduler.key).pin_memory()) == 1
+        closes_promptly(scheduler.close)
 
-    assert interrupted_at_every_opcode(make, lambda arrivals: HostBatch(0, 0, arrivals.key).pin_memory(), check) > 100
+    assert interrupted_at_every_opcode(make, lambda scheduler: HostBatch(0, 0, scheduler.key).pin_memory(), check) > 100
 
 
 def test_closing_arrivals(device):
     def make():
-        arrivals = Arrivals(InstantTransfer(), 1, 1, False, None)
-        HostBatch(0, 0, arrivals.key).pin_memory()
-        return arrivals
+        scheduler = CopyScheduler(InstantTransfer(), 1, 1, False, None)
+        HostBatch(0, 0, scheduler.key).pin_memory()
+        return scheduler
 
-    assert interrupted_at_every_opcode(make, Arrivals.close, lambda arrivals, _: closes_promptly(arrivals.close)) > 30
+    assert (
+        interrupted_at_every_opcode(make, CopyScheduler.close, lambda scheduler, _: closes_promptly(scheduler.close))
+        > 30
+    )
 
 
 def test_the_feeder_ends_with_its_owner_though_nobody_closes(device):
@@ -116,10 +119,10 @@ def test_the_feeder_ends_with_its_owner_though_nobody_closes(device):
         pass
 
     owner = Owner()
-    arrivals = Arrivals(InstantTransfer(), 1, 1, False, None)
-    arrivals.serve(owner)
-    HostBatch(0, 0, arrivals.key).pin_memory()
-    feeder = arrivals._feeder
+    scheduler = CopyScheduler(InstantTransfer(), 1, 1, False, None)
+    scheduler.serve(owner)
+    HostBatch(0, 0, scheduler.key).pin_memory()
+    feeder = scheduler._feeder
     assert feeder.is_alive()
     del owner
     feeder.join(WAIT_S)
@@ -240,7 +243,7 @@ def test_freeing_a_slot():
         return pool._current, stamp.token.index
 
     def check(slot, interrupted):
-        if pool._current.mapping.state(slot[1]) != State.FREE:  # not begun
+        if pool._current.mapping.state(slot[1]) != SlotState.FREE:  # not begun
             pool._free(*slot)
         stamps = [writer.acquire(0)[0] for _ in range(2)]
         assert writer.acquire(0) is None

@@ -143,9 +143,9 @@ def test_a_range_of_the_process_ends_once_on_whichever_thread(tmp_path):
     trace = run_traced(
         """
 import threading
-from fastload.nvtx.ranges import ProcessRange, Range
+from fastload.nvtx.ranges import NvtxRange, ProcessRange
 opened = ProcessRange("backward")
-with Range("beside"):
+with NvtxRange("beside"):
     thread = threading.Thread(target=opened.end)
     thread.start()
     thread.join()
@@ -222,10 +222,10 @@ def test_a_forked_process_registers_the_names_of_its_ranges_itself(tmp_path):
         """
 import os
 from fastload.nvtx.stages import stage
-from fastload.nvtx.ranges import Range
+from fastload.nvtx.ranges import NvtxRange
 
 def work():
-    with stage("fetch", 1), Range("mine"):
+    with stage("fetch", 1), NvtxRange("mine"):
         pass
 
 work()

@@ -14,7 +14,7 @@ import torch
 from slots_on_cpu import free
 
 from fastload.memory import slots
-from fastload.memory.slots import PAGE, SlotWriter, Stamp, State
+from fastload.memory.slots import PAGE, SlotState, SlotWriter, Stamp
 
 WAIT_S = 60  # longer than any machine takes, short of the test's own limit
 
@@ -126,7 +126,7 @@ def test_another_process_fills_a_slot(make_pool, method):
         stamp = here.recv()
         assert stamp.pid == process.pid
         pool.reclaim()  # it is alive: nothing is taken from it
-        assert pool._current.mapping.state(stamp.token.index) == State.FILLING
+        assert pool._current.mapping.state(stamp.token.index) == SlotState.FILLING
         lease = pool.adopt(stamp)
         assert lease.buffer[:10].tolist() == list(range(10))
         lease.release()
@@ -143,7 +143,7 @@ def test_a_slot_of_a_dead_worker_is_taken_back(make_pool, reaped):
     os.waitid(os.P_PID, child, os.WEXITED | (0 if reaped else os.WNOWAIT))
     try:
         stamp = Stamp(pool._current.token(0, 0), child)
-        assert pool._current.mapping.state(0) == State.FILLING
+        assert pool._current.mapping.state(0) == SlotState.FILLING
         pool.reclaim()
         assert free(pool) == 2
         with pytest.raises(RuntimeError, match=f"of worker process {child} was taken back"):
@@ -187,10 +187,10 @@ def test_a_forked_child_neither_frees_nor_closes_what_is_its_parents(make_pool):
         leases.clear()
         pool.close()
         assert os.fstat(pool._current.descriptor)
-        assert pool._current.mapping.state(0) == State.READY
+        assert pool._current.mapping.state(0) == SlotState.READY
 
     assert ended(forked(in_child)) == 0
-    assert pool._current.mapping.state(0) == State.READY
+    assert pool._current.mapping.state(0) == SlotState.READY
     assert leases[0].buffer[0] == 3
     assert free(pool) == 1
     leases[0].release()

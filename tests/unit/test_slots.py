@@ -14,7 +14,7 @@ from slots_on_cpu import free
 
 from fastload import FastLoader
 from fastload.memory import slots
-from fastload.memory.slots import PAGE, SlotWriter, Stamp, State
+from fastload.memory.slots import PAGE, SlotState, SlotWriter, Stamp
 
 WAIT_S = 60  # longer than any machine takes, short of the test's own limit
 POISON = 0xA5
@@ -84,18 +84,18 @@ def test_only_its_own_worker_delivers_a_slot_and_once(make_pool):
 
 
 LEGAL = {
-    (State.FREE, State.FILLING),
-    (State.FILLING, State.READY),
-    (State.READY, State.COPYING),
-    (State.COPYING, State.READY),  # the copy could not be issued
-    (State.FILLING, State.FREE),
-    (State.READY, State.FREE),
-    (State.COPYING, State.FREE),
+    (SlotState.FREE, SlotState.FILLING),
+    (SlotState.FILLING, SlotState.READY),
+    (SlotState.READY, SlotState.COPYING),
+    (SlotState.COPYING, SlotState.READY),  # the copy could not be issued
+    (SlotState.FILLING, SlotState.FREE),
+    (SlotState.READY, SlotState.FREE),
+    (SlotState.COPYING, SlotState.FREE),
 }
 
 
-@pytest.mark.parametrize("before", State)
-@pytest.mark.parametrize("after", State)
+@pytest.mark.parametrize("before", SlotState)
+@pytest.mark.parametrize("after", SlotState)
 def test_a_slot_moves_along_its_round_only(make_pool, before, after):
     mapping = make_pool()._current.mapping
     mapping._states[2] = before

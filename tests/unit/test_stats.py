@@ -22,7 +22,7 @@ from fastload.device.transfer import DeviceBatch, Transfer, _raw_stream_of
 from fastload.engines.loader_state import LoaderState
 from fastload.stats import meter as meter_module
 from fastload.stats.meter import Meter
-from fastload.stats.shared_counters import Board
+from fastload.stats.shared_counters import SharedCounters
 from fastload.stats.stats import StageTime, Totals, make_stats
 
 
@@ -63,7 +63,7 @@ def clock(monkeypatch):
 
 
 def test_a_wait_is_divided_by_the_road_of_its_batch(clock):
-    board = Board(1, 4)
+    board = SharedCounters(1, 4)
     meter = Meter(board, 8)
     meter.got(meter.ask(), None)  # the first of the epoch: start-up
     clock.now = 103.0
@@ -126,7 +126,7 @@ def test_a_device_that_does_not_idle_while_the_loop_waits_is_busy():
 
 
 def test_what_is_ready_is_what_is_made_and_not_taken(clock):
-    board = Board(2, 4)
+    board = SharedCounters(2, 4)
     meter = Meter(board, 8)
     board.add(0, 0, 3)
     board.add(1, 0, 1)
@@ -217,7 +217,7 @@ def test_batches_that_the_native_engine_has_ready_are_seen(folder):
     with FastLoader(folder, batch_size=8, num_workers=2, device="cpu") as loader:
         iterator = iter(loader)
         next(iterator)
-        line = iterator._line
+        line = iterator._decode_pipeline
         assert line.first().ready.acquire(timeout=30)
         stats = loader.stats()
         assert stats.queues == {"ready": 1, "device": 0}

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-__all__ = ["Check", "Report", "add_arguments", "doctor", "main"]
+__all__ = ["Check", "MachineReport", "add_arguments", "doctor", "main"]
 
 _COLOURS: Final = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "bold red"}  # by rising urgency
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MachineReport:
     """What the doctor found.
 
     Attributes:
@@ -96,14 +96,14 @@ class Report:
         return f"works here; needs attention: {', '.join(warnings)}" if warnings else "works here"
 
 
-def doctor(*, measure: bool = True) -> Report:
+def doctor(*, measure: bool = True) -> MachineReport:
     """Look at what this machine offers for loading images onto a GPU. Takes a second or two; blocks.
 
     Args:
         measure: Also measure: how fast Pillow decodes and resizes (one core), and how fast a CUDA device is fed from
             pinned and pageable memory (256 MB on the host for half of a second).
     """
-    return Report(__version__, tuple(_run(name, look) for name, look in _checks_to_run(measure)))
+    return MachineReport(__version__, tuple(_run(name, look) for name, look in _checks_to_run(measure)))
 
 
 def _checks_to_run(measure: bool) -> Iterator[tuple[str, Callable[[], Check]]]:
@@ -151,7 +151,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _show(report: Report) -> None:
+def _show(report: MachineReport) -> None:
     try:
         from rich.console import Console
         from rich.table import Table

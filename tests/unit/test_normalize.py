@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from epilogue_on_cpu import KernelOnCpu
 from hypothesis import example, given
 from hypothesis import strategies as st
+from normalize_on_cpu import KernelOnCpu
 from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2

@@ -14,7 +14,7 @@ from backends import raised_by
 
 from fastload._batch import HostBatch
 from fastload.engines import copy_scheduler as arrivals_module
-from fastload.engines.copy_scheduler import Arrival, Arrivals
+from fastload.engines.copy_scheduler import Arrival, CopyScheduler
 
 WAIT_S = 30  # only ever waited for by a test that is about to fail
 
@@ -95,85 +95,85 @@ class Bell:
 
 @pytest.fixture
 def make(monkeypatch):
-    """Makes Arrivals and stops their feeders afterwards."""
+    """Makes CopyScheduler and stops their feeders afterwards."""
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: None)
     made = []
 
     def of(num_workers=1, ahead=1, pin=False, slots=None):
-        made.append(Arrivals(FakeTransfer(), num_workers, ahead, pin, None, slots))
+        made.append(CopyScheduler(FakeTransfer(), num_workers, ahead, pin, None, slots))
         made[-1]._wake = Bell()
         return made[-1]
 
     yield of
-    for arrivals in made:
-        for gate in arrivals.transfer.gates.values():
+    for scheduler in made:
+        for gate in scheduler.transfer.gates.values():
             gate.set()
-        arrivals.close()
+        scheduler.close()
 
 
-def arrive(arrivals, name):
+def arrive(scheduler, name):
     """Batch ``"2.5"`` is the sixth of worker 2. What comes back is what torch would queue."""
-    return HostBatch(name, int(name.split(".")[0]), arrivals.key).pin_memory()
+    return HostBatch(name, int(name.split(".")[0]), scheduler.key).pin_memory()
 
 
-def settle(arrivals):
+def settle(scheduler):
     """Wait until the feeder has copied all that it may, and say what that is."""
-    asleep(arrivals)
-    assert arrivals._next() is None
-    return arrivals.transfer.started
+    asleep(scheduler)
+    assert scheduler._next() is None
+    return scheduler.transfer.started
 
 
-def asleep(arrivals):
+def asleep(scheduler):
     """Wait until the feeder has seen the last change and sleeps again."""
-    bell = arrivals._wake
+    bell = scheduler._wake
     with bell.changed:
-        assert bell.changed.wait_for(bell.is_quiet, WAIT_S), arrivals.transfer.started
-    return arrivals.transfer.started
+        assert bell.changed.wait_for(bell.is_quiet, WAIT_S), scheduler.transfer.started
+    return scheduler.transfer.started
 
 
-def asking(arrivals, batch):
+def asking(scheduler, batch):
     """A consumer that has asked for ``batch``, and where it puts it."""
-    taken, asks, advance = [], threading.Event(), arrivals._advance
-    arrivals._advance = lambda arrival: (advance(arrival), asks.set())
-    consumer = threading.Thread(target=lambda: taken.append(arrivals.take(batch)))
+    taken, asks, advance = [], threading.Event(), scheduler._advance
+    scheduler._advance = lambda arrival: (advance(arrival), asks.set())
+    consumer = threading.Thread(target=lambda: taken.append(scheduler.take(batch)))
     consumer.start()
     assert asks.wait(WAIT_S)
     return consumer, taken
 
 
 def test_the_first_batch_is_copied_on_arrival_and_the_next_when_it_has_been_taken(make):
-    arrivals = make()
-    first, second, third = (arrive(arrivals, f"0.{i}") for i in range(3))
-    assert settle(arrivals) == ["0.0"]
-    assert arrivals.take(first) == "0.0"
-    assert settle(arrivals) == ["0.0", "0.1"]
-    assert [arrivals.take(second), arrivals.take(third)] == ["0.1", "0.2"]
-    assert arrivals.transfer.started == ["0.0", "0.1", "0.2"]
+    scheduler = make()
+    first, second, third = (arrive(scheduler, f"0.{i}") for i in range(3))
+    assert settle(scheduler) == ["0.0"]
+    assert scheduler.take(first) == "0.0"
+    assert settle(scheduler) == ["0.0", "0.1"]
+    assert [scheduler.take(second), scheduler.take(third)] == ["0.1", "0.2"]
+    assert scheduler.transfer.started == ["0.0", "0.1", "0.2"]
 
 
 def test_the_feeder_numbers_on_while_the_consumer_waits_for_the_batch_before(make):
     """Seen once: two batches of one number."""
-    arrivals = make()
-    arrivals.transfer.gates["0.0"] = gate = threading.Event()
-    first, second = (arrive(arrivals, f"0.{i}") for i in range(2))
-    assert arrivals.transfer.entered.acquire(timeout=WAIT_S)
-    consumer, _ = asking(arrivals, first)
-    with arrivals._lock:
-        assert arrivals._next() == (second, 1)
+    scheduler = make()
+    scheduler.transfer.gates["0.0"] = gate = threading.Event()
+    first, second = (arrive(scheduler, f"0.{i}") for i in range(2))
+    assert scheduler.transfer.entered.acquire(timeout=WAIT_S)
+    consumer, _ = asking(scheduler, first)
+    with scheduler._lock:
+        assert scheduler._next() == (second, 1)
     gate.set()
     consumer.join()
-    assert settle(arrivals) == ["0.0", "0.1"]
-    assert arrivals.transfer.numbers == [0, 1]
+    assert settle(scheduler) == ["0.0", "0.1"]
+    assert scheduler.transfer.numbers == [0, 1]
 
 
 def test_copies_are_made_by_the_feeder_and_not_by_the_consumer(make):
-    arrivals = make()
-    queue = [arrive(arrivals, f"0.{i}") for i in range(5)]
+    scheduler = make()
+    queue = [arrive(scheduler, f"0.{i}") for i in range(5)]
     for arrival in queue:
-        settle(arrivals)
-        arrivals.take(arrival)
-    assert set(arrivals.transfer.threads) == {"fastload-feeder"}
-    assert arrivals.transfer.numbers == [0, 1, 2, 3, 4]
+        settle(scheduler)
+        scheduler.take(arrival)
+    assert set(scheduler.transfer.threads) == {"fastload-feeder"}
+    assert scheduler.transfer.numbers == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3, 5])
@@ -183,74 +183,74 @@ def test_the_window_is_never_exceeded_and_always_filled(make, num_workers, ahead
     order = [f"{i % num_workers}.{i // num_workers}" for i in range(24)]
     for seed in range(8):
         chance = random.Random(seed)
-        arrivals = make(num_workers, ahead)
+        scheduler = make(num_workers, ahead)
         coming = [[name for name in order if name.startswith(f"{w}.")] for w in range(num_workers)]
         here, taken = {}, 0
         while taken < len(order):
             ready = [names for names in coming if names]
             if ready and (order[taken] not in here or chance.random() < 0.5):
                 name = chance.choice(ready).pop(0)
-                here[name] = arrive(arrivals, name)
+                here[name] = arrive(scheduler, name)
             else:
-                assert arrivals.take(here.pop(order[taken])) == order[taken]
+                assert scheduler.take(here.pop(order[taken])) == order[taken]
                 taken += 1
             due = set(order[:taken]) | {name for name in order[taken : taken + ahead] if name in here}
-            assert set(settle(arrivals)) == due
-        assert len(arrivals.transfer.started) == len(order)
+            assert set(settle(scheduler)) == due
+        assert len(scheduler.transfer.started) == len(order)
 
 
 def test_a_batch_that_arrives_before_its_turn_waits_for_it(make):
-    arrivals = make(num_workers=2)
-    late = arrive(arrivals, "1.0")
-    assert settle(arrivals) == []
-    early = arrive(arrivals, "0.0")
-    assert settle(arrivals) == ["0.0"]
-    assert arrivals.take(early) == "0.0"
-    assert settle(arrivals) == ["0.0", "1.0"]
-    assert arrivals.take(late) == "1.0"
+    scheduler = make(num_workers=2)
+    late = arrive(scheduler, "1.0")
+    assert settle(scheduler) == []
+    early = arrive(scheduler, "0.0")
+    assert settle(scheduler) == ["0.0"]
+    assert scheduler.take(early) == "0.0"
+    assert settle(scheduler) == ["0.0", "1.0"]
+    assert scheduler.take(late) == "1.0"
 
 
 def test_a_wider_window_copies_what_is_there_of_it(make):
-    arrivals = make(num_workers=3, ahead=2)
-    batches = [arrive(arrivals, "1.0"), arrive(arrivals, "2.0")]
-    assert settle(arrivals) == ["1.0"]  # the second in turn; the first is not here yet, and the third not in reach
-    first = arrive(arrivals, "0.0")
-    assert settle(arrivals) == ["1.0", "0.0"]
-    assert arrivals.take(first) == "0.0"
-    assert settle(arrivals) == ["1.0", "0.0", "2.0"]
-    assert [arrivals.take(batch) for batch in batches] == ["1.0", "2.0"]
+    scheduler = make(num_workers=3, ahead=2)
+    batches = [arrive(scheduler, "1.0"), arrive(scheduler, "2.0")]
+    assert settle(scheduler) == ["1.0"]  # the second in turn; the first is not here yet, and the third not in reach
+    first = arrive(scheduler, "0.0")
+    assert settle(scheduler) == ["1.0", "0.0"]
+    assert scheduler.take(first) == "0.0"
+    assert settle(scheduler) == ["1.0", "0.0", "2.0"]
+    assert [scheduler.take(batch) for batch in batches] == ["1.0", "2.0"]
 
 
 def test_a_worker_that_was_passed_over_is_not_waited_for_again(make):
     """An iterable dataset that has ended there: torch deals to the others from now on."""
-    arrivals = make(num_workers=3)
+    scheduler = make(num_workers=3)
     for name in ("0.0", "1.0", "2.0", "1.1"):  # and nothing more of worker 0
-        arrivals.take(arrive(arrivals, name))
-    following = arrive(arrivals, "1.2")
-    assert "1.2" not in settle(arrivals)  # worker 2 is before it
-    arrivals.take(arrive(arrivals, "2.1"))
-    assert settle(arrivals)[-1] == "1.2"  # worker 0 would be, had it not ended
-    arrivals.take(following)
-    last = [arrive(arrivals, f"2.{i}") for i in (2, 3, 4)]
-    arrivals.take(last[0])
-    arrivals.take(last[1])  # worker 1 has ended as well
-    assert settle(arrivals)[-1] == "2.4"
-    assert arrivals.take(last[2]) == "2.4"
+        scheduler.take(arrive(scheduler, name))
+    following = arrive(scheduler, "1.2")
+    assert "1.2" not in settle(scheduler)  # worker 2 is before it
+    scheduler.take(arrive(scheduler, "2.1"))
+    assert settle(scheduler)[-1] == "1.2"  # worker 0 would be, had it not ended
+    scheduler.take(following)
+    last = [arrive(scheduler, f"2.{i}") for i in (2, 3, 4)]
+    scheduler.take(last[0])
+    scheduler.take(last[1])  # worker 1 has ended as well
+    assert settle(scheduler)[-1] == "2.4"
+    assert scheduler.take(last[2]) == "2.4"
 
 
 def test_a_worker_whose_batch_raised_an_error_is_passed_over_only_once(make):
     """Torch gives out the error itself, so that the batch is missing here; the next one of that worker comes."""
-    arrivals = make(num_workers=2)
-    arrivals.take(arrive(arrivals, "0.0"))
-    third = arrive(arrivals, "0.1")  # 1.0 was an error
-    arrivals.take(third)
-    queue = [arrive(arrivals, "1.1"), arrive(arrivals, "0.2"), arrive(arrivals, "1.2")]
-    assert settle(arrivals)[2:] == ["1.1"]
+    scheduler = make(num_workers=2)
+    scheduler.take(arrive(scheduler, "0.0"))
+    third = arrive(scheduler, "0.1")  # 1.0 was an error
+    scheduler.take(third)
+    queue = [arrive(scheduler, "1.1"), arrive(scheduler, "0.2"), arrive(scheduler, "1.2")]
+    assert settle(scheduler)[2:] == ["1.1"]
     for batch in queue:
-        arrivals.take(batch)
-        settle(arrivals)
-    assert arrivals.transfer.started == ["0.0", "0.1", "1.1", "0.2", "1.2"]
-    assert arrivals.transfer.threads[2:] == ["fastload-feeder"] * 3
+        scheduler.take(batch)
+        settle(scheduler)
+    assert scheduler.transfer.started == ["0.0", "0.1", "1.1", "0.2", "1.2"]
+    assert scheduler.transfer.threads[2:] == ["fastload-feeder"] * 3
 
     early = make(num_workers=2)
     early.take(arrive(early, "0.0"))
@@ -261,71 +261,71 @@ def test_a_worker_whose_batch_raised_an_error_is_passed_over_only_once(make):
 
 
 def test_without_order_batches_are_copied_as_they_arrive(make):
-    arrivals = make(num_workers=1, ahead=2)  # in_order=False: workers are not told apart
+    scheduler = make(num_workers=1, ahead=2)  # in_order=False: workers are not told apart
     names = ["2.0", "0.0", "1.0", "2.1"]
-    queue = [HostBatch(name, int(name[0]), arrivals.key).pin_memory() for name in names]
-    assert settle(arrivals) == ["2.0", "0.0"]
-    assert [arrivals.take(arrival) for arrival in queue] == names
+    queue = [HostBatch(name, int(name[0]), scheduler.key).pin_memory() for name in names]
+    assert settle(scheduler) == ["2.0", "0.0"]
+    assert [scheduler.take(arrival) for arrival in queue] == names
 
 
 def test_what_was_not_copied_ahead_is_copied_when_it_is_asked_for(make):
-    arrivals = make(ahead=0)
-    first = arrive(arrivals, "0.0")
-    assert arrivals.transfer.started == []
-    assert arrivals.take(first) == "0.0"
-    assert arrivals.take(HostBatch("0.1", 0, arrivals.key)) == "0.1"  # not pinned, so it never arrived
-    assert arrivals._feeder is None
-    assert set(arrivals.transfer.threads) == {"MainThread"}
+    scheduler = make(ahead=0)
+    first = arrive(scheduler, "0.0")
+    assert scheduler.transfer.started == []
+    assert scheduler.take(first) == "0.0"
+    assert scheduler.take(HostBatch("0.1", 0, scheduler.key)) == "0.1"  # not pinned, so it never arrived
+    assert scheduler._feeder is None
+    assert set(scheduler.transfer.threads) == {"MainThread"}
 
 
 def test_a_slow_copy_holds_up_neither_arrivals_nor_other_batches(make):
-    arrivals = make(num_workers=2, ahead=2)
-    gate = arrivals.transfer.gates["1.0"] = threading.Event()
-    slow = arrive(arrivals, "1.0")
-    assert arrivals.transfer.entered.acquire(timeout=WAIT_S)  # the feeder is in it
-    quick = arrive(arrivals, "0.0")
-    assert arrivals.take(quick) == "0.0"  # the consumer copies it itself
-    assert arrivals.transfer.threads == ["MainThread"]
+    scheduler = make(num_workers=2, ahead=2)
+    gate = scheduler.transfer.gates["1.0"] = threading.Event()
+    slow = arrive(scheduler, "1.0")
+    assert scheduler.transfer.entered.acquire(timeout=WAIT_S)  # the feeder is in it
+    quick = arrive(scheduler, "0.0")
+    assert scheduler.take(quick) == "0.0"  # the consumer copies it itself
+    assert scheduler.transfer.threads == ["MainThread"]
     gate.set()
-    assert arrivals.take(slow) == "1.0"
-    assert arrivals.transfer.started == ["0.0", "1.0"]
+    assert scheduler.take(slow) == "1.0"
+    assert scheduler.transfer.started == ["0.0", "1.0"]
 
 
 def test_a_batch_that_is_being_copied_is_waited_for_and_copied_once(make):
-    arrivals = make()
-    gate = arrivals.transfer.gates["0.0"] = threading.Event()
-    batch = arrive(arrivals, "0.0")
-    assert arrivals.transfer.entered.acquire(timeout=WAIT_S)
-    consumer, taken = asking(arrivals, batch)
+    scheduler = make()
+    gate = scheduler.transfer.gates["0.0"] = threading.Event()
+    batch = arrive(scheduler, "0.0")
+    assert scheduler.transfer.entered.acquire(timeout=WAIT_S)
+    consumer, taken = asking(scheduler, batch)
     assert not taken
     gate.set()
     consumer.join(WAIT_S)
     assert taken == ["0.0"]
-    assert arrivals.transfer.started == ["0.0"]
+    assert scheduler.transfer.started == ["0.0"]
 
 
 @pytest.mark.parametrize("error", [ValueError("cannot move"), MemoryError(), SystemExit(3)])
 def test_an_error_in_a_copy_ahead_is_the_consumers_in_its_turn(make, error):
-    arrivals = make(ahead=2)
-    arrivals.transfer.fails["0.1"] = error
-    queue = [arrive(arrivals, f"0.{i}") for i in range(4)]
-    assert settle(arrivals) == ["0.0"]
-    assert arrivals.take(queue[0]) == "0.0"
+    scheduler = make(ahead=2)
+    scheduler.transfer.fails["0.1"] = error
+    queue = [arrive(scheduler, f"0.{i}") for i in range(4)]
+    assert settle(scheduler) == ["0.0"]
+    assert scheduler.take(queue[0]) == "0.0"
     with pytest.raises(type(error)) as caught:
-        arrivals.take(queue[1])
+        scheduler.take(queue[1])
     assert caught.value is error
-    assert [arrivals.take(arrival) for arrival in queue[2:]] == ["0.2", "0.3"]
+    assert [scheduler.take(arrival) for arrival in queue[2:]] == ["0.2", "0.3"]
     del caught
 
 
 def test_a_copy_that_failed_for_want_of_memory_is_tried_again_in_its_turn(make):
-    arrivals = make(ahead=2)
-    arrivals.transfer.fails["0.1"] = MemoryError()
-    queue = [arrive(arrivals, f"0.{i}") for i in range(3)]
-    settle(arrivals)
-    arrivals.take(queue[0])
-    arrivals.transfer.fails.clear()
-    assert [arrivals.take(arrival) for arrival in queue[1:]] == ["0.1", "0.2"]
+    scheduler = make(ahead=2)
+    scheduler.transfer.fails["0.1"] = MemoryError()
+    queue = [arrive(scheduler, f"0.{i}") for i in range(3)]
+    settle(scheduler)
+    scheduler.take(queue[0])
+    scheduler.transfer.fails.clear()
+    assert [scheduler.take(arrival) for arrival in queue[1:]] == ["0.1", "0.2"]
 
 
 class FakeLease:
@@ -360,61 +360,61 @@ def test_a_slot_is_free_after_the_copy_and_ready_again_when_there_was_none():
 def test_pinned_memory_of_the_users_own_is_copied_before_it_is_handed_over(monkeypatch, in_process, pinned):
     monkeypatch.setattr(arrivals_module, "count_pinned", lambda data: (pinned, 8 * pinned))
     transfer = FakeTransfer()
-    arrivals = Arrivals(transfer, 1, 0, False, None, borrows=in_process)
-    arrivals.take(HostBatch("0.0", 0, arrivals.key))
+    scheduler = CopyScheduler(transfer, 1, 0, False, None, borrows=in_process)
+    scheduler.take(HostBatch("0.0", 0, scheduler.key))
     assert transfer.waited_for == [in_process and pinned == 1]
 
 
 def test_nothing_is_copied_while_torch_drains_an_epoch_that_was_broken_off(make):
-    arrivals = make(num_workers=2, ahead=2)
-    torchs = [arrive(arrivals, name) for name in ("0.0", "1.0", "0.1", "1.1")]
-    assert settle(arrivals) == ["0.0", "1.0"]
-    arrivals.take(torchs[0])
-    settle(arrivals)
-    arrivals.pause()
-    before = list(arrivals.transfer.started)
-    torchs += [arrive(arrivals, "0.2"), arrive(arrivals, "1.2")]
-    assert asleep(arrivals) == before
+    scheduler = make(num_workers=2, ahead=2)
+    torchs = [arrive(scheduler, name) for name in ("0.0", "1.0", "0.1", "1.1")]
+    assert settle(scheduler) == ["0.0", "1.0"]
+    scheduler.take(torchs[0])
+    settle(scheduler)
+    scheduler.pause()
+    before = list(scheduler.transfer.started)
+    torchs += [arrive(scheduler, "0.2"), arrive(scheduler, "1.2")]
+    assert asleep(scheduler) == before
     torchs.clear()  # torch drops them, whether they had been copied or not
-    fresh = [arrive(arrivals, "0.3"), arrive(arrivals, "1.3")]  # of the new epoch, there before resume()
-    assert asleep(arrivals) == before
-    arrivals.resume()
-    assert settle(arrivals) == [*before, "0.3", "1.3"]
-    assert arrivals.transfer.numbers[-2:] == [0, 1]
-    assert [arrivals.take(batch) for batch in fresh] == ["0.3", "1.3"]
+    fresh = [arrive(scheduler, "0.3"), arrive(scheduler, "1.3")]  # of the new epoch, there before resume()
+    assert asleep(scheduler) == before
+    scheduler.resume()
+    assert settle(scheduler) == [*before, "0.3", "1.3"]
+    assert scheduler.transfer.numbers[-2:] == [0, 1]
+    assert [scheduler.take(batch) for batch in fresh] == ["0.3", "1.3"]
 
 
 def test_an_epoch_begins_with_worker_0_and_none_ended(make):
-    arrivals = make(num_workers=2)
+    scheduler = make(num_workers=2)
     for name in ("0.0", "1.0", "1.1", "1.2"):
-        arrivals.take(arrive(arrivals, name))
-    arrivals.pause()
-    arrivals.resume()
-    second = arrive(arrivals, "1.3")
-    assert "1.3" not in settle(arrivals)
-    first = arrive(arrivals, "0.1")
-    assert settle(arrivals)[-1] == "0.1"
-    assert arrivals.take(first) == "0.1"
-    assert settle(arrivals)[-1] == "1.3"
-    assert arrivals.take(second) == "1.3"
+        scheduler.take(arrive(scheduler, name))
+    scheduler.pause()
+    scheduler.resume()
+    second = arrive(scheduler, "1.3")
+    assert "1.3" not in settle(scheduler)
+    first = arrive(scheduler, "0.1")
+    assert settle(scheduler)[-1] == "0.1"
+    assert scheduler.take(first) == "0.1"
+    assert settle(scheduler)[-1] == "1.3"
+    assert scheduler.take(second) == "1.3"
 
 
 def test_what_torch_drops_is_not_kept(make):
     class Data(str):
         __slots__ = ("__weakref__",)
 
-    arrivals = make(num_workers=2)
+    scheduler = make(num_workers=2)
     data = Data("1.0")
     gone = weakref.ref(data)
-    batch = HostBatch(data, 1, arrivals.key).pin_memory()
+    batch = HostBatch(data, 1, scheduler.key).pin_memory()
     del data
     gc.collect()
     assert gone() is not None
     del batch
     gc.collect()
     assert gone() is None
-    arrivals.take(arrive(arrivals, "0.0"))
-    assert arrivals.take(arrive(arrivals, "1.1")) == "1.1"
+    scheduler.take(arrive(scheduler, "0.0"))
+    assert scheduler.take(arrive(scheduler, "1.1")) == "1.1"
 
 
 def test_batches_for_an_iterator_that_is_gone_are_dropped(make):
@@ -423,50 +423,50 @@ def test_batches_for_an_iterator_that_is_gone_are_dropped(make):
 
 def test_pinning_is_done_on_arrival(make, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self + 1)
-    arrivals = make(ahead=0, pin=True)
-    arrival = HostBatch([torch.zeros(2), "text"], 0, arrivals.key).pin_memory()
+    scheduler = make(ahead=0, pin=True)
+    arrival = HostBatch([torch.zeros(2), "text"], 0, scheduler.key).pin_memory()
     assert arrival.data[0].tolist() == [1, 1]
     assert arrival.data[1] == "text"
     assert make(ahead=0)._open(HostBatch(torch.zeros(1), 0, 0)).data.item() == 0
 
 
 def test_closing_stops_the_feeder_after_the_copy_that_it_is_in(make):
-    arrivals = make(ahead=3)
-    gate = arrivals.transfer.gates["0.1"] = threading.Event()
-    queue = [arrive(arrivals, f"0.{i}") for i in range(3)]
+    scheduler = make(ahead=3)
+    gate = scheduler.transfer.gates["0.1"] = threading.Event()
+    queue = [arrive(scheduler, f"0.{i}") for i in range(3)]
     for _ in range(2):
-        assert arrivals.transfer.entered.acquire(timeout=WAIT_S)
-    feeder = arrivals._feeder
+        assert scheduler.transfer.entered.acquire(timeout=WAIT_S)
+    feeder = scheduler._feeder
     assert feeder.daemon
-    closer = threading.Thread(target=arrivals.close)
+    closer = threading.Thread(target=scheduler.close)
     closer.start()
-    with arrivals._wake.changed:
-        assert arrivals._wake.changed.wait_for(lambda: arrivals._closed, WAIT_S)
-    assert arrivals.transfer.closed == 0  # not while a copy is being issued
+    with scheduler._wake.changed:
+        assert scheduler._wake.changed.wait_for(lambda: scheduler._closed, WAIT_S)
+    assert scheduler.transfer.closed == 0  # not while a copy is being issued
     gate.set()
     closer.join(WAIT_S)
     assert not feeder.is_alive()
-    assert arrivals.transfer.started == ["0.0", "0.1"]
-    assert arrivals.transfer.closed == 1
-    arrivals.close()
+    assert scheduler.transfer.started == ["0.0", "0.1"]
+    assert scheduler.transfer.closed == 1
+    scheduler.close()
     del queue
 
 
 def test_nothing_starts_after_closing(make):
-    arrivals = make()
-    arrivals.close()
-    batch = arrive(arrivals, "0.0")
-    assert arrivals._feeder is None
+    scheduler = make()
+    scheduler.close()
+    batch = arrive(scheduler, "0.0")
+    assert scheduler._feeder is None
     assert batch.data == "0.0"
 
 
 def test_the_collector_may_end_an_iterator_in_a_thread_that_holds_a_lock_of_the_feeders(make, monkeypatch):
     monkeypatch.setattr(arrivals_module, "JOIN_S", 0.05)
-    arrivals = make()
-    arrive(arrivals, "0.0")
-    feeder = arrivals._feeder
-    with arrivals._lock:  # as in arrive(), where the collector may run
-        arrivals.close()
+    scheduler = make()
+    arrive(scheduler, "0.0")
+    feeder = scheduler._feeder
+    with scheduler._lock:  # as in arrive(), where the collector may run
+        scheduler.close()
         assert feeder.is_alive()
     feeder.join(WAIT_S)
     assert not feeder.is_alive()
@@ -474,23 +474,23 @@ def test_the_collector_may_end_an_iterator_in_a_thread_that_holds_a_lock_of_the_
 
 def test_a_key_is_never_given_twice():
     """Not even when its owner is gone, whose last batch may still be on its way."""
-    assert len({Arrivals(FakeTransfer(), 1, 0, False, None).key for _ in range(50)}) == 50
+    assert len({CopyScheduler(FakeTransfer(), 1, 0, False, None).key for _ in range(50)}) == 50
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads(make):
-    arrivals = make()
-    arrive(arrivals, "0.0")
+    scheduler = make()
+    arrive(scheduler, "0.0")
     held, forked = threading.Event(), threading.Event()
 
     def hold():
-        with arrivals._lock:
+        with scheduler._lock:
             held.set()
             assert forked.wait(WAIT_S)
 
     holder = threading.Thread(target=hold)
     holder.start()
     assert held.wait(WAIT_S)
-    child = multiprocessing.get_context("fork").Process(target=arrivals.close)
+    child = multiprocessing.get_context("fork").Process(target=scheduler.close)
     child.start()
     child.join(WAIT_S)
     forked.set()
@@ -504,9 +504,9 @@ def test_without_a_thread_to_be_had_the_consumer_copies(make, monkeypatch):
     def refuse(self):
         raise RuntimeError("can't start new thread")
 
-    arrivals = make()
+    scheduler = make()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        assert arrivals.take(arrive(arrivals, "0.0")) == "0.0"
-    assert arrivals._feeder is None
-    arrivals.close()
+        assert scheduler.take(arrive(scheduler, "0.0")) == "0.0"
+    assert scheduler._feeder is None
+    scheduler.close()

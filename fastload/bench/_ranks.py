@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from fastload import FastLoader
-from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
+from fastload.bench._steps import TrainingStep, run_steps
 from fastload.bench.contenders import ceiling
 from fastload.bench.contenders._job import Job, in_model_layout
-from fastload.bench.multigpu import CEILING, Plan
+from fastload.bench.multigpu import CEILING, RankPlan
+from fastload.measurement.clock import CudaClock, HostClock
 from fastload.measurement.record import interleave, write_json
 from fastload.measurement.throughput import NATIVE_AHEAD, in_flight
 
@@ -43,7 +44,7 @@ class Rank:
         device: Of this process.
     """
 
-    def __init__(self, plan: Plan, device: torch.device) -> None:
+    def __init__(self, plan: RankPlan, device: torch.device) -> None:
         self._plan = plan
         self._device = device
         self._clock: Any = CudaClock() if device.type == "cuda" else HostClock()
@@ -153,7 +154,7 @@ class Rank:
 def main() -> None:
     """Run as a program."""
     folder = Path(sys.argv[1])
-    plan = Plan(**json.loads((folder / "plan.json").read_text()))
+    plan = RankPlan(**json.loads((folder / "plan.json").read_text()))
     rank, on_gpu = int(os.environ["RANK"]), plan.device == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:

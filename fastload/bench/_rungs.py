@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fastload.bench._steps import Batch, Clock, StepMarks
+    from fastload.bench._steps import Batch, StepMarks
+    from fastload.measurement.clock import Clock
 
 PREFETCH_FACTOR = 2  # batches that every worker may have ready: torch's default, the same on every rung
 WARM_STEPS = 10  # until the loop runs as it will go on, once the loader does
@@ -181,7 +182,7 @@ def rungs(cores: int) -> tuple[Rung, ...]:
     )
 
 
-class Feed:
+class StepFeed:
     """The batches of one rung: a loader that is running, and how its batches reach the device.
 
     Args:
@@ -291,7 +292,7 @@ def window_steps(rung: Rung, length: Length) -> int:
 
 def measure(
     rung: Rung,
-    feed: Feed,
+    feed: StepFeed,
     train: Callable[[Tensor, Tensor], object] | None,
     clock: Clock,
     batch_size: int,

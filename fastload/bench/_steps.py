@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
+
+    from fastload.measurement.clock import Clock
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -38,61 +39,6 @@ def fixed_shapes() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-class Clock(Protocol):
-    """Marks points of a training loop, and tells the time between them once they have passed."""
-
-    def mark(self) -> Any:
-        """Mark this point; never blocks."""
-        ...
-
-    def finish(self) -> None:
-        """Block until every mark has passed."""
-        ...
-
-    def between_s(self, start: Any, end: Any) -> float:
-        """Seconds from ``start`` to ``end``; only after :meth:`finish`."""
-        ...
-
-
-class HostClock:
-    """The host's clock: for loops that do all their work on the CPU."""
-
-    def mark(self) -> float:
-        """Mark this point."""
-        return time.perf_counter()
-
-    def finish(self) -> None:
-        """Nothing is pending."""
-
-    def between_s(self, start: float, end: float) -> float:
-        """Seconds from ``start`` to ``end``."""
-        return end - start
-
-
-class CudaClock:
-    """CUDA events on the current stream.
-
-    A mark takes effect when the GPU has done all that was queued before it. So the time between the mark at the end of
-    a step and one set when the next batch arrives is how long the GPU had nothing to do: zero when the batch came in
-    time, however long the host was inside ``next()``. The host's own clock could not tell: a host that waits while the
-    GPU is busy costs nothing.
-    """
-
-    def mark(self) -> torch.cuda.Event:
-        """Queue an event on the current stream."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def finish(self) -> None:
-        """Synchronize with the device."""
-        torch.cuda.synchronize()
-
-    def between_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Seconds between two events, on the GPU's clock."""
-        return float(start.elapsed_time(end)) / 1e3
 
 
 class TrainingStep:

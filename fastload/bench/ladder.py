@@ -35,9 +35,10 @@ from fastload.bench._data import (
     image_pool,
     open_images,
 )
-from fastload.bench._rungs import Feed, Length, Rung, RungResult, Turn, measure, rungs, worker_counts
-from fastload.bench._steps import CudaClock, HostClock, TrainingStep, check_model, fixed_shapes
+from fastload.bench._rungs import Length, Rung, RungResult, StepFeed, Turn, measure, rungs, worker_counts
+from fastload.bench._steps import TrainingStep, check_model, fixed_shapes
 from fastload.bench._trace import record_activity
+from fastload.measurement.clock import CudaClock, HostClock
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import environment, write_json
 
@@ -148,7 +149,7 @@ def climb(
                         classes=max(1000, len(dataset.classes)),
                     )
                 train = trainers[rung.channels_last]
-            feed = Feed(rung, dataset, pool, ladder.batch_size, ladder.device if ladder.train else None)
+            feed = StepFeed(rung, dataset, pool, ladder.batch_size, ladder.device if ladder.train else None)
             try:
                 trace = record_activity if on_gpu and climb_number == ladder.length.repeats - 1 else None
                 turn = measure(rung, feed, train, clock, ladder.batch_size, ladder.length, trace)

@@ -48,7 +48,7 @@ class RunFailedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RankPlan:
     """What every process is told.
 
     Attributes:
@@ -70,7 +70,7 @@ class Plan:
     device: str
 
 
-class Run:
+class RankRun:
     """One torchrun; it loads its libraries and waits to be told to go on.
 
     Args:
@@ -79,7 +79,7 @@ class Run:
         folder: For what passes between them and this process.
     """
 
-    def __init__(self, processes: int, plan: Plan, folder: Path) -> None:
+    def __init__(self, processes: int, plan: RankPlan, folder: Path) -> None:
         self.processes = processes
         self._folder = folder
         folder.mkdir()
@@ -138,7 +138,7 @@ class Run:
             time.sleep(0.02)
 
 
-def measure(plan_of: Mapping[int, Plan], keep: Callable[[list[dict[str, Any]]], object]) -> None:
+def measure(plan_of: Mapping[int, RankPlan], keep: Callable[[list[dict[str, Any]]], object]) -> None:
     """Every number of processes; the runs begin together and measure one after another.
 
     Args:
@@ -149,7 +149,7 @@ def measure(plan_of: Mapping[int, Plan], keep: Callable[[list[dict[str, Any]]], 
     with tempfile.TemporaryDirectory(prefix="fastload-") as folder, contextlib.ExitStack() as stack:
         runs = []
         for processes, plan in plan_of.items():
-            run = Run(processes, plan, Path(folder) / str(processes))
+            run = RankRun(processes, plan, Path(folder) / str(processes))
             stack.callback(run.close)
             runs.append(run)
         for run in runs:
@@ -200,7 +200,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench multigpu``."""
+    """RankRun ``fastload bench multigpu``."""
     try:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         model = args.model or ("resnet50" if gpus and not args.quick else TINY)
@@ -216,7 +216,7 @@ def main(args: argparse.Namespace) -> int:
             return 0
         folder, described = prepared(args.data, quick=args.quick)
         plans = {
-            processes: Plan(
+            processes: RankPlan(
                 data=folder,
                 model=model,
                 batch_size=args.batch_size or (8 if args.quick else 256),

@@ -33,7 +33,8 @@ from fastload.bench._data import (
     loader_size,
     open_images,
 )
-from fastload.bench._steps import CudaClock, TrainingStep, check_model, fixed_shapes, run_steps
+from fastload.bench._steps import TrainingStep, check_model, fixed_shapes, run_steps
+from fastload.measurement.clock import CudaClock
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
 
@@ -43,13 +44,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fastload.bench._steps import Batch, Clock
+    from fastload.bench._steps import Batch
+    from fastload.measurement.clock import Clock
 
 _WARM_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class StepSetup:
     """How the questions are asked.
 
     Attributes:
@@ -75,7 +77,7 @@ class Setup:
         check_model(self.model)
 
 
-def instant_batches(setup: Setup, *, pinned: bool, count: int = 4) -> list[Batch]:
+def instant_batches(setup: StepSetup, *, pinned: bool, count: int = 4) -> list[Batch]:
     """``count`` different batches of random images, fp32 NCHW, in host memory."""
     generator = torch.Generator().manual_seed(0)
     batches = []
@@ -87,7 +89,12 @@ def instant_batches(setup: Setup, *, pinned: bool, count: int = 4) -> list[Batch
 
 
 def compare_feeds(
-    setup: Setup, device: torch.device, train: Callable[[Tensor, Tensor], object], clock: Clock, *, pinned: bool = True
+    setup: StepSetup,
+    device: torch.device,
+    train: Callable[[Tensor, Tensor], object],
+    clock: Clock,
+    *,
+    pinned: bool = True,
 ) -> dict[str, Spread]:
     """Milliseconds per training step: fed by ``prefetch_to_device``, by a copy on the compute stream, and not at all.
 
@@ -166,7 +173,12 @@ class InstantImages(Dataset[Any]):
 
 
 def time_both_next(
-    setup: Setup, device: torch.device, train: Callable[[Tensor, Tensor], object], clock: Clock, *, pinned: bool = True
+    setup: StepSetup,
+    device: torch.device,
+    train: Callable[[Tensor, Tensor], object],
+    clock: Clock,
+    *,
+    pinned: bool = True,
 ) -> dict[str, Spread]:
     """:func:`time_next` of ``prefetch_to_device`` and of ``FastLoader`` with two workers and small batches."""
     prefetched: Any = iter(prefetch_to_device(_forever(instant_batches(setup, pinned=pinned)), device))
@@ -213,7 +225,7 @@ def compare_loaders(data: Path | None, *, quick: bool, repeats: int) -> tuple[di
     return {"dataset": data_record, **parameters}, speeds
 
 
-def ask(setup: Setup, data: Path | None, keep: Callable[[dict[str, Any]], object], *, quick: bool) -> None:
+def ask(setup: StepSetup, data: Path | None, keep: Callable[[dict[str, Any]], object], *, quick: bool) -> None:
     """Ask every question that this machine can answer, and show the answers.
 
     Args:
@@ -254,7 +266,7 @@ def ask(setup: Setup, data: Path | None, keep: Callable[[dict[str, Any]], object
     keep(record)
 
 
-def _on_gpu(setup: Setup, device: torch.device) -> Iterator[dict[str, Any]]:
+def _on_gpu(setup: StepSetup, device: torch.device) -> Iterator[dict[str, Any]]:
     """What stands in the record of the two questions that need a GPU, each as soon as it is answered."""
     train = TrainingStep(setup.model, device, channels_last=True)
     ms = compare_feeds(setup, device, train, CudaClock())
@@ -284,7 +296,7 @@ def _forever(batches: list[Batch]) -> Iterator[Batch]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``fastload bench step``."""
-    default = Setup()
+    default = StepSetup()
     add_data_argument(parser)
     parser.add_argument(
         "--model", default=default.model, help="any of torchvision's classifiers (default: %(default)s)"
@@ -305,7 +317,7 @@ def main(args: argparse.Namespace) -> int:
     try:
         check_data(args.data)
         loader_size(args.quick)
-        setup = Setup(model=args.model, **values)
+        setup = StepSetup(model=args.model, **values)
     except (ValueError, FileNotFoundError, SharedMemoryError) as error:
         return refuse(error)
     ask(setup, args.data, lambda record: write_json(args.json, record) if args.json else None, quick=args.quick)

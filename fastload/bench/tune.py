@@ -23,10 +23,10 @@ import torch
 
 from fastload import FastLoader
 from fastload.autoscale.policy import AutoWorkers, cores_for_loading
+from fastload.measurement.clock import clock_for
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
 from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
-from fastload.stats.clock import clock_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -134,7 +134,7 @@ class Products:
 
 
 @dataclass
-class Contender:
+class TunedLoader:
     """One number of workers, or ``"auto"``.
 
     Attributes:
@@ -166,7 +166,7 @@ def first_look(workload: Workload, loader: FastLoader[Any], device: torch.device
     return loop_rate(feed, workload.step, device, seconds=seconds, warm_steps=ready, rounds_of=rounds).images_per_s
 
 
-def by_epoch(workload: Workload, loader: FastLoader[Any], device: torch.device, batches: int) -> Contender:
+def by_epoch(workload: Workload, loader: FastLoader[Any], device: torch.device, batches: int) -> TunedLoader:
     """A loader whose turn is an epoch."""
     seen: list[dict[str, Any]] = []
 
@@ -189,7 +189,7 @@ def by_epoch(workload: Workload, loader: FastLoader[Any], device: torch.device, 
         )
         return rate, workers
 
-    return Contender(measure, seen=seen)
+    return TunedLoader(measure, seen=seen)
 
 
 def _cost_ms(stats: Stats) -> float:
@@ -206,7 +206,7 @@ def workers_of(loader: FastLoader[Any]) -> int:
     return int(threads or workers)
 
 
-def settle(contender: Contender) -> tuple[float, list[int]]:
+def settle(contender: TunedLoader) -> tuple[float, list[int]]:
     """Take turns until the number stays; returns how long that took, and all numbers."""
     begin = time.monotonic()
     seen: list[int] = []

@@ -15,8 +15,8 @@ import torch
 from fastload._batch import map_tensors
 from fastload.device.replay import twin_of
 from fastload.loader import FastLoader
+from fastload.measurement.clock import clock_for
 from fastload.options import resolve_device
-from fastload.stats.clock import clock_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

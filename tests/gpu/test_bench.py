@@ -13,11 +13,12 @@ pytest.importorskip("matplotlib")
 
 from fastload.bench._chart import draw
 from fastload.bench._rungs import Length
-from fastload.bench._steps import CudaClock, TrainingStep
+from fastload.bench._steps import TrainingStep
 from fastload.bench._trace import record_activity
 from fastload.bench.ladder import Ladder, climb
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.bench.step import Setup, compare_feeds, time_both_next
+from fastload.bench.step import StepSetup, compare_feeds, time_both_next
+from fastload.measurement.clock import CudaClock
 
 pytestmark = pytest.mark.gpu
 
@@ -86,7 +87,7 @@ def test_waiting_is_time_that_the_gpu_was_idle_not_time_that_the_host_waited() -
 
 
 def test_step_benchmark_runs() -> None:
-    setup = Setup(model="resnet18", batch_size=16, steps=3, repeats=2, calls=5)
+    setup = StepSetup(model="resnet18", batch_size=16, steps=3, repeats=2, calls=5)
     device = torch.device("cuda", torch.cuda.current_device())
     train = TrainingStep(setup.model, device, channels_last=True)
     ms = compare_feeds(setup, device, train, CudaClock())

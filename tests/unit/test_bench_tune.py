@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from fastload import FastLoader
 from fastload.bench import tune
-from fastload.bench.tune import Contender, Products, Workload, counts_up_to, evaluate, measure, settle, workers_of
+from fastload.bench.tune import Products, TunedLoader, Workload, counts_up_to, evaluate, measure, settle, workers_of
 from fastload.commands import cli
 from fastload.measurement.record import Spread
 from fastload.measurement.throughput import Rate
@@ -59,11 +59,11 @@ def test_every_number_is_tried_up_to_eight():
 
 def test_auto_has_settled_when_its_number_stays():
     numbers = iter([8, 6, 6, 5, 5, 5, 4])
-    seconds, seen = settle(Contender(lambda: (Rate(1.0, 0.0, 1, 1.0), next(numbers))))
+    seconds, seen = settle(TunedLoader(lambda: (Rate(1.0, 0.0, 1, 1.0), next(numbers))))
     assert seen == [8, 6, 6, 5, 5, 5]
     assert seconds >= 0
     changing = iter(range(100))
-    assert len(settle(Contender(lambda: (Rate(1.0, 0.0, 1, 1.0), next(changing))))[1]) == 20
+    assert len(settle(TunedLoader(lambda: (Rate(1.0, 0.0, 1, 1.0), next(changing))))[1]) == 20
 
 
 def test_a_step_is_as_long_as_it_is_to_be():

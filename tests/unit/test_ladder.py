@@ -26,19 +26,20 @@ from fastload.bench._data import EndlessDraws
 from fastload.bench._rungs import (
     PREFETCH_FACTOR,
     WARM_STEPS,
-    Feed,
     Length,
     Rung,
     RungResult,
+    StepFeed,
     measure,
     rungs,
     window_steps,
     worker_counts,
 )
-from fastload.bench._steps import HostClock, TrainingStep, run_steps
+from fastload.bench._steps import TrainingStep, run_steps
 from fastload.bench._trace import GpuActivity
 from fastload.bench.ladder import Ladder, climb
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.measurement.clock import HostClock
 
 CPU = torch.device("cpu")
 TINY = Length(steps=2, repeats=2)
@@ -181,7 +182,7 @@ def test_a_loader_that_is_nearly_quick_enough_is_measured_without_what_it_had_re
             self.made -= 1
             return torch.zeros(1), torch.zeros(1)
 
-        settle = Feed.settle
+        settle = StepFeed.settle
 
     clock = Timeline()
     feed: Any = Workers(clock, 0, 0)
@@ -206,7 +207,7 @@ def test_turns_hold_whole_bursts() -> None:
 def test_slots_are_there_before_the_clock_starts(photos: Path) -> None:
     """They are made while the first batches come."""
     rung = rungs(2)[6]
-    feed = Feed(rung, _rungs_data(photos)[0], [0, 1, 2], batch_size=1, device=CPU)
+    feed = StepFeed(rung, _rungs_data(photos)[0], [0, 1, 2], batch_size=1, device=CPU)
     feed.close()
     taken = 0
 
@@ -253,7 +254,7 @@ def test_each_rung_changes_one_thing() -> None:
 def test_loaders_of_the_rungs_are_what_their_names_say(photos: Path) -> None:
     dataset, _ = _rungs_data(photos)
     for rung in rungs(2):
-        feed = Feed(rung, dataset, [0, 1, 2], batch_size=2, device=CPU)
+        feed = StepFeed(rung, dataset, [0, 1, 2], batch_size=2, device=CPU)
         try:
             images, labels = feed.move(*next(feed.batches))
             assert images.shape == (2, 3, 224, 224)
@@ -281,7 +282,7 @@ def test_rungs_1_to_5_are_torchs_loader_and_the_others_ours(photos: Path, monkey
     monkeypatch.setattr(_rungs, "FastLoader", record(FastLoader))
     dataset, _ = _rungs_data(photos)
     for rung in rungs(2)[:8]:
-        Feed(rung, dataset, [0], batch_size=1, device=CPU).close()
+        StepFeed(rung, dataset, [0], batch_size=1, device=CPU).close()
     assert [name for name, _ in made] == ["DataLoader"] * 5 + ["FastLoader"] * 3
     assert [arguments["pin_memory"] for _, arguments in made] == [False] * 4 + [True] * 4
     assert [arguments["num_workers"] for _, arguments in made] == [1, 2, 2, 2, 2, 2, 2, 2]

@@ -17,13 +17,13 @@ pytest.importorskip("rich")
 from fastload import FastLoader
 from fastload.bench import demo, step
 from fastload.bench._compare import count_same, race
-from fastload.bench._steps import HostClock
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.bench.step import Setup, compare_feeds, instant_batches, time_both_next, time_next
+from fastload.bench.step import StepSetup, compare_feeds, instant_batches, time_both_next, time_next
+from fastload.measurement.clock import HostClock
 from fastload.measurement.record import Spread
 
 CPU = torch.device("cpu")
-TINY = Setup(batch_size=2, steps=3, repeats=2, calls=4, side_px=8)
+TINY = StepSetup(batch_size=2, steps=3, repeats=2, calls=4, side_px=8)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_next_of_all_loaders_is_timed_without_cuda() -> None:
 @pytest.mark.parametrize("name", ["batch_size", "steps", "repeats", "calls"])
 def test_bad_setups_are_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
-        Setup(**{name: 0})
+        StepSetup(**{name: 0})
 
 
 def test_step_command_writes_figures(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from fastload import FastLoader
 from fastload._factory import FactoryError, call_factory
 from fastload.commands import cli
-from fastload.measurement import throughput
+from fastload.measurement import clock, throughput
 from fastload.measurement.throughput import (
     FEW_STEPS,
     EmptyLoaderError,
@@ -23,7 +23,6 @@ from fastload.measurement.throughput import (
     loop_rate,
     samples_in,
 )
-from fastload.stats import clock
 
 CPU = torch.device("cpu")
 

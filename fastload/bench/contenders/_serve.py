@@ -21,11 +21,12 @@ import torch
 
 from fastload.bench._data import STD
 from fastload.bench._rungs import take_until
-from fastload.bench._steps import CudaClock, HostClock, TrainingStep, run_steps
+from fastload.bench._steps import TrainingStep, run_steps
 from fastload.bench.contenders import _processes
 from fastload.bench.contenders._job import Job
 from fastload.bench.contenders._registry import CONTENDERS
 from fastload.bench.contenders._traits import traits
+from fastload.measurement.clock import CudaClock, HostClock
 from fastload.memory.arena import Arena
 
 if TYPE_CHECKING:

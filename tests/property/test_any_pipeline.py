@@ -11,7 +11,7 @@ from photos import MEAN, STD, make_folder
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from fastload.engines.iterators import _host_images
+from fastload.device.normalize import host_images
 from fastload.engines.parity_check import check_recipe
 from fastload.engines.sample_process import SampleProcess
 from fastload.pipeline.reader import Refusal, read_recipe
@@ -79,7 +79,7 @@ def test_any_pipeline(root, pipeline):
     if isinstance(recipe, Refusal):
         assert recipe.reasons
         return
-    images_of = _host_images(recipe, torch.contiguous_format)
+    images_of = host_images(recipe, torch.contiguous_format)
     process = SampleProcess(recipe)
     try:
         process.start()

@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
 from fastload import FastLoader
-from fastload.engines.iterators import FallbackWarning
+from fastload.engines.parity_results import FallbackWarning
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from fastload import FastLoader
 from fastload.engines import parity_check
-from fastload.engines.iterators import FallbackWarning
+from fastload.engines.parity_results import FallbackWarning
 from fastload.engines.sample_process import SampleProcess
 from fastload.pipeline import reader
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
@@ -344,9 +344,9 @@ def test_the_check_leaves_the_random_states_alone(root):
     dataset = ImageFolder(root, train_v1())
     read = read_recipe(dataset)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    from fastload.engines.iterators import _host_images
+    from fastload.device.normalize import host_images
 
-    images_of = _host_images(read, torch.contiguous_format)
+    images_of = host_images(read, torch.contiguous_format)
     process = SampleProcess(read)
     process.start()
     assert parity_check.check_recipe(read, process, images_of, any_share=False) is None

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
-from fastload.engines.workers import Collate, NamedStages, TakesSignals, refresh, stages_of, start_epoch, view_of
+from fastload.engines.workers import Collate, NamedStages, TakesSignals, stages_of, start_epoch
 from fastload.nvtx import stages
+from fastload.torch_workers.view import refresh, view_of
 
 
 def test_collate_runs_the_users_function_and_labels_the_result():

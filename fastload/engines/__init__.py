@@ -1,1 +1,1 @@
-"""Turn batches of indices into batches in host memory."""
+"""Engines turn batches of indices into batches in host memory."""

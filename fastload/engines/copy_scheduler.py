@@ -1,11 +1,11 @@
-"""Batches that have arrived on the host, and which of them is copied to the device when.
+"""Schedule host-to-device copies of the batches that have arrived on the host.
 
-Torch's pin-memory thread delivers; a feeder thread copies what is next in turn; the consumer takes in torch's order. No
-thread polls: the feeder sleeps on a queue, or on an event while the GPU catches up.
+Torch's pin-memory thread delivers batches, the scheduler's thread copies the next one in turn, and the consumer takes
+them in torch's order. No thread polls: the scheduler's sleeps on a queue, or on an event while the GPU catches up.
 
-A signal may interrupt the consumer anywhere. So its thread uses nothing but locks and queues that are made in C, which
-an interrupt finds either taken or not; :class:`threading.Condition` is left locked by one between ``__enter__`` and the
-block.
+A signal may interrupt the consumer anywhere, so its thread uses only locks and queues implemented in C, which an
+interrupt finds either taken or free. An interrupt between ``__enter__`` and the block leaves a
+:class:`threading.Condition` locked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NONE_FREE = "no slot is free"
 
 
 class Arrival:
-    """One batch between its arrival on the host and its hand-over."""
+    """A batch between its arrival on the host and its hand-over."""
 
     __slots__ = (
         *("__weakref__", "arrived", "borrowed", "copied", "data", "failed", "lease", "opened", "small", "starting"),
@@ -51,13 +51,13 @@ class Arrival:
         self.lease = lease
         self.small = small
         self.copied: DeviceBatch | None = None
-        self.borrowed = False  # from memory of the user's, which may be written again when the next one is made
-        self.failed = False  # the feeder could not copy it
-        self.starting: threading.Lock | None = None  # the feeder copies it, and holds this meanwhile
-        self.arrived = self.opened = 0.0  # when it had come, and when it had been pinned
+        self.borrowed = False  # in the user's memory, which may be overwritten when the next batch is made
+        self.failed = False  # the scheduler's thread could not copy it
+        self.starting: threading.Lock | None = None  # held by the scheduler's thread while it issues the copy
+        self.arrived = self.opened = 0.0  # times of arrival and of the end of pinning
 
     def start(self, transfer: Transfer, number: int) -> DeviceBatch:
-        """Issue the copy. From here on the transfer holds the source until it is done."""
+        """Issue the copy. The transfer then holds the source until the copy is done."""
         lease = self.lease
         if lease is None:
             self.copied = transfer.start(self.data, number)
@@ -73,22 +73,24 @@ class Arrival:
 
 
 class CopyScheduler:
-    """Decides which arrived batch is copied when. Batches arrive in any order and leave in torch's.
+    """Decides when to copy each arrived batch.
 
-    A batch is copied ahead of time when it is among the next ``ahead`` that the consumer will be given, at once on its
-    arrival or as soon as its turn comes within reach. A batch that the consumer asks for is copied then at the latest,
-    so nothing here can deadlock. Torch deals batches to workers in turn; a worker that was passed over has no more to
-    give in this epoch (an iterable dataset that ended there).
+    Batches arrive in any order and leave in torch's.
+
+    A batch is copied early if it is among the next ``ahead`` that the consumer will get: on arrival, or as soon as it
+    becomes one of them. The consumer copies a batch itself if that has not been started, so nothing here can deadlock.
+    Torch assigns batches to workers in turn; a skipped worker has no more batches in this epoch (an iterable dataset
+    that ended there).
 
     Args:
         transfer: Issues the copies.
-        num_workers: Workers that take turns; 1 where batches leave in the order of their arrival.
+        num_workers: Workers that take turns; 1 if batches leave in the order of arrival.
         ahead: Batches to copy ahead of the consumer, at least 0.
         pin: Whether to pin batches on arrival.
         tuple_type: See :func:`fastload._batch.map_tensors`.
         slots: The pool that workers write into, or ``None``.
-        borrows: Whether batches are made in this process, out of memory that may be the user's own: what is pinned may
-            be written again when the next batch is asked for, and is copied by then.
+        borrows: Whether batches are made in this process and may be in the user's own memory. Pinned batches may then
+            be overwritten when the next one is requested, so their copies complete before that.
     """
 
     def __init__(
@@ -112,12 +114,12 @@ class CopyScheduler:
         self.in_slots = 0
         self.pinned = 0
         self.pin_s = 0.0
-        self.stages: tuple[tuple[str, float], ...] = ()  # of the batch that was handed over last: stages and their ends
+        self.stages: tuple[tuple[str, float], ...] = ()  # stages of the last batch handed over, with their end times
         self.missed: Counter[str] = Counter()
-        self._lock = threading.RLock()  # the collector may end an iterator in a thread that is inside
+        self._lock = threading.RLock()  # the garbage collector may end an iterator in a thread that holds the lock
         self._wake: SimpleQueue[Any] = SimpleQueue()
         self._owner: Callable[[], Any] | None = None
-        self._feeder: threading.Thread | None = None
+        self._scheduler_thread: threading.Thread | None = None
         self._closed = False
         self._num_workers = max(1, num_workers)
         self._pause = False
@@ -131,32 +133,36 @@ class CopyScheduler:
         self._taken = 0
 
     def serve(self, owner: Any) -> None:
-        """Have the feeder end with ``owner``, whoever else knows of this, and though ``close`` should never be called.
+        """End the scheduler's thread with ``owner``, even if ``close`` is never called.
 
-        Python runs no line for that, which an interrupt could prevent: a weak reference wakes the feeder.
+        Other references to the scheduler do not matter. A weak reference wakes the thread without running Python code,
+        so an interrupt cannot prevent it.
         """
         self._owner = weakref.ref(owner, self._wake.put)
 
     def arrive(self, batch: HostBatch) -> Arrival:
-        """Pin a batch and let the feeder know. Called by torch's pin-memory thread, or by the main process."""
+        """Pin a batch and wake the scheduler's thread.
+
+        Called by torch's pin-memory thread, or in the main process.
+        """
         arrival = self._opened(batch)
         with self._lock:
             self._waiting[arrival.worker].append(weakref.ref(arrival))
-            self._ended[arrival.worker] = False  # passed over for an error: torch raised it in that batch's place
-            if self._feeder is None and self._ahead and not self._closed:
-                self._start_feeder()
+            self._ended[arrival.worker] = False  # the worker was skipped because torch raised its error in that turn
+            if self._scheduler_thread is None and self._ahead and not self._closed:
+                self._start_scheduler_thread()
         self._look()
         return arrival
 
-    def _start_feeder(self) -> None:
-        feeder = threading.Thread(target=self._feed, name="fastload-copy-scheduler", daemon=True)
-        with deferred_signals(), contextlib.suppress(RuntimeError):  # no more threads: the consumer copies when it asks
-            feeder.start()
-            self._feeder = feeder
+    def _start_scheduler_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="fastload-copy-scheduler", daemon=True)
+        with deferred_signals(), contextlib.suppress(RuntimeError):  # no more threads: the consumer copies itself
+            thread.start()
+            self._scheduler_thread = thread
 
     def _look(self) -> None:
-        """Have the feeder look for what is next."""
-        if self._feeder is not None:
+        """Wake the scheduler's thread to look for the next batch."""
+        if self._scheduler_thread is not None:
             self._wake.put(None)
 
     def _opened(self, batch: HostBatch) -> Arrival:
@@ -183,20 +189,20 @@ class CopyScheduler:
             warming_up = not self.in_slots and batch.missed == NONE_FREE
             self.missed[self._slots.refusal or ("slots not ready yet" if warming_up else batch.missed)] += 1
             self._slots.want(nbytes)
-            if self._slots.refusal is None:  # slots will serve: pinning this one batch would cost more than it saves,
-                others = _pinned_by_itself if self._pin else _unchanged  # and torch would keep that memory
+            if self._slots.refusal is None:  # slots will come: pinning this one batch costs more than it saves, and
+                others = _pinned_by_itself if self._pin else _unchanged  # torch would keep the memory
         return Arrival(map_tensors(others, batch.data, self._tuple_type), worker)
 
     def take(self, arrived: Any) -> Any:
-        """Hand over the batch that torch's iterator has just given out. Called by the consumer."""
+        """Hand over the batch that torch's iterator has just returned. Called by the consumer."""
         arrival = arrived if isinstance(arrived, Arrival) else self._opened(arrived)
         with self._lock:
             self._advance(arrival)
             number = self._taken
-            self._taken += 1  # before the lock is let go of: the feeder numbers the batch after this one
+            self._taken += 1  # under the lock: the scheduler's thread numbers later batches from it
             starting = arrival.starting
         if starting is not None:
-            with starting:  # until the feeder has issued it
+            with starting:  # wait until the scheduler's thread has issued the copy
                 pass
         copied = arrival.copied
         if copied is None:
@@ -210,7 +216,7 @@ class CopyScheduler:
             ("gpu", copied.roomed),
             ("h2d", copied.issued),
         )
-        self._look()  # last, so that the feeder's work does not delay this call
+        self._look()  # last, so that the scheduler's thread does not delay this call
         return data
 
     def _advance(self, arrival: Arrival) -> None:
@@ -225,26 +231,26 @@ class CopyScheduler:
         self._next_worker = (arrival.worker + 1) % self._num_workers
 
     def _next(self) -> tuple[Arrival, int] | None:
-        """What is next in turn, has arrived, and is not copied yet; and its number."""
+        """Return the next arrived batch that is not copied yet, and its number."""
         turns = [w % self._num_workers for w in range(self._next_worker, self._next_worker + self._num_workers)]
         turns = [worker for worker in turns if not self._ended[worker]] or turns
         for step in range(self._ahead):
             position, turn = divmod(step, len(turns))
             queue = self._waiting[turns[turn]]
-            while queue and queue[0]() is None:  # dropped by torch: a leftover of an epoch that was broken off
+            while queue and queue[0]() is None:  # dropped by torch: left over from an unfinished epoch
                 queue.popleft()
             arrival = queue[position]() if position < len(queue) else None
             if arrival is not None and arrival.copied is None and not arrival.failed:
                 return arrival, self._taken + step
         return None
 
-    def _feed(self) -> None:
+    def _run(self) -> None:
         stages.name_thread("fastload-copy-scheduler")
         torch.accelerator.set_device_index(self.transfer.device)
         while True:
             with self._lock:
                 idle = self._pause or self._next() is None
-            if idle:  # nothing to copy, so nothing is delayed: free the slots of the last copies as soon as may be
+            if idle:  # nothing to copy and so nothing to delay: free the slots of the last copies as early as possible
                 self.transfer.wait_copied()
             claimed = self._claim()
             if claimed is None:
@@ -252,14 +258,14 @@ class CopyScheduler:
             arrival, number, starting = claimed
             try:
                 arrival.start(self.transfer, number)
-            except BaseException:  # noqa: BLE001 - out of memory, or a custom type's own error, of any kind
-                arrival.failed = True  # the consumer meets it in its own thread and turn: there it is tried again
+            except BaseException:  # noqa: BLE001 - out of memory, or any error of a custom type
+                arrival.failed = True  # the consumer retries in its own thread, where the error is raised
             finally:
                 starting.release()
             del arrival, claimed
 
     def _claim(self) -> tuple[Arrival, int, threading.Lock] | None:
-        """Sleep until there is something to copy; ``None`` when there never will be."""
+        """Sleep until there is a batch to copy; return ``None`` after the last."""
         while True:
             with self._lock:
                 if self._closed or (self._owner is not None and self._owner() is None):
@@ -273,41 +279,44 @@ class CopyScheduler:
             self._wake.get()
 
     def totals(self) -> Totals:
-        """What has arrived so far, and what pinning took."""
+        """Counts of batches so far, and the time that pinning took."""
         return Totals({"slot_batches": self.in_slots, "stage:pin:count": self.pinned, "stage:pin:s": self.pin_s})
 
     def copied_ahead(self) -> int:
-        """Batches that are on the device, or on their way, and have not been handed over."""
+        """Batches that are copied or being copied, but not handed over."""
         with self._lock:
             known = [arrival() for queue in self._waiting for arrival in queue]
             return sum(1 for arrival in known if arrival is not None and arrival.copied is not None)
 
     def pause(self) -> None:
-        """Copy nothing while torch drains what is left of an epoch that was broken off."""
+        """Copy nothing while torch drains the rest of an unfinished epoch."""
         with self._lock:
             self._pause = True
 
     def resume(self) -> None:
-        """Begin another epoch of the same workers: torch deals from worker 0 again."""
+        """Begin another epoch of the same workers: torch starts at worker 0 again."""
         with self._lock:
             waiting = self._waiting
             self._begin_epoch()
-            for queue, former in zip(self._waiting, waiting, strict=True):
-                queue.extend(known for known in former if known() is not None)
+            for queue, previous in zip(self._waiting, waiting, strict=True):
+                queue.extend(known for known in previous if known() is not None)
             self._pause = False
         self._look()
 
     def close(self) -> None:
-        """Stop the feeder and wait for it, then for the copies in flight. Idempotent, also if it was interrupted."""
-        if os.getpid() != self._pid:  # a forked child: the feeder is its parent's, and may have held the lock
+        """Stop the scheduler's thread, then wait for the copies in flight.
+
+        Idempotent, even after an interrupt.
+        """
+        if os.getpid() != self._pid:  # a forked child: the thread is the parent's, and may have held the lock
             return
         with self._lock:
             self._closed = True
         self._look()
-        if self._feeder is not None and self._feeder is not threading.current_thread():
-            # Bounded, for the collector may have called this in a thread that holds a lock which the feeder needs; the
-            # feeder then ends as soon as that thread goes on.
-            self._feeder.join(JOIN_S)
+        if self._scheduler_thread is not None and self._scheduler_thread is not threading.current_thread():
+            # Bounded: the garbage collector may have called this in a thread that holds a lock which the scheduler's
+            # thread needs. It then ends once the caller's thread continues.
+            self._scheduler_thread.join(JOIN_S)
         self.transfer.close()
 
 

@@ -1,4 +1,4 @@
-"""A batch on its way through the decode threads, and the errors that it may meet there."""
+"""The state of a batch in the decode pipeline, and the pipeline's errors."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ def _held() -> threading.Lock:
 
 @dataclass(eq=False)
 class Batch:
-    """One batch of the epoch, from its indices on.
+    """One batch of an epoch.
 
-    Its consumer waits for ``ready``, a lock that is let go of once, after ``made`` is set: unlike a condition, which is
-    written in Python, waiting for a lock is not left half done by an interrupt.
+    The consumer waits for ``ready``, a lock released once, after ``made`` is set. An interrupt can leave a condition,
+    which is written in Python, in an inconsistent state, but not a lock.
     """
 
     worker: int
     number: int
-    draw: tuple[Any]  # its indices, as the sampler gave them
+    draw: tuple[Any]  # the indices as the sampler returned them
     indices: list[Any] = field(default_factory=list)
     sources: list[Any] = field(default_factory=list)
     targets: list[Any] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)  # of each sample, where randomness is by index
-    error: ExceptionWrapper | None = None  # of the sample after the last of `sources`
-    pixels: Any = None  # the tensor and the job that fills it, once it is started
+    seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
+    error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
+    pixels: Any = None  # the tensor that `job` fills
     job: Any = None
-    awaited: tuple[float, float] = (0.0, 0.0)  # from when to when its pixels were waited for, by whoever saw it through
-    boxes: torch.Tensor | None = None  # to be erased, where that is done
+    awaited: tuple[float, float] = (0.0, 0.0)  # begin and end of the pipeline's wait for the pixels
+    boxes: torch.Tensor | None = None  # boxes to erase, if the recipe erases
     images: int = 0
-    dropped: bool = False  # nobody wants it: only its draws are made
+    dropped: bool = False  # not wanted any more: only its random numbers are drawn
     made: bool = False
-    owner: int | None = None  # the thread that is about to take it; it makes room for another
+    owner: int | None = None  # the thread that is about to take it, which frees its place in the pipeline
     taken: bool = False
     ready: threading.Lock = field(default_factory=_held)
-    decoded_at: float = 0.0  # when its pixels and targets were there
+    decoded_at: float = 0.0  # when pixels and targets were complete
     made_at: float = 0.0
-    data: Any = None  # once made; an ExceptionWrapper for what torch's worker would have sent
-    failure: BaseException | None = None  # ours, not the worker's
+    data: Any = None  # set when made; an ExceptionWrapper if torch's worker would have sent one
+    failure: BaseException | None = None  # an error of the pipeline, not of the worker
 
     def release(self) -> None:
-        """Wake who waits for the batch."""
+        """Wake the thread that waits for the batch."""
         with contextlib.suppress(RuntimeError):  # it is free
             self.ready.release()
 
@@ -65,38 +65,42 @@ class Batch:
         """Find the samples' encoded images and targets.
 
         Args:
-            recipe: Knows where they are.
-            seed_of: A sample's seed by its index, where randomness is by index. Samples are asked for one by one then.
+            recipe: Locates them.
+            seed_of: Returns a sample's seed from its index, if randomness is by index. Samples are then read one by
+                one.
 
         Raises:
-            RuntimeError: The user's dataset has raised what ends a worker, such as SystemExit.
+            RuntimeError: The user's dataset raised an exception that ends a worker, such as SystemExit.
         """
         index = None
         try:
             self.indices = list(self.draw[0])
             resolved = self.indices if seed_of is not None else recipe.resolve(self.indices)
             locate = recipe.locate if seed_of is not None else recipe.locate_resolved
-            for index, its in zip(self.indices, resolved, strict=True):
+            for index, entry in zip(self.indices, resolved, strict=True):
                 seed = 0 if seed_of is None else seed_of(index)
-                source, target = locate(its)
+                source, target = locate(entry)
                 if isinstance(source, str | os.PathLike):
                     if "\0" in os.fsdecode(source):
-                        open(source, "rb").close()  # raises what it raises in a worker
+                        open(source, "rb").close()  # raises the same error as in a worker
                 else:
                     source = memoryview(source)
                     if not (source.readonly and source.c_contiguous):
-                        source = bytes(source)  # it may be written again before the threads have read it
+                        source = bytes(source)  # it may be overwritten before the threads have read it
                 self.sources.append(source)
                 self.targets.append(target)
                 self.seeds.append(seed)
-        except Exception:  # noqa: BLE001 - the user's dataset or sampler, whatever it raises: in the batch's turn
+        except Exception:  # noqa: BLE001 - any error of the user's dataset or sampler; raised in the batch's turn
             self.error = wrapped(self.worker, None if index is None else f"sample {index!r}")
         except BaseException as error:
             raise RuntimeError(f"DataLoader worker exited unexpectedly: sample {index!r} raised {error!r}") from error
 
 
 class PythonError(Exception):
-    """A sample raised in Python; carries what torch's worker would have sent, and where its generator stood then."""
+    """A sample raised in Python.
+
+    Carries the error that torch's worker would have sent, and the state of its generator at that time.
+    """
 
     def __init__(self, sample: int, wrapper: ExceptionWrapper, state: bytes | None) -> None:
         super().__init__(sample)
@@ -106,15 +110,15 @@ class PythonError(Exception):
 
 
 class TookTooLongError(Exception):
-    """A batch was not there in time."""
+    """A batch was not ready in time."""
 
 
 class ClosedError(Exception):
-    """The loader was closed meanwhile."""
+    """The loader was closed while the batch was made."""
 
 
 def wrapped(worker: int, where: str | None) -> ExceptionWrapper:
-    """The exception being handled, as torch's worker sends it; its message says which sample it was."""
+    """Wrap the current exception as torch's worker does, and name the sample in its message."""
     result: ExceptionWrapper = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
     if where is not None:
         result.exc_msg = f"{result.exc_msg}\n{where}"
@@ -122,21 +126,21 @@ def wrapped(worker: int, where: str | None) -> ExceptionWrapper:
 
 
 def check_size(pixels: Any, size: tuple[int, ...]) -> None:
-    """Raise what default_collate raises of images that differ in size."""
+    """Raise the error that default_collate raises if images differ in size."""
     if pixels.shape[:2] != size:
         torch.stack([torch.empty(3, *size), torch.empty(3, *pixels.shape[:2])])
 
 
 def working_directory() -> str | None:
-    """The process's, if there is one."""
+    """The process's working directory, or ``None`` if it has been removed."""
     try:
         return os.getcwd()
-    except OSError:  # it has been removed
+    except OSError:
         return None
 
 
 def as_seen_from(directory: str | None, source: Any) -> Any:
-    """``source``, where a path that is relative means what it meant in that directory."""
+    """Resolve ``source`` against ``directory`` if it is a relative path."""
     if directory is None or not isinstance(source, str | os.PathLike):
         return source
     path = os.fspath(source)
@@ -144,7 +148,7 @@ def as_seen_from(directory: str | None, source: Any) -> Any:
 
 
 def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes) -> bytes | None:
-    """Where the core's generator stood after a sample that it drew for and then could not decode."""
+    """The core's generator state after drawing for a sample that it could not decode."""
     generator = _core.Generator(0)
     generator.set_state(before)
     _, _, width, height, *_ = job.outcome(sample)

@@ -1,15 +1,16 @@
-"""The batches of a native epoch on their way through the decode threads, and the thread that sees them through.
+"""The pipeline of a native epoch: batches, decode threads, and the thread that drives them.
 
-Batches are added in the consumer's thread, which draws their indices, and taken there. The thread between, the *line*,
-finds their files, hands them to the decode threads, makes targets and images of what comes back, and passes it on (to
-a device, say), so that a batch that is ready waits for nothing that the consumer has yet to do.
+The consumer's thread draws indices, adds batches and takes them. The pipeline's thread locates their files, submits
+them to the decode threads, makes targets and images of the results, and passes them on (to a device, say), so that a
+finished batch never depends on the consumer's next call.
 
-A sample that the core does not take goes through the user's own transforms in a process of its own
-(:mod:`fastload.engines.sample_process`), from the state of torch's generator where the worker's would stand. A sample
-that raises there raises in its batch's turn, and what the worker would not have drawn after it is not drawn.
+A sample that the core does not support goes through the user's own transforms in a separate process
+(:mod:`fastload.engines.sample_process`), which starts from the state that the worker's generator would have. If the
+sample raises there, the error is raised in its batch's turn, and random numbers that the worker would not have drawn
+after it are not drawn.
 
-The consumer may be interrupted between any two bytecodes. It therefore takes no part in a condition or another lock of
-Python's own making: it waits for a batch's lock, and sends word through a ``SimpleQueue``, which C code does at one go.
+The consumer may be interrupted between any two bytecodes. It therefore uses no condition or other lock written in
+Python: it waits for a batch's lock, and notifies through a ``SimpleQueue``, whose operations are atomic C code.
 """
 
 from __future__ import annotations
@@ -52,29 +53,29 @@ if TYPE_CHECKING:
 
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], tuple[int, int, int, int]]"  # a sample's pixels, and its box to erase
 
-DECODING = 3  # submitted and not yet made: one being finished, one under way, one that threads can turn to
+DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
 
 
 JOIN_S = 5.0  # as long as torch waits for a worker
-LOOK_S = 5.0  # a signal right before a wait begins does not end it: its handler runs after so long
+LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
 
 
 class DecodePipeline:
-    """Batches under way. One thread adds and takes; the other is the line's own. Never refers to its user.
+    """Batches in flight: the consumer's thread adds and takes them. Never refers to its iterator.
 
     Args:
         recipe: How to make samples.
-        process: Makes those that the core does not take. The line's thread ends it.
-        threads: To decode with.
-        base_seed: Of the epoch's workers.
-        workers: As many random streams as torch would have workers.
-        by_index: Whether samples draw by their index.
-        finish: Makes the batch of pixels (``(N, H, W, 3)`` uint8), boxes to erase (``(N, 4)`` int32, or ``None``),
-            collated targets and its number; called in the line's thread.
-        finish_is_epilogue: Whether that is the batches' epilogue, and not the way to one.
-        pin: Whether the pixels lie in pinned memory.
-        ahead: Batches to make before they are asked for, at least 1.
-        device: Where ``finish`` works, if that is not the host.
+        process: Makes the samples that the core does not support. The pipeline's thread ends it.
+        threads: Number of decode threads.
+        base_seed: Base seed of the epoch's workers.
+        workers: Number of random streams, as many as torch would have workers.
+        by_index: Whether a sample's random numbers depend on its index.
+        finish: Makes the batch from pixels (``(N, H, W, 3)`` uint8), boxes to erase (``(N, 4)`` int32, or ``None``),
+            collated targets and the batch's number; called in the pipeline's thread.
+        finish_is_epilogue: Whether ``finish`` runs the epilogue itself rather than issue a copy that precedes it.
+        pin: Whether the pixels are in pinned memory.
+        ahead: Batches to make before they are requested, at least 1.
+        device: The device that ``finish`` works on, unless it is the host.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class DecodePipeline:
         finish_is_epilogue: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        self.epoch = 0  # set by the user
+        self.epoch = 0  # set by the iterator
         self._recipe = recipe
         self._process = process
         self._directory = working_directory()
@@ -105,15 +106,15 @@ class DecodePipeline:
         self._ahead = ahead
         self._streams = [_core.RandomStream.from_seed(base_seed + w) for w in range(workers)]
         self._batches: deque[Batch] = deque()
-        self._number = 0  # of the next batch, when there is none before it
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # for the line's thread: there is something to see to
+        self._number = 0  # of the next batch, if the pipeline is empty
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the pipeline's thread
         self._draining = False
         self._last = False
         self._closed = False
         self._pid = os.getpid()
-        self.images = 0  # of the batch that was taken last
-        self.awaited = (0.0, 0.0)  # likewise
-        self.decoded_at = self.made_at = 0.0  # likewise
+        self.images = 0  # this and the next two lines: of the batch claimed last
+        self.awaited = (0.0, 0.0)
+        self.decoded_at = self.made_at = 0.0
         self._decoded = self._in_python_batches = 0
         self._collate_s = self._finish_s = self._in_python_s = 0.0
         self._thread: threading.Thread | None = None
@@ -128,19 +129,19 @@ class DecodePipeline:
             raise
 
     def __len__(self) -> int:
-        """Batches that nobody has claimed."""
+        """Number of unclaimed batches."""
         return sum(batch.owner is None for batch in tuple(self._batches))
 
     @property
     def ready(self) -> int:
-        """Batches that are made, and that nobody has claimed."""
+        """Number of finished, unclaimed batches."""
         return sum(batch.made and batch.owner is None for batch in tuple(self._batches))
 
     def add(self, draw: tuple[Any]) -> None:
-        """Append a batch, which is the next worker's. Adding the last one again changes nothing.
+        """Append a batch for the next worker. Adding the last one again changes nothing.
 
         Args:
-            draw: Its indices, in a tuple that is this batch's alone.
+            draw: The batch's indices, in a tuple made for this batch only.
         """
         last = self._batches[-1] if self._batches else None
         if last is None or last.draw is not draw:
@@ -149,41 +150,41 @@ class DecodePipeline:
         self._news.put(None)
 
     def end(self) -> None:
-        """No more batches will be added: once they are made, the process that makes samples can end."""
+        """Announce that no more batches follow; the sample process ends after the last."""
         self._last = True
         self._news.put(None)
 
     def first(self) -> Batch | None:
-        """The first batch that no other thread has claimed; ``None`` if there is none.
+        """Return the first batch that no other thread has claimed, or ``None``.
 
-        The caller's own claim counts as none: an interrupt came before it took the batch.
+        The caller's own claim does not count: an interrupt prevented it from taking the batch.
         """
-        with contextlib.suppress(IndexError):  # closed meanwhile
+        with contextlib.suppress(IndexError):  # closed in another thread
             while self._batches[0].taken:
                 self._number = self._batches[0].number + 1
                 self._batches.popleft()
         me = threading.get_ident()
-        for batch in tuple(self._batches):  # no generator: the interrupt that lands when one is dropped is lost
+        for batch in tuple(self._batches):  # no generator: an interrupt while one is deallocated would be lost
             if not batch.taken and batch.owner in (None, me):
                 return batch
         return None
 
     def claim(self, batch: Batch, timeout_s: float) -> Any:
-        """A batch's data, or an ExceptionWrapper, or an error of ours. Blocks.
+        """Return a batch's data, an ExceptionWrapper, or an error of the pipeline. Blocks.
 
-        It stays the caller's :meth:`first` until that has set ``taken``, and should be the last thing that it does. A
-        signal's handler may have taken it meanwhile.
+        The batch stays the caller's :meth:`first` until the caller sets ``taken``, which should be its last action. A
+        signal handler may have taken the batch during the wait.
 
         Args:
-            batch: The caller's first.
-            timeout_s: 0 waits for ever.
+            batch: The caller's :meth:`first`.
+            timeout_s: 0 waits indefinitely.
 
         Raises:
-            TookTooLongError: It is not made in time.
+            TookTooLongError: The batch is not made in time.
         """
         self._wait_for(batch, timeout_s)
         batch.owner = threading.get_ident()
-        self._news.put(None)  # there is room for another
+        self._news.put(None)  # there is room for another batch
         self.images, self.decoded_at, self.made_at = batch.images, batch.decoded_at, batch.made_at
         self.awaited = batch.awaited
         return batch.data if batch.failure is None else batch.failure
@@ -199,11 +200,11 @@ class DecodePipeline:
             raise RuntimeError("the FastLoader of this iterator was closed")
 
     def _wake(self) -> None:
-        for batch in tuple(self._batches):  # the consumer, if it waits, looks again
+        for batch in tuple(self._batches):  # a waiting consumer checks again
             batch.release()
 
     def totals(self) -> Totals:
-        """What the threads have spent so far: reading files, decoding, on a core, putting batches together."""
+        """Time spent so far: reading files, decoding, on a core, and collating batches."""
         seconds, busy, read, read_busy = self.pool.work_times()
         spent = {"fetch": read, "decode": seconds - read, "collate": self._collate_s}
         if self._finish_is_epilogue:
@@ -223,12 +224,12 @@ class DecodePipeline:
         )
 
     def drain(self, timeout_s: float) -> None:
-        """See all batches through, and drop them: persistent workers work off what they were sent. Blocks.
+        """Finish and drop all batches, as persistent workers do between epochs. Blocks.
 
-        After an exception the line is good for nothing but to be closed.
+        After an exception the pipeline can only be closed.
 
         Args:
-            timeout_s: For each batch; 0 waits for ever.
+            timeout_s: Per batch; 0 waits indefinitely.
 
         Raises:
             TookTooLongError: A batch is not made in time.
@@ -247,8 +248,8 @@ class DecodePipeline:
         self._number = 0
 
     def close(self) -> None:
-        """Stop the threads and the process. Idempotent; may be called from any thread, and waits for none for ever."""
-        if os.getpid() != self._pid:  # a forked child, where neither the threads nor usable locks are
+        """Stop the threads and the process. Idempotent; callable from any thread; waits are bounded."""
+        if os.getpid() != self._pid:  # a forked child has neither the threads nor usable locks
             return
         self._closed = True
         self._news.put(None)
@@ -258,14 +259,13 @@ class DecodePipeline:
         if self._thread is None:
             self._process.close()
         elif self._thread is not threading.current_thread():
-            self._thread.join(JOIN_S)  # it may be inside the user's dataset, which nobody can interrupt
+            self._thread.join(JOIN_S)  # bounded: the user's dataset, where it may be, cannot be interrupted
         self._batches.clear()
 
     def _run(self) -> None:
         try:
-            if (
-                self._device is not None
-            ):  # a new thread's is device 0, where a context of this process would cost memory
+            # A new thread starts on device 0, where a context of this process would cost memory.
+            if self._device is not None:
                 torch.accelerator.set_device_index(self._device)
             while not self._closed:
                 self._news.get()
@@ -276,7 +276,7 @@ class DecodePipeline:
             self._process.close()
 
     def _advance(self) -> None:
-        """Start batches and see them through, as far as there is room for them."""
+        """Start and finish batches while there is room for them."""
         while not self._closed:
             batches = tuple(self._batches)
             unmade = [batch for batch in batches if not batch.made]
@@ -285,7 +285,7 @@ class DecodePipeline:
             for batch in unmade[:DECODING]:
                 if batch.job is None:
                     self._start(batch)
-            # Those that come before it: one that failed early, further on, takes nobody's room.
+            # Only batches before the first unmade one: a later one that failed early takes no room.
             if not unmade:
                 return
             before = batches[: batches.index(unmade[0])]
@@ -295,7 +295,7 @@ class DecodePipeline:
                 self._finish_batch(unmade[0])
 
     def _start(self, batch: Batch) -> None:
-        """Hand a batch to the decode threads. What goes wrong is the batch's."""
+        """Submit a batch to the decode threads. The batch keeps any error."""
         try:
             if batch.pixels is None:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
@@ -322,13 +322,13 @@ class DecodePipeline:
     def _end(self, batch: Batch, data: Any, failure: BaseException | None = None) -> None:
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
-        batch.pixels = batch.job = None  # whoever copies from them holds them
+        batch.pixels = batch.job = None  # a copy in flight holds its own reference
         batch.data, batch.failure = data, failure
         batch.made = True
         batch.release()
 
     def _finish_batch(self, batch: Batch) -> None:
-        """Make the first batch that is not made, or the error that torch's worker would have sent. Blocks."""
+        """Make a batch, or the error that torch's worker would have sent. Blocks."""
         try:
             data = self._make(batch)
         except ClosedError:
@@ -353,7 +353,7 @@ class DecodePipeline:
             batch.decoded_at = time.monotonic()
             self._decoded += 1
             self._collate_s += batch.decoded_at - begun
-        except Exception:  # noqa: BLE001 - default_collate's, of targets of any type
+        except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)
         try:
             return self._finish(batch.pixels, batch.boxes, targets, batch.number)
@@ -361,7 +361,7 @@ class DecodePipeline:
             self._finish_s += time.monotonic() - batch.decoded_at
 
     def _complete(self, batch: Batch) -> None:
-        """Wait for the pixels, and have made in Python what the core does not make."""
+        """Wait for the pixels, and make unsupported samples in Python."""
         job = batch.job
         made: dict[int, _Made] = {}
         begun = time.monotonic()
@@ -377,18 +377,18 @@ class DecodePipeline:
                     self._raise_earlier(batch, sample, made)
                     raise
                 job.skip(after)
-        if self._closed:  # all that was not decoded is cancelled
+        if self._closed:  # samples not decoded by then are cancelled
             raise ClosedError
         for sample, status in enumerate(job.statuses()):
             if status and sample not in made:
                 before = self._before(batch, sample)
                 made[sample], after = self._in_python(batch, sample, before)
                 if before is not None and not self._by_index and after != drawn(self._recipe.plan, job, sample, before):
-                    self._go_on_in_python(batch, sample + 1, after, made)
+                    self._finish_in_python(batch, sample + 1, after, made)
                     break
         batch.awaited = begun, time.monotonic()
         self._in_python_batches += bool(made)
-        if self._recipe.pipeline.erasing is not None and len(batch.pixels):  # none, where its first index is refused
+        if self._recipe.pipeline.erasing is not None and len(batch.pixels):  # empty if its first index failed
             batch.boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
         for sample, (pixels, box) in made.items():
             batch.pixels[sample] = torch.from_numpy(pixels)
@@ -396,28 +396,28 @@ class DecodePipeline:
                 batch.boxes[sample] = torch.tensor(box, dtype=torch.int32)
 
     def _raise_earlier(self, batch: Batch, sample: int, made: dict[int, _Made]) -> None:
-        """A sample has raised; had one before it done so, which the core could not decode, a worker would end there."""
+        """Raise an earlier undecodable sample's error, if any: a worker would stop there."""
         batch.job.cancel()
         for earlier, status in enumerate(batch.job.statuses()[:sample]):
             if status and earlier not in made:
                 self._in_python(batch, earlier, self._before(batch, earlier))
 
     def _before(self, batch: Batch, sample: int) -> bytes | None:
-        """The state to draw a sample from; ``None`` if nothing is drawn."""
+        """The generator state before a sample; ``None`` if the recipe draws nothing."""
         if not self._recipe.pipeline.draws:
             return None
         if self._by_index:
             return _core.Generator(batch.seeds[sample]).get_state()
         return batch.job.generator_before(sample)  # type: ignore[no-any-return]
 
-    def _go_on_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
-        """Pillow saw other things in a file than the core did: what was drawn after it is void."""
+    def _finish_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
+        """Finish a batch in Python: Pillow read a file differently, so later draws are invalid."""
         for sample in range(begin, len(batch.sources)):
             made[sample], state = self._in_python(batch, sample, state)
         self._rewind_rng(batch, state)
 
     def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
-        """A sample by the user's own transforms, and where the worker's generator stands then."""
+        """Make a sample with the user's transforms; also return the worker's generator state after it."""
         source = batch.sources[sample]
         where = f"sample {batch.indices[sample]!r}"
         where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
@@ -437,13 +437,13 @@ class DecodePipeline:
         return made, after
 
     def _rewind_rng(self, batch: Batch, state: bytes | None) -> None:
-        """The worker's generator stands at ``state`` after ``batch``: what was drawn since is drawn anew."""
-        if state is None:  # no later batch draws on from this one
+        """Set the worker's generator after ``batch`` to ``state``, and redraw its later batches."""
+        if state is None:  # no later batch continues this one's random stream
             batch.job.cancel()
             return
         later = [b for b in tuple(self._batches) if b is not batch and b.worker == batch.worker and b.job is not None]
-        for void in [*reversed(later), batch]:  # the last first: else the next in line would go on drawing
-            void.job.cancel()
+        for stale in [*reversed(later), batch]:  # last to first: else the next queued batch would go on drawing
+            stale.job.cancel()
         self._streams[batch.worker] = _core.RandomStream(state)
-        for void in later:
-            self._start(void)
+        for stale in later:
+            self._start(stale)

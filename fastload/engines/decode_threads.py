@@ -1,10 +1,10 @@
-"""Engine ``native``: one process, ``num_workers`` decode threads, and the batches that torch's workers would make.
+"""Engine ``native``: ``num_workers`` decode threads make the batches of torch's workers in one process.
 
-Index batches are drawn where torch draws them, as many ahead as torch would, so that the sampler and both generators
-stand after each batch (and after a ``break``) where torch's would. Batch ``k`` belongs to the *virtual worker*
-``k mod num_workers``, which has the random stream of that worker of torch's. A worker's samples are drawn in order, and
-decoded in any; few batches are decoded at a time, because one batch occupies all threads. How many threads there are
-shows in no batch: with ``num_workers="auto"`` they come and go.
+Index batches are drawn when torch draws them and as many ahead, so that the sampler and both generators are in the
+same state as torch's after each batch (and after a ``break``). Batch ``k`` belongs to the *virtual worker*
+``k mod num_workers``, which has the random stream of torch's worker of that number. A worker draws for its samples in
+order and decodes them in any order. Few batches are decoded at a time, because one batch occupies all threads. The
+number of threads affects no batch; with ``num_workers="auto"`` it varies.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _NEXT = _BaseDataLoaderIter.__next__
 
 
 class NativeIterator(_BaseDataLoaderIter):
-    """One epoch; with persistent workers, one after the other.
+    """Iterates over one epoch, or, with persistent workers, over several in turn.
 
     Args:
-        loader: Its sampler, batch sizes, generator and workers are those of the batches.
+        loader: Supplies sampler, batch size, generator and number of workers.
         recipe: How to make its samples; a snapshot.
-        process: See :class:`~fastload.engines.decode_pipeline.DecodePipeline`.
-        finish: Likewise.
-        finish_is_epilogue: Likewise.
-        pin: Whether the pixels lie in pinned memory.
-        ahead: Batches to make before they are asked for, at least 1.
-        device: Where ``finish`` works, if that is not the host.
-        device_totals: What the device's clock has measured of the consumer's steps; ``None`` without one.
+        process: See :class:`~fastload.engines.decode_pipeline.DecodePipeline`, as for the arguments below.
+        finish: Makes a batch.
+        finish_is_epilogue: Whether ``finish`` runs the epilogue itself.
+        pin: Whether the pixels are in pinned memory.
+        ahead: Batches to make before they are requested, at least 1.
+        device: The device that ``finish`` works on, unless it is the host.
+        device_totals: Returns the device clock's measurements of the consumer's steps; ``None`` without a clock.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class NativeIterator(_BaseDataLoaderIter):
         )
         if self._sizer is not None:
             self._sizer.attach(self._decode_pipeline.pool)
-        # Several threads may share the iterator. Reentrant: a signal's handler may ask for a batch, too.
+        # Several threads may share the iterator. Reentrant: a signal handler may also ask for a batch.
         self.turn = threading.RLock()
         self.claimed: dict[int, Batch] = {}  # by thread
-        self._drawn: deque[tuple[Any]] = deque()  # an index batch on its way from the sampler to the line
+        self._drawn: deque[tuple[Any]] = deque()  # an index batch drawn and not yet added to the pipeline
         self._pid = os.getpid()
         self._exhausted = False
         self._closed = False
@@ -109,9 +109,9 @@ class NativeIterator(_BaseDataLoaderIter):
         self.check_process()
         super()._reset(loader, first_iter)
         try:
-            self._decode_pipeline.drain(self._timeout)  # the workers' generators go on
+            self._decode_pipeline.drain(self._timeout)  # advances the workers' generators
         except BaseException as error:
-            self.close()  # nobody knows what has been drained
+            self.close()  # it is unknown which batches were drained
             if isinstance(error, TookTooLongError):
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
             raise
@@ -125,14 +125,14 @@ class NativeIterator(_BaseDataLoaderIter):
         self._fill()
 
     def _fill(self) -> None:
-        """Draw index batches until as many batches are under way as torch has, or there are no more.
+        """Draw index batches until as many are in flight as in torch.
 
-        Raises what the sampler does. There is one batch less under way from then on, as in torch.
+        Raises the sampler's errors. From then on one batch fewer is in flight, as in torch.
         """
         while len(self._decode_pipeline) < self._window and not self._exhausted:
             try:
                 if not self._drawn:
-                    # At one go, in C: an interrupt loses no indices. (In a sampler's own Python code it ends that.)
+                    # One C call, so that an interrupt loses no indices. (In a sampler's Python code, it ends that.)
                     self._drawn.extend(zip(itertools.islice(self._sampler_iter, 1)))
             except Exception:
                 self._window -= 1
@@ -148,23 +148,26 @@ class NativeIterator(_BaseDataLoaderIter):
     def __next__(self) -> Any:
         data = self.fetch()
         batch = self.claimed[threading.get_ident()]
-        batch.taken = True  # no call from here on, after which an interrupt could land: the batch would be lost
+        batch.taken = True  # no calls from here on: an interrupt after one would lose the batch
         batch.data = None
         return data
 
     def fetch(self) -> Any:
-        """The next batch. It stays the next for this thread until its entry in ``claimed`` is marked as taken."""
+        """Return the next batch.
+
+        It stays this thread's next one until its entry in ``claimed`` is marked as taken.
+        """
         self.check_process()
         with self.turn:
             if _profiler_enabled() or _BaseDataLoaderIter.__next__ is not _NEXT:  # or a tracer's patch
-                data = super().__next__()  # opens a range, the dearest part of a next() whose batch is ready
+                data = super().__next__()  # opens a range, the most expensive part of a next() if a batch is ready
             else:
                 data = self._next_data()
             self._num_yielded = self.claimed[threading.get_ident()].number + 1
             return data
 
     def check_process(self) -> None:
-        """Raise in a forked child: the threads that make batches are its parent's."""
+        """Raise in a forked child: the decode threads exist only in its parent."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "a native iterator must be used in the process that made it, and this one was forked off later; "
@@ -175,8 +178,8 @@ class NativeIterator(_BaseDataLoaderIter):
         if self._closed:
             raise RuntimeError("the FastLoader of this iterator was closed")
         asked, batch, data = time.monotonic(), None, None
-        while batch is None or batch.taken:  # by a signal's handler, which has come in between
-            self._fill()  # there is something to do after an interrupt, or when the sampler has raised
+        while batch is None or batch.taken:  # by a signal handler during the wait
+            self._fill()  # needed after an interrupt or an error of the sampler
             batch = self._decode_pipeline.first()
             if batch is None:
                 if not self._persistent_workers:
@@ -196,23 +199,25 @@ class NativeIterator(_BaseDataLoaderIter):
         if isinstance(data, BaseException):
             batch.taken = True
             raise data
-        if self._sizer is not None:  # only what more threads would have shortened counts as waiting
+        if self._sizer is not None:  # only waits that more threads would have shortened count
             begun, ended = self._decode_pipeline.awaited
             self._sizer.note(self._decode_pipeline.images, max(0.0, ended - max(begun, asked)))
         if isinstance(data, ExceptionWrapper):
             batch.taken = True
             data.reraise()  # type: ignore[no-untyped-call]
-        if torch.is_inference_mode_enabled() and not self._pin_memory:  # else torch's come from its pin-memory thread
+        if (
+            torch.is_inference_mode_enabled() and not self._pin_memory
+        ):  # else torch's pin-memory thread makes them, outside the mode
             return as_inference_tensors(data)
         return data
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed; persistent workers need another one then."""
+        """Whether the iterator was closed; persistent workers then need a new one."""
         return self._closed
 
     def close(self) -> None:
-        """Stop the decode threads; what is asked for later raises. Idempotent."""
+        """Stop the decode threads; later calls of ``next()`` raise. Idempotent."""
         self._closed = True
         self._finalizer()
 

@@ -1,4 +1,4 @@
-"""What iterates: native batches on the host or on their way to a device, and torch's on their way to a device."""
+"""Iterators over native batches (host or device) and over torch's batches (device)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 
 
 def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Any:
-    """An iterator that runs a loader's recipe; ``None`` if that fails its check, or nothing can be started for it.
+    """Start an iterator that runs a loader's recipe natively.
+
+    Returns ``None`` if the recipe fails its check or its process cannot be started.
 
     Raises:
-        RuntimeError: The check fails, and ``engine="native"``.
+        RuntimeError: The check fails and ``engine="native"``.
     """
     state, native = state_of(loader), cast("Any", None)
     recipe = recipe.snapshot()
@@ -61,13 +63,16 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
         state.live.add(native)
         return native
     finally:
-        if native is None:  # nobody waits for an answer any more
+        if native is None:  # no one needs the process any more
             process.kill()
             process.close()
 
 
 def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess | None:
-    """A process for the recipe's samples, started if the check needs it; ``None`` where none can be started."""
+    """Make the recipe's sample process, started if the check needs it.
+
+    Returns ``None`` if it cannot be started.
+    """
     from fastload.engines.sample_process import SampleProcess
 
     try:
@@ -76,14 +81,14 @@ def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess 
         if checks.python_used or not checks.has(loader, recipe):
             process.start()
         return process
-    except Exception:  # torch's workers cannot be started either, and will say why
+    except Exception:  # torch's workers cannot be started either, and their error says why
         if loader.engine == "native":
             raise
         return None
 
 
 def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:
-    """Batches as torch's workers make them, in host memory."""
+    """Return an iterator over native batches in host memory, as torch's workers make them."""
     from fastload.engines.decode_threads import NativeIterator
 
     images_of = host_images(recipe, torch.contiguous_format)
@@ -98,9 +103,9 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
 
 
 def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device: bool = False) -> Meter:
-    """What counts for a native iterator, whose batches go to a device as they are made, or do not."""
-    line = native._decode_pipeline
-    return Meter(None, loader.batch_size, line.totals, waiting=lambda: line.ready, on_device=on_device)
+    """A native iterator's meter; ``on_device`` says whether finished batches are on a device."""
+    pipeline = native._decode_pipeline
+    return Meter(None, loader.batch_size, pipeline.totals, waiting=lambda: pipeline.ready, on_device=on_device)
 
 
 def is_native(iterator: Any) -> bool:
@@ -110,15 +115,15 @@ def is_native(iterator: Any) -> bool:
 
 
 class NativeDeviceIterator:
-    """Native batches on their way to a device: copied there the moment that they are made.
+    """Copies native batches to a device as soon as they are made.
 
     Args:
         loader: See :class:`~fastload.engines.decode_threads.NativeIterator`.
-        recipe: Likewise.
-        process: Likewise.
-        device: Where to; with an index.
+        recipe: How to make the loader's samples; a snapshot.
+        process: See :class:`~fastload.engines.decode_pipeline.DecodePipeline`.
+        device: The target device, with an index.
         stream: The side stream to copy on, or ``None``.
-        retire: Called with the transfer when the iterator is gone.
+        retire: Called with the transfer when the iterator is closed or garbage.
     """
 
     def __init__(
@@ -197,14 +202,14 @@ class NativeDeviceIterator:
             except BaseException:
                 self.meter.stop()
                 raise
-            line = host._decode_pipeline
-            stages = (("decode", line.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
-            self.meter.got(asked, None, stages, line.images)
+            pipeline = host._decode_pipeline
+            stages = (("decode", pipeline.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
+            self.meter.got(asked, None, stages, pipeline.images)
             return as_inference_tensors(data) if torch.is_inference_mode_enabled() else data
 
     @property
     def is_closed(self) -> bool:
-        """Whether its totals have been retired."""
+        """Whether the iterator was closed and its totals retired."""
         return not self._finalizer.alive
 
     def close(self) -> None:
@@ -213,26 +218,29 @@ class NativeDeviceIterator:
         self._finalizer()
 
 
-def _end(close_line: Callable[[], None], transfer: Transfer, retire: Callable[[Transfer], None]) -> None:
-    close_line()
+def _end(close_pipeline: Callable[[], None], transfer: Transfer, retire: Callable[[Transfer], None]) -> None:
+    close_pipeline()
     transfer.close()
     retire(transfer)
 
 
 def _pinned_tuple_type() -> type:
-    """What the installed torch makes of a tuple when it pins it: a list in some versions."""
+    """The installed torch's type of a pinned tuple: a list in some versions."""
     return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
 
 
 def _end_device(transfer: Transfer, scheduler: CopyScheduler, state: LoaderState) -> None:
-    """What remains to be done when an iterator is gone. Idempotent."""
+    """Release what a closed iterator held. Idempotent."""
     with deferred_signals():
         scheduler.close()
         state.retire(transfer, scheduler)
 
 
 class DeviceIterator:
-    """One epoch on the device side: torch's own iterator, whose batches arrive there on their way to the consumer."""
+    """Copies the batches of torch's own iterator to a device.
+
+    Iterates over one epoch, or, with persistent workers, over several in turn.
+    """
 
     def __init__(self, loader: LoaderConfig[Any], device: torch.device) -> None:
         self.device = device
@@ -260,18 +268,18 @@ class DeviceIterator:
         self._board = board_for(loader)
         self._meter = Meter(self._board, loader.batch_size)
         self._view = view_of(loader, **self._changes(loader))
-        self._consuming = threading.RLock()  # one next() at a time, as threads may share torch's
+        self._consuming = threading.RLock()  # one next() at a time: threads may share the iterator, as torch's
         self._finalizer = weakref.finalize(self, _end_device, self.transfer, self.scheduler, self._state)
         self.scheduler.serve(self)
         self._host: Any = start_epoch(self._view)
-        self._counts_up = loader.in_order and loader.num_workers > 0  # then torch's count says which batch it was
+        self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         measure_here(self._host, self._meter)
         self._state.take_in(self.transfer, self.scheduler)
         self._state.measure(self, self._meter)
         self._state.live.add(self)
 
     def _changes(self, loader: LoaderConfig[Any]) -> dict[str, Any]:
-        """How the view differs from the loader: among others, torch's pin-memory thread delivers the batches."""
+        """The view's differences from the loader, such as delivery by torch's pin-memory thread."""
         changes = {"collate_fn": self._collate, **stages_of(loader)}
         if loader.num_workers:
             first_call = changes.get("worker_init_fn", loader.worker_init_fn)
@@ -279,20 +287,20 @@ class DeviceIterator:
         if self._pins:
             changes |= {"pin_memory": True}
             if not loader.pin_memory:
-                changes |= {"pin_memory_device": ""}  # torch warns of it, but only where the user asked to pin
+                changes |= {"pin_memory_device": ""}  # torch warns about it, but only if the user asked to pin
         elif self.device.type != "cpu":
             changes |= {"pin_memory": False}
         epochs = epochs_of(loader)
         return changes if epochs is None else seeded(loader, changes, epochs, vars(self).get("_view"))
 
     def _reset(self, loader: LoaderConfig[Any]) -> None:
-        """Begin another epoch with the same, persistent, workers."""
+        """Begin another epoch with the same persistent workers."""
         self.scheduler.pause()
         refresh(self._view, loader, **self._changes(loader))
         try:
             self._host = start_epoch(self._view)
         except BaseException:
-            if getattr(self._host, "_shutdown", False):  # the next epoch takes new workers
+            if getattr(self._host, "_shutdown", False):  # the next epoch starts new workers
                 loader._iterator = None
                 self.close()
             raise
@@ -312,7 +320,7 @@ class DeviceIterator:
             host = self._host
             if host is None:
                 raise RuntimeError("the FastLoader of this iterator was closed")
-            self.transfer.mark_step()  # not after the wait, which is no part of the step
+            self.transfer.mark_step()  # before the wait, which is not part of the step
             meter = self._meter
             asked = meter.ask()
             try:
@@ -331,30 +339,30 @@ class DeviceIterator:
             return data
 
     def _batch(self, host: Any) -> int | None:
-        """The number under which the board knows the batch that torch's iterator has just given out."""
+        """The shared counters' number of the batch that torch's iterator has just returned."""
         if self._counts_up:
             return int(host._rcvd_idx) - 1
         return None if host._num_workers else self._number - 1
 
     def __getattr__(self, name: str) -> Any:
-        # What is known of torch's iterators (`_workers`, `_num_yielded`, ...) is asked of torch's iterator.
+        # Torch's iterator supplies torch's attributes (`_workers`, `_num_yielded`, ...).
         host = self.__dict__.get("_host")
         if host is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(host, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # as torch's iterators say it
+        raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # torch's words
 
     @property
     def is_closed(self) -> bool:
-        """Whether its totals have been retired."""
+        """Whether the iterator was closed and its totals retired."""
         return not self._finalizer.alive
 
     def close(self) -> None:
-        """Shut torch's iterator down (its workers and its thread end with it) and wait for the copies.
+        """Shut down torch's iterator with its workers and thread, and wait for the copies.
 
-        Idempotent, and whole if it is repeated after an interrupt.
+        Idempotent; if interrupted, a second call completes it.
         """
         host = self._host
         if host is not None:

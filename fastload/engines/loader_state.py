@@ -1,4 +1,4 @@
-"""What a loader holds beyond its arguments: iterators in use, slots, copy streams, statistics."""
+"""State of a loader beyond its arguments: iterators in use, slots, copy streams, statistics."""
 
 from __future__ import annotations
 
@@ -26,35 +26,40 @@ if TYPE_CHECKING:
 
 
 class LoaderState:
-    """Never pickled, never copied: what would be a copy is a new one. Iterators hold it too."""
+    """Holds a loader's state. Iterators refer to it too.
+
+    It is never pickled or copied: pickling or copying makes a new, empty one.
+    """
 
     def __init__(self) -> None:
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.begun = 0  # iterations, also those that failed
+        self.begun = 0  # iterations begun, including failed ones
         self.slots: SlotPool | None = None
         self.checks = ParityResults()
         self.epochs = Epochs()
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
-        self._lock = threading.RLock()  # a finalizer may run in a thread that is inside
+        self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
         self._pid = os.getpid()
-        self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of the iterators that are in use
-        self._before = Totals()  # of those that are gone
+        self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of iterators in use
+        self._before = Totals()  # of iterators that have ended
         self._missed = Counter[str]()
         self._closed = False
-        self._sized: tuple[int, Stats] | None = None  # worker processes, and the statistics when they were chosen
+        self._sized: tuple[int, Stats] | None = (
+            None  # number of worker processes, and the statistics when it was chosen
+        )
 
     def __reduce__(self) -> Any:
         return LoaderState, ()
 
     def copy_stream(self, device: torch.device) -> Any:
-        """One per device, kept across epochs: the caching allocator keeps device memory by stream."""
+        """Return the device's copy stream. Kept across epochs: torch caches device memory by stream."""
         if device not in self._streams:
             self._streams[device] = new_stream(device)
         return self._streams[device]
 
     def slot_pool(self, loader: LoaderConfig[Any], device: torch.device) -> SlotPool | None:
-        """The loader's slots, made when they are first of use; kept across epochs."""
+        """Return the loader's slots, made on first use and kept across epochs."""
         if no_slots_because(loader, device) is not None:
             return None
         if self.slots is None:
@@ -64,11 +69,11 @@ class LoaderState:
         return self.slots
 
     def size_workers(self, loader: LoaderConfig[Any], *, native: bool = False) -> None:
-        """Where ``num_workers`` is ``"auto"``: set it for the epoch that begins.
+        """Choose ``num_workers`` for the next epoch if it is ``"auto"``.
 
         Args:
-            loader: Whose.
-            native: For threads, should the epoch be a native one; else for worker processes.
+            loader: The loader to change.
+            native: Whether to size for the native engine's threads instead of worker processes.
         """
         workers: Any = loader.num_workers
         if not isinstance(workers, AutoWorkers):
@@ -82,20 +87,20 @@ class LoaderState:
         before, self._sized = self._sized, (int(loader.num_workers), now)
         if before is None or before[0] == loader.num_workers:
             return
-        former: Any = loader._iterator
-        if former is not None:  # persistent workers, too many or too few by now
-            _close(former)
+        previous: Any = loader._iterator
+        if previous is not None:  # persistent workers, now too many or too few
+            _close(previous)
             loader._iterator = None
         if self.slots is not None and not self._transfers:
             self.slots.close()
             self.slots = None
 
     def measure(self, iterator: Any, meter: Meter) -> None:
-        """Count what ``meter`` says for as long as ``iterator`` lives, and keep its totals afterwards."""
+        """Count ``meter`` while ``iterator`` lives, and keep its totals afterwards."""
         weakref.finalize(iterator, self._meters.open(meter)).atexit = False
 
     def take_in(self, transfer: Transfer, scheduler: CopyScheduler | None = None) -> None:
-        """Count what an iterator copies, until :meth:`retire`."""
+        """Count an iterator's copies until :meth:`retire`."""
         with self._lock:
             self._transfers[id(transfer)] = (transfer, scheduler)
 
@@ -119,11 +124,11 @@ class LoaderState:
             missed.update(scheduler.missed)
 
     def stats(self, workers: int) -> Stats:
-        """Everything that is known, now."""
+        """Return the statistics of all iterators so far."""
         with self._lock:
             totals, missed = self._before.copy(), self._missed.copy()
             transfers = list(self._transfers.values())
-        # Not under the lock: who holds a transfer's may want it, when the collector ends an iterator there.
+        # Not under the lock: a thread that holds a transfer's lock takes ours if the collector ends an iterator there.
         for transfer, scheduler in transfers:
             self._count(transfer, scheduler, totals, missed)
         totals.add(self._meters.totals())
@@ -141,13 +146,13 @@ class LoaderState:
         )
 
     def check_open(self) -> None:
-        """An iteration begins: raise if the loader has been closed."""
+        """Count a new iteration; raise if the loader is closed."""
         self.begun += 1
         if self._closed:
             raise RuntimeError("this FastLoader is closed; make a new one to iterate again")
 
     def close(self) -> None:
-        """End what is in use. Idempotent."""
+        """End iterators, streams and slots. Idempotent."""
         self._closed = True
         for iterator in list(self.live):
             _close(iterator)
@@ -157,13 +162,13 @@ class LoaderState:
 
 
 def state_of(loader: Any) -> LoaderState:
-    """A FastLoader's state; new where it has none yet, as a copy of one. Thread-safe."""
+    """Return a loader's state; makes one if it has none, as in a copy. Thread-safe."""
     state: LoaderState = vars(loader).setdefault("_state", LoaderState())
     return state
 
 
 def epochs_of(loader: Any) -> Epochs | None:
-    """A loader's seed and epoch; ``None`` if its samples draw as torch's do."""
+    """A loader's seed and epoch; ``None`` unless ``randomness="sample"``."""
     return state_of(loader).epochs if getattr(loader, "randomness", "worker") == "sample" else None
 
 

@@ -1,4 +1,4 @@
-"""Compares a recipe with the real thing on a few samples of the user's own data, before the first native epoch."""
+"""Before the first native epoch, compare a recipe with the user's transforms on samples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 8
 MISSES_MAX = 1
-"""More of the samples than this that the core does not take, and torch's workers are the faster engine: what it does
-not take is made by one process."""
+"""Unsupported samples allowed. With more, torch's workers are faster, because a single process makes such samples."""
 
 
 def check_recipe(
@@ -31,43 +30,43 @@ def check_recipe(
     any_share: bool,
     timeout_s: float | None = None,
 ) -> str | None:
-    """Make a few samples both ways. Blocks.
+    """Make a few samples both natively and in Python, and compare them. Blocks.
 
-    The user's dataset is asked in the other process: nothing that it opens or draws is seen in this one. A file that
-    the core does not take is left alone there: it may be a named pipe, that is, have no end.
+    The user's dataset runs in the sample process, so that this process does not see what it opens or draws. Files that
+    the core does not support are not read there: one may be a named pipe, which has no end.
 
     Args:
-        recipe: To check.
+        recipe: The recipe to check.
         process: Has the same recipe; started.
-        images_of: Makes images of pixels and of boxes to erase, on the CPU, as the native engine will.
-        any_share: Whether to accept a dataset of which the core takes little.
-        timeout_s: For each sample; ``None`` waits for ever.
+        images_of: Makes images from pixels and boxes to erase, on the CPU, as the native engine will.
+        any_share: Whether to accept a dataset with few samples that the core supports.
+        timeout_s: Per sample; ``None`` waits indefinitely.
 
     Returns:
-        What differs, or why the workers are better; ``None`` when all is well.
+        The difference, or why torch's workers are better; ``None`` if the recipe passes.
     """
     try:
         count = len(recipe.dataset)
-    except Exception as error:  # noqa: BLE001 - none (torch needs none with a sampler), or the user's own
+    except Exception as error:  # noqa: BLE001 - no __len__ (torch needs none with a sampler), or the user's error
         return f"the dataset cannot be checked: len() of it raises {type(error).__name__}: {error}; give it a __len__"
     indices = sorted({round(i * (count - 1) / (SAMPLES - 1)) for i in range(SAMPLES)}) if count else []
-    missed = 0
+    misses = 0
     pool = _core.Pool(1)
     try:
         for index in indices:
-            taken, difference = _compare(recipe, process, images_of, pool, index, timeout_s)
+            supported, difference = _compare(recipe, process, images_of, pool, index, timeout_s)
             if difference is not None:
                 return difference
-            missed += not taken
+            misses += not supported
     except TookTooLongError:
         return f"the dataset cannot be checked: sample {index} took longer than timeout={timeout_s} s"
     except RuntimeError as error:
         return f"the dataset cannot be checked: sample {index}: {error}"
     finally:
         pool.close(5.0 if timeout_s is None else 0.0)
-    if missed > MISSES_MAX and not any_share:
+    if misses > MISSES_MAX and not any_share:
         return (
-            f"{missed} of the {len(indices)} samples looked at are no JPEG images that the native core takes; convert "
+            f"{misses} of the {len(indices)} samples looked at are no JPEG images that the native core takes; convert "
             "them to JPEG, or ask for it with engine='native'"
         )
     return None
@@ -81,25 +80,20 @@ def _compare(
     index: int,
     timeout_s: float | None,
 ) -> tuple[bool, str | None]:
-    """Whether the core takes a sample, and how it differs then."""
+    """Return whether the core supports a sample, and how the two results differ."""
     state = _core.Generator(index + 1).get_state()
     located = process.located(index, timeout_s)
-    if isinstance(located, str):  # if the dataset raises too, that is its business
+    if isinstance(located, str):  # no difference if the dataset itself raises too
         expected, _ = process.batch(index, state, timeout_s)
         return False, None if expected is None else f"sample {index} raises {located} in encoded()"
     source, target = located
     pixels = torch.empty((2, *recipe.pipeline.size, 3), dtype=torch.uint8)
     options = {**recipe.options, "max_pixels": process.max_pixels}
-    # Twice, so that the state between the two can be seen.
+    # Submitted twice, to read the generator's state between the two.
     stream = _core.RandomStream(state)
     try:
         job = pool.submit([source, source], pixels, plan=recipe.plan, stream=stream, **options)
-    except (
-        TypeError,
-        ValueError,
-        OSError,
-        BufferError,
-    ):  # a path with a NUL, say; the sample's batch says so in its turn
+    except (TypeError, ValueError, OSError, BufferError):  # such as a path with a NUL; raised in the batch's turn
         return False, None
     until = None if timeout_s is None else time.monotonic() + timeout_s
     try:
@@ -117,7 +111,7 @@ def _compare(
         job.cancel(-1.0 if until is None else 0.0)
     status = job.outcome(0)[0]
     if status == "cancelled":
-        return True, None  # only the second crop did not fit; the first was not waited for
+        return True, None  # only the second crop did not fit, and the first was cancelled with it
     if status != "ok":
         return False, None
     expected, after = process.batch(index, state, timeout_s)
@@ -148,5 +142,5 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
-    """Strides that say something: one of a dimension with a single entry may be anything."""
+    """Strides, without those of dimensions of size 1, which are arbitrary."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]

@@ -1,4 +1,4 @@
-"""What the parity checks of a loader came to, and the warning about one that failed."""
+"""Results of a loader's parity checks, and the warning about a failed one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class FallbackWarning(UserWarning):
-    """A pipeline that could have run natively does not, because a check on its own data found a difference."""
+    """A supported pipeline runs in torch's workers, because its parity check failed."""
 
 
 def _warn(why: str) -> None:
-    """Warn, at the caller of ``iter(loader)``, and go on: also where warnings are turned into errors."""
+    """Warn at the caller of ``iter(loader)``; go on even if warnings are errors."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
@@ -35,20 +35,20 @@ def _warn(why: str) -> None:
 
 
 class ParityResults:
-    """What the checks of a loader's recipes on its own data came to; each is made once."""
+    """Results of the parity checks of a loader's recipes; each check runs once."""
 
     def __init__(self) -> None:
         self._results: dict[tuple[Any, ...], str | None] = {}
         self._held: list[Any] = []
         self.python_used = False
-        """Samples had to be made in Python; a process for them is better forked where torch would fork its workers."""
+        """Whether samples were made in Python; their process is better forked where torch would fork its workers."""
 
     def note_python(self) -> None:
-        """Samples have to be made in Python."""
+        """Note that samples are made in Python."""
         self.python_used = True
 
     def known(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
-        """Why the recipe must not be used, as far as it has been checked."""
+        """Why the recipe must not be used; ``None`` if it passed or is unchecked."""
         return self._results.get(_key(loader, recipe))
 
     def has(self, loader: LoaderConfig[Any], recipe: Recipe) -> bool:
@@ -56,15 +56,15 @@ class ParityResults:
         return _key(loader, recipe) in self._results
 
     def passes(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> bool:
-        """Whether the recipe may be used. Checks it when it is new; warns when it fails.
+        """Return whether the recipe may be used. Checks a new one; warns if it fails.
 
         Args:
-            loader: Whose.
-            recipe: The loader's, read just now.
-            process: Has the recipe; started, if there is something to check.
+            loader: The loader.
+            recipe: Its current recipe.
+            process: Has the same recipe; started, if a check is needed.
 
         Raises:
-            RuntimeError: It fails, and ``engine="native"``.
+            RuntimeError: The recipe fails and ``engine="native"``.
         """
         key = _key(loader, recipe)
         if key not in self._results:
@@ -74,7 +74,7 @@ class ParityResults:
             require = loader.engine == "native"
             why = check_recipe(recipe, process, images_of, any_share=require, timeout_s=loader.timeout or None)
             self._results[key] = why
-            self._held.append(loader.dataset)  # its id stands in the key
+            self._held.append(loader.dataset)  # keeps alive the object whose id is in the key
             if why is not None and loader.engine != "native":
                 _warn(why)
         why = self._results[key]
@@ -84,7 +84,7 @@ class ParityResults:
 
 
 def _key(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
-    """All that the outcome of the check depends on, the files apart."""
+    """Everything that the check's outcome depends on, except the files."""
     pipeline = recipe.pipeline
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())

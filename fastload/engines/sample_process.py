@@ -1,10 +1,10 @@
-"""A process that makes single samples with the user's own objects, for what the native core does not take.
+"""A process that makes samples that the native core does not support.
 
-The user's transforms draw from torch's default generator, which belongs to the whole process: whatever else draws there
-at the same time would shift the sample, and be shifted. So samples are made in a process that does nothing else, as
-torch's workers do. By the loader's own start method, it also keeps what workers keep (the working directory, Pillow's
-settings, the transforms), whatever becomes of them in this process. A sample that never ends, such as a named pipe that
-nobody writes to, ends with it.
+The user's transforms draw from torch's default generator, which the whole process shares: other code that draws at the
+same time would change the sample, and the sample would change its draws. So samples are made in a process that does
+nothing else, as in torch's workers. It uses the loader's start method, so it also keeps what workers keep (the working
+directory, Pillow's settings, the transforms) when these change in this process. Killing it ends a sample that would
+never finish, such as a named pipe without a writer.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 
     from fastload.pipeline.reader import Recipe
 
-LOOK_S = 1.0  # how often each of two processes looks whether the other still lives
-READY_S = 5.0  # what a forked process may take to its first request; usually 10 ms
+LOOK_S = 1.0  # how often each of the two processes checks that the other is alive
+READY_S = 5.0  # time allowed from the fork until the process accepts requests; usually 10 ms
 STARTS = 3
 JOIN_S = 5.0  # as long as torch waits for a worker
 
 
 class SampleProcess:
-    """Answers one request at a time, once it is started. Not thread-safe, except for :meth:`kill`.
+    """Answers one request at a time, once started. Not thread-safe, except for :meth:`kill`.
 
-    Forking takes some 20 ms, and more where memory is written afterwards, so it waits for the first sample; what
-    workers keep from their start and samples depend on is noted beforehand. A process that is not forked sets it
-    by itself, and is therefore started at once.
+    Forking takes about 20 ms, and more for memory written afterwards, so it is delayed until the first sample; settings
+    that samples depend on and workers keep from their start are recorded beforehand. A process that is not forked
+    records them itself, and so starts at once.
 
     Args:
-        recipe: How to make samples; whatever it refers to must not change any more.
+        recipe: How to make samples; nothing that it refers to may change afterwards.
         context: The loader's ``multiprocessing_context``; ``None`` is the default start method.
-        note_use: Called when a sample is to be made.
+        note_use: Called before a sample is made.
 
     Raises:
         Exception: See :meth:`start`.
@@ -62,7 +62,7 @@ class SampleProcess:
     def __init__(self, recipe: Recipe, context: Any = None, *, note_use: Callable[[], None] = lambda: None) -> None:
         self._note_use = note_use
         self.started = self._ready = self._closed = self._killed = self._wanted = False
-        self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()  # to who waits for the start
+        self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread that waits for the start
         self._error: Exception | None = None
         self._pid = os.getpid()
         self._context = context or multiprocessing.get_context()
@@ -73,24 +73,24 @@ class SampleProcess:
             self.start()
 
     def start(self) -> None:
-        """Start the process, unless it is started. Not in another thread than the one that uses the loader.
+        """Start the process, unless started. Call it only in the thread that uses the loader.
 
         Raises:
-            Exception: What starting one of torch's workers raises here, such as an error of pickling.
+            Exception: Any error that starting one of torch's workers would raise here, such as a pickling error.
         """
         for _ in range(STARTS):
             if not self.started:
                 with deferred_signals(), forking_workers(), _may_have_children():
                     self._start()
-            if self._answers_at_last():
+            if self._wait_ready():
                 return
         raise RuntimeError(f"a process for samples made in Python did not answer, {STARTS} times")
 
-    def _answers_at_last(self) -> bool:
-        """Whether the process has come as far as its first request; else it is ended.
+    def _wait_ready(self) -> bool:
+        """Return whether the process accepts requests; end it if it does not in time.
 
-        Another thread may draw from torch's generator in the moment of the fork. The child then has the generator's
-        lock, and nobody who gives it back: it would wait for ever.
+        If another thread draws from torch's generator during the fork, the child inherits the generator's lock taken,
+        and would wait for it forever.
         """
         if self._settings is None or self._ready or self._killed or self._closed:
             return True
@@ -105,12 +105,12 @@ class SampleProcess:
         return False
 
     def wait_started(self, wake: Callable[[], None]) -> None:
-        """Have the loader's own thread start the process, in another one. Blocks.
+        """Ask the loader's thread to start the process, and wait. Called in another thread.
 
-        Where other threads run, only that one may fork: it holds no lock that the child would find held for ever.
+        Only the loader's thread may fork: it holds no lock that would stay taken in the child.
 
         Args:
-            wake: Called when the loader's own thread is to look.
+            wake: Wakes the loader's thread.
 
         Raises:
             RuntimeError: The process cannot be started, or :meth:`kill` was called.
@@ -125,13 +125,13 @@ class SampleProcess:
                 raise RuntimeError(f"a process for samples made in Python cannot be started: {error}") from error
 
     def start_if_wanted(self) -> None:
-        """In the loader's own thread: start the process if another thread waits for that."""
+        """Start the process if another thread waits for that. Called in the loader's thread."""
         if not self._wanted:
             return
         self._wanted = False
         try:
             self.start()
-        except Exception as error:  # noqa: BLE001 - for who waits
+        except Exception as error:  # noqa: BLE001 - raised in the waiting thread
             self._error = error
         finally:
             self._answers.put(None)
@@ -139,7 +139,7 @@ class SampleProcess:
     def _start(self) -> None:
         ends: tuple[Connection, Connection] = self._context.Pipe()
         self._connection, theirs = ends
-        # The plan cannot be pickled, and is of no use there.
+        # The plan cannot be pickled and is not needed there.
         recipe = replace(self._recipe, plan=None)  # type: ignore[arg-type]
         forked = () if self._settings is None else (self._connection,)  # one end of it is inherited
         arguments = theirs, recipe, self._settings, os.getpid(), *forked
@@ -152,16 +152,16 @@ class SampleProcess:
         finally:
             theirs.close()
         self.started = True
-        # Else a child that is forked off this process would end it when it exits: it takes it for its own.
+        # A child forked from this process would take the sample process for its own, and end it on exit.
         multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
-        if self._killed or self._closed:  # meanwhile, by another thread, which found nothing to end
+        if self._killed or self._closed:  # by another thread, before there was a process to end
             self._process.kill()
             self._process.join(JOIN_S)
             self._connection.close()
 
     @functools.cached_property
     def max_pixels(self) -> int:
-        """The size of image, in pixels, above which Pillow objects in that process; 0 is no limit. May block."""
+        """Pillow's limit on image size in that process, in pixels; 0 is none. May block."""
         return pixel_limit(self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels)
 
     def sample(
@@ -170,8 +170,8 @@ class SampleProcess:
         """Make one sample from a state of torch's default generator. Blocks.
 
         Returns:
-            Its pixels, ``(H, W, 3)`` uint8, and its box to erase; or the error that torch's worker would send. And the
-            generator's state afterwards.
+            A pair: the sample's pixels, ``(H, W, 3)`` uint8, with its box to erase, or the error that torch's worker
+            would send; and the generator's state afterwards.
 
         Raises:
             RuntimeError: The process has ended.
@@ -179,19 +179,22 @@ class SampleProcess:
         return self._ask(("sample", _sendable(source), state, size, worker, where))  # type: ignore[no-any-return]
 
     def located(self, index: Any, timeout_s: float | None) -> tuple[Any, Any] | str:
-        """The encoded image of the dataset's sample and its target, or the name of the error that this raises.
+        """Return a sample's encoded image and target, or the name of the error raised.
 
         Raises:
-            TookTooLongError: It is not there in time.
+            TookTooLongError: There is no answer in time.
             RuntimeError: The process has ended.
         """
         return self._ask(("located", index), timeout_s)  # type: ignore[no-any-return]
 
     def batch(self, index: Any, state: bytes, timeout_s: float | None) -> tuple[Any, bytes]:
-        """The dataset's own sample as a batch of one (``None`` if it raises), drawn from a state; and the state then.
+        """Make a batch of one sample by the dataset itself, from a generator state.
+
+        Returns:
+            The batch (``None`` if the sample raises), and the generator's state afterwards.
 
         Raises:
-            TookTooLongError: It is not there in time.
+            TookTooLongError: There is no answer in time.
             RuntimeError: The process has ended.
         """
         return self._ask(("batch", index, state), timeout_s)  # type: ignore[no-any-return]
@@ -206,7 +209,7 @@ class SampleProcess:
                     break
                 if until is not None and time.monotonic() >= until:
                     raise TookTooLongError
-                if not self._process.is_alive():  # yet another process may hold its end of the connection open
+                if not self._process.is_alive():  # a third process may hold its end of the connection open
                     raise EOFError
             answer = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
@@ -216,7 +219,7 @@ class SampleProcess:
         return answer
 
     def kill(self) -> None:
-        """End the process, whatever it is at. From any thread; who waits for it or an answer gets a RuntimeError."""
+        """End the process at once. Callable from any thread; waiting threads get a RuntimeError."""
         self._killed = True
         self._answers.put(None)
         if os.getpid() == self._pid and self.started and not self._closed:
@@ -224,7 +227,7 @@ class SampleProcess:
 
     def close(self) -> None:
         """End the process and wait for it. Idempotent."""
-        if self._closed or os.getpid() != self._pid:  # a forked child: the process is its parent's
+        if self._closed or os.getpid() != self._pid:  # a forked child: the process is the parent's
             return
         self._closed = True
         if not self.started:
@@ -238,14 +241,14 @@ class SampleProcess:
             self._process.join(JOIN_S)
 
     def __del__(self) -> None:
-        if vars(self).get("started") and not self._closed:  # nobody waits for an answer any more
+        if vars(self).get("started") and not self._closed:
             self.kill()
             self.close()
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """What a sample depends on, that the program can change at any time, and that workers keep from their start."""
+    """Process-wide settings that samples depend on and workers keep from their start."""
 
     directory: str | None
     load_truncated: bool
@@ -268,7 +271,10 @@ class _Settings:
 
 @contextlib.contextmanager
 def _may_have_children() -> Iterator[None]:
-    """A daemonic process, as torch's workers are, may have none, which would outlive it. Ours looks for its parent."""
+    """Let a daemonic process, such as one of torch's workers, start children.
+
+    Python forbids it because the children could outlive their parent. The sample process watches its parent.
+    """
     config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     daemonic = config.pop("daemon", None)
     try:
@@ -283,7 +289,7 @@ class _UnsendableError(RuntimeError):
 
 
 def _sendable(source: Any) -> Any:
-    """A sample's path or bytes, as plain as it can be."""
+    """Convert a sample's path or bytes to plain types."""
     if isinstance(source, os.PathLike):
         path = os.fspath(source)
         return path if isinstance(path, str) else BytesPath(path)
@@ -293,10 +299,10 @@ def _sendable(source: Any) -> Any:
 def _serve(
     connection: Connection, recipe: Recipe, settings: _Settings | None, parent: int, *inherited: Connection
 ) -> None:
-    """The process's main function."""
-    for end in inherited:  # else this process would never see that its parent has closed it
+    """Answer requests until the parent ends: the process's main function."""
+    for end in inherited:  # else this process would not notice that its parent has closed the connection
         end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process, after its own KeyboardInterrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process after its own KeyboardInterrupt
     usual_signals()
     if settings is not None:
         settings.restore()
@@ -304,11 +310,11 @@ def _serve(
     stages.name_thread("fl-samples")
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # no more threads
-        # Of a fork server's child, the parent is the server, which ends with the program.
-        first = parent if settings is not None else os.getppid()
-        threading.Thread(target=_end_with, args=(first,), daemon=True).start()
+        # The parent of a fork server's child is the server, which ends with the program.
+        watched = parent if settings is not None else os.getppid()
+        threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
     if settings is not None:
-        torch.get_rng_state()  # may wait for ever, see SampleProcess._answers_at_last
+        torch.get_rng_state()  # may block forever, see SampleProcess._wait_ready
         connection.send_bytes(b"ready")
     while True:
         try:
@@ -322,17 +328,17 @@ def _serve(
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent has ended, even if a sample is being made that never ends itself."""
+    """End this process when its parent has ended, even during a sample that never finishes."""
     while os.getppid() == parent:
         time.sleep(LOOK_S)
     os._exit(1)
 
 
 def _pickled(answer: Any) -> bytes:
-    # Not as multiprocessing does it: tensors would travel in shared memory, each in a file of its own.
+    # Plain pickle: multiprocessing's would put each tensor in shared memory, in a file of its own.
     try:
         return pickle.dumps(answer)
-    except Exception as error:  # noqa: BLE001 - of an object of the user's
+    except Exception as error:  # noqa: BLE001 - any error of the user's objects
         return pickle.dumps(_UnsendableError(f"it cannot be pickled: {type(error).__name__}: {error}"))
 
 
@@ -348,7 +354,7 @@ def _sample(recipe: Recipe, source: Any, state: bytes | None, size: tuple[int, .
         pixels = recipe.pixels(source)
         check_size(pixels, size)
         result = pixels, recipe.pipeline.erased()
-    except Exception:  # noqa: BLE001 - whatever Pillow or the transforms raise, the worker would send
+    except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
         result = wrapped(worker, where)
     return result, _state()
 
@@ -357,7 +363,7 @@ def _located(recipe: Recipe, index: Any) -> Any:
     try:
         source, target = recipe.locate(index)
         source = _sendable(source)
-    except Exception as error:  # noqa: BLE001 - the user's dataset, whatever it raises
+    except Exception as error:  # noqa: BLE001 - any error of the user's dataset
         return type(error).__name__
     return source, target
 
@@ -368,7 +374,7 @@ def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
     _utils.worker._worker_info = info
     try:
         batch = default_collate([recipe.dataset[index]])
-    except Exception:  # noqa: BLE001 - a sample that raises is met again in its turn
+    except Exception:  # noqa: BLE001 - the sample raises again in its turn
         batch = None
     finally:
         _utils.worker._worker_info = None

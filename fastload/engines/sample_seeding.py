@@ -1,10 +1,10 @@
 """``randomness="sample"``: random draws depend on (seed, epoch, index) alone, not on workers or batches.
 
-*Seed* is the base seed that the loader's first iterator draws from the loader's generator. Later iterators draw theirs,
-too, so that the generator goes on as with torch, but samples do not depend on them. *Epoch* counts the loader's
+*Seed* is the base seed that the loader's first iterator draws from the loader's generator. Later iterators also draw
+one, so that the generator advances as with torch, but samples do not depend on it. *Epoch* counts the loader's
 iterations: 0 for the first ``iter()``, 1 for the second, whether or not the first was finished. *Index* is the
-sampler's; the same index twice in one epoch draws the same numbers twice. A copy of a loader, be it by ``copy``,
-``pickle`` or ``FastLoader.wrap``, has a first iterator of its own.
+sampler's; an index that occurs twice in an epoch draws the same numbers twice. A copy of a loader, made by ``copy``,
+``pickle`` or ``FastLoader.wrap``, has its own first iterator.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _INT64_MAX = 0x7FFF_FFFF_FFFF_FFFF
 
 
 def number_of(index: Any) -> int:
-    """A sampler's index as an unsigned number of 64 bits.
+    """Convert a sampler's index to an unsigned 64-bit number.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: The index is not an integer.
     """
     try:
         return operator.index(index) & _ALL
@@ -41,12 +41,12 @@ def number_of(index: Any) -> int:
 
 
 def seed_for_index(seed: int, epoch: int, index: Any) -> int:
-    """The seed of one sample: SplitMix64's steps, one number absorbed after the other, as the core does it.
+    """Hash seed, epoch and index with SplitMix64's steps, as the core does.
 
-    63 bits, so that a dataset may return ``torch.initial_seed()``, which a collate function puts into an int64 tensor.
+    The result has 63 bits: a dataset may return ``torch.initial_seed()``, which collating puts into an int64 tensor.
 
     Raises:
-        TypeError: ``index`` is no integer.
+        TypeError: ``index`` is not an integer.
     """
     state = 0
     for word in (seed, epoch, number_of(index)):
@@ -58,11 +58,11 @@ def seed_for_index(seed: int, epoch: int, index: Any) -> int:
 
 
 class Epochs:
-    """What the samples of a loader depend on beside their index, in all of its iterators.
+    """Seed and epoch of a loader, shared by all of its iterators.
 
     Attributes:
         seed: The base seed of the loader's first iterator; ``None`` before there is one.
-        epoch: The number of the iteration that was begun last.
+        epoch: Number of the last iteration begun.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Epochs:
         self._lock = threading.RLock()
 
     def begin(self, make_iterator: Callable[[], Any]) -> Any:
-        """Begin an iteration. Blocks while another thread begins one: the first has to draw the seed before."""
+        """Begin an iteration. Blocks while another thread begins one, since the first draws the seed."""
         with self._lock:
             self.epoch += 1
             iterator = make_iterator()
@@ -81,15 +81,15 @@ class Epochs:
 
 
 class SeededByIndex(Dataset[Any]):
-    """A dataset before each of whose samples the random states of torch, NumPy and Python are set by its index.
+    """Seeds torch, NumPy and Python by the index before each sample of a dataset.
 
-    Samples are asked for one by one, also of a dataset that could fetch whole batches.
+    Samples are read one by one, even if the dataset could fetch whole batches.
 
     Args:
         dataset: The user's.
         seed: ``None`` is the base seed of the iterator.
-        epoch: Its number.
-        persists: Whether the same workers run later epochs, too, and so must be told.
+        epoch: Number of the epoch.
+        persists: Whether the same workers run later epochs and so must learn their numbers.
     """
 
     def __init__(self, dataset: Any, seed: int | None, epoch: int, *, persists: bool) -> None:
@@ -98,16 +98,16 @@ class SeededByIndex(Dataset[Any]):
         self._epoch: int | torch.Tensor = epoch
         self._here = False
         if persists:
-            with torch.inference_mode(False):  # a tensor made inside of it could not be changed outside
+            with torch.inference_mode(False):  # an inference tensor could not be changed outside the mode
                 self._epoch = torch.tensor(epoch).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin_epoch(self, epoch: int) -> None:
-        """To be called before torch's iterator is reset."""
+        """Set the epoch. Call it before torch's iterator is reset."""
         if isinstance(self._epoch, torch.Tensor):
             self._epoch.fill_(epoch)
 
     def run_here(self, base_seed: int) -> None:
-        """There are no workers: samples are made in this process, whose random states are to stay as they are."""
+        """Make samples in this process, without workers, and preserve its random states."""
         self._here = True
         if self._seed is None:
             self._seed = base_seed
@@ -130,7 +130,7 @@ class SeededByIndex(Dataset[Any]):
 
 
 class OwnDataset:
-    """A worker's first call: ``get_worker_info()`` shows the user's dataset; then runs their ``worker_init_fn``."""
+    """A worker's first call: shows the user's dataset in ``get_worker_info()``, then runs ``worker_init_fn``."""
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self.worker_init_fn = worker_init_fn
@@ -138,13 +138,16 @@ class OwnDataset:
     def __call__(self, worker_id: int) -> None:  # noqa: D102
         worker = get_worker_info()
         if worker is not None and isinstance(worker.dataset, SeededByIndex):
-            object.__setattr__(worker, "dataset", worker.dataset.dataset)  # read-only else
+            object.__setattr__(worker, "dataset", worker.dataset.dataset)  # a normal assignment raises
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 
 
 def check_seedable(loader: DataLoader[Any], randomness: str) -> None:
-    """Raise ``ValueError`` if samples have no index, or the loader makes its own iterators, with ``"sample"``."""
+    """Raise ``ValueError`` if a loader cannot use ``randomness="sample"``.
+
+    It needs samples with an index and torch's own iterators.
+    """
     if randomness != "sample":
         return
     if isinstance(loader.dataset, IterableDataset):
@@ -164,13 +167,13 @@ def seeded(
     epochs: Epochs | None = None,
     former: DataLoader[Any] | None = None,
 ) -> dict[str, Any]:
-    """``changes`` for a view of ``loader`` whose samples are seeded by their index.
+    """Extend ``changes`` for a view of ``loader`` that seeds samples by their index.
 
     Args:
-        loader: Whose dataset and ``worker_init_fn`` are wrapped.
-        changes: What else differs in the view.
-        epochs: The seed and the epoch; ``None`` for the first of a loader.
-        former: The view whose persistent workers go on.
+        loader: Its dataset and ``worker_init_fn`` are wrapped.
+        changes: Other changes of the view.
+        epochs: Seed and epoch; ``None`` for a loader's first epoch.
+        former: The previous view, if its persistent workers continue.
     """
     seed, epoch = (None, 0) if epochs is None else (epochs.seed, epochs.epoch)
     if former is None:
@@ -185,7 +188,7 @@ def seeded(
 
 
 def _set_states(seed: int) -> None:
-    # Not torch.manual_seed, which seeds the accelerators too: a worker has none, and there the calls would pile up.
+    # Not torch.manual_seed, which seeds the accelerators too: in a worker, which has none, those calls would pile up.
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
     random.seed(seed)
@@ -193,7 +196,7 @@ def _set_states(seed: int) -> None:
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """The global random states of torch, NumPy and Python are afterwards as they were."""
+    """Restore the global random states of torch, NumPy and Python afterwards."""
     python, numpy, kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

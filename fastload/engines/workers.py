@@ -1,11 +1,10 @@
-"""Engine ``workers``: torch's own worker processes and pin-memory thread, which run the user's code unchanged.
+"""Engine ``workers``: torch's worker processes and pin-memory thread run the user's code unchanged.
 
-The collate function is wrapped (in the iterator, never on the loader), so that a batch travels as a
-:class:`~fastload._batch.HostBatch`. Torch's pin-memory thread then delivers it to
-:class:`~fastload.engines.copy_scheduler.CopyScheduler` by calling its ``pin_memory()``, the moment that it is ready.
-Sampler, worker assignment, errors, time-outs and the end of an epoch stay torch's own, in torch's own threads: a thread
-that called ``next()`` ahead of time would draw from the sampler earlier than torch does, and after an early ``break``
-the next epoch would differ.
+The collate function is wrapped (in the iterator, never on the loader), so that workers send each batch as a
+:class:`~fastload._batch.HostBatch`. Torch's pin-memory thread calls the batch's ``pin_memory()`` as soon as it arrives,
+which delivers it to :class:`~fastload.engines.copy_scheduler.CopyScheduler`. Torch itself, in its own threads, handles
+the sampler, worker assignment, errors, time-outs and the end of an epoch: a thread that called ``next()`` early would
+draw from the sampler earlier than torch does, and after an early ``break`` the next epoch would differ.
 """
 
 from __future__ import annotations
@@ -37,26 +36,28 @@ if TYPE_CHECKING:
 
 
 SWITCH_S: Final = 2e-4
-"""How long a worker's Python code keeps the interpreter's lock from a thread that wants it."""
+"""Switch interval in a worker: how long its Python code may keep the GIL from a waiting thread."""
 
-_USUAL_SWITCH_S: Final = 5e-3  # Python's
+_USUAL_SWITCH_S: Final = 5e-3  # Python's default
 TOO_SMALL = "larger than a slot"
 
 
 class Collate:
-    """Runs the user's collate function in the worker and sends the result on its way. Picklable if that function is.
+    """Collates samples in the worker, into a slot if possible.
+
+    Picklable if the user's collate function is.
 
     Args:
-        collate_fn: The user's; ``default_collate`` stacks straight into a slot, any other one's result is packed.
-        receiver: Key of the :class:`CopyScheduler` that wait for the batches.
-        slots: Where to get slots, or ``None`` to send batches as torch does.
+        collate_fn: The user's; ``default_collate`` stacks straight into a slot, other functions' results are packed.
+        receiver: Key of the :class:`CopyScheduler` that receives the batches.
+        slots: Supplies slots; ``None`` sends batches as torch does.
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any], receiver: int, slots: SlotWriter | None = None) -> None:
         self.collate_fn = collate_fn
         self.receiver = receiver
         self.slots = slots
-        self._escapes = False  # a batch's tensors were stacked into its slot in vain
+        self._escapes = False  # tensors stacked into a slot were not found in the batch
 
     def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
         info = get_worker_info()
@@ -78,7 +79,7 @@ class Collate:
                 return HostBatch(data, worker, self.receiver)
         try:
             acquired = slots.acquire(worker, needed)
-        except OSError as error:  # not the user's: their code has run, or has yet to
+        except OSError as error:  # not from the user's code, which does not run here
             self.slots, acquired, missed = None, None, f"workers cannot reach the slots ({error})"
         if acquired is None and slots.too_small:
             missed = TOO_SMALL
@@ -103,7 +104,7 @@ class Collate:
 
 
 def _is_pinned(data: Any) -> bool:
-    """Whether a batch of the main process is in pinned memory already, so that a slot would gain nothing."""
+    """Whether a batch made in the main process is already pinned and needs no slot."""
     if get_worker_info() is not None:
         return False
     pinned, leaves = count_pinned(data)
@@ -111,7 +112,7 @@ def _is_pinned(data: Any) -> bool:
 
 
 class NamedStages:
-    """A worker's first call: gives its ``fetch`` a range, then runs the user's ``worker_init_fn``."""
+    """A worker's first call: adds a range to ``fetch``, then runs the user's ``worker_init_fn``."""
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self.worker_init_fn = worker_init_fn
@@ -123,27 +124,28 @@ class NamedStages:
 
 
 class SendsPromptly:
-    """A worker's first call: shortens the interpreter's switch interval, then runs the user's ``worker_init_fn``.
+    """A worker's first call: shortens Python's switch interval, then runs the user's ``worker_init_fn``.
 
-    Torch's workers send a batch from a second thread, which takes the interpreter's lock many times for it. Each time
-    it waits for one interval, 5 ms by default, if the next batch is made by Python code meanwhile.
+    Torch's workers send a batch from a second thread, which takes the GIL many times. Each time it waits for one
+    interval, 5 ms by default, if Python code is making the next batch.
     """
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self.worker_init_fn = worker_init_fn
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
-        if sys.getswitchinterval() == _USUAL_SWITCH_S:  # else somebody has chosen
+        if sys.getswitchinterval() == _USUAL_SWITCH_S:  # else the user has set it
             sys.setswitchinterval(SWITCH_S)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 
 
 class TakesSignals:
-    """A worker's first call: from here on, signals are handled as they were before workers were started.
+    """A worker's first call: restores the signal handlers that were set before workers started.
 
-    An early Ctrl-C arrives here, where torch's worker takes it for its end; before, it would print a traceback. A
-    worker whose parent has been killed meanwhile ends: torch's watchdog, which is made next, would watch its new one.
+    An early Ctrl-C is delivered here, where torch's worker treats it as its end; any earlier it would print a
+    traceback. If the parent has been killed by then, the worker ends: torch's watchdog, which starts next, would watch
+    the new parent.
     """
 
     def __init__(self, first_call: Callable[[int], None]) -> None:
@@ -152,8 +154,8 @@ class TakesSignals:
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
         usual_signals()
-        torch._C._set_worker_signal_handlers()  # made in C, below those
-        if os.getppid() != self.parent and not _exists(self.parent):  # a fork server's workers have another
+        torch._C._set_worker_signal_handlers()  # in C, underneath Python's
+        if os.getppid() != self.parent and not _exists(self.parent):  # a fork server's workers have another parent
             os._exit(1)
         self.first_call(worker_id)
 
@@ -171,13 +173,13 @@ def _exists(pid: int) -> bool:
 def first_call_of(
     loader: Any, worker_init_fn: Callable[[int], None] | None, board: SharedCounters
 ) -> Callable[[int], None]:
-    """What a worker runs first: takes signals, has its fetches measured, sends promptly, and does as the user says."""
+    """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
     promptly = worker_init_fn if loader.engine == "torch" else SendsPromptly(worker_init_fn)
     return TakesSignals(MeasuredWorker(promptly, board))
 
 
 def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What to change on a view so that a profiler sees the workers' stages; nothing when no profiler listens."""
+    """Changes to a view that show a profiler the workers' stages; none without a profiler."""
     if not stages.active():
         return {}
     if loader.num_workers:
@@ -187,7 +189,7 @@ def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
-    """Start torch's own iterator (with persistent workers: the same one, reset)."""
+    """Start torch's own iterator; with persistent workers, reset the existing one."""
     seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
     former: Any = view._iterator
     if former is not None:
@@ -200,13 +202,13 @@ def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
 
 
 def next_of(host: Any) -> Any:
-    """``next(host)`` of torch's iterator, without the profiler's range around it while no profiler runs.
+    """Return ``next(host)`` without the profiler's range unless a profiler runs.
 
-    Torch opens that range every time, and it is the dearest part of a ``next()`` whose batch is ready. An iterator that
-    is not as torch 2.11 to 2.15 have it, or that counts what an iterable dataset promised, takes torch's own path.
+    Torch always opens that range, the most expensive part of a ``next()`` if a batch is ready. ``next()`` itself is
+    called for an iterator that differs from torch 2.11 to 2.15's, or that checks an iterable dataset's promised length.
     """
     kind = type(host)
-    shortcut = issubclass(kind, _BASE) and kind.__next__ is _NEXT  # else another kind, or a tracer's patch
+    shortcut = issubclass(kind, _BASE) and kind.__next__ is _NEXT  # false for other iterators or a tracer's patch
     if not shortcut or host._IterableDataset_len_called is not None or _profiler_enabled():
         return next(host)
     data = host._next_data()

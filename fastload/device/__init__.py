@@ -1,1 +1,1 @@
-"""The device side: copy stream, events, lifetime, epilogue."""
+"""Device side: copy stream, events, lifetime, epilogue."""

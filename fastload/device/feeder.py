@@ -1,4 +1,4 @@
-"""The thread that reads and copies for :func:`~fastload.prefetch.prefetch_to_device`, and its consumer's end."""
+"""The feeder thread of :func:`~fastload.prefetch.prefetch_to_device`, and the iterator that consumes its batches."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 JOIN_S: Final = 5.0
-"""How long closing waits for the thread at most: as long as torch waits for a worker. It then ends by itself."""
+"""Longest wait for the thread on closing, as long as torch waits for a worker. The thread then ends by itself."""
 
 WAKE_S: Final = 5.0
-"""How long the consumer sleeps at most. A signal that comes just before it falls asleep does not wake it (CPython)."""
+"""Longest sleep of the consumer. A signal just before it falls asleep does not wake it (CPython)."""
 
 
 class State(NamedTuple):
-    """What a source said when it was asked for its state, or what it raised."""
+    """A source's state, or the error that ``state_dict()`` raised."""
 
     value: Any = None
     error: Exception | None = None
@@ -47,9 +47,9 @@ class State(NamedTuple):
 
 
 class States:
-    """The states of a source in one iteration; that of the last batch handed over is ``last``.
+    """Copies a source's states during one iteration; ``last`` belongs to the last batch handed over.
 
-    Copied, because a source may give out what it goes on to change.
+    Copies, because a source may go on to change the object that it returned.
     """
 
     def __init__(self, source: Any) -> None:
@@ -59,25 +59,25 @@ class States:
         self.last = self.take()
 
     def take(self) -> State:
-        """The source's state now. Between two batches, in the thread that reads."""
+        """Return the source's state now. Called between two batches, in the reading thread."""
         with self._lock:
             if self._left:
                 return State()
             try:
                 return State(copy.deepcopy(self._source.state_dict()))
-            except Exception as error:  # noqa: BLE001 - of interest to who wants the state; the batch is none the worse
+            except Exception as error:  # noqa: BLE001 - raised only when the state is requested; the batch is still good
                 return State(error=error)
 
     def leave(self) -> None:
-        """Ask the source no more: its state will be another iteration's."""
+        """Stop reading the source's state, which will belong to another iteration."""
         with self._lock:
             self._left = True
 
 
 def _use_one_thread() -> None:
-    """Let torch compute with one thread in this thread: pinning must not take the CPU from the training loop.
+    """Make torch single-threaded in this thread, so that pinning leaves the CPU to training.
 
-    ``set_num_threads`` also says what threads that begin later start with; one of those puts that back.
+    ``set_num_threads`` also sets the default of threads started later; one of those restores it.
     """
     usual = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -87,9 +87,9 @@ def _use_one_thread() -> None:
 
 
 class Arrived(NamedTuple):
-    """What the feeder has for the consumer: a batch, an error in its place, or, with neither, the end.
+    """A message to the consumer: a batch, an error, or, with neither, the end.
 
-    A tuple, which the consumer's end can take over without running Python.
+    A tuple, so that the consumer can receive it without running Python code.
     """
 
     number: int
@@ -99,12 +99,12 @@ class Arrived(NamedTuple):
 
 
 class Feeder:
-    """A thread that reads a source and copies each batch as soon as there is room on the device.
+    """Reads a source in a thread, and copies each batch once the device has room.
 
-    It sleeps on queues and events. It knows nothing of the iterator that it feeds.
+    The thread sleeps on queues and events, and holds no strong reference to the iterator that it feeds.
 
-    The two ends share queues made in C, flags, and nothing else: an interrupt may end the consumer's call anywhere in
-    Python code, :class:`threading.Condition` and the like included, and must not leave a lock taken or a batch lost.
+    Thread and consumer share only flags and queues implemented in C: an interrupt may end the consumer's call anywhere
+    in Python code, including :class:`threading.Condition`, and must neither leave a lock taken nor lose a batch.
     """
 
     def __init__(self, source: Iterator[Any], transfer: Transfer, depth: int, states: States | None = None) -> None:
@@ -113,19 +113,19 @@ class Feeder:
         self._depth = depth
         self.states = states
         self.scheduler: SimpleQueue[Arrived] = SimpleQueue()
-        # Numbers of batches that are being handed over, which make room; anything else tells the thread to end.
+        # Numbers of batches being handed over, which makes room; any other value tells the thread to end.
         self.told: SimpleQueue[Any] = SimpleQueue()
         self._handed = 0
         self.closed = False
         self._in_source = False
         self._ended = True
-        self._running = threading.Lock()  # not Thread.join: interrupted, that takes the thread for ended (bpo-45274)
+        self._running = threading.Lock()  # not Thread.join, which treats the thread as ended if interrupted (bpo-45274)
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._feed, name="fastload-feeder", daemon=True)
 
     def start(self, consumer: Any) -> None:
-        """Start the thread. It ends when ``consumer`` is garbage, at the latest."""
-        self._gone = weakref.ref(consumer, self.told.put)  # no Python runs here, so that no interrupt can prevent it
+        """Start the thread. It ends at the latest when ``consumer`` is garbage."""
+        self._gone = weakref.ref(consumer, self.told.put)  # runs no Python code, so no interrupt can prevent it
         self._running.acquire()
         self._ended = False
         try:
@@ -137,7 +137,7 @@ class Feeder:
     def _start(self) -> None:
         try:
             self._thread.start()
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
+        except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
             self._end(0, error)
 
     def _feed(self) -> None:
@@ -148,19 +148,19 @@ class Feeder:
             _use_one_thread()
             while self._read(number):
                 number += 1
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
+        except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
             self._end(number, error)
         else:
             self._end(number)
 
     def _end(self, number: int, error: BaseException | None = None) -> None:
-        """Say that nothing more comes, and let go of the source."""
+        """Send the end of the iteration and release the source."""
         source, self._source = self._source, iter(())
         try:
             if error is not None:
                 self.scheduler.put(Arrived(number, error=error))
             self.scheduler.put(Arrived(number, state=self._state()))
-            if isinstance(source, Generator):  # another kind may be the user's own, still in use
+            if isinstance(source, Generator):  # other iterators may still be in use by the user
                 source.close()
             del source
             if self.closed:
@@ -170,7 +170,10 @@ class Feeder:
             self._running.release()
 
     def _read(self, number: int) -> bool:
-        """Read a batch, and copy it when there is room. Returns whether there was one, or an error in its place."""
+        """Read a batch, and copy it when there is room.
+
+        Returns whether there was a batch, or an error in its place.
+        """
         copied: DeviceBatch | None = None
         error: BaseException | None = None
         borrowed = False
@@ -180,7 +183,7 @@ class Feeder:
                 if batch is _NO_MORE:
                     return False
                 batch, borrowed = _pinned(batch)
-            except BaseException as caught:  # noqa: BLE001 - handed to the consumer, who raises it
+            except BaseException as caught:  # noqa: BLE001 - raised in the consumer's thread
                 error = caught
             state = self._state()
             if not self._has_room(number):
@@ -191,16 +194,16 @@ class Feeder:
                 except BaseException as caught:  # noqa: BLE001 - as above
                     error = caught
             self.scheduler.put(Arrived(number, copied, error, state))
-            if borrowed and copied is not None:  # the source's own memory: it may be written again once we ask for more
+            if borrowed and copied is not None:  # the source may overwrite its memory when the next batch is requested
                 copied.wait_copied()
             return True
         finally:
-            del error  # else this frame and its traceback would keep each other
+            del error  # breaks the reference cycle of this frame and its traceback
 
     def _next(self, number: int) -> Any:
         self._in_source = True
         try:
-            if self.closed:  # asked now, when close() can see that it must not wait
+            if self.closed:  # checked after setting the flag that tells close() not to wait
                 return _NO_MORE
             with stage("fetch", number):
                 return next(self._source, _NO_MORE)
@@ -211,7 +214,7 @@ class Feeder:
         return State() if self.states is None or self.closed else self.states.take()
 
     def _has_room(self, number: int) -> bool:
-        """Wait for room for a batch, asleep. Returns whether it is still wanted."""
+        """Sleep until there is room for a batch. Returns whether it is still wanted."""
         while not self.closed and (number >= self._handed + self._depth or not self.told.empty()):
             told = self.told.get()
             if isinstance(told, int):
@@ -221,7 +224,7 @@ class Feeder:
         return not self.closed
 
     def _drop(self) -> None:
-        """Let go of what has arrived; leave the end of it, for whoever waits."""
+        """Drop the waiting batches, and leave an end message for a waiting consumer."""
         try:
             while True:
                 self.scheduler.get_nowait()
@@ -229,11 +232,12 @@ class Feeder:
             self.scheduler.put(Arrived(0))
 
     def close(self) -> None:
-        """Stop reading and wait, 5 s at most, for the thread and its copies. Idempotent; call it again if interrupted.
+        """Stop reading; wait at most 5 s for the thread and its copies.
 
-        While the thread is inside the source, which nobody can interrupt, it is not waited for.
+        Idempotent; call it again if interrupted. Does not wait while the thread is inside the source, which cannot be
+        interrupted.
         """
-        if os.getpid() != self._pid:  # a forked child: the thread is its parent's
+        if os.getpid() != self._pid:  # a forked child: the thread is the parent's
             return
         self.closed = True
         self.told.put(None)
@@ -250,7 +254,7 @@ _NO_MORE: Final = object()
 
 
 def _pinned(batch: Any) -> tuple[Any, bool]:
-    """A batch in pinned memory, and whether some of that is the source's own."""
+    """Pin a batch; also return whether some of the memory is the source's own."""
     borrowed = False
 
     def pin(leaf: Any) -> Any:
@@ -267,12 +271,12 @@ def _pinned(batch: Any) -> tuple[Any, bool]:
 
 
 class Prefetching(Generic[T]):
-    """The consumer's end of a feeder; dropping it stops the feeder."""
+    """Iterates over a feeder's batches; dropping it stops the feeder."""
 
     def __init__(self, feeder: Feeder) -> None:
         self._feeder = feeder
         self._number = 0
-        self._taken: dict[int, list[Arrived]] = {}  # by thread: what it has taken over and not yet handed to its caller
+        self._taken: dict[int, list[Arrived]] = {}  # by thread: messages received and not yet handed to the caller
         self._finalizer = weakref.finalize(self, feeder.close)
         feeder.start(self)
 
@@ -286,18 +290,18 @@ class Prefetching(Generic[T]):
         with stage("wait", self._number):
             while not taken:
                 with suppress(Empty):
-                    # No Python between the queue and the list: an interrupt finds the batch in one of them.
+                    # No Python code runs between queue and list: at an interrupt, the batch is in one of them.
                     taken.extend(islice(iter(partial(feeder.scheduler.get, True, WAKE_S), None), 1))
         arrived = taken[0]
         at_end = arrived.copied is None and arrived.error is None
         batch: Any = None
         if at_end:
-            feeder.scheduler.put(arrived)  # for whoever asks next
+            feeder.scheduler.put(arrived)  # for the next call of next()
         elif not feeder.closed:
             if arrived.copied is not None:
                 batch = feeder.transfer.take(arrived.copied)
             feeder.told.put(arrived.number)  # late, so that the feeder's work does not delay this call
-        # From here on nothing is called, and so nothing interrupted: the batch is handed over, and that is noted.
+        # No calls from here on, and so no interrupts: the batch is handed over and recorded as such.
         error, ended = arrived.error, at_end or feeder.closed
         if not feeder.closed:
             self._number = arrived.number + 1
@@ -311,9 +315,9 @@ class Prefetching(Generic[T]):
         try:
             raise error
         finally:
-            del error  # else this frame and its traceback would keep each other, and the device memory in flight
+            del error  # breaks the cycle of this frame and its traceback, which would keep device memory
 
     def close(self) -> None:
         """Stop early. Idempotent."""
-        self._feeder.close()  # not the finalizer, which an interrupt could use up before it has called
+        self._feeder.close()  # not the finalizer: an interrupt could mark it as done before it has called
         self._taken.clear()

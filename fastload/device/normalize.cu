@@ -1,12 +1,12 @@
-// Looks every pixel of a batch of images up in a table of 256 values per channel.
+// Looks up every pixel of a batch of images in a table of 256 values per channel.
 //
-// In: uint8, NHWC. Out: NHWC (torch's channels_last) or NCHW. A value is copied, never computed with, so only its size
-// matters: float16 and bfloat16 share a kernel. Compiled at run time with two macros: VALUE_BYTES (4 or 2) and
-// CHANNELS (1 to 4). It includes nothing, because a machine with a driver need not have CUDA's headers.
+// In: uint8, NHWC. Out: NHWC (torch's channels_last) or NCHW. Values are only copied, so only their size matters:
+// float16 and bfloat16 share a kernel. Compiled at run time with two macros: VALUE_BYTES (4 or 2) and CHANNELS (1 to
+// 4). Includes no headers, because a machine with a driver may lack CUDA's.
 //
-// The kernel is bound by memory, and four fifths of its traffic are stores (float32). So a thread stores 16 bytes at a
-// time, next to those of its neighbour, and loads the 4 or 8 levels that they take: a 16-byte load would spread the
-// stores of a warp over four times as many cache lines.
+// The kernel is memory-bound, and four fifths of its traffic are stores (float32). So each thread stores 16 bytes at a
+// time, adjacent to its neighbour's, and loads the 4 or 8 levels that these need: a 16-byte load would spread a warp's
+// stores over four times as many cache lines.
 
 #if VALUE_BYTES == 4
 using Value = unsigned int;
@@ -18,12 +18,12 @@ using Value = unsigned short;
 
 static_assert(CHANNELS >= 1 && CHANNELS <= 4, "CHANNELS must be 1 to 4");
 
-constexpr unsigned THREADS = 256;  // of a block; kernels.py launches as many
+constexpr unsigned THREADS = 256;  // per block; nvrtc.py has the same number
 constexpr unsigned LEVELS = 256;
 constexpr unsigned WIDTH = 16 / VALUE_BYTES;  // values in a store, and levels in a load
 constexpr unsigned UNROLL = 4;                // loads in flight per thread
 
-// COUNT levels of one thread: loaded WIDTH at a time (from an address that is a multiple of WIDTH) or one by one.
+// COUNT levels of one thread, loaded WIDTH at a time (from an address that is a multiple of WIDTH) or one by one.
 template <unsigned COUNT, bool WIDE>
 struct Levels;
 
@@ -89,7 +89,7 @@ __device__ __forceinline__ void fetch_table(Value* shared, const Value* table) {
   __syncthreads();
 }
 
-// Elements from `begin` on, COUNT at a time, `steps` times; the order of the elements stays.
+// Looks up elements from `begin` on, COUNT at a time, `steps` times, and keeps their order.
 template <unsigned COUNT>
 __device__ __forceinline__ void look_up_linear(const unsigned char* levels, const Value* table, Value* out,
                                                unsigned long long begin, unsigned long long steps) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void look_up_linear(const unsigned char* levels, cons
   }
 }
 
-// COUNT neighbouring pixels of an image at a time: COUNT divides `plane`, the pixels of an image.
+// Looks up COUNT neighbouring pixels of an image at a time; COUNT divides `plane`, the number of pixels of an image.
 template <unsigned COUNT>
 __device__ __forceinline__ void look_up_planar(const unsigned char* levels, const Value* table, Value* out,
                                                unsigned long long images, unsigned plane) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ void look_up_planar(const unsigned char* levels, cons
         held[k].load(levels + step * (COUNT * CHANNELS));
       }
     }
-    // The wide division is the same for the whole block; what a thread divides fits 32 bits (plane < 2^31).
+    // The 64-bit division is uniform across the block; per-thread dividends fit 32 bits (plane < 2^31).
     const unsigned long long tile_image = tile / steps_per_image;
     const unsigned tile_step = static_cast<unsigned>(tile - tile_image * steps_per_image);
 #pragma unroll
@@ -162,8 +162,8 @@ __device__ __forceinline__ void look_up_planar(const unsigned char* levels, cons
   }
 }
 
-// Sizes arrive as 64 bits, which is what cuda.core makes of a Python int. `wide`: the addresses are multiples of the
-// sizes of a load and of a store, and so is everything that a thread adds to them.
+// Sizes are 64-bit, because cuda.core passes Python ints that way. `wide` means that the addresses, and all offsets
+// that threads add to them, are multiples of the sizes of a load and of a store.
 extern "C" __global__ void __launch_bounds__(THREADS)
     look_up_nhwc(const unsigned char* __restrict__ levels, const Value* __restrict__ table, Value* __restrict__ out,
                  long long images, long long plane, long long wide) {

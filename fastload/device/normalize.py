@@ -1,8 +1,7 @@
-"""What happens to a tensor on the device after its copy: cast and memory format, or normalization, in one pass.
+"""The epilogue after the copy: cast and memory format, or normalization, in one pass.
 
-Normalization is a table of 256 values per channel that torch computed on the CPU, so the device computes nothing: it
-looks up. The bits are those of the CPU in every dtype (dividing on a GPU is not: torch multiplies by the reciprocal
-there).
+Normalization looks pixels up in a table of 256 values per channel that torch computed on the CPU, so the bits are the
+CPU's in every dtype. (Division on a GPU gives other bits: torch multiplies by the reciprocal there.)
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ if TYPE_CHECKING:
 
 TABLE_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS: Final = (torch.channels_last, torch.contiguous_format)
-LEVELS: Final = 256  # of a uint8
+LEVELS: Final = 256  # values of a uint8
 CHANNELS_MAX: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
 class NormalizeTable:
-    """What each level of each channel becomes.
+    """A table of output values for each level of each channel.
 
-    It is uploaded once to each device that it is used on, and stays there for as long as the table lives. Thread-safe.
+    It is uploaded once to each device that uses it, and stays there while the table lives. Thread-safe.
 
     Attributes:
-        values: ``(C, 256)``, C from 1 to 4, on the CPU, float32, float16 or bfloat16; not to be changed afterwards.
+        values: ``(C, 256)``, C from 1 to 4, on the CPU, float32, float16 or bfloat16; must not change afterwards.
 
     Raises:
-        ValueError: ``values`` is none of that.
+        ValueError: ``values`` has another shape, dtype or device.
     """
 
     values: torch.Tensor
@@ -60,18 +59,18 @@ class NormalizeTable:
 
     @property
     def channels(self) -> int:
-        """How many channels an image has."""
+        """Number of channels of an image."""
         return self.values.size(0)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the result."""
+        """The result's dtype."""
         return self.values.dtype
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """``values`` on ``device``, for work on its current stream.
+        """Return ``values`` on ``device``, for work on its current stream.
 
-        Uploaded by the first call, which blocks until they are there; kept for the next.
+        The first call uploads them and blocks until the upload is complete.
         """
         if device.type == "cpu":
             return self.values
@@ -81,7 +80,7 @@ class NormalizeTable:
                 held = self._on_device.get(device)
                 if held is None:
                     held = self._on_device[device] = self.values.to(device)
-        if has_streams(device):  # else their memory could be reused, once the table is gone, under work that reads it
+        if has_streams(device):  # else memory of a deleted table could be reused while queued work reads it
             held.record_stream(torch.get_device_module(device).current_stream(device))
         return held
 
@@ -89,22 +88,22 @@ class NormalizeTable:
 def apply_table(
     images: torch.Tensor, table: NormalizeTable, memory_format: torch.memory_format, *, wait: bool = True
 ) -> torch.Tensor:
-    """Look every pixel of a batch up in ``table``, on the current stream of the device that the batch is on.
+    """Look up every pixel of a batch in ``table``, on its device's current stream.
 
-    Does not block on the device, except to upload the table when that device sees it for the first time.
+    Does not block on the device, except to upload the table when the device first uses it.
 
     Args:
         images: ``(N, H, W, C)`` uint8, contiguous, on any device.
-        table: With the same number of channels.
+        table: A table with the same number of channels.
         memory_format: ``torch.channels_last`` or ``torch.contiguous_format``: the strides of the result.
-        wait: Whether to wait for the CUDA kernel, which takes 0.4 s to be had, once per process; else torch looks up,
-            same bits, until it is there.
+        wait: Whether to wait for the CUDA kernel, which takes 0.4 s to load once per process; until it is ready, torch
+            looks values up with the same bits.
 
     Returns:
-        ``(N, C, H, W)`` of the table's dtype on the device of ``images``, in memory of its own.
+        ``(N, C, H, W)`` of the table's dtype on the device of ``images``, newly allocated.
 
     Raises:
-        ValueError: An argument is none of that.
+        ValueError: An argument does not fit the above.
     """
     if images.dim() != 4 or images.dtype != torch.uint8 or not images.is_contiguous():
         raise ValueError(
@@ -123,9 +122,9 @@ def apply_table(
 
 
 def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.memory_format) -> torch.Tensor:
-    """:func:`apply_table` in torch alone: the path of every device without a kernel, and the reference of those with.
+    """:func:`apply_table` in torch alone, for devices without a kernel and as a reference.
 
-    The arguments are taken as checked.
+    Does not check its arguments.
     """
     count, height, width, channels = images.shape
     values = table.on(images.device)
@@ -138,10 +137,12 @@ def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.me
 
 
 def finish(tensor: torch.Tensor, memory_format: torch.memory_format | None, dtype: torch.dtype | None) -> torch.Tensor:
-    """Cast floating-point tensors to ``dtype`` and lay 4-D images out in ``memory_format``; values never change else.
+    """Cast floating-point tensors to ``dtype`` and lay out 4-D images in ``memory_format``.
+
+    Values are otherwise unchanged.
 
     Args:
-        tensor: On any device. Returned as it is when there is nothing to do.
+        tensor: On any device. Returned itself if there is nothing to do.
         memory_format: For 4-D floating-point or uint8 tensors only; ``None`` and ``preserve_format`` leave the layout.
         dtype: For floating-point tensors only; ``None`` leaves it.
     """
@@ -154,11 +155,11 @@ def finish(tensor: torch.Tensor, memory_format: torch.memory_format | None, dtyp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Erased:
-    """What is filled with one color in a batch of finished images.
+    """Boxes to fill with one color in a batch of finished images.
 
     Attributes:
         boxes: ``(N, 4)`` int32, on the host: (top, left, height, width) for each image; zeros fill nothing.
-        color: Of the images' dtype, one value per channel, on the host.
+        color: One value per channel, of the images' dtype, on the host.
     """
 
     boxes: torch.Tensor
@@ -166,13 +167,16 @@ class Erased:
 
     @classmethod
     def of(cls, erasing: Erasing | None, boxes: torch.Tensor | None) -> Erased | None:
-        """``None`` where nothing is erased."""
+        """Return the boxes and their color; ``None`` if nothing is erased."""
         if erasing is None or boxes is None or not bool((boxes[:, 2] * boxes[:, 3]).any()):
             return None
         return cls(boxes, erasing.color)
 
     def fill(self, images: torch.Tensor) -> None:
-        """Fill ``(N, C, H, W)`` images of any layout in place, on the current stream of their device; never blocks."""
+        """Fill ``(N, C, H, W)`` images of any layout in place.
+
+        Runs on the current stream of their device; never blocks.
+        """
         if images.device.type == "cpu":
             for image, (top, left, height, width) in zip(images, self.boxes.tolist(), strict=True):
                 image[:, top : top + height, left : left + width] = self.color[:, None, None]
@@ -192,7 +196,10 @@ def to_images(
     memory_format: torch.memory_format,
     erased: Erased | None = None,
 ) -> torch.Tensor:
-    """``(N, H, W, 3)`` uint8 to ``(N, 3, H, W)``: looked up in ``table``, or still uint8 without one; then erased."""
+    """Make ``(N, 3, H, W)`` images from ``(N, H, W, 3)`` uint8 pixels.
+
+    Looks values up in ``table`` (without one, they stay uint8), then erases boxes.
+    """
     if table is not None:
         images = apply_table(pixels, table, memory_format, wait=False)
     else:
@@ -203,12 +210,12 @@ def to_images(
 
 
 class TableImages:
-    """A leaf of a host batch: crosses the link as uint8 pixels and arrives as images.
+    """A leaf of a host batch: copied as uint8 pixels, made into images on the device.
 
     Args:
         pixels: ``(N, H, W, 3)`` uint8, on the host, pinned or not.
         table: See :func:`to_images`.
-        memory_format: Of the images.
+        memory_format: The images' memory format.
         erased: See :func:`to_images`.
     """
 
@@ -226,34 +233,34 @@ class TableImages:
 
     @property
     def nbytes(self) -> int:
-        """That cross the link."""
+        """Bytes that are copied to the device."""
         return int(self.pixels.nbytes)
 
     def pin_memory(self) -> TableImages:
-        """Itself, with its pixels in pinned memory."""
+        """Return the same leaf with its pixels in pinned memory."""
         return TableImages(self.pixels.pin_memory(), self.table, self.memory_format, self.erased)
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
-        """The images on ``device``, by its current stream."""
+        """Return the images on ``device``, made on its current stream."""
         return self.cross(device, non_blocking=non_blocking).images()
 
     def cross(self, device: torch.device, *, non_blocking: bool = False) -> Crossed:
-        """The pixels alone on ``device``; the rest is an epilogue."""
+        """Copy only the pixels to ``device``; the epilogue makes the images."""
         return Crossed(self, self.pixels.to(device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Nothing: this is host memory, which whoever copies it holds until the copy is done."""
+        """Do nothing: a copy keeps its host memory alive until it is done."""
 
 
 class Crossed:
-    """Images of which only the pixels have been copied so far."""
+    """Images whose pixels have been copied, before the epilogue."""
 
     def __init__(self, host: TableImages, pixels: torch.Tensor) -> None:
         self._host = host
         self._pixels = pixels
 
     def images(self) -> torch.Tensor:
-        """They themselves, by the current stream of their device."""
+        """Make the images on the current stream of their device."""
         host = self._host
         return to_images(self._pixels, host.table, host.memory_format, host.erased)
 
@@ -261,7 +268,7 @@ class Crossed:
 def host_images(
     recipe: Recipe, memory_format: torch.memory_format
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    """A function that makes a recipe's images of pixels and boxes to erase, on the CPU."""
+    """Return a function that makes a recipe's images from pixels and boxes, on the CPU."""
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing = recipe.pipeline.erasing
     return lambda pixels, boxes: to_images(pixels, table, memory_format, Erased.of(erasing, boxes))

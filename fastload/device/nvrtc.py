@@ -1,11 +1,10 @@
-"""The CUDA kernel of the epilogue: compiled at run time by NVRTC through ``cuda.core``, so no compiler is needed.
+"""Compile and launch the epilogue's CUDA kernel: NVRTC through ``cuda.core``, no compiler needed.
 
-Its source, ``normalize.cu``, lies beside this file and not with the sources of the native core: it is not compiled when
-the package is built, it travels in it, and is read where it was installed. A compilation takes about 0.2 s, happens
-once per device, value size and number of channels, and is kept on disk for the next process by ``cuda.core`` itself.
+Its source, ``normalize.cu``, is in this folder and not with the native core's sources, because it is not compiled when
+the package is built: the package contains it as a file. Compiling takes about 0.2 s, once per device, value size and
+number of channels; ``cuda.core`` caches the result on disk for later processes.
 
-Where ``cuda.core`` is missing or the compilation fails, :func:`look_up` says so by returning None; there is nothing
-that this kernel can do and torch cannot, only slower.
+If ``cuda.core`` is missing or compilation fails, :func:`look_up` returns None; torch can do the same, only slower.
 """
 
 from __future__ import annotations
@@ -26,42 +25,42 @@ import torch
 __all__ = ["lacking", "look_up", "unavailable"]
 
 SOURCE: Final = Path(__file__).with_name("normalize.cu")
-THREADS: Final = 256  # of a block; the same number stands in the source
+THREADS: Final = 256  # per block; the same number as in normalize.cu
 STORE_BYTES: Final = 16
-PLANE_MAX_PX: Final = 2**31 - 1  # pixels of an image: the planar kernel counts them in 32 bits
+PLANE_MAX_PX: Final = 2**31 - 1  # pixels of an image, which the planar kernel counts in 32 bits
 INSTALL: Final = "pip install 'fastload[cuda]'"
 KERNELS: Final = {torch.channels_last: "look_up_nhwc", torch.contiguous_format: "look_up_nchw"}
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel on a device, and how many blocks of it the device can hold at once."""
+    """A kernel, and the number of its blocks that its device can run at once."""
 
     kernel: Any
     blocks_max: int
 
 
 class _Loaded:
-    """What has been compiled in this process, or why it could not be. Thread-safe."""
+    """Kernels compiled in this process, and the reasons for failures. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kernels: dict[tuple[int, int, int], dict[torch.memory_format, _Kernel]] = {}
         self._failures: dict[tuple[int, int, int], str] = {}
         self._asked: Counter[tuple[int, int, int]] = Counter()
-        self._compiling: set[tuple[int, int, int]] = set()  # or tried; by a thread that nobody waits for
-        self._asking = threading.Lock()  # of these two; the other one is held while a kernel is compiled
+        self._compiling: set[tuple[int, int, int]] = set()  # in a background thread, now or earlier
+        self._asking = threading.Lock()  # guards these two; `_lock` is held while a kernel is compiled
 
     def kernel(
         self, index: int, value_bytes: int, channels: int, memory_format: torch.memory_format, *, wait: bool = True
     ) -> _Kernel | None:
-        """The kernel, compiled if need be; None if it cannot be. The device must be the current one.
+        """Return the kernel, compiled if needed, or None if that fails.
 
-        Without ``wait``, None also while it is being compiled, by a thread that the second call starts: the first is
-        for a first batch, whose way to the GPU nothing shall slow down.
+        The device must be the current one. Without ``wait``, also None while the kernel is compiled in a background
+        thread. The second call starts that thread, because the first is for a first batch, which must not be delayed.
         """
         key = (index, value_bytes, channels)
-        kernels = self._kernels.get(key)  # without the lock, because this is the way of every batch but the first
+        kernels = self._kernels.get(key)  # without the lock, because every batch but the first takes this path
         if kernels is None and not wait:
             if key not in self._failures:
                 with self._asking:
@@ -71,7 +70,7 @@ class _Loaded:
                         self._compiling.add(key)
                 if starts:
                     compiler = threading.Thread(target=self._kernel_for, args=key, name="fastload-nvrtc", daemon=True)
-                    with contextlib.suppress(RuntimeError):  # no more threads: torch does it
+                    with contextlib.suppress(RuntimeError):  # no more threads: torch looks values up
                         compiler.start()
             return None
         if kernels is None:
@@ -88,11 +87,11 @@ class _Loaded:
     def _load(self, key: tuple[int, int, int]) -> dict[torch.memory_format, _Kernel] | None:
         try:
             kernels = self._kernels[key] = _compile(*key)
-        except ImportError as error:  # not installed: nothing is wrong, and the plan says it
+        except ImportError as error:  # not installed, which is no error; the plan says so
             self._failures[key] = f"cuda.core cannot be imported ({error}); {INSTALL}"
-        except Exception as error:  # noqa: BLE001 (driver, NVRTC and loader each have errors of their own)
+        except Exception as error:  # noqa: BLE001 (driver, NVRTC and loader each have their own errors)
             self._failures[key] = f"the kernel cannot be compiled: {type(error).__name__}: {error}"
-            with contextlib.suppress(RuntimeWarning):  # where warnings are errors, too, the loader goes on
+            with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
                 warnings.warn(
                     f"images are normalized by torch on cuda:{key[0]}, same values but slower: {self._failures[key]}",
                     RuntimeWarning,
@@ -103,7 +102,7 @@ class _Loaded:
         return None
 
     def failure(self, index: int, value_bytes: int, channels: int) -> str | None:
-        """Why the kernel could not be had; None when it could, or was never asked for."""
+        """Why the kernel is not available; None if it is, or was never requested."""
         return self._failures.get((index, value_bytes, channels))
 
 
@@ -112,7 +111,7 @@ _loaded = _Loaded()
 
 @functools.cache
 def _disk_cache() -> Any:
-    """``cuda.core``'s own cache of compiled programs, or None when it has none or its directory cannot be written."""
+    """``cuda.core``'s cache of compiled programs; None if it has none or cannot write it."""
     try:
         return importlib.import_module("cuda.core.utils").FileStreamProgramCache()
     except (ImportError, AttributeError, OSError):
@@ -134,7 +133,7 @@ def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_f
         cache = _disk_cache()
         try:
             code = program.compile("cubin") if cache is None else program.compile("cubin", cache=cache)
-        except OSError:  # a full disk or a directory that is no longer ours must not cost us the kernel
+        except OSError:  # a full disk or lost permissions must not prevent using the kernel
             code = program.compile("cubin")
     finally:
         program.close()
@@ -144,29 +143,29 @@ def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_f
         kernel = code.get_kernel(name)
         per_processor = kernel.occupancy.max_active_blocks_per_multiprocessor(THREADS, 0)
         kernels[memory_format] = _Kernel(kernel, processors * max(1, per_processor))
-    _stream(0)  # an older cuda.core lacks it: better now than at a launch
+    _stream(0)  # fails now, rather than at a launch, if cuda.core is too old
     return kernels
 
 
-@functools.lru_cache(maxsize=64)  # cuda.core makes a class for each; torch has 32 side streams of a priority
+@functools.lru_cache(maxsize=64)  # cuda.core makes a class for each; torch has 32 side streams per priority
 def _stream(handle: int) -> Any:
-    """``cuda.core``'s view of a stream of torch; a null handle is the legacy default stream."""
+    """``cuda.core``'s object for one of torch's streams; 0 is the legacy default stream."""
     core: Any = importlib.import_module("cuda.core")
     return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
 
 
 def unavailable(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
-    """Why batches on ``device`` go through torch and not through the kernel: for people to read.
+    """Say why batches on ``device`` are looked up by torch, not by the kernel.
 
-    Compiles the kernel if that has not happened yet.
+    Compiles the kernel if needed.
 
     Args:
         device: With an index if it is a CUDA device.
-        dtype: Of the table.
-        channels: Of the images.
+        dtype: The table's dtype.
+        channels: The images' number of channels.
 
     Returns:
-        None when the kernel is used.
+        A human-readable reason; None if the kernel is used.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return "the kernel is for CUDA devices"
@@ -178,7 +177,7 @@ def unavailable(device: torch.device, dtype: torch.dtype, channels: int) -> str 
 
 
 def lacking(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
-    """:func:`unavailable` as far as it is known without compiling anything; ``None`` elsewhere than on CUDA."""
+    """:func:`unavailable` as far as known without compiling; ``None`` if not on CUDA."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     try:
@@ -198,8 +197,8 @@ def is_wide(levels: int, out: int, plane_px: int, value_bytes: int, memory_forma
         out: Address of the result.
         plane_px: Pixels of an image.
         value_bytes: Size of a value.
-        memory_format: Of the result. In a contiguous one each channel of each image starts a plane of its own, so that
-            only planes of a whole number of stores keep the next one's address a multiple.
+        memory_format: The result's. In a contiguous result each channel of each image is a separate plane, so the next
+            plane is aligned only if a plane is a whole number of stores.
     """
     width = STORE_BYTES // value_bytes
     aligned = levels % width == 0 and out % STORE_BYTES == 0
@@ -209,7 +208,9 @@ def is_wide(levels: int, out: int, plane_px: int, value_bytes: int, memory_forma
 def look_up(
     images: torch.Tensor, values: torch.Tensor, memory_format: torch.memory_format, *, wait: bool = True
 ) -> torch.Tensor | None:
-    """:func:`fastload.device.normalize.apply_table` by the kernel, on the current stream; does not block on the device.
+    """Run :func:`fastload.device.normalize.apply_table` with the kernel, on the current stream.
+
+    Does not block on the device.
 
     Args:
         images: ``(N, H, W, C)`` uint8, contiguous, on a CUDA device.
@@ -218,7 +219,7 @@ def look_up(
         wait: Whether to wait for the kernel's compilation.
 
     Returns:
-        None when there is no kernel for this batch; torch has to do it.
+        The result, or None if there is no kernel for this batch and torch has to do it.
     """
     count, height, width, channels = images.shape
     plane_px = height * width
@@ -235,7 +236,7 @@ def look_up(
         if out.numel() == 0:
             return out
         core: Any = importlib.import_module("cuda.core")
-        # torch's guard leaves a thread without a context as it is when the device is the thread's default one already.
+        # torch's guard gives a thread no context if the device is already the thread's default one.
         core.Device(device.index).set_current()
         stream = _stream(torch.cuda.current_stream(device).cuda_stream)
         wide = is_wide(images.data_ptr(), out.data_ptr(), plane_px, value_bytes, memory_format)

@@ -1,4 +1,4 @@
-"""``loader.replay(n)``: the same few batches again and again, from memory: what a perfect loader would do."""
+"""``loader.replay(n)`` repeats a few batches from memory, as a perfect loader would deliver them."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ AnyLoader = TypeVar("AnyLoader", bound="DataLoader[Any]")
 
 
 class Replay(Generic[T]):
-    """Batches that are already where they belong: each ``next()`` costs next to nothing.
+    """Repeats batches that are already on the device, so ``next()`` costs almost nothing.
 
-    The first ``n`` batches of an epoch are taken when this is first iterated, and held, on the device, for as long as
-    this object lives. An epoch is as long as the loader's, so **values repeat**: batch ``k`` is batch ``k mod n``. It
-    is for measuring, not for training. The same tensors are handed out each time: what a loop changes in place stays
-    changed.
+    The first iteration takes the first ``n`` batches of an epoch, which stay on the device while this object lives. An
+    epoch is as long as the loader's, so **values repeat**: batch ``k`` is batch ``k mod n``. It is for measuring, not
+    for training. The same tensors are handed out each time, so in-place changes persist.
 
-    Taking the batches runs workers of their own for the beginning of an epoch. Torch's default generator, the loader's
-    and its sampler's are left as they were, and so are iterators and persistent workers of the loader: its next epoch
-    is the one that it would have been. Left as the beginning of an epoch leaves them: a sampler that counts for itself,
-    and, where the main process loads (``num_workers=0``), the random states of other libraries.
+    Taking the batches runs separate workers for the beginning of an epoch. It restores torch's default generator, the
+    loader's and its sampler's, and leaves the loader's iterators and persistent workers alone, so the loader's next
+    epoch is unaffected. It does not restore a sampler's own counters or, if the main process loads (``num_workers=0``),
+    the random states of other libraries.
 
     Args:
-        loader: Where the batches come from; as it is now, whatever is set on it later.
-        n: How many to hold, at least 1. Fewer when the epoch has fewer.
+        loader: Supplies the batches, as configured now; later changes have no effect.
+        n: Number of batches to hold, at least 1. Fewer if the epoch has fewer.
         steps: Length of an epoch; ``None`` is the loader's length.
 
     Raises:
-        TypeError: ``n`` or ``steps`` is no int, or the loader has no length and no ``steps`` are given.
+        TypeError: ``n`` or ``steps`` is not an int, or the loader has no length and ``steps`` is not given.
         ValueError: ``n`` or ``steps`` is less than 1.
     """
 
@@ -54,7 +53,7 @@ class Replay(Generic[T]):
         self._n = min(n, self._steps)
         self._loader: DataLoader[T] | None = twin_of(loader, persistent_workers=False)
         self._batches: list[T] = []
-        self._stream: Any = None  # which the held memory is protected for
+        self._stream: Any = None  # the stream that the held memory is recorded for
         self._taking = threading.Lock()
 
     def __len__(self) -> int:
@@ -65,7 +64,7 @@ class Replay(Generic[T]):
         return f"Replay({held}, {self._steps} per epoch)"
 
     def load(self) -> Replay[T]:
-        """Take the batches now, rather than at the first iteration. Blocks until they are on the device."""
+        """Take the batches before the first iteration. Blocks until they are on the device."""
         with self._taking:
             if self._loader is not None:
                 self._batches, self._stream = _take(twin_of(self._loader), self._n)
@@ -85,7 +84,7 @@ class Replay(Generic[T]):
 
 
 def twin_of(loader: AnyLoader, **changes: Any) -> AnyLoader:
-    """A loader like ``loader`` but for ``changes``, with the same dataset and sampler, and workers of its own."""
+    """Copy ``loader`` with ``changes``: the same dataset and sampler, but separate workers."""
     twin = copy.copy(loader)
     vars(twin).update(changes, _iterator=None)
     return twin
@@ -102,16 +101,17 @@ def _length_of(loader: DataLoader[Any]) -> int:
 
 
 def _take(loader: DataLoader[T], n: int) -> tuple[list[T], Any]:
-    """The first ``n`` batches of an epoch, and the stream that they were handed to if their device has streams."""
+    """Take the first ``n`` batches of an epoch.
+
+    Returns them, and the stream that they were handed to if their device has streams.
+    """
     generators = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
     kept = [(generator, generator.get_state()) for generator in generators]
     default = torch.get_rng_state()
     batches: list[T] = []
     try:
-        with (
-            torch.inference_mode(False),
-            contextlib.closing(cast("Any", loader)),
-        ):  # they may be iterated outside of it later
+        # Not in inference mode: the batches may be used outside it later.
+        with torch.inference_mode(False), contextlib.closing(cast("Any", loader)):
             batches.extend(itertools.islice(loader, n))
     finally:
         with deferred_signals():
@@ -122,12 +122,12 @@ def _take(loader: DataLoader[T], n: int) -> tuple[list[T], Any]:
     if device is None:
         return batches, None
     stream = _current_stream(device)
-    torch.accelerator.synchronize(device)  # from here on any stream may read them
+    torch.accelerator.synchronize(device)  # afterwards any stream may read them
     return batches, stream
 
 
 def _device_of(batches: Any) -> torch.device | None:
-    """The device with streams that a batch's tensors are on."""
+    """The device of a batch's tensors; ``None`` if it has no streams."""
     devices: list[torch.device] = []
 
     def look(leaf: Any) -> Any:

@@ -1,8 +1,8 @@
-"""What the device did in some of the steps, by its own clock: it alone knows when it waited for a batch.
+"""Time some steps by the device's clock, which shows when it waited for batches.
 
-The host runs ahead of the device, so its clock says little about that. Timed events do: one at the end of the
-consumer's work on each batch, and those around the copies of some. So many copies are timed per second, on average,
-that it costs next to nothing however quick they are.
+The host runs ahead of the device, so its clock says little about that. Timed events tell: one at the end of the
+consumer's work on each batch, and those around some of the copies. A fixed average number of copies is timed per
+second, so the cost is negligible at any batch rate.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any, Final
 from fastload.stats.stats import Totals
 
 ALL_OF_FIRST: Final = 16
-"""Batches that are all timed, so that a short run says something."""
+"""The first batches, all timed, so that a short run has results."""
 
 PER_SECOND: Final = 20
-"""Batches that are timed per second after that, on average."""
+"""Batches timed per second after that, on average."""
 
-_RECENT: Final = 0.02  # the weight of the last batch among the recent ones
-_PAUSE_S: Final = 1.0  # what is longer between two batches does not make all that follow seem rare
-# In steps of the golden ratio, so that no rhythm is hit: of eight workers, say, one may be waited for each time.
+_RECENT: Final = 0.02  # weight of the last batch in the moving average
+_PAUSE_S: Final = 1.0  # longer gaps between batches count as this, so that one pause does not raise the sampling rate
+# Sampled in steps of the golden ratio to avoid aliasing: of eight workers, always the same one may be slow.
 _GOLDEN: Final = 0.6180339887498949
 _PENDING_MAX: Final = 64
 
 
 class Timing:
-    """The events around one batch's copy, if it is timed, and for how many batches that is."""
+    """Events around a batch's copy, if timed, and the number of batches it stands for."""
 
     __slots__ = ("began", "copied", "nbytes", "pageable_bytes", "ready", "weight")
 
@@ -46,19 +46,18 @@ class Timing:
 
 
 class DeviceClock:
-    """Times some of the batches of one transfer. Its caller holds the transfer's lock.
+    """Times some batches of one transfer. Its caller holds the transfer's lock.
 
-    Timed steps are reckoned up when a copy is begun, which as a rule is not in the consumer's thread, or when somebody
-    asks.
+    Completed timings are accumulated at the next copy (usually not in the consumer's thread) or :meth:`totals` call.
 
     Args:
-        module: The device's, such as :mod:`torch.cuda`.
+        module: The device's module, such as :mod:`torch.cuda`.
     """
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self._started = 0
-        self.recent_s = 0.0  # between two batches, of late
+        self.recent_s = 0.0  # moving average of the time between two batches
         self._began_at = 0.0
         self._last_end: Any = None
         self._handed: tuple[Any, Timing] | None = None
@@ -66,12 +65,12 @@ class DeviceClock:
         self._sums = Totals()
 
     def event(self) -> Any:
-        """One that knows when it was, and can be waited for asleep."""
+        """Make an event with a time stamp, whose ``synchronize()`` sleeps."""
         return self._module.Event(blocking=True, enable_timing=True)
 
     def begin(self, stream: Any) -> Timing:
-        """A copy is about to be issued on ``stream``."""
-        self._reckon()
+        """Start timing a copy about to be issued on ``stream``, if it is sampled."""
+        self._accumulate()
         number, self._started = self._started, self._started + 1
         weight = self._weight_of(number)
         timing = Timing(self.event() if weight else None, weight)
@@ -80,42 +79,45 @@ class DeviceClock:
         return timing
 
     def _weight_of(self, number: int) -> float:
-        """For how many batches the one that begins now is timed; 0 if it is not."""
+        """Number of batches that the next one stands for; 0 if it is not timed."""
         now = time.monotonic()
         took = min(now - (self._began_at or now), _PAUSE_S)
         self._began_at = now
         self.recent_s = (1.0 - _RECENT) * self.recent_s + _RECENT * took if number > 1 else took
         share = 1.0 if number < ALL_OF_FIRST else min(1.0, PER_SECOND * self.recent_s)
-        is_drawn = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 < share
-        return 1.0 / share if is_drawn else 0.0
+        is_sampled = number < ALL_OF_FIRST or number * _GOLDEN % 1.0 < share
+        return 1.0 / share if is_sampled else 0.0
 
     def begin_epoch(self) -> None:
-        """What comes before the next batch is no step on a batch."""
+        """Begin an epoch: work before its first batch is not part of a step."""
         self._last_end = None
         self._handed = None
 
     def handed(self, timing: Timing, *, same_stream: bool = True) -> None:
-        """A batch is handed to the consumer, whose work on the last one ended just before.
+        """Note that a batch is handed over; the consumer's last step has just ended.
 
         Args:
-            timing: The batch's.
-            same_stream: Whether that work was on the stream that the batch is for; else the two are no sequence.
+            timing: The batch's timing.
+            same_stream: Whether that step ran on the stream that the batch is for; else their times are unrelated.
         """
         self._handed = (self._last_end if same_stream else None, timing)
 
     def step_ended(self, end: Any) -> None:
-        """The consumer has queued all its work on the batch that it was handed last; ``end`` comes after it."""
+        """Note that event ``end`` follows all queued work on the last batch handed over."""
         if self._handed is not None:
             before, timing = self._handed
             if timing.is_timed:
                 self._pending.append((before, timing, end))
             self._handed = None
-            self._last_end = end  # of an epoch that was broken off it is none: the start of the next one is no step
+            self._last_end = end  # not after an unfinished epoch: the time until the next one is not a step
         while len(self._pending) > _PENDING_MAX:
             self._pending.popleft()
 
-    def _reckon(self) -> None:
-        """Add up the steps that have ended on the device. The collector may run another's end, and so this, within."""
+    def _accumulate(self) -> None:
+        """Add up the steps that have ended on the device.
+
+        Reentrant: the garbage collector may end another iterator during it, which calls it again.
+        """
         while self._pending:
             before, timing, end = self._pending.popleft()
             if not end.query():
@@ -145,7 +147,7 @@ class DeviceClock:
         sums["device:copying_s"] += timing.weight * min(idle_s, copy_s + epilogue_s)
 
     def totals(self) -> Totals:
-        """All sums so far; those of a device that has failed, or of a parent process, as they were last known."""
+        """All sums so far; the last known ones after a device failure or a fork."""
         with contextlib.suppress(RuntimeError):
-            self._reckon()
+            self._accumulate()
         return self._sums.copy()

@@ -1,16 +1,16 @@
-"""Host batches to the device: copy stream, events, lifetime of device memory. Nowhere else.
+"""Copy host batches to the device: copy stream, events, lifetime of device memory.
 
-The rules, and why each is there:
+Only this file does so. The rules and their reasons:
 
 * Copies and the epilogue run on one side stream, so that they overlap with the training step. Device memory is
-  allocated there and belongs to it (the caching allocator keeps its blocks by stream).
+  allocated there and belongs to that stream (the caching allocator keeps blocks per stream).
 * The consumer's stream *at the moment of hand-over* waits for the batch's ready event, on the GPU; the host does not.
 * ``record_stream`` tells the allocator that the consumer's stream uses the memory, so that a dropped batch is reused
   only when the work queued on it is done. It measured 0.3% of a ResNet-50 step; waiting for the whole consumer stream
   before each copy measured 1.7%.
 * ``record_stream`` alone lets memory pile up: a host that runs ahead of the GPU drops batches that the GPU has yet to
   read. So at most two handed-over batches may be unfinished when a copy starts (the one in use, and one more).
-* The source of a copy is held until the copy's event has completed, whoever owns that memory.
+* The source of a copy is kept alive until the copy's event has completed, whatever owns that memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ENDS_AT_HAND = 2
 
 
 class DeviceBatch:
-    """A batch whose copy has been issued, and the event that says when it is done."""
+    """A batch whose copy has been issued, and the event of its completion."""
 
     __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "issued", "nbytes", "roomed", "timing")
 
@@ -52,12 +52,12 @@ class DeviceBatch:
         self._data = data
         self._tensors = tensors
         self._ready = ready
-        self._recorded = recorded  # the stream that they are protected for
+        self._recorded = recorded  # the stream that the tensors are recorded for
         self._late = late
         self.nbytes = nbytes
         self.timing: Timing | None = None
-        self.roomed = 0.0  # when there was room on the device, and when the copy had been issued
-        self.issued = 0.0
+        self.roomed = 0.0  # when there was room on the device
+        self.issued = 0.0  # when the copy had been issued
 
     def wait_copied(self) -> None:
         """Block until the copy has completed, asleep rather than spinning."""
@@ -66,7 +66,7 @@ class DeviceBatch:
 
 
 class _Copied(Leaf):
-    """Stands where a leaf was between its copy and its epilogue, whatever it became."""
+    """Replaces a leaf between its copy and its epilogue."""
 
     __slots__ = ("index",)
 
@@ -75,7 +75,7 @@ class _Copied(Leaf):
 
 
 class _Late(Leaf):
-    """A leaf that the side stream must not touch; it moves on the consumer's stream at hand-over."""
+    """A leaf copied on the consumer's stream at hand-over, not on the side stream."""
 
     __slots__ = ("leaf",)
 
@@ -84,9 +84,9 @@ class _Late(Leaf):
 
 
 def _copies_asynchronously(leaf: Any) -> bool:
-    """Whether ``leaf`` can be copied on a side stream and its device memory be protected there."""
+    """Whether a side stream can copy ``leaf`` and protect its device memory."""
     if isinstance(leaf, torch.Tensor):
-        # Tensors of another device were made on a stream that we don't know; autograd must see the copy of a leaf.
+        # A tensor of another device was made on an unknown stream; autograd must see the copy of a leaf.
         on_host = leaf.device.type == "cpu"
         return on_host and leaf.layout == torch.strided and not leaf.is_nested and not leaf.requires_grad
     # A custom type that cannot record a stream hides which memory it holds.
@@ -94,20 +94,24 @@ def _copies_asynchronously(leaf: Any) -> bool:
 
 
 def _pageable_bytes(leaf: Any) -> int:
-    """Bytes that are not pinned, of a leaf that the side stream copies; 0 for a type that does not say."""
+    """Unpinned bytes of a leaf that the side stream copies; 0 for other types."""
     tensor = leaf.pixels if isinstance(leaf, TableImages) else leaf
     return 0 if not isinstance(tensor, torch.Tensor) or tensor.is_pinned() else int(tensor.nbytes)
 
 
 def new_stream(device: torch.device) -> Any:
-    """A side stream. Of the device's own module: the neutral ``torch.Event`` spins where CUDA's own can sleep."""
+    """Make a side stream.
+
+    From the device's own module, because the generic ``torch.Event`` spins where CUDA's own can sleep.
+    """
     return torch.get_device_module(device).Stream(device)
 
 
 def _raw_stream_of(device: torch.device) -> Callable[[], int] | None:
-    """What tells the address of the caller's current stream, as torch's own compiler asks for it; None without it.
+    """Return a function for the current stream's address, as torch's compiler uses, or None.
 
-    ``torch.cuda.current_stream`` makes an object each time, in Python that a training step has driven out of caches.
+    ``torch.cuda.current_stream`` makes an object each time, in Python code that a training step has evicted from the
+    CPU's caches.
     """
     raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     if device.type != "cuda" or raw_stream is None:
@@ -121,8 +125,8 @@ class Transfer:
     ``start`` may be called from any thread; ``take`` from the consumer's.
 
     Args:
-        device: Where to; with an index.
-        stream: The side stream to copy on (:func:`new_stream`); ``None`` copies on the consumer's own when it asks.
+        device: The target device, with an index.
+        stream: The side stream to copy on (:func:`new_stream`); ``None`` copies on the consumer's stream on request.
         memory_format: See :func:`fastload.device.normalize.finish`.
         dtype: See :func:`fastload.device.normalize.finish`.
     """
@@ -140,12 +144,12 @@ class Transfer:
         self._stream = stream
         self._memory_format = memory_format
         self._dtype = dtype
-        # Reentrant: the collector may end an iterator, and so close this, in a thread that is inside it just now.
+        # Reentrant: the garbage collector may end an iterator, and so close this, in a thread that holds the lock.
         self._lock = threading.RLock()
-        self._turn = threading.Lock()  # one copy is issued at a time, or the memory between two steps of it adds up
+        self._turn = threading.Lock()  # one copy is issued at a time, or temporary memory adds up
         self._usual: Any = None  # the stream that batches were handed to last
         self._consumer: Any = None  # stream of the batch that was handed over last
-        self._ends: deque[Any] = deque()  # will mark the ends of the next steps
+        self._ends: deque[Any] = deque()  # prepared events for the ends of the next steps
         self._unfinished: deque[Any] = deque()  # ends of the steps on batches handed over before that one
         self._sources: deque[tuple[Any, Any, Callable[[], None] | None]] = deque()
         self._pid = os.getpid()
@@ -157,18 +161,19 @@ class Transfer:
         self._busy = 0.0  # their sum
 
     def _event(self) -> Any:
-        """An event to wait for asleep: ``torch.Event(blocking=True)`` spins on CUDA (seen in torch 2.11)."""
+        """Make an event to sleep on: ``torch.Event(blocking=True)`` spins on CUDA (seen in torch 2.11)."""
         return self._module.Event(blocking=True) if self.device.type == "cuda" else self._module.Event()
 
     def _step_end(self) -> Any:
-        """An event for the end of a step."""
+        """Make an event for the end of a step."""
         return self._event() if self.clock is None else self.clock.event()
 
     def _prepare_ends(self) -> None:
-        """Have some at hand: CUDA makes an event when it is first recorded, which is the dear part of marking a step.
+        """Prepare events for step ends, so that the consumer's thread need not create them.
 
-        As many as steps are marked between two copies, if one batch is copied ahead; a consumer that needs more makes
-        them. In turn with copies; only the consumer takes any.
+        CUDA creates an event when it is first recorded, the expensive part of marking a step. Two last from copy to
+        copy if one batch is copied ahead; a consumer that needs more makes them. Called once per copy, one at a time;
+        only the consumer takes events.
         """
         while len(self._ends) < _ENDS_AT_HAND:
             end = self._step_end()
@@ -176,7 +181,7 @@ class Transfer:
             self._ends.append(end)
 
     def _wait_for_room(self) -> None:
-        """Block, asleep, until the GPU has caught up to within two batches of the consumer."""
+        """Sleep until the GPU is at most two batches behind the consumer."""
         while True:
             with self._lock:
                 while self._unfinished and self._unfinished[0].query():
@@ -194,12 +199,12 @@ class Transfer:
         small: torch.Tensor | None = None,
         on_copied: Callable[[], None] | None = None,
     ) -> DeviceBatch:
-        """Issue the copy of ``data`` and return; first wait while the GPU is more than two batches behind.
+        """Issue the copy of ``data``. Blocks while the GPU is over two batches behind.
 
         Args:
-            data: A nested batch; tensors should be pinned, else the copy is slow and holds the caller.
+            data: A nested batch; tensors should be pinned, else the copy is slow and blocks the caller.
             batch: Its number, for the profile.
-            small: 1-D uint8 memory that holds some of the tensors of ``data``; it is copied as one, and they share one
+            small: 1-D uint8 memory that holds some tensors of ``data``; it is copied as one block, and they share one
                 allocation on the device.
             on_copied: Called once the copy has completed and the source may be overwritten.
         """
@@ -210,13 +215,13 @@ class Transfer:
             if self._stream is None:
                 copied = self._issue(data, small, None)
             else:
-                # Interrupted halfway, it would leave the caller on the side stream.
+                # An interrupt halfway would leave the caller on the side stream.
                 with deferred_signals(), self._module.stream(self._stream):
                     try:
                         copied = self._issue(data, small, self._stream)
                         self._prepare_ends()
                     except BaseException:
-                        self._stream.synchronize()  # a part may be under way, from memory that the caller now frees
+                        self._stream.synchronize()  # parts may still be copied from memory that the caller frees next
                         raise
         copied.roomed, copied.issued = roomed, time.monotonic()
         with self._lock:
@@ -230,7 +235,7 @@ class Transfer:
         return copied
 
     def _look(self) -> None:
-        """See how busy the device has been; once a second, in whatever thread has just begun a copy."""
+        """Sample the device's utilization once a second, in the thread that copies."""
         if self.clock is None or self._utilization is None:
             return
         with self._turn:
@@ -264,7 +269,7 @@ class Transfer:
                 nbytes += leaf.nbytes
                 leaves.append(own.as_strided(leaf.size(), leaf.stride()))
             else:
-                # Copy first, cast after: a cast on the host would cost CPU time and may widen what crosses the link.
+                # Copy first, cast after: a cast on the host costs CPU time and may increase the bytes copied.
                 nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor | TableImages) else 0
                 move = leaf.cross if isinstance(leaf, TableImages) else leaf.to
                 leaves.append(move(self.device, non_blocking=True))
@@ -290,7 +295,7 @@ class Transfer:
             ready.record(stream or self._module.current_stream(self.device))
         tensors = [leaf for leaf in leaves if not isinstance(leaf, _Late)]
         usual = self._usual if stream is not None else None
-        if usual is not None:  # here, and not at hand-over, unless the consumer changes its stream: it costs the GIL
+        if usual is not None:  # now rather than at hand-over, unless the consumer changes its stream: it holds the GIL
             for tensor in tensors:
                 tensor.record_stream(usual)
         copied = DeviceBatch(moved, tensors, ready, usual, late, nbytes)
@@ -305,7 +310,7 @@ class Transfer:
         return finish(leaf, self._memory_format, self._dtype) if isinstance(leaf, torch.Tensor) else leaf
 
     def take(self, copied: DeviceBatch) -> Any:
-        """Hand a batch over: from here on, the caller's current stream may use it. Does not block the host."""
+        """Hand a batch over to the caller's current stream. Does not block the host."""
         if self._stream is None:
             return self._settle(copied)
         current = self._current_stream()
@@ -321,7 +326,7 @@ class Transfer:
         return self._settle(copied)
 
     def _current_stream(self) -> Any:
-        """The caller's; the same object as the last time if it is the same stream."""
+        """The caller's stream; the same object as last time if unchanged."""
         usual = self._usual
         if usual is not None and self._raw_stream is not None and usual.cuda_stream == self._raw_stream():
             return usual
@@ -340,7 +345,10 @@ class Transfer:
         return map_tensors(move, copied._data)
 
     def mark_step(self) -> None:
-        """Say that the consumer has queued all its work on the batch that it was handed last (it asks for the next)."""
+        """Note that the consumer has queued all its work on the last batch.
+
+        Called when it asks for the next one.
+        """
         with self._lock:
             if self._consumer is not None:
                 end = self._ends.popleft() if self._ends else self._step_end()
@@ -351,7 +359,7 @@ class Transfer:
                     self.clock.step_ended(end)
 
     def begin_epoch(self) -> None:
-        """What the consumer has queued since its last batch is no step on a batch."""
+        """Begin an epoch: work queued since the last batch is not part of a step."""
         with self._lock:
             if self.clock is not None:
                 self.clock.begin_epoch()
@@ -359,7 +367,7 @@ class Transfer:
                 self._utilization.begin_epoch()
 
     def totals(self) -> Totals:
-        """What has been copied so far, and what the device's clock says of it."""
+        """Counts of copies so far, and the device clock's measurements."""
         with self._lock:
             totals = Totals() if self.clock is None else self.clock.totals()
             totals.add({"copied": self.batches, "device_bytes": self.nbytes})
@@ -367,7 +375,7 @@ class Transfer:
         return totals
 
     def reap(self) -> None:
-        """Let go of the sources whose copies have completed."""
+        """Release the sources of completed copies."""
         done = []
         with self._lock:
             while self._sources and self._sources[0][0].query():
@@ -377,7 +385,7 @@ class Transfer:
                 on_copied()
 
     def wait_copied(self) -> None:
-        """Block, asleep, until the copies in flight have completed, and let go of their sources."""
+        """Sleep until the copies in flight have completed, and release their sources."""
         with self._lock:
             events = [event for event, _, _ in self._sources]
         for event in events:
@@ -385,6 +393,6 @@ class Transfer:
         self.reap()
 
     def close(self) -> None:
-        """Wait for the copies in flight and let go of their sources. Idempotent."""
-        if os.getpid() == self._pid:  # else a forked child: the copies are its parent's
+        """Wait for the copies in flight and release their sources. Idempotent."""
+        if os.getpid() == self._pid:  # else a forked child: the copies are the parent's
             self.wait_copied()

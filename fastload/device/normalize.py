@@ -210,7 +210,7 @@ def to_images(
 
 
 class TableImages:
-    """A leaf of a host batch: copied as uint8 pixels, made into images on the device.
+    """A leaf of a host batch: copied as uint8 pixels, then made into images.
 
     Args:
         pixels: ``(N, H, W, 3)`` uint8, on the host, pinned or not.

@@ -1,1 +1,1 @@
-"""Pinned shared memory that workers write into."""
+"""Pinned shared memory for worker processes to write into."""

@@ -1,10 +1,10 @@
-"""The arena: one piece of shared memory, cut into slots, with the state of each in its first page.
+"""The arena: shared memory divided into slots, with a header that holds their states.
 
-It is an anonymous ``memfd``: memory that has no name anywhere, so that nothing is left behind however a process ends,
-and that does not count against ``/dev/shm``.
+It is an anonymous ``memfd``: it has no name, so nothing is left behind however a process ends, and it does not count
+against ``/dev/shm``.
 
-States: FREE (token in the pipe) → FILLING (a worker owns it) → READY (arrived) → COPYING → FREE. They lie beside the
-owner's process id; :meth:`Mapping.move` alone changes them, along that round.
+States: FREE (token in the pipe) → FILLING (a worker owns it) → READY (arrived) → COPYING → FREE. The header also holds
+each owner's process id. Only :meth:`Mapping.move` changes states, in that order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class SlotState(enum.IntEnum):
-    """Where a slot is on its round."""
+    """State of a slot."""
 
     FREE = 0
     FILLING = 1
@@ -67,7 +67,7 @@ class Token:
 
 
 class Mapping:
-    """An arena as this process sees it: header, then the slots."""
+    """An arena mapped into this process: header, then slots."""
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
         self._memory = mmap.mmap(descriptor, 0)
@@ -88,7 +88,7 @@ class Mapping:
         return int(self._owners[index])
 
     def move(self, index: int, state: SlotState, owner: int | None = None) -> None:
-        """Change a slot's state, along the round only."""
+        """Change a slot's state; raise if the transition is not allowed."""
         if self.state(index) not in _BEFORE[state]:
             raise RuntimeError(f"slot {index} cannot go from {self.state(index).name} to {state.name}")
         if owner is not None:
@@ -96,9 +96,9 @@ class Mapping:
         self._states[index] = state
 
     def discard(self) -> None:
-        """Give the slots' memory back, whoever has them mapped: processes that were forked meanwhile have.
+        """Free the slots' memory, even if forked processes still have it mapped.
 
-        Not while there is a lease, whose bytes may still be read.
+        Does nothing while there is a lease, whose bytes may still be read.
         """
         if (self._states >= SlotState.READY).any():
             return
@@ -106,25 +106,25 @@ class Mapping:
             self._memory.madvise(mmap.MADV_REMOVE, _HEADER_BYTES)
 
     def populate(self, begin: int, nbytes: int) -> None:
-        """Fault pages in with one call, not one trap each; older kernels (before 5.14) leave that to the traps."""
+        """Fault pages in with one call, not one by one; no effect before kernel 5.14."""
         address = self.bytes.data_ptr() + begin
         start = address // PAGE * PAGE
         _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), _MADV_POPULATE_WRITE)
 
 
 class Arena:
-    """The parent's side of one arena: allocated, registered with CUDA, and torn down in the opposite order.
+    """Owns an arena in the parent: allocated, registered with CUDA, closed in reverse order.
 
     Args:
         number: Unique in its pool.
-        count: Slots.
-        slot_bytes: Bytes of each.
+        count: Number of slots.
+        slot_bytes: Bytes per slot.
         register: Whether to pin the memory.
-        device: CUDA device in whose context to do so; ``None`` is the calling thread's. A new thread's is device 0, and
-            each process would spend some of that one's memory on a context there.
+        device: CUDA device whose context registers it; ``None`` is the calling thread's. A new thread's is device 0,
+            and each process would use some of that device's memory for a context there.
 
     Raises:
-        OSError, RuntimeError: There is not enough memory, or CUDA refuses to register it.
+        OSError, RuntimeError: There is not enough memory, or CUDA fails to register it.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Arena:
             self.mapping = Mapping(self.descriptor, slot_bytes)
             if register:
                 self.mapping.populate(0, self.nbytes)
-                # The header too: torch asks of a tensor's storage, which begins there, whether it is pinned.
+                # The header too: torch checks whether a tensor's storage, which begins there, is pinned.
                 address = self.mapping.bytes.data_ptr() - _HEADER_BYTES
                 with torch.cuda.device(device):
                     _register(address, _HEADER_BYTES + self.nbytes)
@@ -155,7 +155,7 @@ class Arena:
         return Token(self.number, self.descriptor, self._inode, index, self.mapping.slot_bytes, home)
 
     def close(self) -> None:
-        """Unregister, then unmap: an address that stays registered cannot be registered again. Idempotent."""
+        """Unregister, then unmap: a registered address cannot be registered again. Idempotent."""
         if self._address:
             with torch.cuda.device(self._device):
                 torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]

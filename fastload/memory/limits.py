@@ -1,4 +1,4 @@
-"""Whether batches pass through pinned memory, and how much of it slots may take."""
+"""Limits of pinned memory: whether batches use it, and how much slots may take."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def pins(loader: LoaderConfig[Any], device: torch.device) -> bool:
-    """Whether batches pass through pinned memory."""
+    """Whether batches are copied through pinned memory."""
     return has_streams(device) and loader.max_pinned_bytes != 0
 
 
 def no_slots_because(loader: LoaderConfig[Any], device: torch.device) -> str | None:
-    """Why workers cannot write into pinned slots; ``None`` when they can."""
+    """Why workers cannot write into pinned slots; ``None`` if they can."""
     if device.type != "cuda":
         return f"batches go to {device.type}, and slots are registered with CUDA"
     if not pins(loader, device):
@@ -33,15 +33,15 @@ def no_slots_because(loader: LoaderConfig[Any], device: torch.device) -> str | N
 
 
 def slots_wanted(loader: LoaderConfig[Any]) -> int:
-    """As many as torch would hold batches in flight, and those handed over whose copies are under way.
+    """Number of slots: torch's batches in flight, plus four whose copies may be running.
 
-    With two fewer, a batch in 20 found no slot and cost 60 ms (H200, 8 workers, 154 MB); with four none did.
+    With two instead of four, one batch in 20 found no slot and cost 60 ms (H200, 8 workers, 154 MB); with four, none.
     """
     return loader.num_workers * (loader.prefetch_factor or 0) + 4
 
 
 def pinned_limit(loader: LoaderConfig[Any]) -> int:
-    """Most bytes that slots may pin."""
+    """Maximum number of bytes that slots may pin."""
     if loader.max_pinned_bytes is not None:
         return loader.max_pinned_bytes
     return usable_memory_bytes() // 4

@@ -1,8 +1,8 @@
-"""A nested batch to bytes in a slot, and back.
+"""Pack a nested batch into a slot, and unpack it.
 
-Layout of a slot: the large tensors one after the other, then the small ones side by side, each at a multiple of 64
-bytes. The small ones lie together so that they cross the link in one copy; apart from the large ones, so that on the
-device a small tensor never keeps a large one alive.
+Layout of a slot: the large tensors, then the small ones, each at a multiple of 64 bytes. The small ones are adjacent so
+that one copy moves them all to the device, and separate from the large ones so that on the device a small tensor never
+keeps a large one alive.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fastload._batch import Leaf, map_tensors
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-ALIGNMENT: Final = 64  # bytes; a cache line, and enough for any vector load
+ALIGNMENT: Final = 64  # bytes: a cache line, enough for any vector load
 SMALL_BYTES: Final = 64 * 1024  # a copy of this size takes about as long as starting it
 
 
 class CannotPackError(Exception):
-    """A batch cannot travel in its slot; the text says why, in a few words."""
+    """A batch cannot be sent in a slot; the message briefly says why."""
 
 
 class DoesNotFitError(CannotPackError):
@@ -38,7 +38,7 @@ class DoesNotFitError(CannotPackError):
 
 
 class EscapedError(CannotPackError):
-    """A tensor that was stacked into the slot is held by something that cannot be looked into."""
+    """A tensor stacked into the slot is held by an opaque object."""
 
     def __init__(self) -> None:
         super().__init__("stacked into a slot, but not found in the batch")
@@ -46,13 +46,13 @@ class EscapedError(CannotPackError):
 
 @dataclass(frozen=True, slots=True)
 class Ref(Leaf):
-    """Stands for a tensor whose bytes lie in a slot.
+    """Replaces a tensor whose bytes are in a slot.
 
     Attributes:
-        offset: First byte, from the beginning of the slot.
-        dtype: As the tensor's.
-        size: As the tensor's.
-        stride: In elements, as the tensor's.
+        offset: Byte offset in the slot.
+        dtype: The tensor's dtype.
+        size: The tensor's size.
+        stride: The tensor's stride, in elements.
     """
 
     offset: int
@@ -63,10 +63,10 @@ class Ref(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A batch whose tensors lie in a slot.
+    """A batch whose tensors are in a slot.
 
     Attributes:
-        tree: The batch with a :class:`Ref` for each tensor in the slot; what cannot be packed is carried as it is.
+        tree: The batch with a :class:`Ref` for each tensor in the slot; other objects are unchanged.
         small: ``(begin, end)`` of the small tensors, in bytes.
         nbytes: Bytes of the slot in use.
     """
@@ -96,7 +96,7 @@ def is_packable(leaf: Any) -> bool:
 
 
 def packed_bytes(data: Any) -> int:
-    """How many bytes of a slot ``data`` needs."""
+    """Number of bytes that ``data`` needs in a slot."""
     total = 0
 
     def add(leaf: Any) -> Any:
@@ -123,7 +123,7 @@ class Packer:
         self._stacked: set[int] = set()  # offsets
 
     def allocate(self, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-        """Reserve room for a dense tensor and return it, uninitialised.
+        """Reserve space for a dense tensor and return it, uninitialised.
 
         Raises:
             DoesNotFitError: The slot is too small.
@@ -147,11 +147,11 @@ class Packer:
         return stacked
 
     def pack(self, data: Any) -> Packed:
-        """Put every packable tensor of ``data`` that is not in the slot yet into it.
+        """Copy every packable tensor of ``data`` that is not in the slot yet into it.
 
         Raises:
             DoesNotFitError: The slot is too small.
-            EscapedError: The batch would carry a view of the slot beside, and read there what others write later.
+            EscapedError: The batch would keep a view into the slot after it is reused.
         """
         small: list[torch.Tensor] = []
         found: set[int] = set()
@@ -177,8 +177,8 @@ class Packer:
         return Packed(tree, (begin, self._used), self._used)
 
     def _copied(self, leaf: torch.Tensor) -> torch.Tensor:
-        # Dense strides (channels_last, a transposed matrix) are kept; what has gaps or overlaps becomes contiguous, as
-        # torch's own pinning and copying make it dense too.
+        # Dense strides (channels_last, a transposed matrix) are kept; tensors with gaps or overlaps become contiguous,
+        # as in torch's own pinning and copying.
         stride = torch.empty_like(leaf, device="meta").stride()
         return self.allocate(leaf.dtype, leaf.size(), stride).copy_(leaf)
 
@@ -200,9 +200,9 @@ def contiguous_stride(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def stacks_into(collate_fn: Any) -> bool:
-    """Whether :func:`collate_into` may stand for ``collate_fn``: it is torch's default, with torch's own functions.
+    """Whether :func:`collate_into` can replace ``collate_fn``: torch's default, not extended.
 
-    A function that the user has added may hide a tensor in an object that nobody can look into.
+    A function that the user has added may hide a tensor in an opaque object.
     """
     return (
         collate_fn is default_collate
@@ -214,14 +214,19 @@ def stacks_into(collate_fn: Any) -> bool:
 
 
 def _is_torchs(function: Any) -> bool:
-    """Whether a function is the one that torch wrote, annotated or not; ``functools.wraps`` copies ``__module__``."""
+    """Whether a function is torch's own, annotated for profiling or not.
+
+    ``__module__`` does not tell, because ``functools.wraps`` copies it.
+    """
     return getattr(function, "__globals__", None) is vars(_torchs) and (
         function.__code__.co_filename == _torchs.__file__ or "__fastload__" in (function.__kwdefaults__ or ())
     )
 
 
 def collate_into(packer: Packer, samples: list[Any]) -> Any:
-    """``default_collate`` whose large tensors are stacked straight into the slot. Same containers, dtypes and errors.
+    """Collate like ``default_collate``, but stack large tensors straight into the slot.
+
+    Containers, dtypes and errors are the same.
 
     Raises:
         DoesNotFitError: The slot is too small.
@@ -240,9 +245,11 @@ class _StackInto:
             with contextlib.suppress(RuntimeError, TypeError):
                 if first.numel() * first.element_size() * len(batch) > SMALL_BYTES:
                     return self._packer.stack(batch)
-                # Small: packed beside the other small ones later.
+                # Small: packed with the other small tensors later.
                 return torch.stack(batch, 0, out=torch.empty((len(batch), *first.size()), dtype=first.dtype))
-        stacked: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # words the error, if it is one
+        stacked: torch.Tensor = collate_tensor_fn(
+            batch, collate_fn_map=collate_fn_map
+        )  # raises torch's own error, if any
         return stacked
 
 
@@ -251,7 +258,7 @@ def _is_like(first: torch.Tensor, other: Any) -> bool:
 
 
 def unpack(packed: Packed, buffer: torch.Tensor, others: Callable[[Any], Any], tuple_type: type | None = None) -> Any:
-    """The batch, its tensors views of the slot ``buffer``; ``others`` is applied to what was carried beside."""
+    """Rebuild the batch with views into ``buffer``, and apply ``others`` to its unpacked leaves."""
 
     def view(leaf: Any) -> Any:
         if not isinstance(leaf, Ref):

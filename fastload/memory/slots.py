@@ -1,16 +1,16 @@
-"""Slots: fixed-size pieces of one shared, pinned arena that workers write batches into.
+"""Slots: fixed-size parts of one shared, pinned arena that workers write batches into.
 
 Free slots are *tokens in a pipe*: a worker that reads one owns that slot, and the parent writes it back when the slot's
-copy to the device has completed. The kernel hands each token to exactly one reader, so there is no lock that a killed
-worker could hold, and an empty pipe answers at once: nobody waits for a slot. Workers reach the pipes and the arena
-through ``/proc/<parent>/fd``, when they first need them, since the size is known only after the first batch.
+copy to the device has completed. The kernel gives each token to exactly one reader, so there is no lock that a killed
+worker could hold, and reading an empty pipe returns at once, so no worker waits for a slot. Workers open the pipes and
+the arena through ``/proc/<parent>/fd`` on first use, since the size is known only after the first batch.
 
-There is a pipe per worker, its home, to which its slots return: a process pays 60 ms of page faults for every 154 MB
-that it touches for the first time, so it had better meet the same slots again. A worker whose home is empty takes from
-the others.
+Each worker has its own pipe, its home, to which its slots return: a process pays 60 ms of page faults for every 154 MB
+that it touches for the first time, so it should reuse the same slots. A worker whose home is empty takes slots from
+other homes.
 
-States: FREE (token in the pipe) → FILLING (a worker owns it) → READY (arrived) → COPYING → FREE. They are kept in the
-arena; only this file has them changed.
+States: FREE (token in the pipe) → FILLING (a worker owns it) → READY (arrived) → COPYING → FREE. The arena stores them;
+only this file changes them.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, 
 from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
 
-HOMES_MAX: Final = 64  # two file descriptors each
+HOMES_MAX: Final = 64  # each has two file descriptors
 _POISON: Final = 0xA5
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """How a worker finds the tokens: picklable, and the same whatever the start method.
+    """Locates the tokens for a worker. Picklable, for every start method.
 
     Attributes:
         pid: The process that owns the pool.
-        homes: File descriptors, there, of each pipe's reading and writing end, and the pipe's inode.
+        homes: For each pipe, the owner's file descriptors of its reading and writing end, and its inode.
     """
 
     pid: int
     homes: tuple[tuple[int, int, int], ...]
 
     def open(self, descriptor: int, inode: int, flags: int) -> int:
-        """Open a file descriptor of the owner's.
+        """Open one of the owner's file descriptors.
 
         Raises:
-            OSError: It cannot be opened, or the owner has closed it and it is another file by now.
+            OSError: It cannot be opened, or the owner has closed it and it now refers to another file.
         """
         own = os.open(f"/proc/{self.pid}/fd/{descriptor}", flags | os.O_CLOEXEC)
         if os.fstat(own).st_ino != inode:
@@ -61,11 +61,11 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a worker sends instead of a batch's bytes.
+    """A reference to a filled slot, which a worker sends instead of a batch's bytes.
 
     Attributes:
-        token: The slot that it filled.
-        pid: The worker; a slot that was taken back from a dead worker has another owner by now.
+        token: The slot that the worker filled.
+        pid: The worker; a slot reclaimed from a dead worker has another owner.
     """
 
     token: Token
@@ -73,7 +73,7 @@ class Stamp:
 
 
 class Lease:
-    """A slot that has arrived, until its bytes are on the device. Dropping it frees the slot too."""
+    """Holds an arrived slot until its copy is done. Dropping it frees the slot."""
 
     def __init__(self, pool: SlotPool, arena: Arena, index: int) -> None:
         self._arena = arena
@@ -83,26 +83,26 @@ class Lease:
         self._finalizer.atexit = False
 
     def copying(self) -> None:
-        """Say that the copy to the device is about to be issued."""
+        """Mark the slot as copying, before the copy is issued."""
         self._arena.mapping.move(self._index, SlotState.COPYING)
 
     def not_copying(self) -> None:
-        """Say that it could not be issued after all."""
+        """Mark the slot as ready again, if the copy could not be issued."""
         self._arena.mapping.move(self._index, SlotState.READY)
 
     def release(self) -> None:
-        """Free the slot: its copy has completed. Idempotent."""
+        """Free the slot after its copy has completed. Idempotent."""
         self._finalizer()
 
 
 @dataclass(frozen=True, slots=True)
 class SlotCounts:
-    """What a pool holds.
+    """Size of a pool.
 
     Attributes:
-        slots: How many.
-        slot_bytes: Bytes of each.
-        pinned_bytes: All of them, and old arenas that are being drained.
+        slots: Number of slots.
+        slot_bytes: Bytes per slot.
+        pinned_bytes: Bytes of all slots, and of old arenas that are being drained.
     """
 
     slots: int
@@ -111,12 +111,12 @@ class SlotCounts:
 
 
 class SlotPool:
-    """The slots of one loader; lives in the process that trains. Thread-safe.
+    """Owns the slots of one loader, in the training process. Thread-safe.
 
     Args:
-        count: Slots wanted.
-        max_bytes: Pinned bytes at most.
-        homes: Workers.
+        count: Number of slots wanted.
+        max_bytes: Maximum number of pinned bytes.
+        homes: Number of workers.
         register: Whether to pin (tests without CUDA do not).
         device: See :class:`Arena`.
     """
@@ -134,14 +134,14 @@ class SlotPool:
         )
         self._arenas: dict[int, Arena] = {}
         self._current: Arena | None = None
-        self._outside: dict[int, int] = {}  # by retired arena: slots that are not back yet
+        self._outside: dict[int, int] = {}  # by retired arena: number of slots not returned yet
         self._number = 0
         self._wanted = 0
         self._builder: threading.Thread | None = None
         self._closed = False
-        self.refusal: str | None = None  # why there are no slots, once that is known
+        self.refusal: str | None = None  # why there are no slots, if that is final
         self._poison = os.environ.get("FASTLOAD_DEBUG") == "1"
-        self._pid = os.getpid()  # a forked child has a copy of this object, but nothing of what it owns
+        self._pid = os.getpid()  # a forked child has a copy of this object but owns none of its resources
 
     @property
     def handle(self) -> Handle:  # noqa: D102
@@ -156,9 +156,9 @@ class SlotPool:
             return SlotCounts(current.count, current.mapping.slot_bytes, pinned)
 
     def want(self, nbytes: int, *, wait: bool = False) -> None:
-        """Have slots of at least ``nbytes`` made, in the background: the first arena, or a larger one.
+        """Make slots of at least ``nbytes`` in a background thread, unless there are some.
 
-        A larger arena is at least twice the last, so that batches of varying size settle after a few steps.
+        Slots of a second arena are at least twice as large, so that batches of varying size settle after a few steps.
         """
         with self._lock:
             if self._closed or self.refusal is not None or self._builder is not None or nbytes <= self._wanted:
@@ -167,7 +167,7 @@ class SlotPool:
             slot_bytes = -(-slot_bytes // PAGE) * PAGE
             held = sum(arena.nbytes for arena in list(self._arenas.values()))  # until they are drained
             count = min(self._count, (self._max_bytes - held) // slot_bytes)
-            if count < 2:  # too large for now; what fits goes on using the arena that there is
+            if count < 2:  # too large for now; smaller batches continue to use the current arena
                 if not self._arenas:
                     limit = self._max_bytes / 1e6
                     self.refusal = f"two batches of {nbytes / 1e6:.1f} MB exceed max_pinned_bytes ({limit:.1f} MB)"
@@ -177,7 +177,7 @@ class SlotPool:
                 with deferred_signals():
                     builder.start()
                     self._wanted, self._builder = slot_bytes, builder
-            except RuntimeError as error:  # no more threads; or this process is about to end
+            except RuntimeError as error:  # no more threads, or the interpreter is shutting down
                 self.refusal = f"no thread to make slots: {error}"
                 return
         if wait:
@@ -207,11 +207,11 @@ class SlotPool:
 
     def _publish(self, arena: Arena, index: int) -> None:
         home = index % len(self._homes)
-        with contextlib.suppress(BlockingIOError):  # a full pipe cannot be: it holds more tokens than there are slots
+        with contextlib.suppress(BlockingIOError):  # never full: the pipe holds more tokens than there are slots
             os.write(self._homes[home][1], arena.token(index, home).pack())
 
     def _drain(self) -> list[Token]:
-        """Take every token out of the pipes."""
+        """Read all tokens from the pipes."""
         tokens = []
         for reader, _ in self._homes:
             with contextlib.suppress(BlockingIOError):
@@ -220,7 +220,7 @@ class SlotPool:
         return tokens
 
     def _retire(self) -> None:
-        """Take the current arena out of use; it goes when its last slot is back."""
+        """Retire the current arena; it is closed when its last slot returns."""
         old, self._current = self._current, None
         if old is not None:
             self._outside[old.number] = old.count
@@ -228,7 +228,7 @@ class SlotPool:
                 self._count_back(token.arena)
 
     def _sweep(self) -> None:
-        """Count back what a worker has returned to a pipe since its arena was retired."""
+        """Count slots that workers returned to a pipe after their arena was retired."""
         for token in self._drain():
             arena = self._arenas.get(token.arena)
             if arena is not None and arena is self._current:
@@ -245,10 +245,10 @@ class SlotPool:
             self._arenas.pop(number).close()
 
     def adopt(self, stamp: Stamp) -> Lease:
-        """Take charge of a slot that a worker has filled.
+        """Lease a slot that a worker has filled.
 
         Raises:
-            RuntimeError: The slot was taken back meanwhile, because its worker had died or the pool was closed.
+            RuntimeError: The slot was taken back before, because its worker died or the pool was closed.
         """
         token = stamp.token
         with self._lock:
@@ -261,7 +261,7 @@ class SlotPool:
     def _free(self, arena: Arena, index: int) -> None:
         if os.getpid() != self._pid:
             return
-        with deferred_signals(), self._lock:  # or nobody would know of the slot
+        with deferred_signals(), self._lock:  # an interrupt halfway would lose the slot
             if arena.descriptor < 0:
                 return
             if self._poison:
@@ -275,33 +275,35 @@ class SlotPool:
                 self._sweep()
 
     def reclaim(self) -> None:
-        """Take back the slots of workers that died while filling them. Called before new workers start."""
+        """Free the slots of workers that died while filling them.
+
+        Called before new workers start.
+        """
         with self._lock:
             for arena in list(self._arenas.values()):
                 for index in range(arena.count):
                     if arena.descriptor < 0:
-                        break  # that was its last slot
+                        break  # freeing its last slot closed it
                     if arena.mapping.state(index) == SlotState.FILLING and not _is_alive(arena.mapping.owner(index)):
                         self._free(arena, index)
 
     def close(self) -> None:
-        """Free everything: registration, memory and descriptors. Copies must have completed.
+        """Free registration, memory and descriptors. Copies must have completed.
 
-        Idempotent, and whole if it is repeated after an interrupt.
+        Idempotent; if interrupted, a second call completes it.
         """
-        if os.getpid() != self._pid:  # before the lock, which another thread may have held when this process was forked
+        if os.getpid() != self._pid:  # checked before locking: another thread may have held the lock during the fork
             return
         with deferred_signals():
             with self._lock:
                 self._closed = True
                 builder = self._builder
-            if (
-                builder is not None and builder is not threading.current_thread()
-            ):  # the collector may call this anywhere
-                builder.join(JOIN_S)  # after that, it frees what it makes
+            # The garbage collector may call this in any thread, including the builder.
+            if builder is not None and builder is not threading.current_thread():
+                builder.join(JOIN_S)  # if it takes longer, it closes its arena itself
             with self._lock:
                 self._current = None
-                for arena in list(self._arenas.values()):  # a lease may be collected meanwhile
+                for arena in list(self._arenas.values()):  # a copy: collecting a lease may change the dict
                     arena.close()
                 self._arenas.clear()
                 homes, self._homes = self._homes, ()
@@ -309,7 +311,7 @@ class SlotPool:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether ``pid`` may still write: a zombie cannot."""
+    """Whether process ``pid`` may still write; a zombie cannot."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
@@ -317,7 +319,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class SlotWriter:
-    """A worker's side: takes free slots and fills them. Attaches on first use; one per worker process.
+    """Takes free slots in a worker. Attaches on first use; one per worker process.
 
     Args:
         handle: From :attr:`SlotPool.handle`.
@@ -325,8 +327,8 @@ class SlotWriter:
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
-        self.too_small = False  # why the last acquire() gave none, when a slot was free
-        self._ends: dict[int, int] = {}  # by the parent's descriptor: ours
+        self.too_small = False  # whether the last acquire() found a free slot but it was too small
+        self._ends: dict[int, int] = {}  # our descriptors by the parent's
         self._mappings: dict[int, Mapping] = {}
         self._touched: set[tuple[int, int]] = set()
 
@@ -337,11 +339,11 @@ class SlotWriter:
         self.__init__(state["handle"])  # type: ignore[misc]
 
     def acquire(self, home: int, nbytes: int = 0) -> tuple[Stamp, torch.Tensor] | None:
-        """Take a free slot of at least ``nbytes``, or ``None`` at once.
+        """Take a free slot of at least ``nbytes``, or return ``None`` at once.
 
         Args:
-            home: The worker's number: where to look first.
-            nbytes: What is to be put in, if that is known.
+            home: The worker's number: the home to try first.
+            nbytes: Size of the batch, if known.
 
         Raises:
             OSError: The parent's descriptors cannot be opened (no ``/proc``, another user's process, parent gone).
@@ -355,7 +357,7 @@ class SlotWriter:
             return None
         try:
             mapping = self._mapping(token)
-        except BaseException:  # out of memory or descriptors here: others may do better
+        except BaseException:  # out of memory or descriptors here; another worker may succeed
             self._put_back(token)
             raise
         stamp = Stamp(token, os.getpid())
@@ -371,7 +373,7 @@ class SlotWriter:
             descriptor, _, inode = homes[(home + step) % len(homes)]
             reader = self._end(descriptor, inode, os.O_RDONLY)
             with contextlib.suppress(BlockingIOError):
-                if data := os.read(reader, TOKEN_BYTES):  # nothing: the parent has closed the pool
+                if data := os.read(reader, TOKEN_BYTES):  # empty if the parent has closed the pool
                     return Token.unpack(data)
         return None
 
@@ -385,7 +387,7 @@ class SlotWriter:
 
     def _mapping(self, token: Token) -> Mapping:
         if token.arena not in self._mappings:
-            self._mappings.clear()  # arenas only ever grow: the former one is being drained
+            self._mappings.clear()  # a new arena replaces the old one, which is being drained
             self._touched.clear()
             with deferred_signals():
                 descriptor = self.handle.open(token.descriptor, token.inode, os.O_RDWR)

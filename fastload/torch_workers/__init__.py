@@ -1,1 +1,1 @@
-"""What is done to the worker processes and iterators of torch's DataLoader: start and end them whole, copy a loader."""
+"""Start and end torch's worker processes and iterators cleanly; make views of loaders."""

@@ -1,9 +1,9 @@
-"""Start and end torch's worker processes whole, although signals interrupt it, and end them in bounded time.
+"""Start and end torch's worker processes cleanly despite interrupts, in bounded time.
 
-An interrupt may land between any two lines of torch's and of :mod:`multiprocessing`, and they are not made for it: in
-``__init__`` after a worker was started and before it is listed, in ``_shutdown_workers`` after it was marked as done,
-in ``Condition.__enter__`` (Python) with the lock taken and nobody to give it back. The last keeps the threads that feed
-the queues waiting, and whoever joins them.
+An interrupt may occur between any two lines of torch and :mod:`multiprocessing`, which do not handle it: in
+``__init__`` after a worker is started and before it is listed, in ``_shutdown_workers`` after a worker is marked as
+done, in ``Condition.__enter__`` (Python) with the lock taken and never released. The last blocks the threads that feed
+the queues, and any thread that joins them.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ JOIN_S: Final = 5.0
 """As long as torch waits for a worker."""
 
 _LEFT_S: Final = 0.5
-"""A lock that is not to be had for so long was left by an interrupt: all of them are held for microseconds."""
+"""A lock not acquired in this time was left by an interrupt: all of them are held for microseconds."""
 
 
-# Iterators whose workers were started here, each with what is to be done once after those have ended.
+# Iterators whose workers were started here, each with its cleanup after the workers have ended, which runs once.
 _live: weakref.WeakKeyDictionary[Any, weakref.finalize[..., Any]] = weakref.WeakKeyDictionary()
 
 
 def _end_with_the_program() -> None:
-    """Before multiprocessing ends the workers: torch's thread that pins may be receiving a batch from them.
+    """End iterators at exit, before multiprocessing ends their workers.
 
-    Torch does so for persistent workers only.
+    Torch's pin-memory thread may still receive a batch from them. Torch itself ends only persistent workers at exit.
     """
     for iterator in list(_live):
         if hasattr(iterator, "_workers") and not iterator._shutdown:
-            with deferred_signals(), contextlib.suppress(Exception):  # the others are to end, too
+            with deferred_signals(), contextlib.suppress(Exception):  # so that the others also end
                 _finish(iterator)
 
 
@@ -60,7 +60,10 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def _users_code() -> Iterator[CodeType]:
-    """What torch and multiprocessing call that runs samplers and pickles datasets; workers are in order meanwhile."""
+    """Code of torch and multiprocessing that runs samplers and pickles datasets.
+
+    While it runs, the workers are in a consistent state.
+    """
     base = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
     functions: list[Any] = [getattr(base, name, None) for name in ("__init__", "_reset", "_next_index")]
     for function in (*functions, reduction.dump):
@@ -72,7 +75,10 @@ _OPEN_IN: Final = frozenset(_users_code())
 
 
 def start_workers(make: Callable[[], Any]) -> Any:
-    """Make one of torch's iterators with workers: a signal waits until all have started, and then they are ended."""
+    """Make one of torch's iterators with workers.
+
+    A signal is deferred until all workers have started; if its handler raises, they are ended.
+    """
     iterator: Any = None
     try:
         with deferred_signals(_OPEN_IN):
@@ -80,7 +86,7 @@ def start_workers(make: Callable[[], Any]) -> Any:
             _live[iterator] = after = weakref.finalize(iterator, _unlink_shared_memory, iterator._workers)
             after.atexit = False
             thread = getattr(iterator, "_pin_memory_thread", None)
-            if thread is not None:  # torch waits for it without bound
+            if thread is not None:  # torch waits for it indefinitely
                 thread.join = _bounded_join(weakref.ref(thread))
     except BaseException:
         if iterator is not None:
@@ -91,7 +97,7 @@ def start_workers(make: Callable[[], Any]) -> Any:
 
 
 def start_frozen(make: Callable[[], Any]) -> Any:
-    """Make one of torch's iterators, of whose workers none collects garbage that it inherits."""
+    """Make one of torch's iterators whose forked workers never collect inherited garbage."""
     with forking_workers():
         return start_workers(make)
 
@@ -105,10 +111,10 @@ _forking = _Forking()
 
 @contextlib.contextmanager
 def forking_workers() -> Iterator[None]:
-    """Processes that are forked by this thread meanwhile never collect what they inherit.
+    """Freeze inherited garbage in processes that this thread forks inside the block.
 
-    Forked workers inherit garbage that this process has yet to collect. Were it collected there, device tensors in it
-    would call CUDA, which aborts a forked process (seen); frozen, it is never collected there.
+    Forked workers inherit garbage that this process has yet to collect. Collecting device tensors there would call
+    CUDA, which aborts a forked process (seen); frozen garbage is never collected.
     """
     _forking.workers = True
     try:
@@ -131,8 +137,8 @@ def _bounded_join(thread: weakref.ref[threading.Thread]) -> Callable[..., None]:
 def restart_workers(iterator: Any, reset: Callable[[], Any]) -> None:
     """Begin another epoch of persistent workers.
 
-    If that is interrupted, nobody knows which of them have begun, and what they answer would be taken for batches; so
-    they are ended. An error of the sampler's, or a worker that is dead, is left to torch.
+    If that is interrupted, it is unknown which workers have begun, and their answers would be mistaken for batches, so
+    they are ended. Torch handles errors of the sampler and dead workers.
     """
     try:
         reset()
@@ -154,9 +160,9 @@ def _is_in_users_code(error: BaseException) -> bool:
 
 
 def shut_down(iterator: Any) -> None:
-    """End an iterator of torch's or like torch's: its threads, workers and queues. Idempotent.
+    """End an iterator of torch's, or similar: its threads, workers and queues. Idempotent.
 
-    What torch has left undone because it was interrupted is done, with less patience.
+    Completes a shutdown of torch's that was interrupted, with shorter waits.
     """
     if not hasattr(iterator, "_workers"):
         getattr(iterator, "_shutdown_workers", lambda: None)()
@@ -172,10 +178,10 @@ def shut_down(iterator: Any) -> None:
 
 
 def after_error(iterator: Any, error: BaseException) -> None:
-    """``next(iterator)`` has raised: if it was interrupted, leave no lock taken and nothing half ended."""
+    """Clean up after an error of ``next(iterator)``: release locks, complete a shutdown."""
     if not hasattr(iterator, "_workers") or _is_a_samples(error):
         return
-    with deferred_signals(), contextlib.suppress(Exception):  # which would hide the user's error
+    with deferred_signals(), contextlib.suppress(Exception):  # an error here would hide the user's
         if iterator._shutdown:
             _finish(iterator)
         else:
@@ -183,7 +189,7 @@ def after_error(iterator: Any, error: BaseException) -> None:
 
 
 def _is_a_samples(error: BaseException) -> bool:
-    """Whether an error has come from a worker, with no lock held here."""
+    """Whether a worker sent the error, so that no lock is held here."""
     traceback = error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code is ExceptionWrapper.reraise.__code__:
@@ -193,38 +199,40 @@ def _is_a_samples(error: BaseException) -> bool:
 
 
 def _release_left_locks(iterator: Any) -> None:
-    """Give back what an interrupt has left locked; queues of another library's may have no such locks."""
+    """Release locks that an interrupt left taken; other libraries' queues may lack them."""
     result = iterator._worker_result_queue
-    holders = [(iterator._workers_done_event, "_cond")]  # which a worker that was killed may have held
+    holders = [(iterator._workers_done_event, "_cond")]  # a killed worker may have held it
     for queue in (*iterator._index_queues, result):
         holders += [(queue, "_notempty"), (getattr(getattr(queue, "_thread", None), "_started", None), "_cond")]
     if hasattr(iterator, "_pin_memory_thread_done_event"):
         holders += [(iterator._data_queue, "mutex"), (iterator._pin_memory_thread_done_event, "_cond")]
     else:
-        holders.append((result, "_rlock"))  # nobody else receives
+        holders.append((result, "_rlock"))  # no other thread receives
     for holder, name in holders:
         lock = getattr(holder, name, None)
         if lock is not None:
             lock.acquire(timeout=_LEFT_S)
             lock.release()
             semaphore = getattr(getattr(lock, "_lock", lock), "_semlock", None)
-            if semaphore is not None and semaphore._count() < 0:  # it was a worker's, and counts as released twice here
+            if (
+                semaphore is not None and semaphore._count() < 0
+            ):  # a worker held it, so it counts as released twice here
                 semaphore._after_fork()  # sets the count to 0
 
 
 def _finish(iterator: Any) -> None:
-    """End what there is, wherever torch was. Bounded; workers are not asked."""
+    """End threads, workers and queues from any state. Bounded; terminates the workers."""
     _release_left_locks(iterator)
     iterator._shutdown = True
     thread = getattr(iterator, "_pin_memory_thread", None)
     if thread is not None:
         iterator._pin_memory_thread_done_event.set()
-        with contextlib.suppress(ValueError, RuntimeError):  # closed; or no thread starts any more, for it is the end
+        with contextlib.suppress(ValueError, RuntimeError):  # closed, or no thread can start at interpreter exit
             iterator._worker_result_queue.put((None, None))
         threading.Thread.join(thread, JOIN_S)
         _close(iterator._worker_result_queue)
     iterator._workers_done_event.set()
-    if iterator._worker_pids_set:  # first, or torch would raise that a worker was killed
+    if iterator._worker_pids_set:  # before killing workers, or torch would raise that one was killed
         torch._C._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
     for end in ("terminate", "kill"):
@@ -240,15 +248,15 @@ def _finish(iterator: Any) -> None:
 
 
 def _clean_up(iterator: Any) -> None:
-    """Once: process numbers may be used again."""
+    """Run the iterator's cleanup, once, because process ids may be reused."""
     if (after := _live.get(iterator)) is not None:
         after()
 
 
 def _unlink_shared_memory(workers: list[Any]) -> None:
-    """Unlink what workers had made and not yet unlinked when they ended.
+    """Unlink shared memory that workers made and had not unlinked when they ended.
 
-    They do that at once where shared memory is passed as a descriptor; nobody opens it by its name there.
+    Workers unlink it immediately if they pass it as a descriptor, in which case no process opens it by name.
     """
     if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
         theirs = tuple(f"torch_{worker.pid}_" for worker in workers)
@@ -260,6 +268,6 @@ def _unlink_shared_memory(workers: list[Any]) -> None:
 def _close(queue: Any) -> None:
     queue.cancel_join_thread()
     queue.close()
-    # An interrupt may have come before it was known how to end the thread.
+    # An interrupt may have come before `_close` was set, which ends the thread.
     if getattr(queue, "_thread", None) is not None and queue._close is None:
         type(queue)._finalize_close(queue._buffer, queue._notempty)

@@ -1,9 +1,9 @@
-"""Signals are delivered after what must not be left half done: starting processes and threads, ending them.
+"""Defer signals while processes and threads are started or ended.
 
 Python runs signal handlers in the main thread between any two bytecodes. An exception from one (``KeyboardInterrupt``)
-between ``os.fork`` and the child's first lines makes the child go on as a copy of the program; between the start of a
-process and the line that notes it, nobody will end that process. Blocking the signals would not do: another thread
-takes them, and Python runs their handlers in the main thread all the same.
+between ``os.fork`` and the child's first lines makes the child continue as a copy of the program; between the start of
+a process and the line that records it, that process is never ended. Blocking signals does not help: another thread
+receives them, and Python still runs their handlers in the main thread.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
 _getsignal: Final = getattr(sys.modules.get("_signal"), "getsignal", signal.getsignal)
-"""Without the conversion to an enumeration, which would be most of what a block costs (55 µs instead of 10)."""
+"""Without the conversion to an enumeration, which would be most of the cost of a block (55 µs instead of 10)."""
 
 _NUMBERS: Final = range(1, signal.NSIG)
 
 LONGEST_S: Final = 5.0
-"""A signal that arrives later is not deferred any more, so that Ctrl-C ends what has got stuck."""
+"""Longest deferral. Later signals are delivered at once, so that Ctrl-C ends a block that hangs."""
 
 
 _libc = ctypes.CDLL(None)
 
 
 def _action(number: int) -> bytes:
-    """A signal's ``struct sigaction``, which begins with the handler; 152 bytes on x86-64, and no more elsewhere."""
+    """A signal's ``struct sigaction``: the handler first; 152 bytes on x86-64, at most that elsewhere."""
     action = ctypes.create_string_buffer(256)
     _libc.sigaction(number, None, action)
     return action.raw
@@ -53,7 +53,7 @@ class DeferredSignals:
     def __init__(self, open_in: frozenset[CodeType]) -> None:
         self._open_in = open_in
         self._former: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self._actions: dict[int, bytes] = {}  # the kernel's, before
+        self._actions: dict[int, bytes] = {}  # the kernel's previous actions
         self._arrived: list[int] = []
         self._defers = False
         self._until = 0.0
@@ -77,7 +77,7 @@ class DeferredSignals:
                 handler = _getsignal(number)
                 if callable(handler):
                     while isinstance(own := getattr(handler, "__self__", None), DeferredSignals) and not own._defers:
-                        handler = own._former[number]  # left by one that was interrupted
+                        handler = own._former[number]  # left by an interrupted deferral
                     self._take(number, handler)
             _innermost = self
         except BaseException:
@@ -85,7 +85,7 @@ class DeferredSignals:
             raise
 
     def _take(self, number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
-        """Put our handler in the place of one that Python runs; a C library's above that stays."""
+        """Replace a handler that Python runs; a C library's handler on top stays."""
         before = _action(number)
         self._former[number] = handler
         signal.signal(number, self._note)
@@ -104,7 +104,7 @@ class DeferredSignals:
         self.end()
 
     def end(self) -> None:
-        """Restore the handlers and deliver what has arrived."""
+        """Restore the handlers and deliver the deferred signals."""
         global _innermost
         if _innermost is self:
             _innermost = self._outer
@@ -114,7 +114,7 @@ class DeferredSignals:
                 if signal.getsignal(number) == self._note:
                     self._give_back(number, handler)
         finally:
-            self._defers = False  # what is still ours (others have chained to it, or this was interrupted) forwards
+            self._defers = False  # if our handler is still installed (chained, or after an interrupt), it forwards
             self._deliver()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -135,13 +135,16 @@ class DeferredSignals:
     def _deliver(self) -> None:
         while self._arrived:
             number = self._arrived.pop(0)
-            try:  # not by raising the signal once more: a wakeup descriptor (asyncio's) would hear of it twice
+            try:  # not by raising the signal again: a wakeup descriptor (asyncio's) would receive it twice
                 self._former[number](number, sys._getframe())
             finally:
                 self._deliver()
 
     def forked(self) -> None:
-        """In a child: what had arrived before was its parent's. A fork of another thread's knows nothing of this."""
+        """Reset in a forked child: earlier signals were the parent's.
+
+        A fork in a thread other than ours ends the deferral.
+        """
         self._arrived.clear()
         if threading.get_ident() != self._thread:
             self.end()
@@ -151,21 +154,24 @@ _innermost: DeferredSignals | None = None
 
 
 def deferred_signals(open_in: frozenset[CodeType] = frozenset()) -> DeferredSignals:
-    """Defer signals that have a Python handler to the end of a ``with`` block; then deliver each of them once.
+    """Defer signals with Python handlers to the end of a ``with`` block.
 
-    In other threads than the main one, where no handler runs, it does nothing. May be nested. A child process that is
-    forked within goes on deferring, until :data:`LONGEST_S` are over or it calls :func:`usual_signals`. A spawned one
-    starts with the handlers of a new program.
+    Each is then delivered once. Has no effect outside the main thread, where no handlers run. May be nested. A child
+    forked inside the block continues to defer for up to :data:`LONGEST_S`, or until it calls :func:`usual_signals`. A
+    spawned child starts with a new program's handlers.
 
     Args:
-        open_in: Functions that run the user's code, which a signal must be able to end: one that arrives while any of
-            them is being called is delivered at once. Nothing may be half done when they are called.
+        open_in: Functions that run the user's code, which a signal must be able to end: during a call of one, signals
+            are delivered at once. The state must be consistent whenever they are called.
     """
     return DeferredSignals(open_in)
 
 
 def usual_signals() -> None:
-    """In a forked child: put the handlers back, and deliver what has arrived since the fork. Elsewhere, nothing."""
+    """Restore the handlers in a forked child, and deliver signals since the fork.
+
+    Has no effect in other processes.
+    """
     while _innermost is not None and _innermost._pid != os.getpid():
         _innermost.end()
 

@@ -1,4 +1,4 @@
-"""Views of a DataLoader: plain ones that share everything with it but what is changed."""
+"""Views of a DataLoader: plain DataLoaders that share its attributes, with some changed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from torch.utils.data import DataLoader
 
 
 def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A plain DataLoader that shares everything with ``loader`` but ``changes``; ``loader`` is left as it is."""
+    """Make a plain DataLoader with the attributes of ``loader``, except ``changes``.
+
+    ``loader`` is not modified.
+    """
     view: DataLoader[Any] = object.__new__(DataLoader)
     refresh(view, loader, **changes)
     return view
 
 
 def refresh(view: DataLoader[Any], loader: DataLoader[Any], **changes: Any) -> None:
-    """Bring ``view`` up to date with attributes of ``loader`` that were set since, as frameworks do."""
+    """Update ``view`` with attributes of ``loader``, which frameworks may have set since."""
     state = {name: value for name, value in vars(loader).items() if name != "_iterator"}
     vars(view).update(state, **changes)
     vars(view).setdefault("_iterator", None)

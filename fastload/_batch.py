@@ -1,4 +1,4 @@
-"""A batch in host memory, on its way from an engine to the device, and how to walk through one."""
+"""A batch in host memory between engine and device, and functions that traverse it."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
 
 
 class Leaf:
-    """Stands for a tensor during a walk."""
+    """Base of objects that replace a tensor in a batch."""
 
     __slots__ = ()
 
 
 def is_movable(data: Any) -> bool:
-    """Whether ``data`` is of a type of the user's own that pins and moves itself, as torch's documentation asks."""
+    """Whether ``data`` has ``pin_memory()`` and ``to()``, torch's protocol for custom types."""
     return hasattr(data, "pin_memory") and hasattr(data, "to")
 
 
 def map_tensors(function: Callable[[Any], Any], data: Any, tuple_type: type | None = None) -> Any:
-    """Rebuild ``data`` with ``function`` applied to every tensor, :class:`Leaf` and movable object in it.
+    """Rebuild ``data`` with ``function`` applied to every tensor, :class:`Leaf` and movable object.
 
-    Containers are those that torch's ``pin_memory`` walks through (mappings, sequences, tuples, namedtuples; extra
-    attributes of mutable ones survive), and dataclasses as well. Whatever else there is (numbers, strings, ``None``,
-    NumPy arrays) stays as it is, and so does a container in which nothing changed.
+    Containers are those that torch's ``pin_memory`` traverses (mappings, sequences, tuples, namedtuples; extra
+    attributes of mutable ones survive), and dataclasses. Other objects (numbers, strings, ``None``, NumPy arrays) are
+    returned unchanged, and so are containers in which nothing changed.
 
     Args:
         function: Called once per leaf, in the order of the containers.
         data: Any nested batch.
-        tuple_type: Rebuild every container, as torch does when the user asks it to pin: a range becomes a list then,
-            and a tuple this type, which differs between versions of torch. An object that only has ``pin_memory()`` is
-            a leaf then, too.
+        tuple_type: If given, rebuild every container, as torch does when the user asks it to pin: a range becomes a
+            list, and a tuple becomes this type, which differs between versions of torch. An object that only has
+            ``pin_memory()`` is then also a leaf.
     """
-    # Recursive by its own name, not through an inner function: that would be a reference cycle, which keeps a batch's
-    # device memory until the garbage collector runs (seen: 22 batches instead of 4).
+    # Recursive by name, not through an inner function: its reference cycle would keep a batch's device memory until the
+    # garbage collector runs (seen: 22 batches instead of 4).
     if isinstance(data, torch.Tensor | Leaf):
         return function(data)
     if data is None or isinstance(data, str | bytes | int | float | collections.UserString):
         return data
     if tuple_type is None and isinstance(data, bytearray | memoryview | array.array | range):
-        return data  # numbers only, millions perhaps: 32 JPEG files of 100 kB took 4.5 s to walk
+        return data  # only numbers, possibly millions: traversing 32 JPEG files of 100 kB took 4.5 s
     if is_movable(data):
         return function(data)
     if isinstance(data, collections.abc.Mapping):
@@ -83,7 +83,7 @@ def map_tensors(function: Callable[[Any], Any], data: Any, tuple_type: type | No
                     sequence[index] = value
                 return sequence
             return type(data)(values)  # type: ignore[call-arg]
-        except TypeError:  # no copy(), no __setitem__ or no __init__(iterable), as range has none
+        except TypeError:  # no copy(), no __setitem__ or no __init__(iterable), such as range
             return values
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         moved = data
@@ -94,18 +94,19 @@ def map_tensors(function: Callable[[Any], Any], data: Any, tuple_type: type | No
                 moved = copy.copy(data) if moved is data else moved
                 object.__setattr__(moved, field.name, new)
         return moved
-    if tuple_type is not None and hasattr(data, "pin_memory"):  # can be pinned, which was asked for, but not moved
+    if tuple_type is not None and hasattr(data, "pin_memory"):  # can be pinned, as requested, but not moved
         return function(data)
     return data
 
 
 def as_inference_tensors(data: Any) -> Any:
-    """A batch as torch's iterator would make it here, inside ``torch.inference_mode()``. Copies no strided tensor.
+    """Convert a batch to inference tensors, as torch makes them in ``torch.inference_mode()``.
 
-    Torch makes them in the consumer's thread. Ours may come from another one, where the mode is off: each has its own.
+    Copies no strided tensor. Torch makes batches in the consumer's thread; ours may come from another thread, where the
+    mode, which is per thread, is off.
 
     Args:
-        data: Any nested batch. Tensors that require gradients, and what is no tensor, stay as they are.
+        data: Any nested batch. Tensors that require gradients, and other objects, are unchanged.
     """
     return map_tensors(_as_inference_tensor, data)
 
@@ -116,8 +117,8 @@ def _as_inference_tensor(leaf: Any) -> Any:
     kind = type(leaf)
     lazy = leaf.is_nested or leaf.is_quantized or leaf.is_conj() or leaf.is_neg()
     if lazy or leaf.layout != torch.strided or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return leaf.clone()  # more than memory, and rare
-    with torch._C.DisableTorchFunctionSubclass():  # a view would be an ordinary tensor, as what it is a view of
+        return leaf.clone()  # cannot be aliased by its storage alone, and rare
+    with torch._C.DisableTorchFunctionSubclass():  # not a view, which would be a normal tensor like its base
         where = leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride()
         alias = torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(*where)
         if kind is not torch.Tensor:
@@ -127,37 +128,37 @@ def _as_inference_tensor(leaf: Any) -> Any:
 
 
 class Receiver(Protocol):
-    """Where host batches of one iterator arrive; lives in the process that trains."""
+    """Receives the host batches of one iterator, in the training process."""
 
     def arrive(self, batch: HostBatch) -> Any:
-        """Take a batch that an engine has finished; return what goes to the consumer in its place."""
+        """Take a finished batch; return the object that replaces it in torch's queue."""
         ...
 
 
 _receivers: weakref.WeakValueDictionary[int, Receiver] = weakref.WeakValueDictionary()
-_keys = itertools.count()  # never the same twice: a late batch must not find another iterator's receiver
+_keys = itertools.count()  # never reused, so that a late batch cannot find another iterator's receiver
 
 
 def register(receiver: Receiver) -> int:
-    """Give ``receiver`` a key under which batches from other processes find it; holds it weakly."""
+    """Return a key by which batches from other processes find ``receiver``; holds it weakly."""
     key = next(_keys)
     _receivers[key] = receiver
     return key
 
 
 class HostBatch:
-    """What an engine hands to the device side: the seam between the two.
+    """A batch that an engine passes to the device side: the interface between the two.
 
-    Torch's pin-memory thread (or the main process, with no workers) calls :meth:`pin_memory`, as it does for any custom
-    batch type, and thereby delivers the batch to its receiver the moment it is ready.
+    Torch's pin-memory thread (or the main process, without workers) calls :meth:`pin_memory`, as for any custom batch
+    type, and so delivers the batch to its receiver as soon as it is ready.
 
     Attributes:
         data: The batch as the collate function returned it, tensors in host memory; or, with ``stamp``, a
-            :class:`fastload.memory.packing.Packed`, whose tensors lie in a slot.
+            :class:`fastload.memory.packing.Packed`, whose tensors are in a slot.
         worker: The worker that made it; 0 in the main process.
         receiver: Key from :func:`register`.
         stamp: The slot, a :class:`fastload.memory.slots.Stamp`, or ``None``.
-        missed: Why there is no slot, where there could have been one.
+        missed: Why the batch is not in a slot, if slots are in use.
     """
 
     __slots__ = ("data", "missed", "receiver", "stamp", "worker")
@@ -170,13 +171,16 @@ class HostBatch:
         self.missed = missed
 
     def pin_memory(self) -> Any:
-        """Deliver the batch; without a receiver (its iterator is gone) it is dropped."""
+        """Deliver the batch to its receiver, or drop it if the receiver's iterator is gone."""
         receiver = _receivers.get(self.receiver)
         return None if receiver is None else receiver.arrive(self)
 
 
 def count_pinned(data: Any) -> tuple[int, int]:
-    """How many leaves of ``data`` are pinned, and how many there are. Asks CUDA: not for a forked process."""
+    """Count the pinned leaves and all leaves of ``data``.
+
+    Queries CUDA, so do not call it in a forked process.
+    """
     pinned: list[bool] = []
 
     def note(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``module:factory`` on a command line: the user's own function that makes a loader, or a loader and a step."""
+"""``module:factory`` on the command line: a user's function that makes a loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FactoryError(ValueError):
-    """There is no such factory, or it does not make what it must make."""
+    """The factory does not exist, or returns an object of the wrong type."""
 
 
 def add_factory_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -32,10 +32,12 @@ def add_factory_argument(parser: argparse.ArgumentParser, *, optional: bool = Fa
 
 
 def call_factory(name: str, arguments: Sequence[str] = ()) -> tuple[DataLoader[Any], Callable[[Any], object] | None]:
-    """Import a factory, from the current folder too, call it, and return its loader and its step if it has one.
+    """Import a factory, call it, and return its loader and optional step.
+
+    Modules are also found in the current folder.
 
     Raises:
-        FactoryError: ``name`` is no ``module:function``, there is none of that name, or it returned something else.
+        FactoryError: ``name`` is not ``module:function``, no such function exists, or it returned another type.
     """
     module_name, colon, function = name.partition(":")
     if not colon or not module_name or not function:

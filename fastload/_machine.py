@@ -1,7 +1,7 @@
-"""What this process may use of the machine: cores, memory, shared memory, file descriptors.
+"""Resources that this process may use: cores, memory, shared memory, file descriptors.
 
-A container or a batch system hands out a part of the machine, and it does so through the scheduler's affinity mask and
-through control groups; ``os.cpu_count()`` and the machine's free memory see neither.
+Containers and batch systems assign a part of the machine through the scheduler's affinity mask and control groups;
+``os.cpu_count()`` and the machine's free memory reflect neither.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _V1_UNLIMITED: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class CpuBudget:
-    """How many processor cores this process may keep busy, and why.
+    """Cores that this process may keep busy, and the limits that determine them.
 
     Attributes:
         online: Cores of the machine.
@@ -53,12 +53,12 @@ class CpuBudget:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """How much memory this process may still allocate, and why.
+    """Memory that this process may still allocate, and the limits that determine it.
 
     Attributes:
-        available_bytes: What the machine can give without swapping.
+        available_bytes: Memory available on the machine without swapping.
         limit_bytes: The tightest limit of the control groups, or None without one.
-        left_bytes: What the control groups still allow (caches that the kernel can drop count as free), or None.
+        left_bytes: Memory that the control groups still allow (droppable caches count as free), or None.
     """
 
     available_bytes: int
@@ -67,7 +67,7 @@ class MemoryBudget:
 
     @property
     def usable_bytes(self) -> int:
-        """The smaller of what the machine has and what the control groups allow."""
+        """The smaller of the machine's available memory and the control groups' allowance."""
         return self.available_bytes if self.left_bytes is None else max(0, min(self.available_bytes, self.left_bytes))
 
 
@@ -86,7 +86,7 @@ def usable_memory_bytes() -> int:
 
 
 def cpu_budget(root: Path = _ROOT) -> CpuBudget:
-    """The cores that this process may use; ``root`` is the folder that ``/proc`` and ``/sys`` are read from."""
+    """Read the cores that this process may use; ``root`` contains ``/proc`` and ``/sys``."""
     online = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else online
     quotas = [quota for group in _control_groups("cpu", root) if (quota := _cpu_quota(group)) is not None]
@@ -94,7 +94,7 @@ def cpu_budget(root: Path = _ROOT) -> CpuBudget:
 
 
 def memory_budget(root: Path = _ROOT) -> MemoryBudget:
-    """The memory that this process may use; ``root`` is the folder that ``/proc`` and ``/sys`` are read from."""
+    """Read the memory that this process may use; ``root`` contains ``/proc`` and ``/sys``."""
     limits: list[int] = []
     lefts: list[int] = []
     for group in _control_groups("memory", root):
@@ -106,7 +106,7 @@ def memory_budget(root: Path = _ROOT) -> MemoryBudget:
 
 
 def shared_memory_bytes(path: str = "/dev/shm") -> tuple[int, int] | None:
-    """Size and free bytes of the shared-memory file system, or None where there is none."""
+    """Size and free bytes of the shared-memory file system, or None if there is none."""
     try:
         status = os.statvfs(path)
     except OSError:
@@ -115,7 +115,7 @@ def shared_memory_bytes(path: str = "/dev/shm") -> tuple[int, int] | None:
 
 
 def file_descriptor_limits() -> tuple[int | None, int | None]:
-    """This process's soft and hard limit of open file descriptors; None stands for no limit."""
+    """This process's soft and hard limit of open file descriptors; None means no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (None if soft == resource.RLIM_INFINITY else soft), (None if hard == resource.RLIM_INFINITY else hard)
 
@@ -135,9 +135,9 @@ def _read_int(path: Path) -> int | None:
 
 
 def _control_groups(controller: str, root: Path) -> Iterator[Path]:
-    """This process's control groups for a controller, innermost first: a limit on any of them binds it.
+    """This process's control groups for a controller, innermost first; all their limits apply.
 
-    Both versions may be mounted side by side, each with some of the controllers, so both are visited.
+    Both versions may be mounted at once, each with some of the controllers, so both are read.
     """
     memberships = _read(root / "proc/self/cgroup") or ""
     mounts = _read(root / "proc/self/mountinfo") or ""
@@ -156,7 +156,7 @@ def _control_groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _mounts(mountinfo: str, file_system: str, controller: str) -> Iterator[tuple[str, str]]:
-    """Root within the file system, and mount point, of the mounts that carry a controller (see proc(5))."""
+    """Yield root and mount point of each mount with the controller (see proc(5))."""
     for line in mountinfo.splitlines():
         fixed, separator, tail = line.partition(" - ")
         fields, kind = fixed.split(), tail.split()
@@ -167,13 +167,13 @@ def _mounts(mountinfo: str, file_system: str, controller: str) -> Iterator[tuple
 
 
 def _ancestry(mount_point: Path, mount_root: str, path: str) -> Iterator[Path]:
-    """The folders of a control group and of all the groups that it lies in, as far up as they are mounted."""
+    """Yield the folders of a control group and its mounted ancestors."""
     parts = [part for part in path.split("/") if part]
     rooted = [part for part in mount_root.split("/") if part]
     if parts[: len(rooted)] == rooted:
         parts = parts[len(rooted) :]
     elif ".." in parts or rooted:
-        # A container that sees only its own part of the tree, under another name: the mount point is its group.
+        # In a container that sees only its own subtree, under another name, the mount point is its group.
         parts = []
     for depth in range(len(parts), -1, -1):
         group = mount_point.joinpath(*parts[:depth])
@@ -182,7 +182,7 @@ def _ancestry(mount_point: Path, mount_root: str, path: str) -> Iterator[Path]:
 
 
 def _cpu_quota(group: Path) -> float | None:
-    """Cores' worth of processor time per period, in either version's words; None without a limit."""
+    """Cores' worth of processor time per period, for either version; None without a limit."""
     if (cpu_max := _read(group / "cpu.max")) is not None:
         quota, _, period = cpu_max.strip().partition(" ")
         try:
@@ -201,7 +201,7 @@ def _memory_limit(group: Path) -> int | None:
 
 
 def _memory_held(group: Path) -> int:
-    """Bytes of a control group that the kernel cannot take back by dropping file caches."""
+    """Bytes of a control group that the kernel cannot reclaim by dropping file caches."""
     used = _read_int(group / "memory.current")
     key = "inactive_file"
     if used is None:

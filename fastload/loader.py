@@ -1,4 +1,7 @@
-"""FastLoader: torch's DataLoader with the device side built in. Conducts; the work is done in engines/ and device/."""
+"""FastLoader: torch's DataLoader with the device side built in.
+
+It only coordinates; engines/ and device/ do the work.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class FastLoader(LoaderConfig[T_co]):
-    """Torch's DataLoader whose batches are already on the GPU: same arguments, same batches, same order, same errors.
+    """Torch's DataLoader with batches already on the GPU; same arguments, batches, order and errors.
 
     While one batch is used, the next is copied on a side stream from pinned memory and laid out in ``memory_format``.
-    Without an accelerator they stay in host memory, and what can be run natively is run natively, too.
+    Without an accelerator, batches stay in host memory; supported pipelines still run natively.
 
     >>> import torch
     >>> from fastload import DataLoader
@@ -57,32 +60,32 @@ class FastLoader(LoaderConfig[T_co]):
     >>> [batch.tolist() for batch in loader]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
-    Every argument of :class:`torch.utils.data.DataLoader` means what it means there, and ``num_workers`` may be
-    ``"auto"`` (:mod:`fastload.autoscale.policy`): as few as keep the consumer fed, within the cores that this process
-    may use. It reads as the number that was chosen, from the first iteration on. FastLoader's own:
+    All arguments of :class:`torch.utils.data.DataLoader` have the same meaning, and ``num_workers`` may also be
+    ``"auto"`` (:mod:`fastload.autoscale.policy`): the fewest that keep the consumer fed, within the cores that this
+    process may use. From the first iteration on, the attribute is the chosen number. FastLoader's own arguments:
 
     Args:
-        device: Where batches go. ``"auto"`` is the current accelerator at the time that iteration starts, else the CPU.
-            On the CPU nothing is copied, and the native engine still runs. On MPS ``"auto"`` leaves batches on the CPU,
-            as torch does.
+        device: Where batches go. ``"auto"`` is the current accelerator when iteration starts, or the CPU if there is
+            none. On the CPU nothing is copied, and the native engine still runs. On MPS ``"auto"`` leaves batches on
+            the CPU, as torch does.
         memory_format: For 4-D floating-point or uint8 tensors; values never change. ``None`` leaves the layout. Not
             applied on the CPU.
         dtype: Cast floating-point tensors to this floating-point type, on the device, after the copy.
-        device_prefetch: Batches copied ahead of the one in use. 0 copies on the consumer's stream when it asks.
+        device_prefetch: Batches copied ahead of the one in use. 0 copies on the consumer's stream on request.
         engine: ``"auto"`` lets workers write batches straight into pinned memory and send them without delay (their
-            switch interval is 0.2 ms), and runs natively what can be run natively with the same bits; ``"torch"`` does
-            none of it; ``"native"`` raises with the reasons when nothing can be run natively.
-        max_pinned_bytes: Most bytes that the pinned slots may hold; ``None`` is a quarter of the memory that this
-            process may use. 0 turns pinned memory off altogether.
-        randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from one that
-            depends on the seed, the epoch and the sample's index alone (:mod:`fastload.engines.sample_seeding`).
+            switch interval is 0.2 ms), and runs pipelines natively if they are supported with the same bits;
+            ``"torch"`` does none of this; ``"native"`` raises with the reasons if the pipeline is not supported.
+        max_pinned_bytes: Maximum bytes of the pinned slots; ``None`` is a quarter of the memory that this process may
+            use. 0 disables pinned memory.
+        randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from a stream that
+            depends only on the seed, the epoch and the sample's index (:mod:`fastload.engines.sample_seeding`).
 
-    ``next()`` returns at once when a batch is ready. It waits while the GPU is more than two batches behind the caller:
-    otherwise dropped batches that it has yet to read would pile up in its memory.
+    ``next()`` returns at once if a batch is ready. It waits while the GPU is more than two batches behind the caller;
+    otherwise dropped batches that the GPU has yet to read would pile up in its memory.
 
     Raises:
-        ValueError, TypeError: As torch's DataLoader, and for FastLoader's own arguments.
-        RuntimeError: ``device`` is not there.
+        ValueError, TypeError: As in torch's DataLoader, and for FastLoader's own arguments.
+        RuntimeError: ``device`` is not available.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class FastLoader(LoaderConfig[T_co]):
         self._take_options(Options(device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness))
 
     def _take_options(self, options: Options) -> None:
-        # Each under its own public name: frameworks rebuild a loader from vars(loader).
+        # Public attributes, because frameworks rebuild a loader from vars(loader).
         self.device = options.device
         self.memory_format = options.memory_format
         self.dtype = options.dtype
@@ -155,18 +158,18 @@ class FastLoader(LoaderConfig[T_co]):
 
     @classmethod
     def wrap(cls, loader: DataLoader[T_co], **own: Any) -> FastLoader[T_co]:
-        """Make a FastLoader of an existing DataLoader: same dataset, sampler, workers and collate function.
+        """Make a FastLoader from a DataLoader: same dataset, sampler, workers and collate function.
 
         A loader that Accelerate has prepared is changed in place and returned: the loader inside it becomes a
-        FastLoader, and what Accelerate does around it (sharding, random state, gradient accumulation) stays.
+        FastLoader, and Accelerate's additions (sharding, random state, gradient accumulation) stay.
 
         Args:
-            loader: Left as it is, unless Accelerate prepared it, and not used any more: its sampler and generator are
-                shared.
-            **own: FastLoader's own arguments. What is not given has its default, also if ``loader`` is a FastLoader.
+            loader: Not modified, unless Accelerate prepared it. Do not use it afterwards: its sampler and generator
+                are shared.
+            **own: FastLoader's own arguments. Others have their defaults, even if ``loader`` is a FastLoader.
 
         Raises:
-            TypeError: ``loader`` is no DataLoader, or an argument is not FastLoader's.
+            TypeError: ``loader`` is not a DataLoader, or an argument is not FastLoader's.
         """
         if not isinstance(loader, DataLoader):
             raise TypeError(
@@ -193,21 +196,24 @@ class FastLoader(LoaderConfig[T_co]):
 
     @property
     def plan(self) -> Plan:
-        """What this loader does when iterated now, step by step, and why; ``print`` it."""
+        """This loader's steps for an iteration that starts now, and the reasons; ``print`` it."""
         return make_plan(self, self.stats(), state_of(self).checks)
 
     def stats(self) -> Stats:
-        """Counters and stage times over all epochs so far. Cheap; may be called while iterating, from any thread."""
+        """Counters and stage times of all epochs so far.
+
+        Cheap; may be called during iteration, from any thread.
+        """
         return state_of(self).stats(self.num_workers)
 
     def report(self) -> Report:
-        """What the loop that consumes this loader waits for, how that shows, and what to change; ``print`` it."""
+        """The bottleneck of the loop that consumes this loader, with evidence and remedy; ``print`` it."""
         return report_of(self.stats())
 
     def replay(self, n: int, steps: int | None = None) -> Replay[T_co]:
-        """The first ``n`` batches of an epoch again and again, from the device: how fast is a perfect loader?
+        """Repeat the first ``n`` batches from the device, as a perfect loader would.
 
-        Values repeat, so this measures and does not train; see :class:`~fastload.device.replay.Replay`.
+        Values repeat, so this is for measuring, not training; see :class:`~fastload.device.replay.Replay`.
 
         >>> import torch
         >>> from fastload import FastLoader
@@ -216,7 +222,7 @@ class FastLoader(LoaderConfig[T_co]):
         [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1]]
 
         Args:
-            n: How many batches to hold, at least 1.
+            n: Number of batches to hold, at least 1.
             steps: Length of an epoch; ``None`` is ``len(loader)``.
         """
         return Replay(self, n, steps)
@@ -263,22 +269,20 @@ class FastLoader(LoaderConfig[T_co]):
 
     def _plain_iterator(self) -> Iterator[T_co]:
         former = self._iterator
-        if isinstance(former, DeviceIterator | NativeDeviceIterator) or is_native(former):  # of other arguments
+        if isinstance(former, DeviceIterator | NativeDeviceIterator) or is_native(former):  # made with other arguments
             self._iterator = None
         iterator = super().__iter__() if has_own_iterator(self) else self._torchs_iterator()
         state_of(self).live.add(iterator)
         return iterator
 
     def _torchs_iterator(self) -> Iterator[T_co]:
-        """Torch's own iterator, as torch makes it; its waits and its workers' fetches are measured."""
+        """Make torch's own iterator, and measure its waits and its workers' fetches."""
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator
         if persists and former is not None:
             return go_on(former, self)  # type: ignore[no-any-return]
         board = board_for(self)
-        view: Any = object.__new__(
-            _without_del(cast("Any", type(self)))
-        )  # what a subclass computes, it goes on computing
+        view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         if self.num_workers:
             vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, board)
@@ -292,12 +296,13 @@ class FastLoader(LoaderConfig[T_co]):
         return iterator  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Stop workers and threads and let go of device and pinned memory, also of iterators still in use. Idempotent.
+        """Stop workers and threads, and free device and pinned memory. Idempotent.
 
-        Without it the same happens when the loader and its iterators are garbage.
+        Includes iterators still in use. Without this call, the same happens when the loader and its iterators are
+        garbage.
         """
         state_of(self).close()
-        if not has_own_iterator(self):  # else its maker's to keep: torchdata asks it for its state
+        if not has_own_iterator(self):  # else the subclass keeps it: torchdata reads its state
             self._iterator = None
 
     def __enter__(self) -> FastLoader[T_co]:
@@ -309,7 +314,7 @@ class FastLoader(LoaderConfig[T_co]):
         self.close()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        # Not __getstate__ and __setstate__: pickle would find those through wrappers that delegate, as Accelerate's do.
+        # Not __getstate__ and __setstate__: pickle would find those through delegating wrappers, such as Accelerate's.
         reduced: Any = super().__reduce_ex__(max(2, operator.index(protocol)))
         if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
             return reduced  # a subclass's own
@@ -319,7 +324,7 @@ class FastLoader(LoaderConfig[T_co]):
 
 @functools.cache
 def _without_del(kind: type) -> type:
-    """A loader's class, without a ``__del__`` of the user's, which is for the loader and not for a view of it."""
+    """Derive a loader class without the user's ``__del__``, which must not run for views."""
     if not hasattr(kind, "__del__"):
         return kind
     return type(kind)(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})

@@ -1,4 +1,4 @@
-"""FastLoader's own arguments: what they may be, said once for every door that takes them."""
+"""FastLoader's own arguments and their checks, shared by all entry points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class Options:
-    """FastLoader's own keyword arguments and their defaults; checks itself."""
+    """FastLoader's own keyword arguments and their defaults; checks its values."""
 
     device: Device = "auto"
     memory_format: torch.memory_format | None = torch.channels_last
@@ -43,9 +43,9 @@ class Options:
 
 
 class LoaderConfig(DataLoader[T_co]):
-    """A DataLoader with FastLoader's own arguments: all that engines and plan need to know of a FastLoader.
+    """A DataLoader with FastLoader's own arguments: the type that engines and plan use.
 
-    The class attributes are for subclasses whose ``__init__`` does not call FastLoader's, as torchdata's
+    The class attributes serve subclasses whose ``__init__`` does not call FastLoader's, such as torchdata's
     StatefulDataLoader under ``fastload run``.
     """
 
@@ -59,7 +59,7 @@ class LoaderConfig(DataLoader[T_co]):
 
 
 def named_options(own: dict[str, Any]) -> Options:
-    """The options that ``FastLoader.wrap`` was given by name."""
+    """Make options from the keyword arguments of ``FastLoader.wrap``."""
     names = [field.name for field in fields(Options)]
     if unknown := [name for name in own if name not in names]:
         raise TypeError(
@@ -70,15 +70,15 @@ def named_options(own: dict[str, Any]) -> Options:
 
 
 def check_device(device: Device) -> None:
-    """Raise what torch raises for a device that does not exist, and ``RuntimeError`` for one that is not here."""
+    """Raise torch's error for an invalid device, and ``RuntimeError`` for an unavailable one."""
     if not isinstance(device, str | int | torch.device) or isinstance(device, bool):
         raise TypeError(f"device must be 'auto', a torch.device, a string or an index, got {type(device).__name__}")
-    if device != "auto":  # "auto" must not ask the driver before iteration: asking can spoil a later fork
+    if device != "auto":  # "auto" must not query the driver before iteration, which can break a later fork
         resolve_device(device)
 
 
 def check_memory_format(memory_format: torch.memory_format | None) -> None:
-    """Raise unless ``memory_format`` is one that 4-D tensors can have, or ``None``."""
+    """Raise unless ``memory_format`` is valid for 4-D tensors, or ``None``."""
     if memory_format is None:
         return
     if not isinstance(memory_format, torch.memory_format):
@@ -109,19 +109,20 @@ def check_device_prefetch(value: int, name: str, *, minimum: int) -> None:
 
 
 def resolve_device(device: str | int | torch.device) -> torch.device:
-    """Name the device that batches go to: ``"auto"`` is the current accelerator, else the CPU; an index is filled in.
+    """Resolve the device that batches go to, and fill in its index.
 
-    Where the accelerator is the parent's, ``"auto"`` is the CPU: in a loader's worker (a dataset may hold a loader of
-    its own), and in a child that was forked after the driver had been started, which cannot use it.
+    ``"auto"`` is the current accelerator, or the CPU if there is none. It is also the CPU in processes that must leave
+    the accelerator to their parent: a loader's worker (a dataset may contain a loader), and a child forked after the
+    driver was started, which cannot use it.
 
     Raises:
-        RuntimeError: The device is not there, or ``device`` names none.
+        RuntimeError: The device is not available, or ``device`` does not name one.
     """
     if isinstance(device, str) and device == "auto":
         if not torch.accelerator.is_available():
             return torch.device("cpu")
         current = torch.accelerator.current_accelerator()
-        if current is None or current.type == "mps":  # no pinned memory, no side streams to gain from
+        if current is None or current.type == "mps":  # MPS has no pinned memory and no side streams
             return torch.device("cpu")
         if get_worker_info() is not None or _is_in_bad_fork(current):
             return torch.device("cpu")
@@ -157,16 +158,16 @@ def _is_in_bad_fork(accelerator: torch.device) -> bool:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether ``device`` has side streams and pinned memory worth having."""
+    """Whether ``device`` has useful side streams and pinned memory."""
     return device.type not in ("cpu", "mps", "meta")
 
 
 def can_pin() -> bool:
-    """Whether torch pins memory here when it is asked to: it needs an accelerator, and leaves MPS out."""
+    """Whether torch pins memory on request: with an accelerator other than MPS."""
     current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return current is not None and current.type != "mps"
 
 
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
-    """Whether a subclass makes its iterators itself, as torch_geometric's loaders do to change the batches."""
+    """Whether a subclass makes its own iterators, as torch_geometric's loaders do to change batches."""
     return type(loader)._get_iterator is not DataLoader._get_iterator

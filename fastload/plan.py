@@ -1,4 +1,4 @@
-"""What a loader will do, step by step, and what it leaves alone and why: ``print(loader.plan)``."""
+"""A loader's plan, ``print(loader.plan)``: its steps, and the reasons for anything unchanged."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One hop of a batch's path.
+    """One step of a batch's processing.
 
     Attributes:
-        name: As the profile names it, where the profile does.
-        where: Which process, thread or stream it runs on.
-        what: What happens there.
+        name: The profile's name for the step, if the profile shows it.
+        where: The process, thread or stream that it runs on.
+        what: A description of the step.
     """
 
     name: str
@@ -40,15 +40,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A loader's plan; ``str()`` lays it out like a database's EXPLAIN.
+    """A loader's plan; ``str()`` formats it like a database's EXPLAIN.
 
     Attributes:
         engine: ``"torch"`` (the plain DataLoader), ``"workers"`` (torch's workers, FastLoader's device side), or
             ``"native"`` (decode threads).
-        device: Where the batches end up.
-        steps: The path of a batch, in order.
-        batch_bytes: Mean bytes per batch that crossed the link so far; ``None`` before the first.
-        notes: What was not done, why, and what would change that.
+        device: The device of the finished batches.
+        steps: A batch's processing steps, in order.
+        batch_bytes: Mean bytes per batch copied to the device so far; ``None`` before the first.
+        notes: Optimizations not applied, why, and how to change that.
     """
 
     engine: str
@@ -69,14 +69,14 @@ class Plan:
 
 
 def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) -> Plan:
-    """Work out what ``loader`` does when it is iterated now."""
+    """Make the plan of ``loader`` for an iteration that starts now."""
     batch_bytes = stats.device_bytes // stats.copied if stats.copied else None
     device = torch.device("cpu") if has_own_iterator(loader) else resolve_device(loader.device)
     recipe = read_loader(loader, device)
     failed = None if isinstance(recipe, tuple) else checks.known(loader, recipe)
     if not isinstance(recipe, tuple) and failed is None:
         return _native_plan(loader, recipe, device, batch_bytes)
-    refused = recipe if isinstance(recipe, tuple) else (failed,)
+    reasons = recipe if isinstance(recipe, tuple) else (failed,)
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
@@ -84,7 +84,7 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{_seeded(loader)}"),
         Step("collate", place, _name_of(loader.collate_fn)),
     ]
-    notes = [f"the dataset and its transforms run as they are: {reason}" for reason in refused]
+    notes = [f"the dataset and its transforms run as they are: {reason}" for reason in reasons]
     if isinstance(workers, AutoWorkers):
         notes.append(f"num_workers='auto': {workers.sizing.why}")
     if device.type == "cpu":

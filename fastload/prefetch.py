@@ -1,4 +1,4 @@
-"""``prefetch_to_device``: the device side for any iterable of batches."""
+"""``prefetch_to_device``: device prefetching for any iterable of batches."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ def prefetch_to_device(
     memory_format: torch.memory_format | None = torch.channels_last,
     dtype: torch.dtype | None = None,
 ) -> DevicePrefetcher[T]:
-    """Yield the batches of ``iterable`` on the device, copied on a side stream while the previous ones are used.
+    """Yield the batches of ``iterable`` on the device, each copied while earlier ones are used.
 
-    For sources that are no :class:`torch.utils.data.DataLoader`: torchdata, webdataset, Hugging Face datasets, a
-    generator. A background thread reads the source (so the source runs beside the training loop and up to
-    ``device_prefetch + 1`` batches ahead of it), pins what is not pinned, and starts each copy the moment its batch is
-    there.
+    For sources that are not a :class:`torch.utils.data.DataLoader`: torchdata, webdataset, Hugging Face datasets, a
+    generator. A background thread reads the source (in parallel with the training loop, up to ``device_prefetch + 1``
+    batches ahead of it), pins unpinned tensors, and starts each copy on a side stream as soon as its batch is ready.
 
-    A source that yields pinned tensors may overwrite them once it is asked for the next batch. An error comes in its
-    batch's turn, and iteration goes on after it if the source does.
+    A source that yields pinned tensors may overwrite them when the next batch is requested. An error is raised in its
+    batch's turn, and iteration continues after it if the source can.
 
-    Where the source has a ``state_dict()``, as torchdata's ``StatefulDataLoader``, so has the result: the source's
-    state as of the last batch handed over. The source itself is ahead of that; to resume from what it says of itself
-    would lose batches.
+    If the source has a ``state_dict()``, as torchdata's ``StatefulDataLoader`` has, so does the result: it returns the
+    source's state as of the last batch handed over. The source itself is ahead, so resuming from its own state would
+    lose batches.
 
     >>> import torch
     >>> batches = prefetch_to_device([torch.zeros(2, 3), torch.ones(2, 3)], device="cpu")
@@ -54,9 +53,9 @@ def prefetch_to_device(
 
     Args:
         iterable: Batches in host memory: tensors in any nesting of mappings, sequences, tuples and dataclasses, or
-            types with ``pin_memory()`` and ``to()``. Iterated anew each time that the result is.
-        device: ``"auto"`` is the current accelerator when iteration starts, else the CPU. On the CPU nothing is copied
-            and no thread is started.
+            types with ``pin_memory()`` and ``to()``. Each iteration of the result iterates it again.
+        device: ``"auto"`` is the current accelerator when iteration starts, or the CPU if there is none. On the CPU
+            nothing is copied and no thread is started.
         device_prefetch: Batches that may wait on the device beyond the one in use; at least 1.
         memory_format: For 4-D floating-point or uint8 tensors; ``None`` leaves the layout.
         dtype: For floating-point tensors; cast on the device, after the copy. ``None`` leaves it.
@@ -66,16 +65,16 @@ def prefetch_to_device(
         source has a state.
 
     Raises:
-        TypeError: ``iterable`` is not iterable, or an argument is of the wrong type.
-        ValueError: ``device_prefetch`` is less than 1, or a format or dtype that does not apply.
-        RuntimeError: ``device`` is not there.
+        TypeError: ``iterable`` is not iterable, or an argument has the wrong type.
+        ValueError: ``device_prefetch`` is less than 1, or the memory format or dtype is not supported.
+        RuntimeError: ``device`` is not available.
     """
     kind = StatefulPrefetcher if hasattr(iterable, "state_dict") else DevicePrefetcher
     return kind(iterable, device, device_prefetch, memory_format, dtype)
 
 
 class DevicePrefetcher(Generic[T]):
-    """What :func:`prefetch_to_device` returns. Each iteration has a thread of its own, which ends with it."""
+    """The result of :func:`prefetch_to_device`. Each iteration has its own thread."""
 
     def __init__(
         self,
@@ -112,28 +111,30 @@ class DevicePrefetcher(Generic[T]):
         return Prefetching(Feeder(iter(self._iterable), transfer, self._device_prefetch, self._states_of_epoch()))
 
     def _states_of_epoch(self) -> States | None:
-        """What takes the source's states in the epoch that begins; ``None`` where it has none."""
+        """Return an object that records the source's states; ``None`` if it has none."""
         return None
 
 
 class StatefulPrefetcher(DevicePrefetcher[T]):
-    """What :func:`prefetch_to_device` returns for a source with a state.
+    """The result of :func:`prefetch_to_device` for a source with a state.
 
-    The state is that of the newest iteration. The source must not be asked for its own, or be iterated, meanwhile.
+    The state is that of the newest iteration. During one, do not read the source's own state or iterate the source.
     """
 
     _states: States | None = None
 
     def state_dict(self) -> Any:
-        """A copy of the source's state as of the last batch handed over; as of now if no iteration has begun.
+        """Copy the source's state as of the last batch handed over.
+
+        If no iteration has begun, it is the current state.
 
         Raises:
-            Exception: What the source raised when it was asked.
+            Exception: The error that the source raised when its state was read.
         """
         return copy.deepcopy((States(self._iterable) if self._states is None else self._states).last.get())
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Have the source go on from ``state_dict`` in the next iteration."""
+        """Make the source resume from ``state_dict`` in the next iteration."""
         self._forget()
         source: Any = self._iterable
         source.load_state_dict(state_dict)
@@ -150,7 +151,7 @@ class StatefulPrefetcher(DevicePrefetcher[T]):
 
 
 class _InTurn(Generic[T]):
-    """An iteration without a side stream: each batch is read and moved when it is asked for."""
+    """Iterates without a side stream: reads and moves each batch on request."""
 
     def __init__(self, source: Iterator[Any], transfer: Transfer) -> None:
         self._source = source
@@ -166,5 +167,5 @@ class _InTurn(Generic[T]):
     def close(self) -> None:
         """Stop early. Idempotent."""
         source, self._source = self._source, iter(())
-        if isinstance(source, Generator):  # another kind may be the user's own, still in use
+        if isinstance(source, Generator):  # other iterators may still be in use by the user
             source.close()

@@ -1,4 +1,4 @@
-"""``fastload verify module:factory``: is it the same, bit for bit, on your data?"""
+"""``fastload verify module:factory`` compares FastLoader with torch, bit for bit, on your data."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a comparison came to; true if there was something to compare, and all of it was equal.
+    """Result of a comparison; true if any batches were compared and all were equal.
 
     Attributes:
-        batches: Batches that both loaders were asked for.
-        engine: FastLoader's, in the comparison.
-        difference: The first difference: where, and what; ``None`` if there is none.
-        errors: Batches that failed, with an error of the same type in both loaders: which, and why.
-        notes: Why FastLoader ran the dataset and its transforms as they are, where it did.
-        opaque: Where in the batches there are objects that cannot be compared, and of what type.
-        blind: Batches in which there is nothing else.
+        batches: Number of batches requested from both loaders.
+        engine: FastLoader's engine in the comparison.
+        difference: Place and values of the first difference; ``None`` if there is none.
+        errors: Batches that failed with an error of the same type in both loaders: number and error.
+        notes: Why FastLoader ran the dataset and its transforms unchanged, if it did.
+        opaque: Places and types of objects in the batches that cannot be compared.
+        blind: Number of batches that contain only such objects.
     """
 
     batches: int
@@ -59,7 +59,7 @@ class Verification:
 
     @property
     def compared(self) -> int:
-        """Batches whose values were compared: those that did not fail, and in which there were some."""
+        """Number of batches whose values were compared: neither failed nor blind."""
         return self.batches - len(self.errors) - self.blind
 
     def __bool__(self) -> bool:
@@ -84,19 +84,19 @@ class Verification:
 def verify(
     loader: DataLoader[Any] | Callable[[], DataLoader[Any]], batches: int | None = None, *, seed: int = 0
 ) -> Verification:
-    """Run torch's DataLoader and FastLoader from the same seed on the same data and compare every batch.
+    """Run torch's DataLoader and FastLoader from the same seed and compare every batch.
 
-    Blocks for as long as both take. Other random states than torch's are not seeded. A FastLoader with a ``dtype``
-    differs from torch by that. Torch's default generator, and the loader's, are left as they were.
+    Blocks until both are done. Seeds only torch's random state. A FastLoader with a ``dtype`` differs from torch by
+    that. Restores torch's default generator and the loader's.
 
     Args:
-        loader: A loader (a FastLoader keeps its own arguments), or a function that makes one. A sampler with a state of
-            its own, other than torch's generators, needs the function.
-        batches: How many to compare at most; ``None`` for a whole epoch.
-        seed: Of torch's default generator, for both.
+        loader: A loader (a FastLoader keeps its own arguments), or a function that makes one. A sampler with state
+            other than torch's generators needs the function.
+        batches: Maximum number of batches to compare; ``None`` for a whole epoch.
+        seed: Seed of torch's default generator, for both loaders.
 
     Raises:
-        TypeError: ``loader`` is neither, or makes no DataLoader.
+        TypeError: ``loader`` is neither, or the function does not return a DataLoader.
         ValueError: ``batches`` is less than 1.
     """
     if batches is not None and batches < 1:
@@ -107,7 +107,7 @@ def verify(
         theirs, made = _batches(torchs, seed, batches), _made(loader, seed)
         with _as_ours(made) as fast:
             ours = _batches(fast, seed, batches)
-            if isinstance(fast.num_workers, AutoWorkers):  # its epoch's number is known once that has begun
+            if isinstance(fast.num_workers, AutoWorkers):  # the epoch's number of workers is known once it has begun
                 ours = itertools.chain(list(itertools.islice(ours, 1)), ours)
                 torchs.num_workers = int(fast.num_workers)
             return _compare(fast, torchs, theirs, ours)
@@ -118,24 +118,24 @@ def verify(
 def _as_ours(loader: DataLoader[Any]) -> AbstractContextManager[FastLoader[Any]]:
     if not isinstance(loader, FastLoader):
         return FastLoader.wrap(loader)
-    # A twin, where samples draw by index and epoch: this one shall not count as an epoch of the user's.
+    # With randomness by sample, a twin: this iteration must not count as an epoch of the user's loader.
     return twin_of(loader) if loader.randomness == "sample" else nullcontext(loader)
 
 
 def _as_torch(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Torch's loader of the same batches; with ``randomness="sample"``, of samples that are seeded by their index."""
-    if has_own_iterator(loader):  # it makes its batches in its own way, with FastLoader and without
+    """Return torch's loader of the same batches, seeded by index if ``randomness="sample"``."""
+    if has_own_iterator(loader):  # it makes its own batches, with FastLoader and without
         own: DataLoader[Any] = object.__new__(type(loader))
         refresh(own, loader)
         return own
     changes = seeded(loader, {}) if getattr(loader, "randomness", "worker") == "sample" else {}
     if loader.batch_sampler is not None:
-        changes["batch_sampler"] = _Noted(loader.batch_sampler)
+        changes["batch_sampler"] = _RecordingSampler(loader.batch_sampler)
     return view_of(loader, **changes)
 
 
-class _Noted:
-    """A batch sampler whose batches are noted."""
+class _RecordingSampler:
+    """A batch sampler that records its batches."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -151,7 +151,7 @@ class _Noted:
 
 
 def _made(loader: Any, seed: int) -> DataLoader[Any]:
-    torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())  # torchdata's samplers draw as they are made
+    torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())  # torchdata's samplers draw when constructed
     made = loader if isinstance(loader, DataLoader) or not callable(loader) else loader()
     if not isinstance(made, DataLoader):
         raise TypeError(f"verify takes a DataLoader or a function that returns one, got {type(made).__name__}")
@@ -159,7 +159,7 @@ def _made(loader: Any, seed: int) -> DataLoader[Any]:
 
 
 def _batches(loader: DataLoader[Any], seed: int, count: int | None) -> Iterator[Any]:
-    """Batches, then the error if there is one. Each loader has its random states to itself."""
+    """Yield batches, then the error if there is one, with separate random states per loader."""
     generators = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
     own = [g.get_state() for g in generators]
     state, iterator, number = torch.Generator().manual_seed(seed).get_state(), None, 0
@@ -195,7 +195,7 @@ def _compare(
     blind = 0
 
     def result(found: str | None) -> Verification:
-        plan = loader.plan  # of now: a recipe may have failed its check
+        plan = loader.plan  # read now, because the recipe may have failed its check
         notes = () if plan.engine == "native" else plan.notes
         return Verification(number, plan.engine, found, tuple(errors), notes, tuple(opaque), blind)
 
@@ -220,11 +220,11 @@ def _compare(
 
 @dataclass(slots=True)
 class Seen:
-    """What there was in two batches.
+    """Values compared in two batches.
 
     Attributes:
-        values: How many were compared.
-        opaque: What was not: objects whose ``==`` only knows themselves, or that have none that says yes or no.
+        values: Number of values compared.
+        opaque: Objects not compared: their ``==`` compares identity, or does not return yes or no.
     """
 
     values: int = 0
@@ -232,13 +232,15 @@ class Seen:
 
 
 def difference(theirs: Any, ours: Any, place: str = "batch", *, seen: Seen | None = None) -> str | None:
-    """The first place where two batches differ in type, dtype, shape or a bit; ``None`` if nowhere. Not: in layout.
+    """Return the first difference of two batches in type, dtype, shape or bits, or ``None``.
+
+    Memory layout is not compared.
 
     Args:
-        theirs: One of them. Containers are those of :func:`fastload._batch.map_tensors`.
-        ours: The other.
-        place: Where they are, in words.
-        seen: Is told what was compared and what could not be.
+        theirs: Torch's batch. Containers are those of :func:`fastload._batch.map_tensors`.
+        ours: FastLoader's batch.
+        place: Prefix of places in the result.
+        seen: Records what was compared and what could not be.
     """
     seen = Seen() if seen is None else seen
     if type(theirs) is not type(ours):
@@ -262,7 +264,10 @@ def difference(theirs: Any, ours: Any, place: str = "batch", *, seen: Seen | Non
 
 
 def _entries(theirs: Any, ours: Any, place: str) -> Iterable[tuple[Any, Any, str]] | str | None:
-    """What is in two containers of a type, pair by pair, and where; how they differ; ``None`` if they are none."""
+    """Pair the items of two containers of the same type, with their places.
+
+    Returns the difference if the containers' keys or sizes differ, and ``None`` if they are not containers.
+    """
     if isinstance(theirs, collections.abc.Mapping):
         if theirs.keys() != ours.keys():
             return f"{place}: keys {list(theirs)} and {list(ours)}"
@@ -288,7 +293,7 @@ _WHOLE = (str, range, collections.UserString, *_BUFFERS)
 
 
 def _same(theirs: Any, ours: Any) -> bool | None:
-    """Whether two values of a type are equal, to the bit if they are numbers; ``None`` if that cannot be said."""
+    """Whether two values of a type are equal (numbers: to the bit); ``None`` if unknown."""
     if isinstance(theirs, np.generic) and not theirs.dtype.hasobject:
         return bool(theirs.dtype == ours.dtype and theirs.tobytes() == ours.tobytes())
     if isinstance(theirs, float):
@@ -300,13 +305,13 @@ def _same(theirs: Any, ours: Any) -> bool | None:
     if isinstance(theirs, _BUFFERS):
         a, b = memoryview(theirs), memoryview(ours)
         return (a.format, a.shape) == (b.format, b.shape) and a.tobytes() == b.tobytes()
-    if theirs is ours or isinstance(theirs, type | enum.Enum | torch.dtype):  # one of each in a process
+    if theirs is ours or isinstance(theirs, type | enum.Enum | torch.dtype):  # singletons in a process
         return theirs is ours
     if type(theirs).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
         return None
     try:
         return bool(theirs == ours)
-    except Exception:  # noqa: BLE001 - the user's own; with tensors in it, torch's or NumPy's
+    except Exception:  # noqa: BLE001 - any error of the user's type, or of torch or NumPy if it contains tensors
         return None
 
 
@@ -323,14 +328,14 @@ def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str) -> 
 
 
 def _file(loader: DataLoader[Any], number: int, found: str) -> str:
-    """Which sample a difference is in, and its file, where these are known."""
+    """Describe the sample of a difference and its file, if known."""
     place = found.partition("[")[2].partition("][")[2].partition(",")[0].partition("]")[0]
-    if not isinstance(loader.batch_sampler, _Noted) or not place.isdigit():
+    if not isinstance(loader.batch_sampler, _RecordingSampler) or not place.isdigit():
         return ""
     try:
         index = loader.batch_sampler.drawn[number][int(place)]
         return f" (index {index}{_path(loader.dataset, index)})"
-    except (LookupError, TypeError):  # batches of another kind than a list for each
+    except (LookupError, TypeError):  # batches that are not lists
         return ""
 
 
@@ -347,7 +352,7 @@ def _path(dataset: Any, index: Any) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """For the command line."""
+    """Declare the command's arguments."""
     add_factory_argument(parser)
     parser.add_argument("--batches", type=_count, default=None, help="compare at most so many (default: a whole epoch)")
     parser.add_argument("--seed", type=int, default=0, help="of torch's default generator, for both loaders")
@@ -360,7 +365,10 @@ def _count(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 if all is equal, 1 if not, 2 if there was nothing to compare: no such function, or one that raises."""
+    """Run the command; return its exit status.
+
+    0 if all is equal, 1 if not, 2 if nothing was compared: the factory does not exist or raises, say.
+    """
 
     def make() -> DataLoader[Any]:
         try:
@@ -368,7 +376,7 @@ def main(args: argparse.Namespace) -> int:
         except FactoryError:
             raise
         except Exception as error:
-            traceback.print_exc()  # the user's own: it says where
+            traceback.print_exc()  # shows where the user's code failed
             raise FactoryError(f"{args.factory} raised {type(error).__name__}: {error}") from error
 
     try:

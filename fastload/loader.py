@@ -271,11 +271,11 @@ class FastLoader(LoaderConfig[T_co]):
         former = self._iterator
         if isinstance(former, DeviceIterator | NativeDeviceIterator) or is_native(former):  # made with other arguments
             self._iterator = None
-        iterator = super().__iter__() if has_own_iterator(self) else self._torchs_iterator()
+        iterator = super().__iter__() if has_own_iterator(self) else self._torch_iterator()
         state_of(self).live.add(iterator)
         return iterator
 
-    def _torchs_iterator(self) -> Iterator[T_co]:
+    def _torch_iterator(self) -> Iterator[T_co]:
         """Make torch's own iterator, and measure its waits and its workers' fetches."""
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator

@@ -122,7 +122,7 @@ def resolve_device(device: str | int | torch.device) -> torch.device:
         if not torch.accelerator.is_available():
             return torch.device("cpu")
         current = torch.accelerator.current_accelerator()
-        if current is None or current.type == "mps":  # MPS has no pinned memory and no side streams
+        if current is None or current.type == "mps":  # MPS gains nothing from pinned memory or side streams
             return torch.device("cpu")
         if get_worker_info() is not None or _is_in_bad_fork(current):
             return torch.device("cpu")

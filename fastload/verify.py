@@ -68,17 +68,17 @@ class Verification:
     def __str__(self) -> str:
         failed = f"{len(self.errors)} failed in both loaders, the first: {self.errors[0]}" if self.errors else ""
         if self.difference is not None:
-            said = f"different, engine {self.engine}: {self.difference}"
+            text = f"different, engine {self.engine}: {self.difference}"
         elif not self.batches:
-            said = "nothing was compared: both loaders are empty"
+            text = "nothing was compared: both loaders are empty"
         elif not self.compared:
             blind = f"{self.blind} hold nothing but objects that cannot be compared" if self.blind else ""
-            said = f"nothing was compared: of {self.batches} batches, {'; '.join(filter(None, (blind, failed)))}"
+            text = f"nothing was compared: of {self.batches} batches, {'; '.join(filter(None, (blind, failed)))}"
         else:
-            said = f"equal to the bit: {self.compared} batches, engine {self.engine}"
-            said += f"; of {self.batches} batches, {failed}" if failed else ""
+            text = f"equal to the bit: {self.compared} batches, engine {self.engine}"
+            text += f"; of {self.batches} batches, {failed}" if failed else ""
         notes = [f"not compared: {what}" for what in self.opaque] + list(self.notes)
-        return "\n".join([said, *(f"  note: {note}" for note in notes)])
+        return "\n".join([text, *(f"  note: {note}" for note in notes)])
 
 
 def verify(
@@ -103,8 +103,8 @@ def verify(
         raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
     kept = torch.get_rng_state()
     try:
-        torchs = _as_torch(_made(loader, seed))
-        theirs, made = _batches(torchs, seed, batches), _made(loader, seed)
+        torchs = _as_torch(_make_loader(loader, seed))
+        theirs, made = _batches(torchs, seed, batches), _make_loader(loader, seed)
         with _as_ours(made) as fast:
             ours = _batches(fast, seed, batches)
             if isinstance(fast.num_workers, AutoWorkers):  # the epoch's number of workers is known once it has begun
@@ -150,7 +150,7 @@ class _RecordingSampler:
             yield indices
 
 
-def _made(loader: Any, seed: int) -> DataLoader[Any]:
+def _make_loader(loader: Any, seed: int) -> DataLoader[Any]:
     torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())  # torchdata's samplers draw when constructed
     made = loader if isinstance(loader, DataLoader) or not callable(loader) else loader()
     if not isinstance(made, DataLoader):
@@ -166,8 +166,8 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None) -> Iterator[
     drawn = own
     while count is None or number < count:
         torch.set_rng_state(state)
-        for generator, its in zip(generators, drawn, strict=True):
-            generator.set_state(its)
+        for generator, saved in zip(generators, drawn, strict=True):
+            generator.set_state(saved)
         try:
             if iterator is None:
                 iterator = start_epoch(loader)
@@ -177,8 +177,8 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None) -> Iterator[
         except Exception as error:  # noqa: BLE001 - an error is a result, to be compared
             batch = error
         state, drawn = torch.get_rng_state(), [g.get_state() for g in generators]
-        for generator, its in zip(generators, own, strict=True):
-            generator.set_state(its)
+        for generator, saved in zip(generators, own, strict=True):
+            generator.set_state(saved)
         number += 1
         yield batch
         if iterator is None:

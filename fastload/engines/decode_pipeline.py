@@ -107,7 +107,7 @@ class DecodePipeline:
         self._streams = [_core.RandomStream.from_seed(base_seed + w) for w in range(workers)]
         self._batches: deque[Batch] = deque()
         self._number = 0  # of the next batch, if the pipeline is empty
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the pipeline's thread
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the pipeline's thread
         self._draining = False
         self._last = False
         self._closed = False
@@ -147,12 +147,12 @@ class DecodePipeline:
         if last is None or last.draw is not draw:
             number = self._number if last is None else last.number + 1
             self._batches.append(Batch(number % len(self._streams), number, draw))
-        self._news.put(None)
+        self._wakeups.put(None)
 
     def end(self) -> None:
         """Announce that no more batches follow; the sample process ends after the last."""
         self._last = True
-        self._news.put(None)
+        self._wakeups.put(None)
 
     def first(self) -> Batch | None:
         """Return the first batch that no other thread has claimed, or ``None``.
@@ -184,7 +184,7 @@ class DecodePipeline:
         """
         self._wait_for(batch, timeout_s)
         batch.owner = threading.get_ident()
-        self._news.put(None)  # there is room for another batch
+        self._wakeups.put(None)  # there is room for another batch
         self.images, self.decoded_at, self.made_at = batch.images, batch.decoded_at, batch.made_at
         self.awaited = batch.awaited
         return batch.data if batch.failure is None else batch.failure
@@ -237,7 +237,7 @@ class DecodePipeline:
         for batch in tuple(self._batches):
             batch.dropped = True
         self._draining = True
-        self._news.put(None)
+        self._wakeups.put(None)
         try:
             for batch in tuple(self._batches):
                 self._wait_for(batch, timeout_s)
@@ -252,7 +252,7 @@ class DecodePipeline:
         if os.getpid() != self._pid:  # a forked child has neither the threads nor usable locks
             return
         self._closed = True
-        self._news.put(None)
+        self._wakeups.put(None)
         self._wake()
         self._process.kill()
         self.pool.close()
@@ -268,7 +268,7 @@ class DecodePipeline:
             if self._device is not None:
                 torch.accelerator.set_device_index(self._device)
             while not self._closed:
-                self._news.get()
+                self._wakeups.get()
                 self._advance()
         except ClosedError:
             pass

@@ -205,9 +205,7 @@ class NativeIterator(_BaseDataLoaderIter):
         if isinstance(data, ExceptionWrapper):
             batch.taken = True
             data.reraise()  # type: ignore[no-untyped-call]
-        if (
-            torch.is_inference_mode_enabled() and not self._pin_memory
-        ):  # else torch's pin-memory thread makes them, outside the mode
+        if torch.is_inference_mode_enabled() and not self._pin_memory:  # torch's pin-memory thread is not in the mode
             return as_inference_tensors(data)
         return data
 

@@ -45,9 +45,7 @@ class LoaderState:
         self._before = Totals()  # of iterators that have ended
         self._missed = Counter[str]()
         self._closed = False
-        self._sized: tuple[int, Stats] | None = (
-            None  # number of worker processes, and the statistics when it was chosen
-        )
+        self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:
         return LoaderState, ()

@@ -62,7 +62,7 @@ class SampleProcess:
     def __init__(self, recipe: Recipe, context: Any = None, *, note_use: Callable[[], None] = lambda: None) -> None:
         self._note_use = note_use
         self.started = self._ready = self._closed = self._killed = self._wanted = False
-        self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread that waits for the start
+        self._start_done: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread that waits for the start
         self._error: Exception | None = None
         self._pid = os.getpid()
         self._context = context or multiprocessing.get_context()
@@ -119,7 +119,7 @@ class SampleProcess:
         while not self.started:
             self._wanted = True
             wake()
-            self._answers.get()
+            self._start_done.get()
             error, self._error = self._error, None
             if self._killed or error is not None:
                 raise RuntimeError(f"a process for samples made in Python cannot be started: {error}") from error
@@ -134,7 +134,7 @@ class SampleProcess:
         except Exception as error:  # noqa: BLE001 - raised in the waiting thread
             self._error = error
         finally:
-            self._answers.put(None)
+            self._start_done.put(None)
 
     def _start(self) -> None:
         ends: tuple[Connection, Connection] = self._context.Pipe()
@@ -143,7 +143,9 @@ class SampleProcess:
         recipe = replace(self._recipe, plan=None)  # type: ignore[arg-type]
         forked = () if self._settings is None else (self._connection,)  # one end of it is inherited
         arguments = theirs, recipe, self._settings, os.getpid(), *forked
-        self._process = self._context.Process(target=_serve, args=arguments, name="fastload-samples", daemon=True)
+        self._process = self._context.Process(
+            target=_answer_requests, args=arguments, name="fastload-samples", daemon=True
+        )
         try:
             self._process.start()
         except BaseException:
@@ -221,7 +223,7 @@ class SampleProcess:
     def kill(self) -> None:
         """End the process at once. Callable from any thread; waiting threads get a RuntimeError."""
         self._killed = True
-        self._answers.put(None)
+        self._start_done.put(None)
         if os.getpid() == self._pid and self.started and not self._closed:
             self._process.kill()
 
@@ -296,7 +298,7 @@ def _sendable(source: Any) -> Any:
     return source if isinstance(source, str | bytes) else bytes(source)
 
 
-def _serve(
+def _answer_requests(
     connection: Connection, recipe: Recipe, settings: _Settings | None, parent: int, *inherited: Connection
 ) -> None:
     """Answer requests until the parent ends: the process's main function."""
@@ -312,7 +314,7 @@ def _serve(
     with contextlib.suppress(RuntimeError):  # no more threads
         # The parent of a fork server's child is the server, which ends with the program.
         watched = parent if settings is not None else os.getppid()
-        threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(watched,), daemon=True).start()
     if settings is not None:
         torch.get_rng_state()  # may block forever, see SampleProcess._wait_ready
         connection.send_bytes(b"ready")
@@ -322,12 +324,12 @@ def _serve(
             if request is None:
                 return
             kind, *arguments = request
-            connection.send_bytes(_pickled(_ANSWERS[kind](recipe, *arguments)))
+            connection.send_bytes(_pickled(_HANDLERS[kind](recipe, *arguments)))
         except (EOFError, OSError):  # the parent has ended
             return
 
 
-def _end_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """End this process when its parent has ended, even during a sample that never finishes."""
     while os.getppid() == parent:
         time.sleep(LOOK_S)
@@ -385,7 +387,7 @@ def _state() -> bytes:
     return torch.get_rng_state().numpy().tobytes()
 
 
-_ANSWERS: Final[dict[str, Callable[..., Any]]] = {
+_HANDLERS: Final[dict[str, Callable[..., Any]]] = {
     "max_pixels": _max_pixels,
     "sample": _sample,
     "located": _located,

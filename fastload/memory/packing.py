@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import torch.utils.data._utils.collate as _torchs
+import torch.utils.data._utils.collate as torch_collate
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
@@ -206,20 +206,20 @@ def stacks_into(collate_fn: Any) -> bool:
     """
     return (
         collate_fn is default_collate
-        and _torchs.collate is collate
-        and _torchs.default_collate_fn_map is default_collate_fn_map
+        and torch_collate.collate is collate
+        and torch_collate.default_collate_fn_map is default_collate_fn_map
         and default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn
-        and all(map(_is_torchs, (default_collate, collate, *default_collate_fn_map.values())))
+        and all(map(_is_from_torch, (default_collate, collate, *default_collate_fn_map.values())))
     )
 
 
-def _is_torchs(function: Any) -> bool:
+def _is_from_torch(function: Any) -> bool:
     """Whether a function is torch's own, annotated for profiling or not.
 
     ``__module__`` does not tell, because ``functools.wraps`` copies it.
     """
-    return getattr(function, "__globals__", None) is vars(_torchs) and (
-        function.__code__.co_filename == _torchs.__file__ or "__fastload__" in (function.__kwdefaults__ or ())
+    return getattr(function, "__globals__", None) is vars(torch_collate) and (
+        function.__code__.co_filename == torch_collate.__file__ or "__fastload__" in (function.__kwdefaults__ or ())
     )
 
 
@@ -247,9 +247,7 @@ class _StackInto:
                     return self._packer.stack(batch)
                 # Small: packed with the other small tensors later.
                 return torch.stack(batch, 0, out=torch.empty((len(batch), *first.size()), dtype=first.dtype))
-        stacked: torch.Tensor = collate_tensor_fn(
-            batch, collate_fn_map=collate_fn_map
-        )  # raises torch's own error, if any
+        stacked: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # may raise torch's error
         return stacked
 
 

@@ -179,7 +179,7 @@ def shut_down(iterator: Any) -> None:
 
 def after_error(iterator: Any, error: BaseException) -> None:
     """Clean up after an error of ``next(iterator)``: release locks, complete a shutdown."""
-    if not hasattr(iterator, "_workers") or _is_a_samples(error):
+    if not hasattr(iterator, "_workers") or _is_from_worker(error):
         return
     with deferred_signals(), contextlib.suppress(Exception):  # an error here would hide the user's
         if iterator._shutdown:
@@ -188,7 +188,7 @@ def after_error(iterator: Any, error: BaseException) -> None:
             _release_left_locks(iterator)
 
 
-def _is_a_samples(error: BaseException) -> bool:
+def _is_from_worker(error: BaseException) -> bool:
     """Whether a worker sent the error, so that no lock is held here."""
     traceback = error.__traceback__
     while traceback is not None:
@@ -214,9 +214,7 @@ def _release_left_locks(iterator: Any) -> None:
             lock.acquire(timeout=_LEFT_S)
             lock.release()
             semaphore = getattr(getattr(lock, "_lock", lock), "_semlock", None)
-            if (
-                semaphore is not None and semaphore._count() < 0
-            ):  # a worker held it, so it counts as released twice here
+            if semaphore is not None and semaphore._count() < 0:  # taken by a worker, released only here
                 semaphore._after_fork()  # sets the count to 0
 
 

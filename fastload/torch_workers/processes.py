@@ -214,7 +214,7 @@ def _release_left_locks(iterator: Any) -> None:
             lock.acquire(timeout=_LEFT_S)
             lock.release()
             semaphore = getattr(getattr(lock, "_lock", lock), "_semlock", None)
-            if semaphore is not None and semaphore._count() < 0:  # taken by a worker, released only here
+            if semaphore is not None and semaphore._count() < 0:  # taken by a worker: only the release is counted
                 semaphore._after_fork()  # sets the count to 0
 
 

@@ -117,4 +117,4 @@ def _run(prog: str, command: Command, argv: list[str]) -> int:
 
 
 def _describe(prog: str) -> str | None:
-    return "torch's DataLoader, several times sooner" if prog == "fastload" else None
+    return "torch's DataLoader, several times faster" if prog == "fastload" else None

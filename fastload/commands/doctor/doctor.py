@@ -103,7 +103,7 @@ def doctor(*, measure: bool = True) -> MachineReport:
         measure: Also measure: how fast Pillow decodes and resizes (one core), and how fast a CUDA device is fed from
             pinned and pageable memory (256 MB on the host for half of a second).
     """
-    return MachineReport(__version__, tuple(_run(name, look) for name, look in _checks_to_run(measure)))
+    return MachineReport(__version__, tuple(_run(name, check) for name, check in _checks_to_run(measure)))
 
 
 def _checks_to_run(measure: bool) -> Iterator[tuple[str, Callable[[], Check]]]:
@@ -126,9 +126,9 @@ def _checks_to_run(measure: bool) -> Iterator[tuple[str, Callable[[], Check]]]:
     yield "ncu", lambda: checks_gpu.check_nsight("ncu")
 
 
-def _run(name: str, look: Callable[[], Check]) -> Check:
+def _run(name: str, check: Callable[[], Check]) -> Check:
     try:
-        return look()
+        return check()
     except Exception as error:  # noqa: BLE001 - one broken part must not hide what is known about the others
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         remedy = "please report this line, with the output of fastload doctor --json"

@@ -1,1 +1,1 @@
-"""The command line: one file or folder for each command."""
+"""The command line: one file or folder per command."""

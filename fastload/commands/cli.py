@@ -1,4 +1,4 @@
-"""The command ``fastload``: picks a subcommand from a table and imports only its module."""
+"""The command ``fastload``: finds the subcommand in a table and imports only its module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Command:
     Attributes:
         module: Has ``add_arguments(parser)`` and ``main(args) -> int``; imported when chosen.
         help: One line.
-        extra: The extra that brings its optional dependencies.
+        extra: The extra with its optional dependencies.
     """
 
     module: str
@@ -79,7 +79,7 @@ COMMANDS: Final[Table] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv`` (default: the process's own) and return its exit code."""
+    """Run the command line ``argv`` (default: this process's) and return the exit code."""
     try:
         return _dispatch("fastload", COMMANDS, list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
@@ -93,7 +93,7 @@ def _dispatch(prog: str, table: Table, argv: list[str]) -> int:
     chosen = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, entry in table.items():
         chosen.add_parser(name, help=entry.help, add_help=False)
-    # Whatever is not an option of this level is the command; all that follows is the command's own affair.
+    # The first argument that is not an option of this level is the command; the command parses the rest.
     name = parser.parse_args(argv[:1]).command
     entry = table[name]
     if isinstance(entry, Group):
@@ -117,4 +117,4 @@ def _run(prog: str, command: Command, argv: list[str]) -> int:
 
 
 def _describe(prog: str) -> str | None:
-    return "torch's DataLoader, several times sooner" if prog == "fastload" else None
+    return "torch's DataLoader, several times faster" if prog == "fastload" else None

@@ -1,6 +1,6 @@
-"""``fastload kernels``: one range of a training script under Nsight Compute, its kernels added up and classified.
+"""``fastload kernels``: measure a range's kernels with Nsight Compute, sum and classify them.
 
-Nsight Compute runs every kernel several times over to measure it, so one step is enough and the loop is slow meanwhile.
+Nsight Compute runs every kernel several times to measure it, so one step is enough and the loop is slow meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 40
 _SETS: Final = {"memory": ["--section", "MemoryWorkloadAnalysis"], "none": []}
-"""What ``--set`` adds to the metrics that the report needs; others are ncu's own sets."""
+"""What ``--set`` adds to the required metrics; other names are ncu's own sets."""
 
 BACKWARD_NOTE: Final = (
     "note: the backward pass is not among these: autograd launches it from a thread of its own, outside of the range "
@@ -40,7 +40,7 @@ _STYLES: Final = {"compute-bound": "red", "memory-bound": "green", "latency-boun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``fastload kernels``."""
+    """Declare the options of ``fastload kernels``."""
     parser.usage = "%(prog)s [--range NAME] [options] -- python train.py ..."
     parser.add_argument(
         "--range",
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure and report; the script's exit code if that is not 0, and 1 when there is nothing to report."""
+    """Measure and report. Returns the script's exit code, or 1 without anything to report."""
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if bool(program) == (args.source is not None):
         return _fail("nothing to run: fastload kernels -- python train.py ...; or --from DIR, but not both", 2)
@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace, program: Sequence[str], folder: Path) -> t
     try:
         runs = ncu.read(table)
     except NsightError as error:
-        error.code = code or error.code  # ncu starts its table before the program does what it may fail at
+        error.code = code or error.code  # ncu creates the file before the program can fail
         raise
     ceilings = roofline.measure()
     (folder / "ceilings.json").write_text(json.dumps(ceilings.to_dict(), indent=2), encoding="utf-8")
@@ -121,7 +121,7 @@ def command_line(
     executable: Path, args: argparse.Namespace, program: Sequence[str], table: Path, metrics: Sequence[str]
 ) -> list[str]:
     """The command that measures a range's kernels into ``table``."""
-    # A range of the script's lies in the default domain, one of annotate's and the step itself in fastload's.
+    # The script's own ranges are in the default domain; annotate's ranges and the step are in fastload's.
     include = [part for name in (f"{args.range}/", f"fastload@{args.range}/") for part in ("--nvtx-include", name)]
     more = _SETS.get(args.set, ["--set", args.set])
     most = [] if args.most is None else ["--launch-count", str(args.most)]
@@ -133,7 +133,7 @@ def command_line(
 
 
 def available_metrics(executable: Path) -> list[str]:
-    """Those of :data:`ncu.METRICS` that the device has: ncu refuses to start over one that it has not."""
+    """The :data:`ncu.METRICS` that the device has; ncu does not start with an unknown one."""
     code, said = nsys.run_tool([str(executable), "--query-metrics"], timeout_s=120)
     known = {line.split(maxsplit=1)[0] for line in said.splitlines() if line.strip()}
     if code != 0 or not known:
@@ -142,7 +142,7 @@ def available_metrics(executable: Path) -> list[str]:
 
 
 def read_ceilings(folder: Path) -> Ceilings:
-    """The ceilings that ``--keep`` kept.
+    """Read the ceilings saved by ``--keep``.
 
     Raises:
         NsightError: They are not there.

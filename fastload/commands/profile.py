@@ -1,8 +1,8 @@
-"""``fastload profile``: a training script under Nsight Systems, and what the recording says.
+"""``fastload profile``: record a training script with Nsight Systems and report its bottleneck.
 
-The script runs as ``fastload run`` has it, with FastLoader for DataLoader; the capture window is opened after some
-warm-up steps by the loader that the loop iterates (see ``profiling/capture.py``). Where Nsight Systems is missing, or
-cannot import its own recording, torch.profiler records, and the loader's ranges of all processes are written to files.
+The script runs as under ``fastload run``, with FastLoader for DataLoader; the loader that the loop iterates opens the
+capture window after some warm-up steps (see ``profiling/capture.py``). If Nsight Systems is missing, or cannot import
+its own recording, torch.profiler records, and the loader's ranges of all processes are written to files.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ _PAGE: Final = f"fastload-{STEM}.html"
 _PICTURES: Final = (".png", ".svg", ".pdf", ".jpg")
 _LOADER: Final = "loader.json"
 _KINETO_LEVEL: Final = "KINETO_LOG_LEVEL"
-"""What torch.profiler's library prints from: without it "USDT" at each start and "ERROR" where there is no GPU."""
+"""Log level of torch.profiler's library.
+
+By default it prints "USDT" at each start, and "ERROR" without a GPU.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``fastload profile``."""
+    """Declare the options of ``fastload profile``."""
     parser.usage = "%(prog)s [options] -- python train.py ..."
     parser.add_argument("--steps", type=at_least(1), default=10, help="training steps to record")
     parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them")
@@ -60,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Record and report; the script's exit code if that is not 0, and 1 when there is nothing to report."""
+    """Record and report. Returns the script's exit code, or 1 without anything to report."""
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if bool(program) == (args.source is not None):
         return _fail("nothing to run: fastload profile -- python train.py ...; or --from DIR, but not both", 2)
@@ -84,10 +87,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def import_printers(args: argparse.Namespace) -> None:
-    """Import what the report will be printed and drawn with: what is missing is missing before the script has run.
+    """Import the report's output libraries, so that a missing one shows before the script runs.
 
     Raises:
-        ModuleNotFoundError: It is not installed.
+        ModuleNotFoundError: One is not installed.
     """
     for name, wanted in (("rich", not args.json), ("matplotlib", args.png)):
         if wanted:
@@ -95,7 +98,7 @@ def import_printers(args: argparse.Namespace) -> None:
 
 
 def read(path: Path) -> Recording:
-    """Read a recording: an exported ``.sqlite``, a ``.nsys-rep``, or a folder that ``--keep`` filled.
+    """Read a recording: an exported ``.sqlite``, a ``.nsys-rep``, or a folder of ``--keep``.
 
     Raises:
         NsightError: It is none of these.
@@ -118,10 +121,10 @@ def read(path: Path) -> Recording:
 
 
 def record(args: argparse.Namespace, program: Sequence[str], folder: Path) -> tuple[int, Recording, Verdict | None]:
-    """Run the program and record it; returns its exit code, the recording, and the loader's own verdict.
+    """Run and record the program; returns exit code, recording and the loader's verdict.
 
     Raises:
-        ProgramError: The program failed before there was anything to record; it is not run again for that.
+        ProgramError: The program failed before anything was recorded; it is not run again.
         NsightError: Nothing was recorded.
     """
     recorder = None if args.tool == "torch" else _find_recorder(args.tool, folder)
@@ -154,9 +157,9 @@ def _find_recorder(tool: str, folder: Path) -> Recorder | None:
 
 
 def environment(window: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the script inherits: FastLoader for DataLoader, and the capture window (see ``profiling/capture.py``)."""
+    """The script's environment: FastLoader for DataLoader, and the capture window."""
     inherited = script.environment_with()
-    # As if this Python's environment were activated: "python" is the one that fastload is installed in.
+    # As if this virtual environment were activated: "python" is the one that has fastload.
     search_path = [os.path.dirname(sys.executable), inherited.get("PATH", os.defpath)]
     return {**inherited, "PATH": os.pathsep.join(search_path), "FASTLOAD_CAPTURE": window, **(more or {})}
 
@@ -176,16 +179,16 @@ def _execute(
 
 
 def exit_code(returned: int) -> int:
-    """What a shell makes of ``subprocess``'s return code: 128 and its number for a signal, which is negative there."""
+    """Convert ``subprocess``'s return code to a shell's: 128 plus the number of a signal."""
     return returned if returned >= 0 else 128 - returned
 
 
 def loaders_verdict(folder: Path) -> Verdict | None:
-    """What the loader that was captured said about the window; None when it said nothing."""
+    """The captured loader's verdict on the window; None if there is none."""
     for path in sorted(folder.glob(_LOADER.replace(".", "*"))):
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:  # the program was killed meanwhile
+        except ValueError:  # the program was killed while writing it
             continue
         bottleneck = None if said["bottleneck"] is None else Bottleneck(said["bottleneck"])
         return Verdict(bottleneck, tuple(said["evidence"]), said["remedy"])
@@ -193,7 +196,7 @@ def loaders_verdict(folder: Path) -> Verdict | None:
 
 
 def python(program: Sequence[str]) -> list[str]:
-    """``train.py ...`` means ``python train.py ...``, as for ``fastload run``."""
+    """Turn ``train.py ...`` into ``python train.py ...``, as ``fastload run`` does."""
     if program[0].endswith(".py") and shutil.which(program[0]) is None:
         return [sys.executable, *program]
     return list(program)
@@ -215,7 +218,7 @@ def make_folder(path: Path) -> None:
     """Make the folder of ``--keep``.
 
     Raises:
-        NsightError: It cannot be made.
+        NsightError: It cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -241,7 +244,7 @@ def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespa
 
 
 def at_least(least: int) -> Any:
-    """A type for ``argparse``: an integer that is not less than ``least``."""
+    """A type for ``argparse``: an integer of at least ``least``."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -252,7 +255,7 @@ def at_least(least: int) -> Any:
 
 
 def output_file(text: str) -> Path:
-    """A type for ``argparse``: a file that can be written, known before minutes of measuring."""
+    """A type for ``argparse``: a writable file, checked before minutes of measuring."""
     path = Path(text)
     with suppress(OSError):
         folder = path.absolute().parent
@@ -262,7 +265,7 @@ def output_file(text: str) -> Path:
 
 
 def picture_file(text: str) -> Path:
-    """Likewise, of a kind that matplotlib draws."""
+    """A type for ``argparse``: a writable file in a format that matplotlib draws."""
     path = output_file(text)
     if path.suffix not in _PICTURES:
         raise argparse.ArgumentTypeError(f"must end in one of {', '.join(_PICTURES)}, got {text!r}")

@@ -1,9 +1,9 @@
-"""``fastload tune module:factory``: how many workers keep a training step fed, found out by trying.
+"""``fastload tune module:factory``: find the number of workers that keeps a training step fed.
 
-The step alone, on batches that are already there, says what it can take; one worker says what a sample costs. From both
-follows a count to begin with. Every count that is tried feeds the real step for a moment, and the answer is the
-smallest at which the step does not wait and the loader could deliver 10% more than it takes. Where no count is enough,
-or the factory gives no step, it is the smallest that runs as fast as the best.
+The step's rate on batches already in memory, and a sample's cost in one worker, give the first count to try. Every
+count feeds the real step for a short time, and the answer is the smallest at which the step does not wait and the
+loader could deliver 10% more than the step takes. If no count is enough, or the factory gives no step, it is the
+smallest that runs as fast as the best.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
     from fastload.stats.verdict import Verdict
 
 FED_WAIT: Final = 0.02
-"""A step that waits for workers for a smaller share of its time is fed."""
+"""At or below this share of waiting for workers, the step is fed."""
 
 NOISE: Final = 0.03
-"""Rates that differ by less are the same."""
+"""Rates that differ by less than this share are equal."""
 
 _GROWTH: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What came of a count of workers.
+    """The measurement of one number of workers.
 
     Attributes:
-        workers: How many.
-        prefetch_factor: Batches in flight for each.
-        images_per_s: At which the loop ran.
-        wait_share: Share of its time in which the step waited for a batch.
-        starved_share: Of that: the batch was being made, or its worker had yet to begin. What remains is the way from
-            the worker, which more workers do not shorten.
-        loader_images_per_s: What the loader could have delivered.
-        cores: That loader and step kept busy, on average.
+        workers: Number of workers.
+        prefetch_factor: Batches in flight per worker.
+        images_per_s: The loop's rate.
+        wait_share: Share of time in which the step waited for a batch.
+        starved_share: Share of time in which the step waited and the batch was being made or its worker had yet to
+            begin. The rest of ``wait_share`` is the transfer from the worker, which more workers do not shorten.
+        loader_images_per_s: Rate that the loader could have delivered.
+        cores: Average number of cores that loader and step kept busy.
         cost_s: Seconds of one worker for one image.
-        verdict: What held the loop up.
+        verdict: The bottleneck.
     """
 
     workers: int
@@ -69,21 +69,21 @@ class Tried:
 
     @property
     def is_fed(self) -> bool:
-        """Whether the step did not wait for workers, and would not if it were 10% faster."""
+        """Whether the step, even if 10% faster, does not wait for workers."""
         consumer = self.images_per_s / (1 - self.wait_share) if self.wait_share < 1 else math.inf
         return self.starved_share <= FED_WAIT and self.loader_images_per_s >= SPARE * consumer
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The answer, and what it rests on; ``str`` is the line to paste.
+    """The answer and its measurements; ``str`` is the line to paste.
 
     Attributes:
         chosen: The smallest count that is enough.
-        tried: All counts, in the order in which they were tried.
-        consumer_images_per_s: What the step takes from a perfect loader; ``None`` without a step.
-        most: Workers that this process may have.
-        engine: Which made the batches.
+        tried: All counts, in the order tried.
+        consumer_images_per_s: The step's rate with a perfect loader; ``None`` without a step.
+        most: Largest number of workers allowed.
+        engine: The engine that made the batches.
     """
 
     chosen: Tried
@@ -97,7 +97,7 @@ class Tuning:
 
     @property
     def why(self) -> str:
-        """Why this count, in a sentence."""
+        """The reason for this count, as a sentence."""
         chosen = self.chosen
         if self.consumer_images_per_s is None:
             return "without a step the loader ran by itself: the smallest count within 3% of the fastest"
@@ -111,7 +111,7 @@ class Tuning:
         return f"{up_to} cannot keep the step fed: {best}; {waits}"
 
     def record(self) -> dict[str, Any]:
-        """As it is printed for programs."""
+        """Convert to a JSON object."""
         chosen = self.chosen
         return {
             "num_workers": chosen.workers,
@@ -129,15 +129,15 @@ class Tuning:
 
 
 class Tuner:
-    """Tries counts of workers with one loader and one step.
+    """Measures numbers of workers with one loader and one step.
 
     Args:
-        loader: A FastLoader, or torch's DataLoader, which is then measured as torch runs it. It is left alone: copies
-            of it run, with persistent workers, so that a short epoch does not count for more than it is.
-        step: Trains on a batch; ``None`` measures the loader by itself.
-        seconds: For each count, after the warm-up.
-        most: Workers at most; ``None`` for as many as there are cores for them.
-        on_try: Told of each count before it is tried.
+        loader: A FastLoader, or torch's DataLoader, which is then measured as torch runs it. It stays untouched: copies
+            of it run, with persistent workers, so that starting workers does not distort short epochs.
+        step: Trains on a batch; ``None`` measures the loader alone.
+        seconds: Duration per count, after the warm-up.
+        most: Most workers; ``None`` for the number of cores available to them.
+        on_try: Called with each count before it is tried.
     """
 
     def __init__(
@@ -162,20 +162,20 @@ class Tuner:
         self.tried: list[Tried] = []
 
     def run(self) -> Tuning:
-        """Find the smallest count that is enough. Blocks for some seconds per count that is tried."""
+        """Find the smallest count that is enough. Blocks for some seconds per count."""
         consumer = None
         if self._step is not None:
             consumer = ceiling_rate(self._given, self._step, seconds=self._seconds)().images_per_s
         self._search(consumer)
         chosen = self._smallest()
         if self._step is not None and not chosen.is_fed and chosen.loader_images_per_s >= SPARE * chosen.images_per_s:
-            deeper = self._try(chosen.workers, 2 * self._prefetch_factor)  # fast enough, but in bursts
+            deeper = self._try(chosen.workers, 2 * self._prefetch_factor)  # fast enough, but bursty
             if deeper.images_per_s > (1 + NOISE) * chosen.images_per_s:
                 chosen = deeper
         return Tuning(chosen, tuple(self.tried), consumer, self._most, self._engine)
 
     def _search(self, consumer: float | None) -> None:
-        """Try one worker, then the count that its cost suggests, more until it is enough, and what lies between."""
+        """Try 1 worker, the count its cost suggests, more until enough, then bisect."""
         count, last = 1, self._try(1)
         if consumer is not None and last.cost_s:
             count = workers_needed(consumer, last.cost_s, self._most)
@@ -191,7 +191,7 @@ class Tuner:
             self._try((enough + fewer) // 2)
 
     def _is_plenty(self, tried: Tried) -> bool:
-        """Whether more workers than that are of no use."""
+        """Whether more workers would not help."""
         if self._step is not None:
             return tried.is_fed
         best = max(self.tried, key=lambda one: one.images_per_s)
@@ -214,7 +214,7 @@ class Tuner:
         with warnings.catch_warnings(), twin_of(self._loader, **changes) as twin:
             warnings.filterwarnings(
                 "ignore", "This DataLoader will create", UserWarning
-            )  # within the cores, or as many as were asked for
+            )  # the count is within the cores, or was requested
             feed = endless(twin)
             for _ in range(in_flight(twin)):
                 step(next(feed))
@@ -239,7 +239,7 @@ class Tuner:
 
 
 def _nothing(batch: Any) -> None:
-    """The step of a loop that only loads."""
+    """Do nothing: the step of a loop that only loads."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -267,7 +267,10 @@ def _count(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 with an answer, 2 if there is no such function or its loader has no batch, 130 after Ctrl-C."""
+    """Tune; returns 0 with an answer, 2 on a bad factory, 130 after Ctrl-C.
+
+    A factory is bad if it does not exist or its loader has no batch.
+    """
     from fastload.measurement.console import console
     from fastload.measurement.record import environment
 
@@ -307,7 +310,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _show(tried: Any, chosen: Tried | None, consumer: float | None) -> None:
-    """All that was tried as a table, by count."""
+    """Print all counts tried as a table, by count."""
     from rich import box
     from rich.table import Table
 

@@ -1,1 +1,1 @@
-"""What commands and benchmarks measure with: rates of a training loop, repeats, the record of a run."""
+"""Measurement for commands and benchmarks: loop rates, repeats, records."""

@@ -1,4 +1,4 @@
-"""Clocks for loops whose work may still be queued on a GPU when the host has gone on."""
+"""Clocks for loops that queue work on a GPU asynchronously."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Clock(Protocol):
-    """Marks points of a training loop, and tells the time between them once they have passed."""
+    """Marks points of a training loop and measures the time between them."""
 
     def mark(self) -> Any:
         """Mark this point; never blocks."""
@@ -25,14 +25,14 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's clock: for loops that do all their work on the CPU."""
+    """The host's clock, for loops that do all their work on the CPU."""
 
     def mark(self) -> float:
         """Mark this point."""
         return time.perf_counter()
 
     def finish(self) -> None:
-        """Nothing is pending."""
+        """Do nothing: no mark is pending."""
 
     def between_s(self, start: float, end: float) -> float:
         """Seconds from ``start`` to ``end``."""
@@ -42,10 +42,9 @@ class HostClock:
 class CudaClock:
     """CUDA events on the current stream.
 
-    A mark takes effect when the GPU has done all that was queued before it. So the time between the mark at the end of
-    a step and one set when the next batch arrives is how long the GPU had nothing to do: zero when the batch came in
-    time, however long the host was inside ``next()``. The host's own clock could not tell: a host that waits while the
-    GPU is busy costs nothing.
+    A mark takes effect when the GPU has finished all work queued before it. So the time from the mark at the end of a
+    step to the mark at the next batch's arrival is the GPU's idle time: zero when the batch came in time, however long
+    the host was inside ``next()``. The host's clock cannot measure this: waiting while the GPU is busy costs nothing.
     """
 
     def mark(self) -> torch.cuda.Event:
@@ -64,5 +63,5 @@ class CudaClock:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock of loops whose steps run on ``device``."""
+    """The clock for loops whose steps run on ``device``."""
     return CudaClock() if device.type == "cuda" else HostClock()

@@ -1,4 +1,4 @@
-"""What the benchmarks show on a terminal."""
+"""Terminal output of the benchmarks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def console() -> Console:
 
 
 def refuse(error: Exception) -> int:
-    """Say what is wrong with the arguments; returns the exit code for it."""
+    """Print what is wrong with the arguments; returns the exit code."""
     sys.stderr.write(f"error: {error}\n")
     return 2

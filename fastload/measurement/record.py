@@ -1,4 +1,4 @@
-"""What every benchmark shares: what it ran on, repeats in turn, and a JSON file."""
+"""Shared by all benchmarks: the environment, interleaved repeats, the JSON file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Spread:
     """Repeats of one measurement.
 
     Attributes:
-        values: Every repeat, in the order in which they were measured.
+        values: Every repeat, in the order measured.
     """
 
     values: tuple[float, ...]
@@ -50,7 +50,7 @@ class Spread:
 
     @property
     def relative(self) -> float:
-        """Largest less smallest value, as a share of the median; 0 when the median is 0."""
+        """Max minus min, as a share of the median; 0 if the median is 0."""
         return (max(self.values) - min(self.values)) / self.median if self.median else 0.0
 
     def percentile(self, percent: float) -> float:
@@ -59,17 +59,17 @@ class Spread:
         return sorted(self.values)[int(rank) - 1]
 
     def record(self) -> dict[str, Any]:
-        """As it stands in a JSON file."""
+        """Convert to a JSON object."""
         return {"median": self.median, "min": min(self.values), "max": max(self.values), "values": list(self.values)}
 
 
 def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, Spread]:
-    """Measure every contender ``repeats`` times, in turn, so that a drift of the machine meets all of them alike.
+    """Measure all contenders in turn, ``repeats`` times, so that drift affects all equally.
 
-    Every second round runs backwards: whoever comes first in a round has no lasting advantage.
+    Every second round runs backwards, so no contender always comes first.
 
     Args:
-        contenders: Name to a function that measures once and returns the figure. They should be warm.
+        contenders: Name to a function that measures once and returns the figure. Warm them up before.
         repeats: Rounds, at least 1.
     """
     if repeats < 1:
@@ -84,12 +84,12 @@ def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> d
 
 
 def ratio(numerator: Spread, denominator: Spread) -> Spread:
-    """Round by round quotient of two contenders of one :func:`interleave`: what both met in a round cancels."""
+    """Divide two contenders of one :func:`interleave` round by round, which cancels drift."""
     return Spread.of([a / b for a, b in zip(numerator.values, denominator.values, strict=True)])
 
 
 def environment() -> dict[str, Any]:
-    """What a measurement ran on: everything that a reader needs to judge a figure or to repeat it."""
+    """Describe the machine and software, so that a reader can judge or repeat the measurement."""
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -114,7 +114,7 @@ def environment() -> dict[str, Any]:
 
 
 def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:
-    """Write ``record`` to ``path`` in one step; a reader never sees half of it."""
+    """Write ``record`` to ``path`` atomically."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, staging = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -131,7 +131,7 @@ def write_json(path: str | Path, record: Mapping[str, Any]) -> Path:
 
 
 def _commit() -> str | None:
-    """Commit of the checkout that is running; ``FASTLOAD_COMMIT`` names it where the checkout has no history."""
+    """The running checkout's commit; ``FASTLOAD_COMMIT`` if there is no git history."""
     folder = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
@@ -139,7 +139,7 @@ def _commit() -> str | None:
         return done.stdout.strip()
 
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        # An installed package may lie inside somebody else's repository, which does not track it.
+        # An installed package may lie inside another project's repository, which does not track it.
         git("ls-files", "--error-unmatch", "__init__.py")
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".", "../csrc") else "")
     return os.environ.get("FASTLOAD_COMMIT")

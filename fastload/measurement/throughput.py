@@ -1,4 +1,4 @@
-"""How fast a training loop runs, fed by a loader or by a perfect one: what ``bench ceiling`` and ``tune`` measure."""
+"""Training-loop rates with a real or a perfect loader, for ``bench ceiling`` and ``tune``."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
     Step = Callable[[Any], object]
 
-NATIVE_AHEAD = 6  # batches that the native engine may have ready before it is asked
-FEW_STEPS = 3  # a rate is measured over at least so many, however short the time
+NATIVE_AHEAD = 6  # batches that the native engine may have ready in advance
+FEW_STEPS = 3  # least steps to measure a rate over, however short the time
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a loop ran.
+    """The measured rate of a loop.
 
     Attributes:
         images_per_s: Samples per second.
         wait_share: Share of the time in which nothing was computed because the next batch was not there.
-        steps: Over how many steps this was measured.
-        seconds: And over how long.
-        cores: Cores that this process and its workers kept busy meanwhile, on average.
+        steps: Number of steps measured.
+        seconds: Their duration.
+        cores: Average number of cores that this process and its workers kept busy.
     """
 
     images_per_s: float
@@ -49,7 +49,7 @@ class Rate:
 
 
 class EmptyLoaderError(ValueError):
-    """There is no batch to measure with."""
+    """The loader yields no batch to measure with."""
 
 
 def loop_rate(
@@ -62,16 +62,18 @@ def loop_rate(
     rounds_of: int = 1,
     steps: int = FEW_STEPS,
 ) -> Rate:
-    """Run ``warm_steps``, then measure for about ``seconds``. Waits for nothing but the batches until the end.
+    """Run ``warm_steps``, then measure for about ``seconds``.
+
+    Until the end it waits only for batches, not for the device.
 
     Args:
-        batches: Where ``next()`` is called, once a step; must not end meanwhile.
+        batches: ``next()`` is called once a step; must not end during the measurement.
         step: Trains on one batch.
-        device: Where it does; its own clock is used.
+        device: Where the step runs; its clock is used.
         seconds: How long to measure, at least.
-        warm_steps: Steps before.
-        rounds_of: Measure a multiple of so many steps: workers that began together hand over together.
-        steps: Measure so many at least.
+        warm_steps: Steps before the measurement.
+        rounds_of: Measure a multiple of this number of steps: workers that start together deliver together.
+        steps: Measure at least this many steps.
     """
     for _ in range(warm_steps):
         step(next(batches))
@@ -96,30 +98,30 @@ def loop_rate(
 
 
 def _processor_s() -> float:
-    """Processor time of this process and of its workers so far, as far as the system says."""
+    """Processor time so far of this process and, where ``/proc`` exists, its workers."""
     seconds = time.process_time()
     for child in multiprocessing.active_children():
-        with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended, or there is no such folder here
+        with contextlib.suppress(OSError, IndexError, ValueError):  # the child has ended, or there is no /proc
             fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
             seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return seconds
 
 
 def samples_in(batch: Any) -> int:
-    """The length of the first tensor in a batch: how many samples it holds. 1 where there is no such tensor."""
+    """Number of samples in a batch: its first tensor's length, or 1 without tensors."""
     lengths: list[int] = []
 
-    def look(leaf: Any) -> Any:
+    def collect(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim():
             lengths.append(len(leaf))
         return leaf
 
-    map_tensors(look, batch)
+    map_tensors(collect, batch)
     return lengths[0] if lengths else 1
 
 
 def endless(epochs: Iterable[Any]) -> Iterator[Any]:
-    """One epoch after the other.
+    """Yield batches of one epoch after the other.
 
     Raises:
         EmptyLoaderError: An epoch has no batch.
@@ -137,14 +139,15 @@ def endless(epochs: Iterable[Any]) -> Iterator[Any]:
 
 
 def in_flight(loader: DataLoader[Any]) -> int:
-    """Batches that a loader may have ready before it is asked: so many are no measure of its rate."""
+    """Batches a loader may have ready in advance; a rate must not count these."""
     return loader.num_workers * (loader.prefetch_factor or 0) + 2
 
 
 def fed_rate(loader: DataLoader[Any], step: Step, *, seconds: float) -> Rate:
-    """The rate of a loop that ``loader`` feeds, once its first rush is over. The loader's workers end with this call.
+    """Measure a loop fed by ``loader``, once its prefetched batches are used up.
 
-    A FastLoader is measured by a twin of it: its own workers and iterators are left alone.
+    A plain loader's workers are shut down at the end. A FastLoader is measured by a copy; its own workers and iterators
+    are left alone.
     """
     warm = in_flight(loader)
     if isinstance(loader, FastLoader):
@@ -166,7 +169,7 @@ def fed_rate(loader: DataLoader[Any], step: Step, *, seconds: float) -> Rate:
 def ceiling_rate(
     loader: DataLoader[Any], step: Step, *, seconds: float, hold: int = 8, warm_steps: int = 3
 ) -> Callable[[], Rate]:
-    """A function that measures the same loop fed by :meth:`FastLoader.replay`: by a perfect loader.
+    """Return a function that measures the loop fed by :meth:`FastLoader.replay`, a perfect loader.
 
     Args:
         loader: Its first ``hold`` batches are taken now.

@@ -1,1 +1,1 @@
-"""NVTX ranges: the loader's stages, and the user's own."""
+"""NVTX ranges of the loader's stages and of user code."""

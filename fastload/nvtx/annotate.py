@@ -1,4 +1,4 @@
-"""``annotate``: a range around any call, without touching the code that is measured."""
+"""``annotate``: a range around any call, without changes to the measured code."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def annotate(*, message: str | Callable[..., object] | None = None) -> Block: ..
 def annotate(
     target: Any = None, name: str | None = None, /, *, message: str | Callable[..., object] | None = None
 ) -> Any:
-    """Put NVTX ranges around calls: of a function that is named, of one that is decorated, or around a block.
+    """Put NVTX ranges around calls of a named or decorated function, or a block.
 
-    Four ways to say what is measured:
+    Four ways to name the target:
 
     * ``annotate("package.module:Class.method")`` and ``annotate(owner, "name")``, with a module or a class as owner,
-      put a range around every call from now on, whoever makes it, until ``.remove()``; used with ``with``, until the
-      end of the block. Functions, methods, class methods, static methods, properties, builtins.
+      put a range around every call from now on, from any caller, until ``.remove()``; used with ``with``, until the end
+      of the block. Functions, methods, class methods, static methods, properties, builtins.
     * ``@annotate`` and ``@annotate(message=...)`` decorate a function.
-    * ``with annotate(message="epoch"):`` is a range around a block.
+    * ``with annotate(message="epoch"):`` puts a range around a block.
 
     >>> import json
     >>> from fastload import annotate
@@ -61,30 +61,30 @@ def annotate(
     >>> double(4)
     8
 
-    Ranges stand in the domain ``fastload``, in every thread. They end when the call does, also when it raises. A
-    generator, a coroutine and an asynchronous generator have a range for each stretch that they run, none while they
-    wait. Without a tool a call costs a fraction of a microsecond more; torch.profiler, while it runs, is a tool too.
-    What ``torch.compile`` compiles has no ranges in it.
+    Ranges are in the domain ``fastload``, in every thread. They end with the call, also when it raises. Generators,
+    coroutines and asynchronous generators have one range for each period that they run, none while they are suspended.
+    Without a tool a call costs a fraction of a microsecond more; torch.profiler, while it runs, is a tool too. Code
+    compiled by ``torch.compile`` has no ranges.
 
-    Worker processes have the ranges as well: forked ones inherit them, others are told when they start, also those of a
-    loader that was made before. A class or function that only exists inside another function cannot be named there.
+    Worker processes have the ranges as well: forked ones inherit them, others receive them when they start, even if the
+    loader was made earlier. A class or function defined inside another function cannot be named there.
 
-    What FastLoader runs natively makes no calls that could be annotated; ``engine="torch"`` gives them back.
+    Code that FastLoader runs natively makes no calls to annotate; with ``engine="torch"`` they are made.
 
     Args:
         target: See above.
         name: An attribute of ``target``.
-        message: The range's name, which by default is the function's qualified name; or a function that is given the
-            call's arguments and returns the text, such as ``lambda self, path: path``. Called while a tool listens.
+        message: The range's name (default: the function's qualified name), or a function that takes the call's
+            arguments and returns the name, such as ``lambda self, path: path``. Called only while a tool listens.
 
     Returns:
         An :class:`Annotation` that can be removed, or the decorated function.
 
     Raises:
-        TypeError: It is nothing that can be annotated.
+        TypeError: The target cannot be annotated.
         ValueError: The name is not of the form ``module:qualname``.
         ImportError: The module cannot be imported.
-        AttributeError: The module or owner has nothing of that name.
+        AttributeError: The module or owner has no such attribute.
     """
     if not (message is None or isinstance(message, str) or callable(message)):
         raise TypeError(f"message must be text or a function that returns it, got {message!r}")
@@ -111,10 +111,10 @@ def annotate(
 
 
 class Annotation:
-    """A function's ranges, for as long as it is not removed. ``with`` removes it at the end of the block.
+    """A function's ranges, until removed. ``with`` removes them at the end of the block.
 
     Attributes:
-        target: ``module:qualname`` of what is annotated.
+        target: ``module:qualname`` of the annotated function.
     """
 
     def __init__(self, owner: ModuleType | type, name: str, message: str | Callable[..., object] | None = None) -> None:
@@ -128,7 +128,7 @@ class Annotation:
         _inherited.add(self)
 
     def remove(self) -> None:
-        """Leave the function as it was found. Idempotent; other annotations of it stay."""
+        """Restore the function. Idempotent; its other annotations stay."""
         _inherited.discard(self)
         self._site.discard(self._label)
 
@@ -151,7 +151,7 @@ class Annotation:
         return f"<Annotation of {self.target}{'' if self._label in self._site.labels else ', removed'}>"
 
     def for_another_process(self) -> tuple[str, bytes] | None:
-        """What another process needs to make the same; ``None``, with a warning, where it cannot be made there."""
+        """Arguments to recreate this in another process; ``None``, with a warning, if impossible."""
         qualname = self.target.partition(":")[2]
         if "<locals>" in qualname:
             self._complain(f"{qualname} exists inside a function, where another process cannot find it")
@@ -170,7 +170,7 @@ class Annotation:
 
 
 class Block:
-    """Decorates functions, or stands around a block with ``with``."""
+    """Decorates functions, or puts a range around a ``with`` block."""
 
     def __init__(self, message: str | Callable[..., object] | None) -> None:
         self._message = message
@@ -205,7 +205,7 @@ def _label(name: str, message: str | Callable[..., object] | None) -> Label:
 
 
 def _resolve(target: str) -> tuple[Any, str]:
-    """The owner and the attribute that ``module:qualname`` names."""
+    """Resolve ``module:qualname`` to an owner and an attribute name."""
     module_name, colon, qualname = target.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), *qualname.split(".")]):
         raise ValueError(
@@ -225,15 +225,15 @@ def _resolve(target: str) -> tuple[Any, str]:
 
 def _name_of(owner: ModuleType | type, name: str) -> str:
     module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
-    module = module.replace("__mp_main__", "__main__")  # as multiprocessing calls it in a child
+    module = module.replace("__mp_main__", "__main__")  # multiprocessing's name for it in a child
     return f"{module}:{name}" if isinstance(owner, ModuleType) else f"{module}:{owner.__qualname__}.{name}"
 
 
 class _Inherited:
-    """The annotations of this process, in a place from which its child processes get them.
+    """This process's annotations, which child processes inherit.
 
-    Multiprocessing copies the configuration of a process to its children: by fork along with everything else, else by
-    pickle, before the child's own function and arguments are unpickled. So unpickling this annotates.
+    Multiprocessing copies a process's configuration to its children: by fork with everything else, or by pickle, before
+    the child's own function and arguments are unpickled. So unpickling this object annotates.
     """
 
     _key: Final[Literal["fastload"]] = "fastload"
@@ -245,7 +245,7 @@ class _Inherited:
     def add(self, annotation: Annotation) -> None:
         with self._lock:
             self._annotations[annotation] = None
-            if stages.active():  # else nobody listens to a child either
+            if stages.active():  # without a tool here, children have none either
                 self._configuration()[self._key] = self
 
     def discard(self, annotation: Annotation) -> None:
@@ -255,7 +255,7 @@ class _Inherited:
                 self._configuration().pop(self._key, None)
 
     def targets(self) -> list[str]:
-        """Of all annotations."""
+        """Targets of all annotations."""
         with self._lock:
             return [annotation.target for annotation in self._annotations]
 
@@ -274,15 +274,15 @@ _inherited: Final = _Inherited()
 
 
 def _annotate_here(annotations: tuple[tuple[str, bytes], ...]) -> _Inherited:
-    """Make the annotations of the parent process; one that cannot be made does not keep this process from starting."""
-    made = _inherited.targets()  # by the main module, which this process may have imported anew
+    """Recreate the parent's annotations; a failure only warns, so that the process starts."""
+    made = _inherited.targets()  # by the main module, which this process may have imported again
     for target, message in annotations:
         if target in made:
             made.remove(target)
             continue
         try:
             annotate(target, message=pickle.loads(message))
-        except Exception as error:  # noqa: BLE001 - whatever a module raises when it is imported
+        except Exception as error:  # noqa: BLE001 - importing a module may raise anything
             reason = f"{type(error).__name__}: {error}"
             warnings.warn(f"annotate: {target} is not annotated in a child process: {reason}", RuntimeWarning, 2)
     return _inherited

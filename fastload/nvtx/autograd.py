@@ -1,15 +1,15 @@
-"""The range of a module's backward pass, from hooks on the autograd graph that its forward pass built.
+"""Ranges of modules' backward passes, from hooks on the autograd graph.
 
-Not from torch's full backward hooks: those put a function of their own around the inputs, which changes the graph and
-makes in-place modules such as ``ReLU(inplace=True)`` fail. A hook on a node of the graph changes nothing, and goes when
-the graph goes.
+Torch's full backward hooks are not used: they wrap the inputs in a function of their own, which changes the graph and
+makes in-place modules such as ``ReLU(inplace=True)`` fail. A hook on a graph node changes nothing and is freed with the
+graph.
 
-A module's part of the graph is what lies between its outputs and its inputs. Its range begins before the first node of
-that part runs and ends when the last nodes, from which no edge leads on inside the part, have run. Should they not
-all run (``torch.autograd.grad`` for some inputs, an error), the range ends with the backward pass.
+A module's part of the graph lies between its outputs and its inputs. Its range begins before the first node of that
+part runs and ends when all nodes without a further edge inside the part have run. If they do not all run
+(``torch.autograd.grad`` for some inputs, an error), the range ends with the backward pass.
 
-Autograd has a thread for each device. A part that spans several devices gets a range of the process, which belongs to
-no thread; the others belong to the thread that runs them, with which tools show the kernels that were launched in them.
+Autograd has a thread for each device. A part that spans several devices gets a process range, which belongs to no
+thread; other ranges belong to the thread that runs them, so that tools attribute the kernels launched in them.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _hooked_on: Final[set[torch.device]] = set()
 
 @atexit.register
 def _settle() -> None:
-    """Wait until autograd's threads have let go of the hooked graphs.
+    """Wait until autograd's threads have released the hooked graphs.
 
-    A thread that frees a hook once the interpreter is being torn down aborts the process ("terminate called without an
-    active exception"; seen on an H200 in a script that ended with its last backward pass). It takes up another pass
-    only when it is through with the last one.
+    A thread that frees a hook during interpreter shutdown aborts the process ("terminate called without an active
+    exception"; seen on an H200 in a script that ended with its last backward pass). It starts another pass only after
+    it has finished the last one.
     """
     for device in tuple(_hooked_on):
         with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
-            # Any error: the device may be what the program died of.
+            # Suppress any error: the program may have died of a device failure.
             torch.zeros((), device=device, requires_grad=True).mul(1).backward()  # type: ignore[no-untyped-call]
 
 
 class Boundary:
-    """Where a module's part of the graph begins: what the graph was before its forward pass.
+    """The start of a module's part of the graph, taken before its forward pass.
 
     Args:
         inputs: The call's arguments.
@@ -67,7 +67,7 @@ class Boundary:
         self.devices = {tensor.device for tensor in differentiated}
 
     def part(self, output: Any) -> tuple[list[Any], list[Any]]:
-        """The nodes where backward enters the part, and those where it leaves it."""
+        """Return the nodes where backward enters the part, and those where it leaves."""
         outputs = [tensor for tensor in _tensors(output) if self._inside(tensor.grad_fn)]
         self.devices.update(tensor.device for tensor in outputs)
         entries: list[Any] = list(dict.fromkeys(tensor.grad_fn for tensor in outputs))
@@ -84,18 +84,21 @@ class Boundary:
         return entries, exits
 
     def _inside(self, node: Any) -> bool:
-        """Nodes are numbered as they are made, by thread; the accumulators of parameters belong to no call."""
+        """Whether a node was made in this call; parameters' accumulators belong to none.
+
+        Nodes are numbered in order of creation, per thread.
+        """
         if node is None or node in self._inputs or type(node).__name__ == "AccumulateGrad":
             return False
         return bool(node._sequence_nr() >= self._start)
 
 
 class BackwardRange:
-    """The range of one call's backward pass. Made before the call, so that those inside it know it.
+    """The range of one call's backward pass, made before the call for inner calls.
 
     Args:
-        name: Of the range.
-        outer: That of the call around this one, which is opened first.
+        name: The range's name.
+        outer: The range of the enclosing call, which is opened first.
     """
 
     __slots__ = ("_devices", "_exits", "_left", "_lock", "_name", "_outer", "_over", "_range", "_task")
@@ -112,7 +115,7 @@ class BackwardRange:
         self._lock = threading.Lock()
 
     def attach(self, boundary: Boundary, output: Any) -> None:
-        """Hook the part of the graph that leads from ``output`` to the boundary. The graph then owns this object."""
+        """Hook the graph from ``output`` to the boundary. The graph then owns this object."""
         entries, exits = boundary.part(output)
         self._exits = len(exits)
         self._devices |= boundary.devices
@@ -131,7 +134,7 @@ class BackwardRange:
         with self._lock:
             self._renew(task)
             if self._exits and self._range is None and not self._over:
-                opened = _thread.task(task).ranges  # first: it closes what a pass that failed has left open here
+                opened = _thread.task(task).ranges  # first: closes ranges left open by a failed pass
                 spans = len(self._devices) > 1
                 self._range = ProcessRange(self._name) if spans else push(NvtxRange(self._name))
                 opened.append(self._range)
@@ -148,7 +151,7 @@ class BackwardRange:
             _close(opened)
 
     def _renew(self, task: int) -> None:
-        """A graph that is kept may be run again, and not all of it."""
+        """Reset for a new pass: a retained graph may run again, also in part."""
         if self._task != task:
             self._task = task
             self._left = self._exits
@@ -164,7 +167,7 @@ def _close(opened: NvtxRange | ProcessRange) -> None:
 
 
 class _Task:
-    """The ranges that one backward pass has opened on one thread, outermost first."""
+    """The ranges opened by one backward pass on one thread, outermost first."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -173,7 +176,7 @@ class _Task:
         self._thread = threading.get_ident()
 
     def end(self) -> None:
-        """The pass is over; close what it left open here. What belongs to another thread waits for that thread."""
+        """End the pass and close its open ranges here; other threads close their own."""
         self.is_over = True
         here = threading.get_ident() == self._thread
         for opened in self.ranges:
@@ -182,7 +185,7 @@ class _Task:
 
 
 class _Ending:
-    """Told of the end of a backward pass: called when it succeeds, forgotten by autograd when it fails."""
+    """Ends the task of a backward pass: called on success, dropped by autograd on failure."""
 
     def __init__(self, task: _Task) -> None:
         self._task = task
@@ -195,13 +198,13 @@ class _Ending:
 
 
 class _AutogradThread(threading.local):
-    """The backward passes that are under way on a thread: more than one where a node runs another."""
+    """The backward passes running on a thread: several if a node starts another."""
 
     def __init__(self) -> None:
         self.tasks: list[_Task] = []
 
     def task(self, number: int) -> _Task:
-        """The record of the pass, with those dropped that failed on this thread unnoticed."""
+        """The record of a pass; drops records of passes that failed on this thread."""
         self.tidy()
         for task in self.tasks:
             if task.number == number:
@@ -221,7 +224,7 @@ _thread: Final = _AutogradThread()
 
 
 def tidy() -> None:
-    """Close the ranges of backward passes that failed on this thread while another one was waiting for them."""
+    """Close ranges of backward passes that failed on this thread while another thread waited."""
     if _thread.tasks:
         _thread.tidy()
 

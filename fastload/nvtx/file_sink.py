@@ -1,9 +1,9 @@
-"""Ranges written to files, for when no NVTX tool can be had: ``fastload profile`` without Nsight Systems.
+"""Write ranges to files, for ``fastload profile`` without Nsight Systems.
 
-The environment variable ``FASTLOAD_RANGES`` names the folder; see ``_nvtx``.
+The environment variable ``FASTLOAD_RANGES`` names the folder; see ``nvtx.stages``.
 
-Stands where a domain of the ``nvtx`` package would, with the same methods. Every process appends to a file of its own,
-one line per range when it ends, so that nothing is lost when a worker is terminated. A range takes 5 µs, ``fetch`` 30.
+:class:`Domain` has the methods of a domain of the ``nvtx`` package. Every process appends to its own file, one line per
+finished range, so that nothing is lost when a worker is terminated. A range takes 5 µs, ``fetch`` 30.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from pathlib import Path
 from typing import Any, Final
 
 _TIMED: Final = "fetch"
-"""The range of which is also told how long it was blocked, and how long it waited for a core."""
+"""The range that also records time blocked and time waiting for a core."""
 
 
 @dataclass(slots=True)
 class Attributes:
-    """What a range carries, as in the ``nvtx`` package."""
+    """A range's attributes, as in the ``nvtx`` package."""
 
     message: str
     payload: int | None = None
 
 
 class _Open(threading.local):
-    """The ranges that the thread is in: attributes, payload, start and, if asked for, what was idle until then."""
+    """A thread's open ranges: message, payload, start and, for ``fetch``, idle times until then."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[str, int | None, int, tuple[int, int, int] | None]] = []
 
 
 class Domain:
-    """Writes ranges to a folder. Thread-safe; a forked process goes on in a file of its own.
+    """Writes ranges to a folder. Thread-safe; a forked process starts its own file.
 
     Args:
         name: The domain's name.
@@ -52,11 +52,11 @@ class Domain:
         self._descriptor = -1
 
     def get_event_attributes(self, message: str = "", color: Any = None, payload: int | None = None) -> Attributes:
-        """Attributes for :meth:`push_range`; may be used again and again, by one thread at a time."""
+        """Attributes for :meth:`push_range`; reusable, by one thread at a time."""
         return Attributes(message, payload)
 
     def get_registered_string(self, text: str) -> str:
-        """The text as an attributes' message."""
+        """The text, for use as a message."""
         return text
 
     def push_range(self, attributes: Attributes) -> None:
@@ -65,7 +65,7 @@ class Domain:
         self._open.stack.append((attributes.message, attributes.payload, time.time_ns(), before))
 
     def pop_range(self) -> None:
-        """End the range that began last on this thread."""
+        """End the innermost range on this thread."""
         end = time.time_ns()
         if not self._open.stack:
             return
@@ -73,13 +73,13 @@ class Domain:
         blocked = queued = None
         if before is not None and (now := _idle()) is not None:
             blocked, queued = now[0] - before[0], now[1] - before[1]
-            if now[2] == before[2]:  # its core was taken away, and not always by this machine: a host may do it, too
+            if now[2] == before[2]:  # never gave up its core, so it was preempted, by this system or its VM host
                 blocked, queued = 0, blocked + queued
             blocked, queued = (max(0, min(idle, end - start)) for idle in (blocked, queued))
         self._write([start, end, threading.get_native_id(), self._name, message, payload, blocked, queued])
 
     def start_range(self, attributes: Attributes) -> tuple[int, int, str, int | None]:
-        """Begin a range that any thread may end; it is shown on this one."""
+        """Begin a range that any thread may end; it belongs to this one."""
         return time.time_ns(), threading.get_native_id(), attributes.message, attributes.payload
 
     def end_range(self, started: tuple[int, int, str, int | None]) -> None:
@@ -88,11 +88,11 @@ class Domain:
         self._write([start, time.time_ns(), thread, self._name, message, payload, None, None])
 
     def name_thread(self, name: str) -> None:
-        """Tell the calling thread's name."""
+        """Record the calling thread's name."""
         self._write([threading.get_native_id(), name])
 
     def _write(self, record: list[Any]) -> None:
-        if self._process != os.getpid():  # the first, or the first after a fork
+        if self._process != os.getpid():  # the first record, or the first after a fork
             path = self._folder / f"ranges-{os.getpid()}.jsonl"
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             self._process = os.getpid()
@@ -100,9 +100,9 @@ class Domain:
 
 
 def _idle() -> tuple[int, int, int] | None:
-    """How long this thread has been blocked, from an arbitrary moment on, and has waited for a core, both in ns.
+    """This thread's ns blocked, ns waiting for a core, and voluntary switches.
 
-    And how often it has given its core up itself, as who is blocked does.
+    Blocked time counts from an arbitrary moment. A thread that blocks gives up its core voluntarily.
     """
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:

@@ -1,4 +1,4 @@
-"""``annotate_modules``: a range around every module's forward and backward pass, by hooks."""
+"""``annotate_modules``: ranges around every module's forward and backward pass, by hooks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def annotate_modules(model: nn.Module, depth: int | None = None) -> ModuleAnnotation:
-    """Put NVTX ranges around the forward and the backward pass of every module of ``model``.
+    """Put NVTX ranges around every module's forward and backward pass.
 
-    A forward range bears the module's path in the model (``layer1.0.conv1``), that of the model itself its class's
-    name; a backward range has `` backward`` behind it. Both nest as the calls did, and end when a pass raises. A module
-    that stands in several places bears the path where it was found first.
+    A forward range has the module's path in the model as its name (``layer1.0.conv1``), or the class's name for the
+    model itself; a backward range has the suffix `` backward``. Both nest as the calls did, and end when a pass raises.
+    A module used in several places has the path where it was found first.
 
     >>> from torch import nn
     >>> from fastload import annotate_modules
@@ -37,24 +37,24 @@ def annotate_modules(model: nn.Module, depth: int | None = None) -> ModuleAnnota
     ...     print(annotation.names)
     ('Sequential', '0', '1')
 
-    The model computes what it did before, in-place modules included. Without a tool it is not even hooked: hooks are
-    installed if an NVTX tool is attached to the process, if torch.profiler is running, and for the time of a window of
-    :func:`~fastload.capture` that writes a trace. They follow the model when it is copied, and when it is sent to
-    another process; elsewhere, as in a file, they are left behind.
+    The model's results do not change, in-place modules included. Without a tool there are no hooks: they are installed
+    if an NVTX tool is attached to the process, if torch.profiler is running, and during a window of
+    :func:`~fastload.capture` that writes a trace. Hooks are kept when the model is copied or sent to another process,
+    but not when it is saved to a file.
 
-    What is compiled or scripted has no calls that a hook could see. Such a part of the model gets one range where it is
-    entered, or none if ``compile()`` compiled it in place; :attr:`ModuleAnnotation.skipped` and a warning say so. In
-    what is compiled later the hooks do nothing.
+    Compiled or scripted code makes no calls that a hook could see. Such a part of the model gets one range around it,
+    or none if ``compile()`` compiled it in place; :attr:`ModuleAnnotation.skipped` and a warning say so. In modules
+    compiled later the hooks do nothing.
 
     Args:
         model: Any module.
-        depth: How many levels below ``model`` to annotate; 0 is the model alone, ``None`` all.
+        depth: Number of levels below ``model`` to annotate; 0 is the model alone, ``None`` all.
 
     Returns:
-        A handle; its ``remove()``, or the end of its ``with`` block, leaves the model as it was.
+        A handle; its ``remove()``, or the end of its ``with`` block, restores the model.
 
     Raises:
-        TypeError: ``model`` is no module, or ``depth`` no integer.
+        TypeError: ``model`` is not a module, or ``depth`` not an integer.
         ValueError: ``depth`` is negative.
     """
     if not isinstance(model, nn.Module):
@@ -71,10 +71,10 @@ def annotate_modules(model: nn.Module, depth: int | None = None) -> ModuleAnnota
 
 
 class ModuleAnnotation:
-    """Ranges of a model's modules, until they are removed. Does not keep the model alive.
+    """Ranges of a model's modules, until removed. Does not keep the model alive.
 
     Attributes:
-        names: Of the forward ranges.
+        names: Names of the forward ranges.
         skipped: Parts of the model without ranges inside, each with the reason.
     """
 
@@ -93,7 +93,7 @@ class ModuleAnnotation:
                 self._install()
 
     def remove(self) -> None:
-        """Leave the model as it was found. Idempotent; copies of the model keep their hooks, which do nothing."""
+        """Restore the model. Idempotent; hooks of its copies stay but do nothing."""
         with _waiting_lock:
             if self in _waiting:
                 _waiting.remove(self)
@@ -118,7 +118,7 @@ class ModuleAnnotation:
             return
         for hooks, reference in self._modules:
             if (module := reference()) is not None:
-                # The first to come and the last to go, also when another hook raises.
+                # Before and after all other hooks, also when one of them raises.
                 self._handles += [
                     module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True),
                     module.register_forward_hook(hooks.after, with_kwargs=True, always_call=True),
@@ -135,7 +135,7 @@ _waiting_lock: Final = threading.RLock()
 
 
 def hook_while_profiling(running: bool) -> None:
-    """Torch.profiler starts or has stopped, so those annotations that are not hooked get their hooks or lose them."""
+    """Install hooks when torch.profiler starts; remove them when it has stopped."""
     with _waiting_lock:
         for annotation in _waiting:
             if running:
@@ -145,7 +145,7 @@ def hook_while_profiling(running: bool) -> None:
 
 
 class _Call:
-    """A forward pass under way."""
+    """A running forward pass."""
 
     __slots__ = ("backward", "boundary", "module", "range")
 
@@ -159,7 +159,7 @@ class _Call:
 
 
 class _Calls(threading.local):
-    """The forward passes under way on a thread, outermost first."""
+    """The forward passes running on a thread, outermost first."""
 
     def __init__(self) -> None:
         self.stack: list[_Call] = []
@@ -169,11 +169,11 @@ _calls: Final = _Calls()
 
 
 class _Hooks:
-    """The two hooks of a module. A copied model shares them; sent to another process they become new ones.
+    """A module's two hooks, shared by copies of the model, recreated in other processes.
 
     Args:
-        name: Of the forward range.
-        is_root: Whether the module is the whole model, which seldom is called by another one.
+        name: Name of the forward range.
+        is_root: Whether the module is the whole model, which other modules rarely call.
     """
 
     def __init__(self, name: str, is_root: bool) -> None:
@@ -182,7 +182,7 @@ class _Hooks:
         self._ended = False
 
     def end(self) -> None:
-        """Do nothing from now on, wherever a copy of the model may have taken the hooks."""
+        """Disable the hooks, also in copies of the model."""
         self._ended = True
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -202,7 +202,7 @@ class _Hooks:
             return
         stack = _calls.stack
         if not any(call.module is module for call in stack):
-            return  # nobody listened when it began
+            return  # no tool was listening when it began
         while True:
             call = stack.pop()
             if call.module is module:
@@ -220,7 +220,7 @@ class _Hooks:
 
 
 class _NoHooks:
-    """What is left of hooks in a model that was saved to a file while it had them."""
+    """Replaces the hooks in a model that is saved to a file."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -230,11 +230,12 @@ class _NoHooks:
 
 
 def _drop_unwound(stack: list[_Call]) -> None:
-    """Close calls that ended without their hook, as torch lets them when something other than an Exception is raised.
+    """Close calls that ended without their hook, such as by a KeyboardInterrupt.
 
-    Without this, what is called next would be taken for a part of the module that was interrupted.
+    Torch calls no hook when something other than an Exception is raised. Without this, the next call would be taken for
+    a part of the interrupted module.
     """
-    active: list[object] = []  # the modules that this thread is calling, the one that begins first
+    active: list[object] = []  # the modules that this thread is calling, innermost first
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "_call_impl":
@@ -242,14 +243,14 @@ def _drop_unwound(stack: list[_Call]) -> None:
         frame = frame.f_back
     outermost_first = reversed(active[1:])
     for position, call in enumerate(stack):
-        if all(module is not call.module for module in outermost_first):  # takes it up where the last one was found
+        if all(module is not call.module for module in outermost_first):  # the iterator continues after the last match
             pop(call.range)
             del stack[position:]
             return
 
 
 def _modules_in(model: nn.Module, depth: int | None, skipped: dict[str, str]) -> Iterator[tuple[str, nn.Module]]:
-    """The modules to hook with their names; fills ``skipped``."""
+    """Yield the modules to hook with their names; fills ``skipped``."""
     seen: set[nn.Module] = set()
 
     def visit(module: nn.Module, path: str, level: int) -> Iterator[tuple[str, nn.Module]]:
@@ -272,7 +273,7 @@ def _modules_in(model: nn.Module, depth: int | None, skipped: dict[str, str]) ->
 
 
 def _opaque(module: nn.Module) -> str | None:
-    """Why the calls inside of a module cannot be seen, if so."""
+    """The reason why hooks cannot see calls inside a module, or ``None``."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # without it nothing has been compiled
     compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
     if compiled or hasattr(module.forward, "_torchdynamo_orig_callable"):

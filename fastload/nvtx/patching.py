@@ -1,9 +1,9 @@
-"""A function put in ranges where it stands, and taken out of them again.
+"""Patch functions in place with ranges, and restore them.
 
-A function written in Python keeps its identity: what is replaced is its code. So everybody who holds it already (a
-module that imported it by name, a loader that was given it as its collate function) calls the annotated one, and
-pickle, which sends functions by name and compares them by identity, finds what it looks for. Other callables are
-replaced under their name, in every module that holds them.
+A function written in Python keeps its identity; only its code is replaced. So existing references (a module that
+imported it by name, a loader that has it as its collate function) call the annotated version, and pickle, which sends
+functions by name and compares them by identity, still works. Other callables are replaced under their name, in every
+module that holds them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _lock: Final = threading.RLock()
 
 
 class Site:
-    """A callable with labels on it. Without any it is as it was.
+    """A callable with labels. Without any it is unpatched.
 
     Args:
-        key: Under which it is known.
+        key: Its key in ``_sites``.
     """
 
     def __init__(self, key: object) -> None:
@@ -40,14 +40,14 @@ class Site:
         return iter(self.labels)
 
     def add(self, label: Label) -> None:
-        """Put one more range, inside the others, around each call."""
+        """Add a range around each call, inside the others."""
         with _lock:
             if not self.labels:
                 self._install()
             self.labels = (*self.labels, label)
 
     def discard(self, label: Label) -> None:
-        """Take that range away."""
+        """Remove that range."""
         with _lock:
             remaining = tuple(other for other in self.labels if other is not label)
             had_any, self.labels = bool(self.labels), remaining
@@ -63,7 +63,7 @@ class Site:
 
 
 class CodeSite(Site):
-    """A function written in Python, whose code is replaced by a call of its annotated copy."""
+    """A Python function, whose code is replaced by a call of its annotated copy."""
 
     def __init__(self, function: FunctionType) -> None:
         super().__init__(function)
@@ -83,15 +83,15 @@ class CodeSite(Site):
             del copy.__wrapped__  # type: ignore[attr-defined]
         else:
             copy.__wrapped__ = self._wrapped  # type: ignore[attr-defined]
-        # The order matters to other threads: the old code does not mind one default more, the new code needs it.
+        # The order matters to other threads: the old code ignores the extra default, the new code needs it.
         function.__kwdefaults__ = {**(self._keyword_defaults or {}), "__fastload__": around(copy, self)}
-        function.__wrapped__ = copy  # type: ignore[attr-defined]  # its signature is that of the copy
+        function.__wrapped__ = copy  # type: ignore[attr-defined]  # inspect takes the signature from the copy
         self._ours = function.__code__ = _calling(copy)
 
     def _restore(self) -> None:
         function = self._function
         if function.__code__ is not self._ours:
-            return  # somebody else's by now; ours, if it is ever called again, opens no range
+            return  # patched by other code since; ours opens no range if it is called again
         function.__code__ = self._code
         function.__kwdefaults__ = self._keyword_defaults
         if self._wrapped is _MISSING:
@@ -101,7 +101,7 @@ class CodeSite(Site):
 
 
 class NameSite(Site):
-    """Any other callable, and an inherited method: replaced under its name."""
+    """Any other callable, or an inherited method, replaced under its name."""
 
     def __init__(self, owner: ModuleType | type, name: str) -> None:
         super().__init__((owner, name))
@@ -161,10 +161,10 @@ _sites: Final[dict[object, Site]] = {}
 
 
 def site_of(owner: ModuleType | type, name: str) -> Site:
-    """The place to put labels on for what ``owner`` has under ``name``.
+    """The site of the attribute ``name`` of ``owner``.
 
     Raises:
-        TypeError: It is nothing that can be called.
+        TypeError: It is not callable.
     """
     found = inspect.getattr_static(owner, name)
     if isinstance(found, type) or not _is_callable(found):
@@ -187,7 +187,7 @@ def _is_callable(found: Any) -> bool:
 
 
 def _function_in(found: Any) -> FunctionType | None:
-    """The Python function that is called through an attribute."""
+    """The Python function behind an attribute, if its code can be replaced."""
     if isinstance(found, staticmethod | classmethod):
         found = found.__func__
     elif isinstance(found, property):
@@ -197,11 +197,11 @@ def _function_in(found: Any) -> FunctionType | None:
     if type(found) is not FunctionType:
         return None
     free = found.__code__.co_freevars
-    return found if tuple(sorted(free)) == free else None  # compilers sort them, so new code could not have this order
+    return found if tuple(sorted(free)) == free else None  # compilers sort them: new code could not have another order
 
 
 def _holders(value: object) -> list[tuple[ModuleType, str]]:
-    """Every module with a global that is ``value``, and that global's name."""
+    """Every module with ``value`` as a global, and the global's name."""
     return [
         (module, name)
         for module in list(sys.modules.values())
@@ -237,14 +237,14 @@ _BODIES: Final[dict[Kind, str]] = {
 
 
 def _calling(function: FunctionType) -> CodeType:
-    """Code that can stand in for ``function``'s own: it calls the default of its argument ``__fastload__``."""
+    """Replacement code for ``function`` that calls the default of the argument ``__fastload__``."""
     code = function.__code__
     return _template(kind_of(function), code.co_freevars).replace(co_name=code.co_name, co_qualname=code.co_qualname)
 
 
 @functools.cache
 def _template(kind: Kind, free: tuple[str, ...]) -> CodeType:
-    """The code before it gets its name. A function's closure is for good, so the code has to expect the same cells."""
+    """The replacement code without its name. A closure is fixed, so the cells must match."""
     keyword = "async def" if kind in ("coroutine", "async generator") else "def"
     mention = f"if 0: {', '.join(free)}" if free else "pass"
     source = f"""

@@ -1,10 +1,9 @@
-"""Ranges of any name, in the domain ``fastload``: those of ``annotate``, ``annotate_modules`` and ``capture``.
+"""Ranges with arbitrary names for ``annotate``, ``annotate_modules`` and ``capture``.
 
-Unlike :func:`fastload.nvtx.stages.stage`, whose names are few and which nest strictly, these are opened and
-closed by hooks. Closing one also closes what was left open inside it, so that a tool never sees a pop that belongs to
-another push.
+They are in the domain ``fastload``. Those of :func:`fastload.nvtx.stages.stage` have few names and nest strictly; these
+are opened and closed by hooks. Closing one also closes ranges left open inside it, so that pops always match pushes.
 
-Besides an NVTX tool they also reach torch.profiler while it runs.
+NVTX tools see them, and so does torch.profiler while it runs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NvtxRange", "ProcessRange", "listening", "pop", "push"]
 
-# ARGB: calm enough to stand beside the colours of the stages, and told apart on a white ground.
+# ARGB: less saturated than the colours of the stages, and distinguishable on white.
 _PALETTE: Final = (0xFF8CB369, 0xFFF4A259, 0xFF5B8E7D, 0xFFBC4B51, 0xFF7D70BA, 0xFF3D9FB8, 0xFFC9A227, 0xFF9C6644)
 
 _domain: Final[Any] = stages._domain
@@ -32,7 +31,7 @@ _RecordFunction: Final[Any] = getattr(torch._C._profiler, "_RecordFunctionFast",
 
 
 class _Thread(threading.local):
-    """Of one thread: the ranges that are open, outermost first, and NVTX's attributes by name."""
+    """A thread's open ranges, outermost first, and its NVTX attributes by name."""
 
     def __init__(self) -> None:
         self.open: list[NvtxRange] = []
@@ -40,15 +39,15 @@ class _Thread(threading.local):
 
 
 _thread: Final = _Thread()
-# A forked process goes on in a copy of one thread. That thread's ranges are closed by its parent, and names are to be
-# registered by each process (see ``_nvtx``).
+# A forked process continues in a copy of one thread. The parent closes that thread's ranges, and each process must
+# register its own names (see ``stages``).
 os.register_at_fork(after_in_child=lambda: _thread.open.clear())
 os.register_at_fork(after_in_child=lambda: _thread.attributes.clear())
 
 if _domain is not None:
 
     def listening() -> bool:
-        """Whether anybody would see a range that this thread opened now."""
+        """Whether a tool would see a range opened on this thread now."""
         return True
 
 else:
@@ -61,7 +60,7 @@ class NvtxRange:
     Args:
         name: What tools show. Constant names aggregate; use ``payload`` for numbers.
         payload: A signed 64-bit integer; NVTX only.
-        registered: Whether the tool may keep the name for good; not for names that are used once.
+        registered: Whether the tool may keep the name forever; not for names that are used once.
     """
 
     __slots__ = ("_name", "_payload", "_recorded", "_registered", "_tool")
@@ -99,7 +98,7 @@ class NvtxRange:
 
 
 class ProcessRange:
-    """A range that may end on another thread than the one that it begins on, which is now. NVTX only.
+    """A range that begins now and may end on another thread. NVTX only.
 
     Args:
         name: What tools show.
@@ -118,7 +117,7 @@ class ProcessRange:
 
 
 def _attributes(name: str, payload: int | None = None, registered: bool = True) -> Any:
-    """As the tool takes them. They are reused, but never by two threads, which could swap payloads."""
+    """NVTX attributes, reused per thread: threads that shared them could swap payloads."""
     attributes = _thread.attributes.get(name)
     if attributes is None:
         colour = _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)]
@@ -126,7 +125,7 @@ def _attributes(name: str, payload: int | None = None, registered: bool = True) 
             attributes = _domain.get_event_attributes(message=name, color=colour)
             _thread.attributes[name] = attributes
         else:
-            # The nvtx package keeps every text that it ever registered; the function below its cache does not.
+            # The nvtx package caches every registered text forever; the function below the cache does not.
             register = type(_domain).get_registered_string
             text = getattr(register, "__wrapped__", register)(_domain, name)
             attributes = _domain.get_event_attributes(color=colour)
@@ -136,14 +135,14 @@ def _attributes(name: str, payload: int | None = None, registered: bool = True) 
 
 
 def push(opened: NvtxRange) -> NvtxRange:
-    """Open a range on this thread, inside those that are open."""
+    """Open a range on this thread, inside the open ones."""
     _thread.open.append(opened)
     opened._begin()
     return opened
 
 
 def pop(opened: NvtxRange) -> None:
-    """Close a range and what is still open inside it. Does nothing if it is not open on this thread."""
+    """Close a range and those inside it, if it is open on this thread."""
     if opened not in _thread.open:
         return
     while True:

@@ -1,7 +1,7 @@
-"""NVTX ranges: one line at each hop, nothing at all when no tool is attached.
+"""NVTX ranges of the loader's stages; free of cost when no tool is attached.
 
-Ranges live in the NVTX domain ``fastload``. Names are constant and the batch number travels as payload, so that a
-profile aggregates over batches.
+Ranges are in the NVTX domain ``fastload``. Names are constant and the batch number is the payload, so that a profile
+aggregates over batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ StageName: TypeAlias = Literal["fetch", "decode", "collate", "h2d", "epilogue", 
 
 DOMAIN: Final = "fastload"
 
-# ARGB. The same stage has the same colour in every process, so that a timeline of many workers can be read at a glance.
+# ARGB. A stage has the same colour in every process.
 _COLOURS: Final[dict[StageName, int]] = {
     "fetch": 0xFF4E79A7,
     "decode": 0xFF76B7B2,
@@ -39,9 +39,9 @@ _COLOURS: Final[dict[StageName, int]] = {
 def _attach() -> Any:
     """The NVTX domain, or None when no tool listens to it.
 
-    NVTX loads its tool from the library that this variable names (Nsight Systems and Nsight Compute set it for the
-    programs they start), so without it there is nobody to tell, and the ``nvtx`` package need not even be imported.
-    Where no such tool can be had, ``fastload profile`` has ranges written to files.
+    NVTX loads its tool from the library named by this variable (Nsight Systems and Nsight Compute set it for the
+    programs they start), so without it there is no tool, and the ``nvtx`` package need not be imported. Without such a
+    tool, ``fastload profile`` has ranges written to files.
     """
     if not os.environ.get("NVTX_INJECTION64_PATH"):
         if folder := os.environ.get("FASTLOAD_RANGES"):
@@ -56,12 +56,12 @@ def _attach() -> Any:
     if not nvtx.enabled():
         return None
     domain = nvtx.get_domain(DOMAIN)
-    # A domain that the tool filters out answers with None instead of attributes.
+    # A domain that the tool filters out returns None instead of attributes.
     return None if domain.get_event_attributes(message="fetch") is None else domain
 
 
 class _Off:
-    """The one context that every stage shares while no tool is attached."""
+    """The shared null context of all stages while no tool is attached."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class _Off:
 class _Attributes(threading.local):
     """Event attributes by stage, one set per thread.
 
-    The payload is written into them just before the push; two threads that shared a set could swap batch numbers.
+    The payload is written into them just before the push; threads that shared a set could swap batch numbers.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,10 @@ _OFF: Final = _Off()
 
 
 def _register_again() -> None:
-    """Forget the registered names: Nsight Systems drops a forked process's ranges if its parent registered theirs."""
+    """Forget the registered names after a fork.
+
+    Nsight Systems drops a forked process's ranges if its parent registered their names.
+    """
     global _attributes
     register: Any = getattr(type(_domain), "get_registered_string", None)
     if hasattr(register, "cache_clear"):
@@ -123,17 +126,17 @@ if _domain is not None:
 
 
 def active() -> bool:
-    """Whether an NVTX tool was attached, and listening to the domain ``fastload``, when this module was imported."""
+    """Whether an NVTX tool listened to the domain ``fastload`` when this module was imported."""
     return _domain is not None
 
 
 if _domain is None:
 
     def stage(name: StageName, batch: int | None = None) -> AbstractContextManager[None]:
-        """Mark a stage of a batch's path for the attached profiler; a shared null context when there is none.
+        """Mark a stage of a batch for the attached profiler; a null context without one.
 
-        Thread-safe; balanced also when the body raises. A range belongs to the thread that opened it, so never hold one
-        across a ``yield``: a generator may be resumed on another thread.
+        Thread-safe; balanced also when the body raises. A range belongs to the thread that opened it, so never keep one
+        open across a ``yield``: a generator may be resumed on another thread.
 
         Args:
             name: The stage; the range's name.
@@ -144,13 +147,13 @@ if _domain is None:
 else:
 
     def stage(name: StageName, batch: int | None = None) -> AbstractContextManager[None]:
-        """See above; this is the same function with a tool attached."""
+        """Mark a stage: the same function with a tool attached."""
         return _Range(name, batch)
 
 
 @functools.cache
 def _name_os_thread() -> Callable[[int, bytes], None] | None:
-    """``nvtxNameOsThreadA`` from the library that comes with torch for CUDA: the ``nvtx`` package does not offer it."""
+    """``nvtxNameOsThreadA`` from torch's CUDA packages; the ``nvtx`` package lacks it."""
     for package in ("nvidia-nvtx", "nvidia-nvtx-cu13", "nvidia-nvtx-cu12"):
         try:
             files = importlib.metadata.files(package) or []
@@ -180,9 +183,9 @@ def _pthread_setname() -> Callable[[int, bytes], int] | None:
 
 
 def name_thread(name: str) -> None:
-    """Give the calling thread a name that the attached profiler shows; does nothing when there is none.
+    """Name the calling thread for the attached profiler; does nothing without one.
 
-    The operating system's name for the thread (15 bytes) is set too, except on the main thread, where it would rename
+    Also sets the operating system's name for the thread (15 bytes), except on the main thread, where it would rename
     the whole process.
     """
     if _domain is None:
@@ -197,7 +200,7 @@ def name_thread(name: str) -> None:
 
 
 def _batch_of_caller() -> int | None:
-    """The number of the batch that torch is fetching: in a worker it is known only to torch's own loop."""
+    """Number of the batch being fetched; in a worker only torch's own loop knows it."""
     caller = sys._getframe(2)
     if caller.f_code.co_name == "_worker_loop":
         number = caller.f_locals.get("idx")
@@ -217,10 +220,10 @@ def _with_stage(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def instrument_fetch() -> None:
-    """Put every fetch of torch's data fetchers in this process into a ``fetch`` range, batch number included.
+    """Wrap torch's data fetchers in this process in ``fetch`` ranges with batch numbers.
 
-    Call it where samples are read: in a worker process, or in the main process with ``num_workers=0``. Calling it again
-    changes nothing, and so does calling it without a tool attached or with a torch that has no such fetchers.
+    Call it where samples are read: in a worker process, or in the main process with ``num_workers=0``. Does nothing if
+    called again, without a tool attached, or if torch has no such fetchers.
     """
     if _domain is None:
         return

@@ -1,4 +1,4 @@
-"""Calls in ranges: functions, generators, coroutines and asynchronous generators."""
+"""Wrap functions, generators, coroutines and asynchronous generators in ranges."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Kind: TypeAlias = Literal["function", "generator", "coroutine", "async generator
 
 
 class Label:
-    """What the range of a call is called.
+    """Names the range of a call.
 
     Args:
-        name: Of the range, and what stands in for a message that cannot be had.
-        message: Given the call's arguments it returns the range's text.
+        name: The range's name, unless ``message`` returns another.
+        message: Takes the call's arguments and returns the range's name; if it raises, ``name`` is used.
     """
 
     def __init__(self, name: str, message: Callable[..., object] | None = None) -> None:
@@ -50,7 +50,7 @@ class Label:
 
 
 def kind_of(function: Any) -> Kind:
-    """What a call of ``function`` returns."""
+    """The kind of ``function``, which decides how to wrap it."""
     if inspect.isgeneratorfunction(function):
         return "generator"
     if inspect.iscoroutinefunction(function):
@@ -59,18 +59,18 @@ def kind_of(function: Any) -> Kind:
 
 
 def around(function: Callable[..., Any], labels: Iterable[Label]) -> Callable[..., Any]:
-    """``function`` with a range per label around each call, of the same kind as ``function``.
+    """Wrap ``function`` with a range per label around each call; keeps its kind.
 
-    A range never stays open while a generator or coroutine is suspended, for it may go on in another thread: there is
-    one for each stretch that it runs.
+    A range never stays open while a generator or coroutine is suspended, which may resume in another thread: each
+    period that it runs has its own range.
 
     Args:
         function: Called in the ranges.
-        labels: Read anew at each call; the first is the outermost range.
+        labels: Read at each call; the first is the outermost range.
     """
 
     def opened(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NvtxRange | None:
-        """The outermost range, whose end ends the others."""
+        """Open all ranges; returns the outermost, whose end ends the others."""
         outermost = None
         for label in labels:
             inner = push(label.range(args, kwargs))
@@ -90,11 +90,11 @@ def around(function: Callable[..., Any], labels: Iterable[Label]) -> Callable[..
 
     @functools.wraps(function)
     def generate(*args: Any, **kwargs: Any) -> Any:
-        return (yield from _stretches(function(*args, **kwargs), functools.partial(opened, args, kwargs)))
+        return (yield from _run_in_ranges(function(*args, **kwargs), functools.partial(opened, args, kwargs)))
 
     @functools.wraps(function)
     async def run(*args: Any, **kwargs: Any) -> Any:
-        return await _Stretches(function(*args, **kwargs), functools.partial(opened, args, kwargs))
+        return await _AwaitInRanges(function(*args, **kwargs), functools.partial(opened, args, kwargs))
 
     @functools.wraps(function)
     async def generate_later(*args: Any, **kwargs: Any) -> Any:
@@ -103,15 +103,15 @@ def around(function: Callable[..., Any], labels: Iterable[Label]) -> Callable[..
         step = source.asend(None)
         while True:
             try:
-                item = await _Stretches(step, begin)
+                item = await _AwaitInRanges(step, begin)
             except StopAsyncIteration:
                 return
             try:
                 sent = yield item
             except GeneratorExit:
-                await _Stretches(source.aclose(), begin)
+                await _AwaitInRanges(source.aclose(), begin)
                 raise
-            except BaseException as error:  # noqa: BLE001 - it belongs to the generator
+            except BaseException as error:  # noqa: BLE001 - forwarded to the generator
                 step = source.athrow(error)
             else:
                 step = source.asend(sent)
@@ -125,8 +125,8 @@ def around(function: Callable[..., Any], labels: Iterable[Label]) -> Callable[..
     return wrappers[kind_of(function)]
 
 
-def _stretches(inner: Any, begin: Callable[[], NvtxRange | None]) -> Generator[Any, Any, Any]:
-    """Run a generator or a coroutine to its end, each stretch between two suspensions in ranges."""
+def _run_in_ranges(inner: Any, begin: Callable[[], NvtxRange | None]) -> Generator[Any, Any, Any]:
+    """Run a generator or coroutine, with ranges around each period between suspensions."""
     sent: Any = None
     error: BaseException | None = None
     while True:
@@ -149,16 +149,16 @@ def _stretches(inner: Any, begin: Callable[[], NvtxRange | None]) -> Generator[A
                 if outermost is not None:
                     pop(outermost)
             raise
-        except BaseException as thrown:  # noqa: BLE001 - it belongs to the generator
+        except BaseException as thrown:  # noqa: BLE001 - forwarded to the generator
             error, sent = thrown, None
 
 
-class _Stretches:
-    """Awaits a coroutine, each of its stretches in ranges."""
+class _AwaitInRanges:
+    """Awaits a coroutine, with ranges around each period that it runs."""
 
     def __init__(self, coroutine: Any, begin: Callable[[], NvtxRange | None]) -> None:
         self._coroutine = coroutine
         self._begin = begin
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return _stretches(self._coroutine, self._begin)
+        return _run_in_ranges(self._coroutine, self._begin)

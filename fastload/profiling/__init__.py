@@ -1,1 +1,1 @@
-"""Record a training script, analyse the recording, show the result."""
+"""Record a training script, analyse the recording, report the result."""

@@ -1,4 +1,4 @@
-"""Computes a report's numbers from a recording."""
+"""Compute a report's numbers from a recording."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEAST_SHARE: Final = 0.05
 
 
 def find(recording: Recording) -> Findings:
-    """Compute everything. Takes about a second per million events."""
+    """Compute all findings. Takes about a second per million events."""
     return _Finder(recording).findings()
 
 
@@ -107,9 +107,9 @@ class _Finder:
         return devices, gaps
 
     def _device_window(self, device: int, steps: Sequence[Range]) -> Interval:
-        """Whole steps as the device saw them: from the first kernel of the first to the first kernel of the last.
+        """Whole steps on the device: from the first step's first kernel to the last step's.
 
-        The device runs behind the host, so the host's window would count as idle what was launched before it.
+        The device runs behind the host, so the host's window would count work launched before it as idle time.
         """
         first: dict[int, int] = {}
         bounds = [(step.start_ns, step.end_ns) for step in steps]
@@ -136,7 +136,7 @@ class _Finder:
         )
 
     def _loader_in(self, stretches: Sequence[Interval]) -> tuple[Activity, ...]:
-        """What the loader's threads did meanwhile, as shares of the time of all of them."""
+        """What the loader's threads did in ``stretches``, as shares of their total time."""
         threads = self._recording.of_role("feeder", "worker", "decode")
         total = intervals.length(stretches) * len(threads)
         if not total:
@@ -208,7 +208,7 @@ class _Finder:
         return tuple(sorted(found, key=lambda use: -use.total_s))
 
     def _around(self, call: Call) -> list[Range]:
-        """The ranges that a call was made in; autograd's threads work while the one that trains waits for them."""
+        """The ranges around a call; in backward also those of the waiting main thread."""
         threads = [call.thread]
         thread = self._recording.threads.get(call.thread)
         if thread is not None and thread.role == "backward" and self._recording.main is not None:
@@ -246,7 +246,7 @@ def _containing(bounds: Sequence[Interval], moment: int) -> list[int]:
 
 
 def _pieces(ranges: Iterable[Range], recording: Recording, main: ThreadKey) -> list[tuple[int, int, str]]:
-    """What the training thread did, by the innermost thing that was recorded of it: a range, and a call within it."""
+    """The training thread's activity, by innermost range and call within it."""
     own = [span for span in ranges if span.name != STEP]
     spans: list[tuple[int, int, str]] = [(span.start_ns, span.end_ns, span.name) for span in own]
     enclosing = Enclosing((span.start_ns, span.end_ns, index) for index, span in enumerate(own))

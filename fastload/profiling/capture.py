@@ -1,4 +1,4 @@
-"""``capture``: a profiler's window around some steps of a loop, counted by the loader that feeds it."""
+"""``capture``: a profiler's window around some steps, counted by the loader."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def capture(
     """Yield the loader's batches, with a profiler's window around ``steps`` of them.
 
     After ``warmup`` batches the CUDA profiler is started, for which ``nsys profile --capture-range=cudaProfilerApi``
-    and ``ncu --profile-from-start off`` wait; after ``steps`` more it is stopped. In between each step is an NVTX range
-    ``step`` in the domain ``fastload``, from the moment that its batch is asked for until the next one is, with the
+    and ``ncu --profile-from-start off`` wait; after ``steps`` more it is stopped. In between, each step has an NVTX
+    range ``step`` in the domain ``fastload``, from the request for its batch until the request for the next, with the
     batch's number as payload. Before and after the window a batch costs one more call, and no profiler runs.
 
     >>> from fastload import DataLoader, capture
@@ -56,16 +56,16 @@ def capture(
     [4, 5]
 
     Batches are counted over all loops over the result, and there is one window: a loop that ends in it (by ``break``,
-    by an exception, for want of batches) closes it. Of two windows that would overlap in one process the later one
-    stays shut, with a warning.
+    by an exception, out of batches) closes it. If two windows would overlap in one process, the later one stays closed,
+    with a warning.
 
     Args:
         loader: Any iterable of batches.
         warmup: Batches before the window; 0 or more.
         steps: Batches in it; at least 1.
-        end: Whether the loop ends with the window, and later loops at once.
-        trace: A file for torch.profiler's trace of the window (``.json``, or ``.json.gz``), for where there is no
-            Nsight. In the ranks of a distributed run ``.rank0`` and so on is put before its suffix.
+        end: Whether the loop ends with the window; later loops then end at once.
+        trace: A file for torch.profiler's trace of the window (``.json``, or ``.json.gz``), for machines without
+            Nsight. In the ranks of a distributed run ``.rank0`` and so on is inserted before its suffix.
 
     Returns:
         An iterable of the same batches; it has a length if the loader has one.
@@ -79,7 +79,7 @@ def capture(
 
 
 class Capture(Generic[T]):
-    """What :func:`capture` returns."""
+    """The iterable that :func:`capture` returns."""
 
     def __init__(self, loader: Iterable[T], window: Window) -> None:
         if not hasattr(loader, "__iter__"):
@@ -98,7 +98,7 @@ class Capture(Generic[T]):
 
     @property
     def captured(self) -> int:
-        """Steps that the window has held so far."""
+        """Steps captured so far."""
         return self._window.captured
 
     @property
@@ -107,19 +107,22 @@ class Capture(Generic[T]):
         return self._window.profile
 
     def close(self) -> None:
-        """Close the window if it is open, and write its trace. Idempotent; the end of a loop does it too."""
+        """Close the window if open, and write its trace. Idempotent.
+
+        The end of a loop closes it too.
+        """
         self._window.leave()
 
 
 class CaptureIterator(Generic[T]):
-    """One loop over a loader. Knows every attribute that the loader's own iterator has."""
+    """One loop over a loader. Forwards attributes to the loader's own iterator."""
 
     def __init__(self, loader: Iterable[T], inner: Iterator[T], window: Window) -> None:
         self._capture_inner = inner
         self._capture_window: Window | None = window
         self._capture_number = 0
         self._capture_length = _length(loader)
-        # A `break` and an exception leave nothing but this object behind, and drop it.
+        # After a `break` or an exception only the end of this object's life shows that the loop is over.
         self._capture_finalizer = weakref.finalize(self, window.leave)
 
     def __iter__(self) -> CaptureIterator[T]:
@@ -157,11 +160,11 @@ class CaptureIterator(Generic[T]):
 
 
 class CaptureFromEnvironment:
-    """One window for a whole process: that of the first loader that gets past its warm-up.
+    """One window for a process, for the first loader that completes its warm-up.
 
     Args:
-        text: What :data:`VARIABLE` holds.
-        trace: What :data:`TRACE_VARIABLE` holds, if anything.
+        text: The value of :data:`VARIABLE`.
+        trace: The value of :data:`TRACE_VARIABLE`, if set.
     """
 
     def __init__(self, text: str, trace: str | None = None) -> None:
@@ -207,25 +210,25 @@ class CaptureFromEnvironment:
 
 
 def capture_from_environment() -> CaptureFromEnvironment | None:
-    """The window that :data:`VARIABLE` asks for, for programs that do not call :func:`capture`; else ``None``.
+    """The window requested by :data:`VARIABLE`; ``None`` if it is not set.
 
-    ``FASTLOAD_CAPTURE=10:10 fastload run train.py`` counts the batches of every loader of the program; the first loader
-    that hands out 10 gets a window of 10 steps, as if the program had looped over ``capture(loader, 10, 10)``. There is
-    one window per process, none in workers. ``10:10:end`` ends that loop with the window; ``10:10:exit`` ends the
-    program there, with status 0. ``FASTLOAD_CAPTURE_TRACE=trace.json`` has torch.profiler write the window's trace,
-    ``FASTLOAD_CAPTURE_REPORT=report.json`` the loader its verdict on the window.
+    For programs that do not call :func:`capture`. ``FASTLOAD_CAPTURE=10:10 fastload run train.py`` counts the batches
+    of every loader of the program; the first loader that delivers 10 gets a window of 10 steps, as if the program had
+    looped over ``capture(loader, 10, 10)``. There is one window per process, none in workers. ``10:10:end`` ends that
+    loop with the window; ``10:10:exit`` ends the program there, with status 0. ``FASTLOAD_CAPTURE_TRACE=trace.json``
+    writes torch.profiler's trace of the window, ``FASTLOAD_CAPTURE_REPORT=report.json`` the loader's verdict on it.
 
     Raises:
-        ValueError: The variable is set to something else.
+        ValueError: The variable has another form.
     """
     text = os.environ.get(VARIABLE)
     return CaptureFromEnvironment(text, os.environ.get(TRACE_VARIABLE)) if text else None
 
 
 def _length(loader: Any) -> int | None:
-    """How many batches a loop over ``loader`` has, if that is known."""
+    """Number of batches of a loop over ``loader``, if known."""
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
-        return None  # torch holds the loader to a length that it has once told
+        return None  # calling len() makes torch warn if the loader then yields more
     try:
         return len(loader)
     except (TypeError, NotImplementedError):

@@ -1,6 +1,6 @@
-"""The numbers of a report: how busy the device was, what held it up, what was copied how, and where time went.
+"""A report's numbers: device use, gaps, copies, kernels, ranges, threads.
 
-``finder`` computes them from a recording.
+``analysis`` computes them from a recording.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _NOT_WORK: Final = frozenset({"wait"})
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a thread, or several of a kind, did in some stretch of time.
+    """What one thread, or all threads of a kind, did in some interval.
 
     Attributes:
-        what: A range, a call, or an operator; ``"nothing recorded"`` where there was none.
-        share: Of the stretch, from 0 to 1; of all threads of the kind together.
+        what: A range, a call, or an operator; ``"nothing recorded"`` if there was none.
+        share: Share of the interval, from 0 to 1, over all threads of the kind.
     """
 
     what: str
@@ -35,8 +35,8 @@ class DeviceUse:
         device: Its index.
         name: Its name.
         busy_share: Share of the time in which at least one kernel ran; copies do not count.
-        window_s: That time.
-        kernels: How many ran.
+        window_s: Length of the whole steps.
+        kernels: Number of kernels that ran.
         starved_share: Share of the time in which no kernel ran and the training loop waited for a batch.
     """
 
@@ -49,19 +49,19 @@ class DeviceUse:
 
     @property
     def idle_share(self) -> float:
-        """The rest."""
+        """The share without a kernel."""
         return 1 - self.busy_share
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A stretch in which a device ran no kernel.
+    """An interval in which a device ran no kernel.
 
     Attributes:
         device: Its index.
-        start_s: Since the window's start.
-        length_s: How long.
-        copying_share: Share of it in which a copy to the device was under way.
+        start_s: Start, relative to the window's.
+        length_s: Its length.
+        copying_share: Share of it in which a copy to the device was running.
         host: What the training thread did, the longest first.
         loader: What the loader's threads and processes did, as shares of all of them.
     """
@@ -80,10 +80,10 @@ class CopyUse:
 
     Attributes:
         direction: From where to where.
-        memory: The host's end: pageable or pinned.
-        count: How many.
-        size_bytes: Together.
-        seconds: In which at least one was under way.
+        memory: Kind of host memory: pageable or pinned.
+        count: Number of copies.
+        size_bytes: Their total size.
+        seconds: Time in which at least one was running.
         beside_kernels_share: Share of ``seconds`` in which a kernel ran at the same time.
     """
 
@@ -96,7 +96,7 @@ class CopyUse:
 
     @property
     def gb_per_s(self) -> float:
-        """1e9 bytes per second, while copies were under way."""
+        """1e9 bytes per second, while copies were running."""
         return self.size_bytes / self.seconds / 1e9 if self.seconds else 0.0
 
 
@@ -107,9 +107,9 @@ class KernelUse:
     Attributes:
         name: Its name.
         count: Launches.
-        seconds: Together.
-        share: Of all kernels' time.
-        converts_layout: Whether it only turns NCHW into NHWC or back.
+        seconds: Their total time.
+        share: Share of all kernels' time.
+        converts_layout: Whether it only converts between NCHW and NHWC.
     """
 
     name: str
@@ -125,13 +125,13 @@ class RangeUse:
 
     Attributes:
         name: Its name.
-        domain: Whose it is.
-        role: What kind of thread it was on.
-        threads: On how many of them.
-        count: How often.
-        total_s: On the host, added up.
-        device_s: Of kernels and copies that were launched within it, added up.
-        kernels: How many kernels.
+        domain: Its NVTX domain.
+        role: Role of its threads.
+        threads: Number of threads.
+        count: Number of ranges.
+        total_s: Total time on the host.
+        device_s: Total time of the kernels and copies launched within it.
+        kernels: Number of those kernels.
     """
 
     name: str
@@ -145,7 +145,7 @@ class RangeUse:
 
     @property
     def mean_s(self) -> float:
-        """On the host, each."""
+        """Mean time on the host."""
         return self.total_s / self.count if self.count else 0.0
 
 
@@ -157,10 +157,10 @@ class ThreadUse:
         name: Its name.
         role: What it does.
         process: Its process's id.
-        thread: Its own.
+        thread: Its own id.
         stages: Share of the window by innermost stage.
-        blocked_share: Share of its ``fetch`` in which it waited for storage or slept; None where nobody saw. The time
-            in which it waited for a core is left out.
+        blocked_share: Share of its ``fetch`` in which it waited for storage or slept, without the time in which it
+            waited for a core; None if not recorded.
     """
 
     name: str
@@ -172,7 +172,7 @@ class ThreadUse:
 
     @property
     def busy_share(self) -> float:
-        """Share of the window in which it was in some stage other than waiting."""
+        """Share of the window spent in stages other than waiting."""
         return sum(share for stage, share in self.stages.items() if stage not in _NOT_WORK)
 
 
@@ -181,19 +181,19 @@ class Findings:
     """All numbers of one recording.
 
     Attributes:
-        source: What recorded it: ``"nsys"`` or ``"torch.profiler"``.
+        source: The recorder: ``"nsys"`` or ``"torch.profiler"``.
         seconds: The window's length.
         steps: Training steps in it.
-        devices: Each one that ran a kernel.
-        gaps: The longest stretches without a kernel, the longest first.
+        devices: Every device that ran a kernel.
+        gaps: The longest intervals without a kernel, the longest first.
         copies: By direction and kind of memory, the most bytes first.
-        kernels: The longest, added up by name.
-        layout: Those that only convert layouts.
+        kernels: The longest, summed by name.
+        layout: Kernels that only convert layouts.
         ranges: By name, the longest first.
-        threads: Those of the loop and the loader.
+        threads: Threads of the loop and the loader.
         wait_share: Share of the window in which the training loop waited for a batch.
-        waiting: What the loader's threads did meanwhile.
-        link_share: Share of the window in which a copy to the device was under way.
+        waiting: What the loader's threads did during those waits.
+        link_share: Share of the window in which a copy to the device was running.
         notes: What the recording lacks.
     """
 
@@ -219,7 +219,7 @@ class Findings:
 
 
 def to_dict(findings: Findings) -> dict[str, Any]:
-    """The numbers as JSON writes them."""
+    """Convert the numbers to a JSON object."""
     found = asdict(findings)
     found["step_s"] = findings.step_s
     for use, copy in zip(found["copies"], findings.copies, strict=True):

@@ -1,4 +1,4 @@
-"""A profile as one HTML page that needs nothing but itself: the verdict, a timeline to zoom into, the tables."""
+"""Write a profile as a self-contained HTML page: verdict, zoomable timeline, tables."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ TEMPLATE: Final = Path(__file__).with_name("page.html")
 RANGES_SHOWN: Final = 40
 
 _PLACEHOLDER: Final = re.compile(r"%%([A-Z]+)%%")
-# What could end a script, begin a comment in one, or end a line of one; all of it can only stand in JSON's strings.
+# Characters that could end a script, start a comment or break a line in it; in JSON they occur only in strings.
 _NOT_IN_SCRIPTS: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 class _Html(str):
-    """Text that is HTML already; all other text is escaped."""
+    """Text that is already HTML; other text is escaped."""
 
     __slots__ = ()
 
 
 def write(report: ProfileReport, timeline: Timeline, path: str | Path) -> None:
-    """Write the page; a megabyte for about 30,000 kernels and ranges."""
+    """Write the page: a megabyte for about 30,000 kernels and ranges."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(render(report, timeline), encoding="utf-8", errors="backslashreplace")  # half a character
+    Path(path).write_text(render(report, timeline), encoding="utf-8", errors="backslashreplace")  # lone surrogates
 
 
 def render(report: ProfileReport, timeline: Timeline) -> str:
@@ -51,7 +51,7 @@ def render(report: ProfileReport, timeline: Timeline) -> str:
         "FOOT": html.escape(f"Recorded by {findings.source}. fastload {__version__}."),
         "DATA": json.dumps(_data(timeline), separators=(",", ":")).translate(_NOT_IN_SCRIPTS),
     }
-    # In one pass: a range may have the name of a placeholder.
+    # In one pass, because a range's name may equal a placeholder.
     return _PLACEHOLDER.sub(lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
@@ -60,7 +60,7 @@ def _escaped(text: str) -> str:
 
 
 def _data(timeline: Timeline) -> dict[str, Any]:
-    """The rows, with texts and colours numbered; times are whole nanoseconds."""
+    """The rows, with texts and colours as indices and times in nanoseconds."""
     texts: dict[str, int] = {}
     colours: dict[str, int] = {}
 
@@ -171,7 +171,7 @@ def _tables(report: ProfileReport) -> Iterable[str]:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """A table; a column whose name begins with ``>`` is flush right."""
+    """An HTML table; columns whose name begins with ``>`` are right-aligned."""
     right = [column.startswith(">") for column in columns]
 
     def line(cells: Sequence[str], tag: str) -> str:

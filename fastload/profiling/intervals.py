@@ -1,4 +1,4 @@
-"""Arithmetic with stretches of time: unions, overlaps, gaps, and who is innermost."""
+"""Arithmetic with time intervals: unions, overlaps, gaps, nesting."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Interval: TypeAlias = tuple[int, int]
-"""Start and end, in nanoseconds; the end does not belong to it."""
+"""Start and end in nanoseconds; the end is exclusive."""
 
 T = TypeVar("T")
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as ``intervals`` cover, as disjoint intervals in order; touching ones are joined."""
+    """Merge ``intervals`` into disjoint ones, in order; touching ones are joined."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if end <= start:
@@ -28,23 +28,23 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(disjoint: Iterable[Interval]) -> int:
-    """The sum of their lengths."""
+    """The sum of the intervals' lengths."""
     return sum(end - start for start, end in disjoint)
 
 
 def covered(intervals: Iterable[Interval]) -> int:
-    """The time in which at least one of ``intervals`` is under way."""
+    """The time covered by at least one of ``intervals``."""
     return length(union(intervals))
 
 
 def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """The parts of ``intervals`` that lie in ``window``."""
+    """The parts of ``intervals`` inside ``window``."""
     low, high = window
     return [(max(start, low), min(end, high)) for start, end in intervals if end > low and start < high]
 
 
 def part(disjoint: Sequence[Interval], window: Interval) -> list[Interval]:
-    """What :func:`clip` gives, of a union (see :func:`union`), without looking at all of it."""
+    """:func:`clip` for a union (see :func:`union`), by binary search."""
     low, high = window
     first = bisect_right(disjoint, low, key=lambda interval: interval[1])
     last = bisect_left(disjoint, high, key=lambda interval: interval[0])
@@ -52,7 +52,7 @@ def part(disjoint: Sequence[Interval], window: Interval) -> list[Interval]:
 
 
 def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """The time that two unions (see :func:`union`) have in common."""
+    """The intersection of two unions (see :func:`union`)."""
     found: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
@@ -67,7 +67,7 @@ def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interv
 
 
 def gaps(disjoint: Sequence[Interval], window: Interval) -> list[Interval]:
-    """What of ``window`` a union (see :func:`union`) leaves uncovered, in order."""
+    """The parts of ``window`` not covered by a union (see :func:`union`), in order."""
     found: list[Interval] = []
     reached = window[0]
     for start, end in part(disjoint, window):
@@ -80,7 +80,7 @@ def gaps(disjoint: Sequence[Interval], window: Interval) -> list[Interval]:
 
 
 def innermost(spans: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
-    """Cut nested spans into pieces, each with the value of the innermost span there, in order.
+    """Cut nested spans into ordered pieces, each with the innermost span's value.
 
     Spans that overlap without nesting are cut at the later one's start: the one that began last is the innermost.
 
@@ -113,7 +113,7 @@ def innermost(spans: Iterable[tuple[int, int, T]]) -> list[tuple[int, int, T]]:
 
 
 class Enclosing:
-    """Finds which spans of one thread enclose a moment.
+    """Finds the spans of one thread that enclose a moment.
 
     Args:
         spans: ``(start, end, index)``; any order.

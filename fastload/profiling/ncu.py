@@ -1,4 +1,4 @@
-"""What Nsight Compute measured of single kernels, added up per range or module."""
+"""Nsight Compute's measurements of single kernels, summed per range or module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SCALAR: Final[dict[str, tuple[str, int]]] = {
     for letter, kind in (("f", "fp32"), ("h", "fp16"), ("d", "fp64"))
     for what in ("add", "mul", "fma")
 }
-# Operations on tensor cores by the type of what they multiply; which of them there are depends on the device.
+# Operations on tensor cores by type of the factors; which of these metrics exist depends on the device.
 _TENSOR: Final = {
     f"sm__ops_path_tensor_src_{source}.sum": kind
     for source, kind in (
@@ -40,7 +40,7 @@ _TENSOR: Final = {
 }
 
 METRICS: Final = (TIME, READ, WRITTEN, *_SCALAR, *_TENSOR)
-"""All that is asked of ncu, as far as the device has it."""
+"""All metrics requested from ncu, if the device has them."""
 
 CLASS_COLOURS: Final[dict[str, str]] = {
     "compute-bound": "#c0392b",
@@ -48,7 +48,7 @@ CLASS_COLOURS: Final[dict[str, str]] = {
     "latency-bound": "#8d99a6",
 }
 LABELLED: Final = 12
-"""Points of the picture that are named: the longest."""
+"""Number of points labelled in the picture: the longest."""
 
 _NEEDED: Final = (TIME, READ, WRITTEN)
 
@@ -63,11 +63,11 @@ _RANGE: Final = re.compile(r'"([^"]*?):([^"]*?):[^:"]*:[^:"]*:[^:"]*:[^:"]*:[^:"
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
-    """One launch, measured.
+    """One measured launch.
 
     Attributes:
-        name: The kernel's.
-        ranges: Those around its launch on its thread, the outermost first.
+        name: The kernel's name.
+        ranges: Ranges around its launch on its thread, the outermost first.
         seconds: Its duration.
         read_bytes: From device memory to L2.
         written_bytes: From L2 to device memory.
@@ -87,14 +87,14 @@ class Sum:
     """All launches of one range, module or kernel.
 
     Attributes:
-        name: Of the range or kernel.
-        kernels: How many were launched.
-        seconds: Their durations, added up.
-        size_bytes: Moved between L2 and device memory.
+        name: Name of the range or kernel.
+        kernels: Number of launches.
+        seconds: Their total duration.
+        size_bytes: Bytes moved between L2 and device memory.
         operations: Arithmetic by kind.
-        bound: Its class, after the roofline.
-        memory_share: Share of the measured bandwidth that was reached.
-        compute_share: Share of the measured arithmetic.
+        bound: Its class by the roofline.
+        memory_share: Achieved share of the measured bandwidth.
+        compute_share: Achieved share of the measured arithmetic rate.
     """
 
     name: str
@@ -118,11 +118,11 @@ class Sum:
 
     @property
     def intensity(self) -> float | None:
-        """Operations per byte; None where nothing was moved."""
+        """Operations per byte; None if no bytes were moved."""
         return sum(self.operations.values()) / self.size_bytes if self.size_bytes else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As CSV and JSON write it. Seconds, bytes, operations."""
+        """Convert to a CSV or JSON record, in seconds, bytes and operations."""
         return {
             "name": self.name,
             "class": self.bound,
@@ -139,10 +139,10 @@ class Sum:
 
 
 def read(path: Path) -> list[KernelRun]:
-    """Read what ``ncu --csv --page raw --log-file`` wrote, its messages among it.
+    """Read the output of ``ncu --csv --page raw --log-file``, which includes its messages.
 
     Raises:
-        NsightError: It cannot be read, or there is no table in it, or one without the metrics that are needed.
+        NsightError: It cannot be read, has no table, or the table lacks required metrics.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -202,17 +202,17 @@ def _why(lines: Sequence[str]) -> str:
 
 
 def sum_up(runs: Iterable[KernelRun], inside: str, ceilings: Ceilings, by: By = "range") -> list[Sum]:
-    """Add launches up, the longest first.
+    """Sum up launches, the longest first.
 
     Args:
-        runs: What was measured.
-        inside: The range that was measured; its own launches, outside of ranges within it, count by kernel.
-        ceilings: Of the device.
-        by: ``"range"``: per innermost range, as modules have with ``annotate_modules``; ``"kernel"``: per kernel.
+        runs: The measured launches.
+        inside: The measured range; its own launches, outside of ranges within it, count by kernel.
+        ceilings: The device's ceilings.
+        by: ``"range"``: per innermost range, such as those of ``annotate_modules``; ``"kernel"``: per kernel.
     """
     groups: dict[str, list[KernelRun]] = defaultdict(list)
     for run in runs:
-        # Of ranges in several domains ncu does not tell the order; but the step is around all others.
+        # ncu does not give the order of ranges in several domains, but the step encloses all others.
         innermost = next((name for name in reversed(run.ranges) if name != STEP), inside)
         groups[innermost if by == "range" and innermost != inside else run.name].append(run)
     sums = [_sum(name, members, ceilings) for name, members in groups.items()]
@@ -232,12 +232,12 @@ def _sum(name: str, runs: Sequence[KernelRun], ceilings: Ceilings) -> Sum:
 
 
 def total(runs: Sequence[KernelRun], ceilings: Ceilings) -> Sum:
-    """Everything together."""
+    """Sum of all launches."""
     return _sum("all", runs, ceilings)
 
 
 def write_csv(sums: Sequence[Sum], path: Path) -> None:
-    """One line per sum."""
+    """Write one line per sum."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = [each.to_dict() for each in sums]
@@ -247,7 +247,7 @@ def write_csv(sums: Sequence[Sum], path: Path) -> None:
 
 
 def draw(sums: Sequence[Sum], ceilings: Ceilings, path: Path, title: str) -> None:
-    """Draw bytes moved against latency, both logarithmic, with the line that the measured bandwidth allows.
+    """Plot time against bytes moved, both logarithmic, with the measured bandwidth's limit.
 
     Needs matplotlib; the suffix of ``path`` names the format.
     """

@@ -1,9 +1,9 @@
-"""Nsight's command lines: finding ``nsys`` and ``ncu``, recording, importing and exporting what they recorded.
+"""Run Nsight's tools: find ``nsys`` and ``ncu``, record, import and export.
 
-Nsight Systems has two homes: its own package, and a folder within Nsight Compute. The latter's ``nsys`` records but
-does not import its own recording: it leaves a ``.qdstrm`` behind, which ``QdstrmImporter`` beside it turns into the
-``.nsys-rep`` that can be exported. All of that is tried on an empty program first (:func:`find_recorder`), so that what
-does not work here is known before a training run has been spent on it.
+Nsight Systems comes as its own package, or in a folder of Nsight Compute. The latter's ``nsys`` records but does not
+import its own recording: it leaves a ``.qdstrm``, which the ``QdstrmImporter`` in the same folder converts into a
+``.nsys-rep`` that can be exported. All steps are tried on an empty program first (:func:`find_recorder`), so that
+failures show before a training run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRACES: Final = (
     ("cuda", "nvtx", "osrt"),
     ("cuda", "nvtx"),
 )
-"""What is recorded, the most telling first: an installation may lack the libraries for some of it."""
+"""Events to record, the fullest set first: an installation may lack libraries for some."""
 
 _FOLDERS: Final = {
     "nsys": (
@@ -47,17 +47,17 @@ _MISSING_LIBRARY: Final = re.compile(r"(lib[\w.+-]+\.so[\w.]*)(?:: cannot open s
 
 
 class NsightError(RuntimeError):
-    """Nsight is missing, or one of its steps failed; the message ends with what to do about it.
+    """Nsight is missing, or one of its steps failed; the message ends with a remedy.
 
     Attributes:
-        code: What a command that ends with this error exits with.
+        code: Exit code of a command that ends with this error.
     """
 
     code: int = 1
 
 
 class ProgramError(NsightError):
-    """The program ended with an error of its own, and nothing had been recorded until then: ``code`` is its."""
+    """The program failed before anything was recorded; ``code`` is its exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -66,11 +66,11 @@ class ProgramError(NsightError):
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """An ``nsys`` that is known to record, import and export here.
+    """An ``nsys`` that has been tested to record, import and export on this machine.
 
     Attributes:
         nsys: The program.
-        importer: Turns a ``.qdstrm`` into a ``.nsys-rep``, for an ``nsys`` that cannot; None where there is none.
+        importer: Converts a ``.qdstrm`` into a ``.nsys-rep``, for an ``nsys`` that cannot; None if there is none.
         traces: The kinds of events that it can record here.
     """
 
@@ -87,13 +87,13 @@ class Recorder:
             output: The recording's path without a suffix.
             program: A command line.
             sampling: Also sample call stacks and context switches; recordings grow to gigabytes.
-            window: Record between ``cudaProfilerStart`` and ``cudaProfilerStop`` only, and let the program go on after.
+            window: Record only between ``cudaProfilerStart`` and ``cudaProfilerStop``; the program continues after.
         """
         options = [
             "--force-overwrite=true",
             f"--output={output}",
             f"--trace={','.join(self.traces)}",
-            # Worker processes are forked and never call exec; without this nothing that happens in them is seen.
+            # Worker processes are forked and never call exec; without this option they are not recorded.
             "--trace-fork-before-exec=true",
         ]
         scope = "process-tree" if sampling else "none"
@@ -103,24 +103,24 @@ class Recorder:
         return [str(self.nsys), "profile", *options, *program]
 
     def finish(self, output: Path, code: int = 0) -> Path:
-        """Import and export what :meth:`command` left at ``output``; returns the SQLite file. Blocks.
+        """Import and export the recording at ``output``; returns the SQLite file. Blocks.
 
         Args:
             output: As for :meth:`command`.
             code: The exit code of that command, for the error.
 
         Raises:
-            ProgramError: There is no recording, and ``code`` says why.
-            NsightError: There is none, or it cannot be imported or exported.
+            ProgramError: There is no recording, because the program failed with ``code``.
+            NsightError: There is no recording, or it cannot be imported or exported.
         """
         report = imported(output, self.importer, code)
         return exported(self.nsys, report)
 
 
 def find_nsight(tool: str, root: Path = _ROOT) -> Path | None:
-    """``nsys`` or ``ncu``: on the search path, else in its install folders, the newest first.
+    """Find ``nsys`` or ``ncu``: on the search path, else the newest in its install folders.
 
-    Nsight Compute carries an ``nsys`` of its own, which is where images with only the CUDA toolkit have it.
+    Nsight Compute contains an ``nsys``, the only one in images with just the CUDA toolkit.
     """
     if (found := shutil.which(tool)) is not None:
         return Path(found)
@@ -136,16 +136,16 @@ def _numbers(path: Path) -> list[int]:
 
 
 def find_recorder(folder: Path, root: Path = _ROOT) -> Recorder:
-    """Find an ``nsys`` and see that it records, imports and exports here, with as many traces as it can.
+    """Find an ``nsys`` and test recording, import and export, with as many traces as possible.
 
     Takes a few seconds: each attempt runs an empty Python program.
 
     Args:
-        folder: An existing one, for what the attempts write.
+        folder: An existing folder for the attempts' files.
         root: The file system's root, for tests.
 
     Raises:
-        NsightError: There is none, or it does not get as far as an exported recording.
+        NsightError: There is none, or it yields no exported recording.
     """
     nsys = find_nsight("nsys", root)
     if nsys is None:
@@ -159,7 +159,7 @@ def find_recorder(folder: Path, root: Path = _ROOT) -> Recorder:
         recorder = Recorder(nsys, importer, traces)
         output = folder / f"probe{number}"
         try:
-            # Its exit code says too little: nsys may have recorded, and fail at the import, which we can do ourselves.
+            # The exit code is not enough: nsys may record and then fail at the import, which we can do ourselves.
             command = recorder.command(output, [sys.executable, "-S", "-c", "pass"], window=False)
             code, said = run_tool(command, _PROBE_S)
             if code and not any(output.with_name(output.name + suffix).exists() for suffix in _RECORDINGS):
@@ -169,7 +169,7 @@ def find_recorder(folder: Path, root: Path = _ROOT) -> Recorder:
             failures.append(error)
         else:
             return recorder
-    raise failures[-1]  # of the least that was asked for
+    raise failures[-1]  # of the smallest set of traces
 
 
 def find_importer(nsys: Path) -> Path | None:
@@ -184,7 +184,7 @@ def find_importer(nsys: Path) -> Path | None:
 
 
 def imported(output: Path, importer: Path | None, code: int = 0) -> Path:
-    """The ``.nsys-rep`` at ``output`` (a path without suffix), made from the ``.qdstrm`` there if need be. Blocks."""
+    """The ``.nsys-rep`` at ``output`` (without suffix), imported from a ``.qdstrm`` if necessary. Blocks."""
     report = output.with_name(output.name + ".nsys-rep")
     if report.exists():
         return report
@@ -205,7 +205,7 @@ def imported(output: Path, importer: Path | None, code: int = 0) -> Path:
 
 
 def nothing_recorded(tool: str, code: int) -> NsightError:
-    """Why a program that ended with ``code`` left no recording."""
+    """The error for a program that ended with ``code`` and left no recording."""
     if code:
         why = f"{tool} recorded nothing: the program ended with exit code {code} before the capture window"
         return ProgramError(why, code)
@@ -216,7 +216,7 @@ def nothing_recorded(tool: str, code: int) -> NsightError:
 
 
 def exported(nsys: Path, report: Path) -> Path:
-    """The SQLite file of a ``.nsys-rep``. Blocks."""
+    """Export a ``.nsys-rep`` to SQLite; returns that file. Blocks."""
     database = report.with_suffix(".sqlite")
     _run([str(nsys), "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)])
     if not database.exists():
@@ -225,7 +225,7 @@ def exported(nsys: Path, report: Path) -> Path:
 
 
 def run_tool(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Run one of Nsight's programs to its end; returns its exit code and what it said.
+    """Run one of Nsight's programs; returns its exit code and output. Blocks.
 
     Raises:
         NsightError: It did not start, or did not end in time.

@@ -1,7 +1,7 @@
-"""Reads what ``nsys export --type=sqlite`` wrote.
+"""Read an export of ``nsys export --type=sqlite``.
 
-Tables are written only when there is something in them, and columns come and go between versions, so both are asked
-for. Thread and process ids are packed into one number: from the low end 24 bits of thread id and 24 of process id.
+Empty tables are not written, and columns differ between versions, so the reader checks for both. Thread and process ids
+are packed into one number: from the low end 24 bits of thread id and 24 of process id.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read(path: Path) -> Recording:
     """Read an exported recording. Blocks.
 
     Raises:
-        NsightError: The file is no such export.
+        NsightError: The file is not such an export.
     """
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
@@ -73,7 +73,7 @@ class _NsysReader:
         self._strings: dict[int, str] = {row["id"]: row["value"] for row in self._rows("StringIds", ("id", "value"))}
 
     def _rows(self, table: str, wanted: Sequence[str], where: str = "") -> Iterator[dict[str, Any]]:
-        """The rows of a table, with None in the place of columns that it has not; nothing if there is no such table."""
+        """Yield a table's rows, with None for missing columns; nothing if it does not exist."""
         present = self._tables.get(table)
         if present is None:
             return
@@ -127,7 +127,7 @@ class _NsysReader:
         wanted = ("start", "end", "eventType", "text", "textId", "globalTid", "domainId")
         payloads = ("int64Value", "uint64Value", "int32Value", "uint32Value")
         events = list(self._rows("NVTX_EVENTS", (*wanted, *payloads), "ORDER BY start, end DESC"))
-        # A domain belongs to a process; a forked one goes on using its parent's, which was created earlier.
+        # A domain belongs to a process; a forked process uses its parent's, which was created earlier.
         domains: dict[tuple[int, int], str] = {}
         inherited: dict[int, str] = {}
         for row in events:
@@ -203,13 +203,13 @@ class _NsysReader:
         return tuple(found)
 
     def _main(self, calls: Sequence[Call], ranges: Sequence[Range]) -> ThreadKey | None:
-        """The thread that trains: it has the steps, else it waits for batches, else it launches most kernels."""
+        """The training thread: has the steps, else waits for batches, else launches most kernels."""
         for name in (STEP, "wait"):
             counts = Counter(span.thread for span in ranges if span.name == name)
             if counts:
                 return counts.most_common(1)[0][0]
         launches = Counter(call.thread for call in calls if "Launch" in call.name)
-        # Backward runs on a thread of autograd's, but the loop on the one whose id is the process's.
+        # Backward runs on an autograd thread, but the loop on the thread whose id is the process's.
         by_process = Counter({key: count for key, count in launches.items() if key.process == key.thread})
         counts = by_process or launches
         return counts.most_common(1)[0][0] if counts else None
@@ -222,7 +222,7 @@ def _window(
     kernels: Sequence[Kernel],
     copies: Sequence[Copy],
 ) -> tuple[int, int]:
-    """The steps' extent; without steps, that of all that the main thread and the devices did."""
+    """The extent of the steps, or else of all main-thread and device events."""
     steps = [span for span in ranges if span.thread == main and span.name == STEP]
     spans: list[Any] = list(steps)
     if not spans:
@@ -235,7 +235,7 @@ def _window(
 
 
 def _blocked(ranges: Sequence[Range], os_calls: Sequence[Call]) -> Iterator[Range]:
-    """Tell of each ``fetch`` how much of it went by inside calls of the operating system."""
+    """Add to each ``fetch`` its time inside calls of the operating system."""
     if not os_calls:
         yield from ranges
         return

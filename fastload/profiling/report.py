@@ -30,12 +30,12 @@ LAYOUT_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """What a recording says.
+    """The report of a recording.
 
     Attributes:
         findings: The numbers.
         verdict: What limits the loop.
-        loader: What the loader itself said about the same run, if it did.
+        loader: The loader's own verdict on the same run, if there is one.
     """
 
     findings: Findings
@@ -43,7 +43,7 @@ class ProfileReport:
     loader: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``fastload profile --json`` writes it. Times are seconds, shares go from 0 to 1."""
+        """The object of ``fastload profile --json``. Times in seconds, shares from 0 to 1."""
         bottleneck = self.verdict.bottleneck
         verdict = {
             "name": self.verdict.name,
@@ -58,7 +58,7 @@ def make_report(recording: Recording, seen: Verdict | None = None) -> ProfileRep
     """Compute the report of a recording.
 
     Args:
-        recording: From ``nsysdb`` or ``torchtrace``.
+        recording: From ``nsys_export`` or ``torch_trace``.
         seen: The loader's own verdict.
     """
     findings = find(recording)
@@ -66,7 +66,7 @@ def make_report(recording: Recording, seen: Verdict | None = None) -> ProfileRep
 
 
 def plain_console(columns: int) -> Console:
-    """The terminal, as wide as it is or else ``columns``. Prints names as they are, whatever brackets they have."""
+    """A console of the terminal's width, or ``columns``. Prints names without interpreting markup."""
     from rich.console import Console
 
     width = shutil.get_terminal_size((columns, 40)).columns
@@ -98,7 +98,7 @@ def show(report: ProfileReport, console: Console) -> None:
 
 
 def overview(findings: Findings) -> Iterator[str]:
-    """The run in a few lines."""
+    """Summarize the run in a few lines."""
     step = f", {milliseconds(findings.step_s)} each" if findings.step_s else ""
     what = f"{findings.steps} steps{step}" if findings.steps else milliseconds(findings.seconds)
     yield f"{what}; waited for batches {findings.wait_share:.1%} of the time; recorded by {findings.source}"
@@ -112,19 +112,19 @@ def overview(findings: Findings) -> Iterator[str]:
 
 
 def sentence(text: str) -> str:
-    """Part of a sentence as a whole one."""
+    """Make a sentence of a clause: capital letter and full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def milliseconds(seconds: float) -> str:
-    """A time for people."""
+    """Format a time for people."""
     if seconds >= 10:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
 
 
 def activities(found: Sequence[Activity], most: int = 3) -> str:
-    """What was done, the longest first."""
+    """Format the longest activities."""
     return ", ".join(f"{activity.what} {activity.share:.0%}" for activity in found[:most]) or "nothing recorded"
 
 
@@ -180,7 +180,7 @@ def _tables(findings: Findings) -> Iterator[Table]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A table; a column whose name begins with ``>`` is flush right."""
+    """A table; columns whose name begins with ``>`` are right-aligned."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))

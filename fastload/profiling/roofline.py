@@ -1,4 +1,4 @@
-"""The roofline: what bounds a kernel, by the device's own ceilings, as measured and not as advertised."""
+"""The roofline: what bounds a kernel, by the device's measured ceilings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 Class: TypeAlias = Literal["compute-bound", "memory-bound", "latency-bound"]
 
 TENSOR: Final = ("tensor", "tf32", "fp8", "int8", "fp64_tensor")
-"""Kinds of arithmetic on tensor cores, by what is multiplied; ``"tensor"`` is bfloat16 and float16, at one rate."""
+"""Kinds of arithmetic on tensor cores; ``"tensor"`` is bfloat16 and float16, at one rate."""
 
 SCALAR: Final = ("fp16", "fp32", "fp64")
-"""Kinds off them."""
+"""Kinds of arithmetic on other cores."""
 
 NEAR: Final = 0.6
-"""A kernel that reaches this share of a ceiling is bound by it; one that reaches it of none, by latency."""
+"""Share of a ceiling from which it bounds a kernel; below all, latency does."""
 
 _BYTES: Final = 1 << 30
 _SIDE: Final = 8192
@@ -31,12 +31,12 @@ _PRODUCTS: Final = {
     "fp64_flops": ("float64", 4, "highest"),
     "tf32_flops": ("float32", 1, "high"),
 }
-"""Matrix products by what they measure: the type, how many times smaller a side is, and torch's float32 precision."""
+"""Matrix products by name: type, divisor of the side, torch's float32 precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What one device reaches at best.
+    """The best rates that one device reaches.
 
     Attributes:
         device: Its name.
@@ -44,7 +44,7 @@ class Ceilings:
         tensor_flops: Operations per second on tensor cores: a large bfloat16 matrix product.
         fp32_flops: On the float32 cores: a large float32 matrix product without TF32.
         fp64_flops: A large float64 one, which runs on tensor cores where they can do it.
-        tf32_flops: A large float32 one with TF32; None in files that were written without it.
+        tf32_flops: A large float32 one with TF32; None in files written without it.
     """
 
     device: str
@@ -57,10 +57,10 @@ class Ceilings:
     def flops(self, kind: str) -> float:
         """The ceiling of one kind of arithmetic.
 
-        What is not measured follows by the ratios that NVIDIA documents. On tensor cores (data sheets of A100 and
-        H100): int8 and fp8 run at twice bfloat16's rate, TF32 at half of it. Off them (CUDA C++ Programming Guide,
-        throughput of native arithmetic instructions): float16 runs at twice float32's rate on most devices (four times
-        on an A100), float64 at most at half of it.
+        Rates that are not measured follow from the ratios that NVIDIA documents. On tensor cores (data sheets of A100
+        and H100): int8 and fp8 run at twice bfloat16's rate, TF32 at half of it. On other cores (CUDA C++ Programming
+        Guide, throughput of native arithmetic instructions): float16 runs at twice float32's rate on most devices (four
+        times on an A100), float64 at most at half of it.
         """
         ceilings = {
             "tensor": self.tensor_flops,
@@ -76,16 +76,16 @@ class Ceilings:
 
     @property
     def ridge(self) -> float:
-        """Operations per byte from which tensor cores, and not memory, are the ceiling."""
+        """Operations per byte above which tensor cores, not memory, are the ceiling."""
         return self.tensor_flops / self.bytes_per_s
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON writes it."""
+        """Convert to a JSON object."""
         return asdict(self)
 
 
 def classify(seconds: float, size_bytes: float, operations: Mapping[str, float], ceilings: Ceilings) -> Class:
-    """Say what bounds work that took ``seconds``, moved ``size_bytes`` and did ``operations`` of each kind."""
+    """Classify work by its ``seconds``, ``size_bytes`` moved and ``operations`` of each kind."""
     memory, compute = shares(seconds, size_bytes, operations, ceilings)
     if max(memory, compute) < NEAR:
         return "latency-bound"
@@ -95,9 +95,9 @@ def classify(seconds: float, size_bytes: float, operations: Mapping[str, float],
 def shares(
     seconds: float, size_bytes: float, operations: Mapping[str, float], ceilings: Ceilings
 ) -> tuple[float, float]:
-    """Shares of the ceilings that were reached: of bandwidth, and of arithmetic.
+    """The achieved shares of the ceilings of bandwidth and of arithmetic.
 
-    All kinds on tensor cores share them, so their times add up; the others run beside them and each other.
+    All kinds on tensor cores compete for them, so their times add up; the other kinds run in parallel.
     """
     if seconds <= 0:
         return 0.0, 0.0
@@ -122,7 +122,7 @@ def measure() -> Ceilings:
 
 
 def product_flops(device: torch.device, name: str) -> float:
-    """Operations per second of a large matrix product on ``device``, as ``name`` of :class:`Ceilings` says. Blocks."""
+    """Measure a large matrix product, named as in :class:`Ceilings`, in operations/s. Blocks."""
     import torch
 
     dtype, parts, precision = _PRODUCTS[name]

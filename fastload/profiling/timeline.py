@@ -1,6 +1,7 @@
-"""A recording as rows of bars: the main thread, the feeder, workers or decode threads, copy streams, compute streams.
+"""Arrange a recording in rows of bars, one row per thread or stream.
 
-``page`` shows the rows in a browser; :func:`draw` draws them as a picture.
+The rows: main thread, feeder, workers or decode threads, copy streams, compute streams. ``html`` shows them in a
+browser; :func:`draw` draws them as a picture.
 """
 
 from __future__ import annotations
@@ -36,31 +37,31 @@ COLOURS: Final[dict[str, str]] = {
     "operator": "#8fa3b5",
     "call": "#b9b2a6",
 }
-"""Of the loader's stages (as in Nsight) and of what happens on the device."""
+"""Colours of the loader's stages (as in Nsight) and of work on the device."""
 
 _PALETTE: Final = ("#8cb369", "#c9a227", "#5b8e7d", "#bc6c4b", "#7d70ba", "#3d9fb8", "#a1887f", "#9c6644")
 
 DEPTH_MAX: Final = 5
-"""Nested ranges that are drawn; deeper ones are left out."""
+"""Levels of nested ranges to draw; deeper ones are left out."""
 
 BARS_MAX: Final = 20_000
-"""Per row; beyond it, bars that nearly touch become one."""
+"""Most bars per row; above this, bars that nearly touch are joined."""
 
-_LETTERS: Final = 230  # of a bar's name, over the width of the picture
-_CALL_SHARE: Final = 1 / 2000  # of the window: shorter calls of the CUDA API are left out
+_LETTERS: Final = 230  # letters that fit in the picture's width
+_CALL_SHARE: Final = 1 / 2000  # share of the window; shorter calls of the CUDA API are left out
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something that happened in a row.
+    """An event in a row.
 
     Attributes:
-        start_ns: Since the window's start.
-        length_ns: How long.
-        name: What.
+        start_ns: Start, relative to the window's.
+        length_ns: Its length.
+        name: Its name.
         colour: Its colour, as ``#rrggbb``.
         depth: 0 for the outermost.
-        detail: More about it, or empty.
+        detail: More text, or empty.
     """
 
     start_ns: int
@@ -76,10 +77,10 @@ class Row:
     """One thread or stream.
 
     Attributes:
-        label: What it is.
+        label: Its name for people.
         kind: Whether it is on the host or on a device.
         bars: In order of their start.
-        tells: More about it: ids, names.
+        tells: More text: ids, names.
     """
 
     label: str
@@ -89,7 +90,7 @@ class Row:
 
     @property
     def depth(self) -> int:
-        """Lines that it takes, at least 1."""
+        """Number of nested levels, at least 1."""
         return max((bar.depth for bar in self.bars), default=0) + 1
 
 
@@ -99,9 +100,9 @@ class Timeline:
 
     Attributes:
         rows: From top to bottom.
-        length_ns: The window's.
-        steps: Starts of the training steps, since the window's start.
-        gaps: Start and length of the device's longest idle stretches.
+        length_ns: The window's length.
+        steps: Starts of the training steps, relative to the window's.
+        gaps: Start and length of the device's longest idle intervals.
     """
 
     rows: tuple[Row, ...]
@@ -111,7 +112,7 @@ class Timeline:
 
     @property
     def names(self) -> list[str]:
-        """What the colours stand for, of those that occur."""
+        """Names of the colours in use, for the legend."""
         present = {(bar.name, bar.colour) for row in self.rows for bar in row.bars}
         colours = {colour for _, colour in present}
         found = [name for name in STAGES if (name, COLOURS[name]) in present]
@@ -120,7 +121,7 @@ class Timeline:
 
 
 def lay_out(recording: Recording, findings: Findings) -> Timeline:
-    """Turn a recording into rows."""
+    """Arrange a recording in rows."""
     by_thread: dict[ThreadKey, list[Range]] = defaultdict(list)
     for span in recording.ranges:
         by_thread[span.thread].append(span)
@@ -152,7 +153,7 @@ def lay_out(recording: Recording, findings: Findings) -> Timeline:
 
 
 def colour_of(name: str) -> str:
-    """The colour of a range: a stage has its own, others one of a few, always the same."""
+    """The colour of a range: fixed for stages, from a small palette for others."""
     return COLOURS.get(name) or _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)]
 
 
@@ -169,7 +170,7 @@ def _bar(recording: Recording, span: Range, colour: str, depth: int) -> Bar:
 
 
 def _host_bars(recording: Recording, ranges: Iterable[Range]) -> tuple[Bar, ...]:
-    """Ranges by how deep they are nested, and below them the CUDA calls that take long."""
+    """Bars of ranges by nesting depth, and below them of long CUDA calls."""
     bars: list[Bar] = []
     open_until: list[int] = []
     deepest = -1
@@ -239,7 +240,7 @@ def _device_bar(recording: Recording, item: Kernel | Copy) -> Bar | None:
 
 
 def _thinned(bars: Sequence[Bar], window_ns: int) -> Sequence[Bar]:
-    """Join neighbours of one colour and depth until there are few enough; a joined bar tells how many it is."""
+    """Join neighbours of the same colour and depth until at most ``BARS_MAX`` are left."""
     apart_ns = window_ns // 200_000
     while len(bars) > BARS_MAX:
         bars = _joined(bars, apart_ns)
@@ -268,7 +269,7 @@ def _joined(bars: Sequence[Bar], apart_ns: int) -> list[Bar]:
 
 
 def _fitting(name: str, share: float) -> str | None:
-    """As much of a bar's name as fits into its share of the picture's width; None where that would say nothing."""
+    """A bar's name, cut to its share of the width; None if too little fits."""
     room = int(share * _LETTERS)
     if room < 4:
         return None
@@ -276,7 +277,7 @@ def _fitting(name: str, share: float) -> str | None:
 
 
 def draw(timeline: Timeline, path: str | Path, title: str) -> None:
-    """Draw the rows as a picture, in the format that the suffix of ``path`` names. Needs matplotlib."""
+    """Draw the rows as a picture; the suffix of ``path`` gives the format. Needs matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

@@ -1,6 +1,6 @@
-"""Reads what torch.profiler traced in one process and what the loader's ranges wrote in all of them.
+"""Read torch.profiler's trace of one process and the range files of all processes.
 
-The two share the system's wall clock: a trace's times are microseconds after its ``baseTimeNanoseconds``.
+Both use the system's wall clock: a trace's times are microseconds after its ``baseTimeNanoseconds``.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _DIRECTIONS: Final[dict[str, Direction]] = {
 _MEMORIES: Final[dict[str, Memory]] = {"Pageable": "pageable", "Pinned": "pinned", "Managed": "managed"}
 _COPY: Final = re.compile(r"Memcpy (\w+) \((\w+) -> (\w+)\)")
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")
-_OPERATOR: Final = re.compile(r"::|Backward\d*$|^detach$")  # other names are of ranges that code has put around itself
+_OPERATOR: Final = re.compile(r"::|Backward\d*$|^detach$")  # other names are ranges that code opened
 _SYSTEM_NAME: Final = re.compile(r"thread \d+ \((.*)\)")
 
 
 def read(folder: Path, code: int = 0) -> Recording:
     """Read a folder of torch.profiler's traces and of ranges. Blocks.
 
-    Of several traces, as of several ranks, the one of the lowest process id is read.
+    If there are several traces, such as of several ranks, the one with the lowest process id is read.
 
     Args:
-        folder: Where they are.
-        code: The exit code of the program that was traced, for the error.
+        folder: The folder.
+        code: The exit code of the traced program, for the error.
 
     Raises:
-        ProgramError: There is no trace in it, and ``code`` says why.
-        NsightError: There is none.
+        ProgramError: There is no trace, because the program failed with ``code``.
+        NsightError: There is no trace.
     """
     traces = sorted((path for pattern in TRACES for path in folder.glob(pattern)), key=lambda path: path.name)
     found = [trace for path in traces if (trace := _load(path)) is not None]
@@ -153,16 +153,16 @@ class _TorchReader:
         self._copies.append(Copy(start, end, direction, memory, size_bytes, *place, details.get("correlation")))
 
     def add_ranges(self, path: Path) -> None:
-        """Add what one process wrote (see ``fastload.nvtx.file_sink``)."""
+        """Add the range file of one process (see ``fastload.nvtx.file_sink``)."""
         process = int(path.stem.rpartition("-")[2])
         for line in path.read_text(errors="replace").splitlines():
             try:
                 record = json.loads(line)
-            except ValueError:  # the process was killed in the middle of it
+            except ValueError:  # the process was killed while writing it
                 continue
             if len(record) == 2:
                 self._names[ThreadKey(process, record[0])] = record[1]
-            elif len(record) >= 7:  # without the wait for a core in recordings from before it was told apart
+            elif len(record) >= 7:  # older recordings lack the wait for a core
                 start, end, thread, domain, name, *rest = record
                 self._ranges.append(Range(start, end, name, ThreadKey(process, thread), domain, *rest))
 
@@ -220,7 +220,7 @@ class _TorchReader:
         return self._window or _extent([*self._kernels, *self._calls, *self._ranges])
 
     def _outermost_operators(self) -> Iterable[Range]:
-        """Torch's operators, without those that others call: what a person recognizes in their code."""
+        """Torch's outermost operators, which users recognize from their code."""
         for thread, operators in self._operators.items():
             reached = 0
             for start, end, name in sorted(operators, key=lambda operator: (operator[0], -operator[1])):

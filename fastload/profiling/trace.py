@@ -1,4 +1,4 @@
-"""What a profiler recorded of a training loop, as plain data: whoever recorded it, the report is the same.
+"""A profiler's recording of a training loop as plain data, the same for every profiler.
 
 All times are nanoseconds on one clock, the recording's own.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Role: TypeAlias = Literal["main", "feeder", "worker", "decode", "backward", "other"]
-"""What a thread does: runs the training loop, copies batches, reads samples, decodes natively, runs autograd."""
+"""A thread's job: training loop, copying batches, reading samples, native decoding, autograd."""
 
 Memory: TypeAlias = Literal["pageable", "pinned", "device", "managed", "unknown"]
 
@@ -23,16 +23,16 @@ STAGES: Final = ("fetch", "decode", "collate", "h2d", "epilogue", "wait")
 """The loader's own ranges, in the domain ``fastload``."""
 
 LOADING: Final = ("fetch", "collate", "h2d")
-"""Those of them that the loader's own threads and processes are in, and not the decode threads."""
+"""Stages of the loader's threads and processes other than decode threads."""
 
 DOMAIN: Final = "fastload"
 OPERATOR: Final = "operator"
-"""The domain of torch's operators, which are no ranges of anybody's, but tell what the host did."""
+"""The domain of torch's operators, which are not NVTX ranges but show the host's work."""
 
 STEP: Final = "step"
 """The range that the capture window puts around each training step, in the domain ``fastload``."""
 
-# cuDNN and its kin name what they do; torch's own layout copies are element-wise kernels that nothing tells apart.
+# cuDNN and similar libraries name their conversions; torch's layout copies are indistinct element-wise kernels.
 _LAYOUT: Final = re.compile(r"nchw\w{0,12}nhwc|nhwc\w{0,12}nchw|convertTensor|nchwAddPadding", re.IGNORECASE)
 
 _ROLES: Final[tuple[tuple[re.Pattern[str], Role], ...]] = (
@@ -40,9 +40,9 @@ _ROLES: Final[tuple[tuple[re.Pattern[str], Role], ...]] = (
     (re.compile(r"fl-decode|fastload-dec"), "decode"),
     (re.compile(r"pt_autograd"), "backward"),
 )
-_WORKER: Final = "pt_data_worker"  # torch names the threads of a worker process so, all of them
+_WORKER: Final = "pt_data_worker"  # torch's name for all threads of a worker process
 
-# Names that say nothing by themselves; the template arguments tell more.
+# Names that mean nothing without their template arguments.
 _GENERIC: Final = re.compile(r"(elementwise|reduce|copy|index|cat)\w*kernel\w*$|Cat\w*Copy$", re.IGNORECASE)
 _FUNCTOR: Final = re.compile(r"(\w*(?:[Ff]unctor|_kernel_cuda|_kernel_impl|Ops|_op_|launch_)\w*)")
 
@@ -65,8 +65,8 @@ class Thread:
 
     Attributes:
         key: Its ids.
-        name: As the operating system or the program calls it; may be empty.
-        role: What it does.
+        name: Set by the operating system or the program; may be empty.
+        role: Its job.
     """
 
     key: ThreadKey
@@ -76,19 +76,19 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A named stretch of time on a thread.
+    """A named interval on a thread.
 
     Attributes:
         start_ns: When it began.
         end_ns: When it ended.
         name: Constant over batches.
-        thread: Where.
+        thread: Its thread.
         domain: :data:`DOMAIN` for the loader's own and those of ``annotate``, ``"torch"`` for torch.profiler's,
             :data:`OPERATOR`, else the user's.
-        payload: The batch number, if it carries one.
-        blocked_ns: How much of it the thread neither ran nor could have run: it waited for storage or slept. None where
-            that was not recorded.
-        queued_ns: How much of it the thread waited for a core; None likewise.
+        payload: The batch number, if it has one.
+        blocked_ns: Time in it in which the thread was not ready to run: it waited for storage or slept. None if not
+            recorded.
+        queued_ns: Time in it in which the thread waited for a core; None if not recorded.
     """
 
     start_ns: int
@@ -110,7 +110,7 @@ class Call:
         end_ns: When it returned.
         name: The function.
         thread: The caller.
-        correlation: What a kernel or copy that it started carries too; None for the operating system's.
+        correlation: Shared with the kernel or copy that it started; None for calls of the operating system.
     """
 
     start_ns: int
@@ -127,11 +127,11 @@ class Kernel:
     Attributes:
         start_ns: When it began on the device.
         end_ns: When it ended.
-        name: The function, without template arguments where the recording has it so.
+        name: The function, without template arguments if the recording omits them.
         device: Index of the device.
         stream: The stream's id.
         process: The process that launched it.
-        correlation: The launch's.
+        correlation: That of the launch.
     """
 
     start_ns: int
@@ -144,7 +144,7 @@ class Kernel:
 
     @property
     def converts_layout(self) -> bool:
-        """Whether all it does is to turn NCHW into NHWC or back."""
+        """Whether it only converts between NCHW and NHWC."""
         return _LAYOUT.search(self.name) is not None
 
 
@@ -156,12 +156,12 @@ class Copy:
         start_ns: When it began on the device.
         end_ns: When it ended.
         direction: From where to where.
-        memory: The kind of host memory at one end; for others ``"device"``.
-        size_bytes: What was copied.
+        memory: The kind of host memory; ``"device"`` between devices.
+        size_bytes: Bytes copied.
         device: Index of the device.
         stream: The stream's id.
-        process: The process that asked for it.
-        correlation: The call's.
+        process: The process that requested it.
+        correlation: That of the call.
     """
 
     start_ns: int
@@ -177,7 +177,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Everything of one capture window.
+    """All events of one capture window.
 
     Attributes:
         source: ``"nsys"`` or ``"torch.profiler"``.
@@ -185,10 +185,10 @@ class Recording:
         end_ns: Its end.
         threads: By key.
         ranges: In order of their start.
-        calls: Of the CUDA API.
-        os_calls: Of the operating system: those that may block.
+        calls: Calls of the CUDA API.
+        os_calls: Calls of the operating system that may block.
         kernels: In order of their start.
-        copies: Likewise.
+        copies: In order of their start.
         devices: Names of the devices, by index.
         notes: What the recording lacks, for the report.
     """
@@ -217,7 +217,7 @@ class Recording:
 
     @property
     def main(self) -> ThreadKey | None:
-        """The thread that runs the training loop, if it was seen."""
+        """The thread that runs the training loop, if recorded."""
         return next((key for key, thread in self.threads.items() if thread.role == "main"), None)
 
     def of_role(self, *roles: Role) -> list[Thread]:
@@ -229,11 +229,11 @@ class Recording:
 def assign_roles(
     names: dict[ThreadKey, str], main: ThreadKey | None, readers: Iterable[ThreadKey]
 ) -> dict[ThreadKey, Thread]:
-    """Say what each thread does.
+    """Assign a role to each thread.
 
     Args:
-        names: Every thread that was seen.
-        main: The one that runs the training loop.
+        names: Every recorded thread.
+        main: The thread that runs the training loop.
         readers: Threads with a range of :data:`LOADING`.
     """
     reading = set(readers)
@@ -254,7 +254,7 @@ def assign_roles(
 
 
 def kernel_name(demangled: str, short: str = "") -> str:
-    """A name that a person recognizes and that fits into a table.
+    """A short, recognizable name of a kernel, for tables.
 
     >>> kernel_name("void at::native::elementwise_kernel<128, 4, at::native::CUDAFunctor_add<float>>(int, T3)")
     'elementwise_kernel (CUDAFunctor_add)'

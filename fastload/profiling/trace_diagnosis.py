@@ -1,4 +1,4 @@
-"""The verdict on a recording: what limits the training loop, told from the numbers of one window."""
+"""The verdict on a recording: what limits the training loop in one window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fastload.profiling.findings import Findings, ThreadUse
 
 FED: Final = 0.1
-"""A loop that waits for less than this share of its time, and a device that idles for less, is not held up."""
+"""Below this share of waiting or idling, the loader is not the bottleneck."""
 
 _LAYOUT_SHARE: Final = 0.02
 _BLOCKED: Final = 0.5
@@ -27,12 +27,12 @@ _OF_THE_LOADER: Final = (
 
 
 def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
-    """Say what the loop is bound by.
+    """Decide what the loop is bound by.
 
     Args:
         findings: The window's numbers.
-        seen: What the loader itself saw (``loader.report()``): it looks into the workers' fetches, and a recording does
-            not always tell decoding from Python.
+        seen: The loader's own verdict (``loader.report()``): it samples the workers' fetches, while a recording cannot
+            always distinguish decoding from Python.
     """
     device = max(findings.devices, key=lambda use: use.window_s, default=None)
     waited = f"the training loop waited for batches {findings.wait_share:.0%} of the time"
@@ -84,7 +84,7 @@ def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck | None
     if seen is not None and seen.bottleneck is Bottleneck.EPILOGUE and (found := _trust(seen)):  # has no range here
         return found
     readers = [thread for thread in findings.threads if thread.role in ("worker", "decode")]
-    if not any(thread.stages for thread in readers):  # samples are read where the loop runs, or ahead of it
+    if not any(thread.stages for thread in readers):  # samples are read in the main process
         readers = [thread for thread in findings.threads if "fetch" in thread.stages]
     if not readers:
         return _trust(seen) or (None, "no thread was seen to read samples")
@@ -121,7 +121,7 @@ def _mean(threads: list[ThreadUse], stage: str) -> float:
 
 
 def _blocked(readers: list[ThreadUse]) -> float | None:
-    """Share of all readers' fetches in which they were blocked, collating left out."""
+    """Share of all readers' fetches in which they were blocked, without collating."""
     weights = [(thread.stages.get("fetch", 0.0), thread.blocked_share) for thread in readers]
     known = [(weight, share) for weight, share in weights if share is not None]
     total = sum(weight for weight, _ in known)

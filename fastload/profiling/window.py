@@ -1,4 +1,4 @@
-"""A profiler's window: opened and closed around some steps of a loop, whoever counts them."""
+"""A profiler's window, opened and closed around some steps of a loop."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ Afterwards: TypeAlias = Literal["go on", "end", "exit"]
 
 
 class Window:
-    """The window itself: counts batches, opens, marks steps, closes. Knows no loader and outlives no process.
+    """Counts batches, opens the window, marks steps, closes it.
+
+    Independent of the loader, and valid in one process only.
 
     Args:
         warmup: Batches before it.
         steps: Batches in it.
         afterwards: What the loop does when it is over.
         trace: File for torch.profiler's trace.
-        may_open: Asked once, when it would open; if that says no it never does.
+        may_open: Called once before opening; if it returns false, the window never opens.
     """
 
-    _open: Window | None = None  # one at a time: the profiler is the process's
+    _open: Window | None = None  # one at a time: the profiler is per process
     _lock = threading.Lock()
 
     def __init__(
@@ -74,9 +76,12 @@ class Window:
         return 0 if self.is_over else self._warmup + self._steps - self._seen
 
     def before(self, number: int, is_last: bool) -> bool:
-        """A loop asks for its batch ``number``; ``is_last`` says that there is none. Returns whether the loop ends."""
+        """Handle a request for batch ``number``; returns whether the loop ends.
+
+        ``is_last`` means that there is no such batch.
+        """
         self._end_step()
-        if self.is_over:  # by way of another loop
+        if self.is_over:  # ended by another loop
             return self.afterwards == "end"
         if not self._is_open and self._seen >= self._warmup and not is_last:
             self._start()
@@ -90,18 +95,18 @@ class Window:
         return False
 
     def after(self) -> None:
-        """The batch is there."""
+        """Count the delivered batch."""
         self._seen += 1
         self.captured += self._is_open
 
     def leave(self) -> None:
-        """Close the window if it is open: the loop has ended, one way or another."""
+        """Close the window if it is open, because the loop has ended."""
         self._end_step()
         if self._is_open:
             self._is_open = False
             self.is_over = True
             try:
-                if self._pid == os.getpid():  # not a forked copy: the profiler is the parent's
+                if self._pid == os.getpid():  # in a forked copy, the profiler belongs to the parent
                     self._stop()
             finally:
                 Window._open = None
@@ -156,7 +161,7 @@ class Window:
             _warn(f"{error}; the program goes on without what should have been written there")
 
     def _start_torch(self) -> None:
-        if _profiler_enabled():  # a second one would take the first one's place
+        if _profiler_enabled():  # a second one would replace the first
             _warn("torch.profiler is running already, so no trace is written; leave trace out, or that profiler", 6)
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -168,7 +173,7 @@ class Window:
 
 
 def _warn(text: str, level: int = 5) -> None:
-    """Warn of something in the loop, which is so many calls up."""
+    """Warn at the loop's line, ``level`` calls up."""
     warnings.warn(f"capture: {text}", RuntimeWarning, stacklevel=level)
 
 
@@ -181,7 +186,7 @@ def _count(name: str, value: int, least: int) -> int:
 
 
 def _trace_path(trace: str | os.PathLike[str]) -> Path:
-    path = Path(trace).absolute()  # the program may change its folder
+    path = Path(trace).absolute()  # the program may change its working directory
     if not path.parent.is_dir():
         raise FileNotFoundError(
             f"trace must name a file in a folder that exists, got {trace}; make {path.parent} first"
@@ -190,7 +195,7 @@ def _trace_path(trace: str | os.PathLike[str]) -> Path:
 
 
 def _of_rank(path: Path) -> Path:
-    """In the ranks of a distributed run each has a file of its own."""
+    """The path, with the rank inserted in a distributed run."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1 and (rank := os.environ.get("RANK")):
         stem, dot, suffix = path.name.partition(".")
         return path.with_name(f"{stem}.rank{rank}{dot}{suffix}")

@@ -1,1 +1,1 @@
-"""Counts and times of a loader, summed over threads and processes, and what they say."""
+"""A loader's counts and times, summed over threads and processes, and the verdict on them."""

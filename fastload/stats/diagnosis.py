@@ -1,4 +1,4 @@
-"""The verdict on a loader: what its consumer waits for, how that shows, and what to change."""
+"""The verdict on a loader: what its consumer waits for, the evidence, the remedy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from fastload.stats.stats import Stats
 
 STALL_MIN: Final = 0.1
-"""A consumer that waits for a smaller share of its time is not held up by its loader."""
+"""Below this share of waiting, the loader is not the bottleneck."""
 
 BUSY_MIN: Final = 0.9
-"""A device that works for a larger share of the time is the limit."""
+"""A device that is busy for this share of the time is the bottleneck."""
 
 BATCHES_MIN: Final = 4
-_QUEUED_MIN: Final = 0.25  # of fetching: worth a word
+_QUEUED_MIN: Final = 0.25  # share of fetch time; mentioned in the evidence from here on
 _READ: Final = (Bottleneck.STORAGE, Bottleneck.DECODE, Bottleneck.PYTHON)
 _MADE: Final = (*_READ, Bottleneck.COLLATE)
 _EITHER: Final = (
@@ -31,12 +31,12 @@ _EITHER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A verdict and the figures that it rests on; ``print`` it.
+    """A verdict and the figures behind it; ``print`` it.
 
     Attributes:
-        verdict: In one sentence, with its evidence.
+        verdict: One sentence, with its evidence.
         stats: The figures.
-        shares: Of the time for which batches were waited: how much each bottleneck had.
+        shares: Each bottleneck's share of the time spent waiting for batches.
     """
 
     verdict: Verdict
@@ -67,7 +67,7 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
         evidence = [waited, "each time too briefly to tell for what"]
         return Verdict(None, tuple(evidence), "larger batches are waited for less often")
     which = max(shares, key=lambda key: shares[key])
-    if which in _READ and not _looked(stats):
+    if which in _READ and not _fetch_is_sampled(stats):
         reading = sum(shares.get(each, 0.0) for each in _READ)
         unknown = f"{reading:.0%} of that while samples were read, which nobody has looked into yet"
         return Verdict(None, (waited, unknown), "ask again after a few more batches")
@@ -79,7 +79,7 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
 
 
 def _leaves_idle(stats: Stats, stall: float) -> bool:
-    """Whether the device idles more for other reasons than for want of a batch, as far as its driver says."""
+    """Whether the device idles more for other reasons than a missing batch, by its driver."""
     busy = stats.gpu_utilization
     if busy is None or stats.device is None or stats.gpu_busy_least >= BUSY_MIN:
         return False
@@ -87,7 +87,7 @@ def _leaves_idle(stats: Stats, stall: float) -> bool:
 
 
 def _not_the_loader(stats: Stats, stall: float, waited: str) -> Verdict:
-    """What can be said of a loop that has its batches in time. That the GPU is the limit must have been seen."""
+    """Judge a loop that has its batches in time. GPU-bound needs evidence from the GPU."""
     spare: list[str] = []
     if stats.workers and "fetch" in stats.stages:
         spare.append(f"{stats.ready_mean:.1f} batches were ready when it asked, on average")
@@ -110,13 +110,13 @@ def _not_the_loader(stats: Stats, stall: float, waited: str) -> Verdict:
     return Verdict.of(Bottleneck.LOOP, waited, ran, why, *spare)
 
 
-def _looked(stats: Stats) -> bool:
-    """Whether it is known what reading samples consisted of: some fetch was looked at, or native threads did it."""
+def _fetch_is_sampled(stats: Stats) -> bool:
+    """Whether the parts of a fetch are known: from samples, or from native threads."""
     return stats.fetch.looked_s > 0 or "decode" in stats.stages
 
 
 def _stall(stats: Stats) -> tuple[float, str]:
-    """The share of its time for which the consumer waited, and who that is."""
+    """The share of time the consumer waited, and the consumer's name."""
     stall = stats.device_stall
     if stall is not None and stats.device is not None and stats.device.copies >= BATCHES_MIN:
         return stall, "GPU"
@@ -125,7 +125,7 @@ def _stall(stats: Stats) -> tuple[float, str]:
 
 
 def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
-    """Seconds for which batches were waited, by what they were at."""
+    """Seconds spent waiting for batches, by bottleneck."""
     waited = dict(stats.waited_for)
     waited.pop("gpu", None)
     stages = stats.stages
@@ -134,16 +134,16 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
     in_python = _in_python(stats, waited)
     before = waited.pop("before", 0.0)
     ipc, pin = waited.get("ipc", 0.0) + waited.get("hand-over", 0.0), waited.get("pin", 0.0)
-    if "pin" in stages and elapsed > 0:  # one thread receives and pins: this batch waited while it pinned another
+    if "pin" in stages and elapsed > 0:  # one thread receives and pins, so a batch waits while it pins another
         busy = min(1.0, stages["pin"].total_s / elapsed)
         ipc, pin = ipc * (1 - busy), pin + ipc * busy
     if stats.workers and elapsed > 0:
-        # Workers that are never idle are the limit, and a quicker way from them would change nothing. They even make it
-        # slower: the thread that sends a batch contends with the next one's Python code for the interpreter's lock. And
-        # where workers have to wait for a core, so has whoever receives from them: it is the work that takes the cores.
+        # Workers that are never idle are the limit; faster IPC would change nothing. They even slow it down: the thread
+        # that sends a batch contends for the GIL with the Python code that makes the next one. And where workers wait
+        # for a core, so does the thread that receives from them, because the work takes all cores.
         busy = max(min(1.0, all_of_it / (stats.workers * elapsed)), stats.fetch.queued)
         ipc, before = ipc * (1 - busy), before + ipc * busy
-    for name, seconds in making.items():  # the worker was at another batch then
+    for name, seconds in making.items():  # "before": the worker was making another batch
         waited[name] = waited.get(name, 0.0) + (before * seconds / all_of_it if all_of_it else 0.0)
     fetch = stats.fetch
     reading = waited.get("fetch", 0.0) + waited.get("decode", 0.0)
@@ -161,8 +161,8 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
     if device is None or stall is None or device.copies < BATCHES_MIN:
         seconds_of[by] = seconds_of.get(by, 0.0) + waited.get("h2d", 0.0)
         return seconds_of
-    # The device's clock says how much of its idling was the copy; the host's divides what remains. A batch is copied
-    # while the next is made, so that the copy holds up no more than the link is busy.
+    # The device's clock gives the copy's share of its idle time; the host's clock divides the rest. A batch is copied
+    # while the next is made, so the copy can delay the loop only while the link is busy.
     copying = device.copying_s / device.idle_s if device.idle_s else 0.0
     idle_s = stall * elapsed
     crossing_s = idle_s * copying * _link_busy(stats)
@@ -173,9 +173,9 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
 
 
 def _in_python(stats: Stats, waited: dict[str, float]) -> float:
-    """Take out of ``waited`` the seconds for which the native engine was waited for, and it for samples made in Python.
+    """Remove from ``waited``, and return, the seconds spent on samples made in Python.
 
-    It waits for its decode threads and for Python one after the other, so the two share as they are busy.
+    The native engine waits for its decode threads and for Python in turn, so the wait is split by how busy each is.
     """
     stages = stats.stages
     if "python" in waited or "python" not in stages:
@@ -188,7 +188,7 @@ def _in_python(stats: Stats, waited: dict[str, float]) -> float:
 
 
 def _link_busy(stats: Stats) -> float:
-    """The share of the time in which a copy was under way, or the epilogue that follows it on the device."""
+    """The share of time spent copying, or in the epilogue that follows on the device."""
     elapsed, steps = stats.wait_s + stats.step_s, stats.totals.get("asked", 0.0)
     each = sum(stats.stages[name].mean_s for name in ("h2d", "epilogue") if name in stats.stages)
     return min(1.0, each * steps / elapsed) if elapsed > 0 else 1.0
@@ -200,9 +200,9 @@ def _is_pageable(stats: Stats) -> bool:
 
 
 def _meanwhile(stats: Stats, which: Bottleneck) -> str:
-    """What the batch that was waited for was at."""
+    """Describe what was happening to the batch that the consumer waited for."""
     fetch, stages, device = stats.fetch, stats.stages, stats.device
-    known = fetch.blocked + fetch.decoding + fetch.computing or 1.0  # without the time that they had no core for
+    known = fetch.blocked + fetch.decoding + fetch.computing or 1.0  # without time spent queueing for a core
     by = _readers(stats)
     if which is Bottleneck.STORAGE:
         return (
@@ -238,7 +238,7 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
         if sending > waited.get("collate", 0.0):
             sent = f"{1e3 * sending / max(1.0, stats.totals.get('asked', 0.0)):,.1f} ms a batch"
             way = "while finished batches were on their way to the training loop"
-            if waited.get("hand-over", 0.0) > waited.get("ipc", 0.0):  # torch draws them before it hands a batch over
+            if waited.get("hand-over", 0.0) > waited.get("ipc", 0.0):  # torch draws indices before it returns a batch
                 way += ", or the sampler drew the next indices"
             return f"{way} ({', '.join([sent, *took])})"
         return f"while batches were put together and sent ({', '.join(took)})"
@@ -273,7 +273,7 @@ def _readers(stats: Stats) -> str:
 
 
 def _figures(stats: Stats) -> list[str]:
-    """A few lines of figures."""
+    """The report's lines of figures."""
     rates = [f"{stats.batches:,} batches, {stats.images_per_s:,.0f} images/s"]
     if consumer := stats.consumer_images_per_s:
         rates.append(f"the consumer by itself could take {consumer:,.0f}")
@@ -306,7 +306,7 @@ def _count(number: int, one: str, many: str | None = None) -> str:
 
 
 def _at(places: tuple[str, ...]) -> str:
-    """The place that most workers name."""
+    """The place reported by most workers."""
     if not places:
         return ""
     return f", mostly at {max(set(places), key=lambda place: (places.count(place), place))}"

@@ -1,4 +1,4 @@
-"""What ``fastload run --explain`` says at exit: who uses FastLoader, and every loader's plan."""
+"""The exit report of ``fastload run --explain``: modules that use FastLoader, and every loader's plan."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SHOWN_MAX: Final = 16
-"""Loaders with a plan or a place of their own that are printed; the rest is counted."""
+"""Number of distinct loaders (by place and plan) to print; the rest is counted."""
 
 LINES_MAX: Final = 60
-"""Lines of one plan that are printed."""
+"""Number of lines to print of one plan."""
 
 
 @dataclass
 class _Entry:
-    """One loader, or several of the same place and plan."""
+    """One loader, or several with the same place and plan."""
 
     place: str
     plan: str
@@ -33,13 +33,13 @@ class _Entry:
 
 
 class LoaderLog:
-    """Notes each loader as it is iterated and reports at exit; a forked child starts with an empty log.
+    """Records each loader when it is iterated and reports at exit.
 
-    Loaders are held weakly and their plans as text. A loader that was never iterated is not reported: naming its device
-    could start the driver, which spoils a later fork.
+    A forked child starts with an empty log. Loaders are held weakly and their plans as text. A loader that was never
+    iterated is not reported: naming its device could start the driver, which breaks a later fork.
 
     Args:
-        users_of: Says at exit which modules hold the stand-in.
+        users_of: Called at exit; returns the modules that hold the patched ``DataLoader``.
     """
 
     def __init__(self, users_of: Callable[[], Sequence[str]]) -> None:
@@ -55,7 +55,7 @@ class LoaderLog:
         self._finalizer: Finalize | None = None
 
     def listening(self, iterate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wrap a loader class's ``__iter__`` so that it notes the loader."""
+        """Wrap a loader class's ``__iter__`` so that it records the loader."""
 
         @functools.wraps(iterate)
         def iterate_and_note(loader: Any) -> Any:
@@ -66,11 +66,11 @@ class LoaderLog:
         return iterate_and_note
 
     def note(self, loader: Any, place: str) -> None:
-        """Remember ``loader``, which is being iterated at ``place``, and its plan."""
+        """Record ``loader``, iterated at ``place``, and its plan."""
         plan = str(loader.plan)
         with self._lock:
             if self._finalizer is None:
-                # Unlike atexit this also runs in a child of multiprocessing, if it is registered there.
+                # Unlike atexit, this also runs in a multiprocessing child that registered it.
                 self._finalizer = Finalize(None, self._report, exitpriority=0)
             known, entry = self._known.get(id(loader), (None, None))
             if known is None or known() is not loader:
@@ -100,14 +100,14 @@ class LoaderLog:
         sys.stderr.flush()
 
     def text(self) -> str:
-        """The report, one block per process so that those of several ranks do not mix."""
+        """The report; one block per process, so that ranks do not interleave."""
         rank = os.environ.get("RANK")
         who = f"process {os.getpid()}" + (f", rank {rank}" if rank is not None else "")
         lines = [f"fastload run ({who}): DataLoader was FastLoader in {', '.join(self._users_of())}"]
         with self._lock:
             for entry in self._entries:
                 loader = entry.loader() if entry.loader is not None else None
-                plan = str(loader.plan) if loader is not None else entry.plan  # it knows more by now
+                plan = str(loader.plan) if loader is not None else entry.plan  # the current plan has more detail
                 many = f"{entry.loaders} loaders, " if entry.loaders > 1 else ""
                 lines.append(f"  {entry.place} ({many}iterated {entry.epochs} time{'s' if entry.epochs > 1 else ''})")
                 body = plan.splitlines()
@@ -120,7 +120,7 @@ class LoaderLog:
 
 
 def _place(frame: Any) -> str:
-    """Where the loop stands: the script's own line, and that of the library which iterates on its behalf."""
+    """The loop's source line in the script, and in the library that iterates for it."""
     inner = outer = None
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

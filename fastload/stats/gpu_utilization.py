@@ -1,4 +1,4 @@
-"""How busy a GPU is, as its driver says: by NVML, where ``nvidia-ml-py`` is installed."""
+"""GPU utilization from the driver, by NVML, where ``nvidia-ml-py`` is installed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from typing import Any, Final
 import torch
 
 EVERY_S: Final = 1.0
-"""Between two looks. The driver keeps several samples a second for many seconds, so none is missed."""
+"""Seconds between queries.
+
+The driver keeps several samples a second for many seconds, so none is missed.
+"""
 
 SHORT_S: Final = 0.1
-"""Where the driver has no samples, its last rate stands for the second before it. It is of at least a sixth of one, so
-that of shorter steps it has several, and of longer ones always the same part: just before a batch is copied, say."""
+"""Longest batch interval for which the driver's last rate is used in place of samples.
+
+The rate covers at least a sixth of a second, and is taken for the whole second before. That covers several short steps,
+but always the same part of a long one, such as the moment before a batch is copied.
+"""
 
 
 class Utilization:
-    """Looks at a GPU once a second, when it is asked. For one thread at a time.
+    """Reads a GPU's utilization at most once a second. For one thread at a time.
 
-    Whatever there is that keeps it from looking, it keeps to itself: no nvidia-ml-py, no driver, a GPU that is divided.
+    Failures are silent: no nvidia-ml-py, no driver, a partitioned GPU.
 
     Args:
         device: With an index.
@@ -32,12 +38,12 @@ class Utilization:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """What was before is not of the loop that begins now."""
+        """Discard earlier samples; they do not belong to the new epoch."""
         self._due = 0.0
-        self._seen = -1  # when the last sample was taken, by the driver's clock
+        self._seen = -1  # time of the last sample, by the driver's clock
 
     def look(self, between_s: float) -> tuple[int, float]:
-        """How many samples there have been since the last look, and the sum of their shares of busy time.
+        """Return the number of new samples and the sum of their busy shares.
 
         May take a millisecond once a second, and longer the first time in a process.
 
@@ -53,13 +59,13 @@ class Utilization:
             shares = self._samples(nvml, handle) if self._has_samples else None
             if shares is None:
                 shares = self._rate(nvml, handle) if between_s < SHORT_S else []
-        except Exception:  # noqa: BLE001 - whatever a driver, a container or a stand-in for pynvml may raise
+        except Exception:  # noqa: BLE001 - drivers, containers and substitutes for pynvml may raise anything
             self._is_blind = True
             return 0, 0.0
         return len(shares), sum(shares)
 
     def _samples(self, nvml: Any, handle: Any) -> list[float] | None:
-        """Those that are new; ``None`` if this driver keeps none."""
+        """The new samples; ``None`` if this driver keeps none."""
         try:
             _, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, max(0, self._seen))
         except nvml.NVMLError_NotFound:
@@ -79,7 +85,10 @@ class Utilization:
 
 @functools.cache
 def _nvml_and_handle(device: torch.device) -> tuple[Any, Any]:
-    """NVML, and what it calls the device. It knows nothing of CUDA_VISIBLE_DEVICES, and may count in another order."""
+    """NVML and its handle for the device.
+
+    By UUID: NVML ignores CUDA_VISIBLE_DEVICES and may number devices in another order.
+    """
     import pynvml
 
     uuid = torch.cuda.get_device_properties(device).uuid

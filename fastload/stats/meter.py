@@ -1,8 +1,8 @@
-"""The consumer's side of the statistics: how long it waited for each batch, and where that batch was meanwhile.
+"""The consumer's statistics: how long it waited for each batch, and for which stage.
 
-A wait is divided by the path of the batch that was waited for: the part of it during which its samples were read
-counts as ``fetch``, and so on. So in the end the figures say what the consumer waited *for*, which is not the same as
-what took long: a stage that takes long in twelve workers at a time may hold nobody up.
+A wait is divided by the stages of the batch that was waited for: the part during which its samples were read counts as
+``fetch``, and so on. So the figures say what the consumer waited *for*, which is not the same as what took long: a slow
+stage that runs in twelve workers at once may delay nothing.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 AT_ONCE_S: Final = 30e-6
-"""A shorter wait is not divided: the batch was there."""
+"""A shorter wait is not divided: the batch was ready."""
 
 
 class Meter:
-    """Counts for one iterator, which one thread at a time consumes. Nobody else writes.
+    """Counts for one iterator, written only by the thread that consumes it.
 
     Args:
-        board: What the workers say; ``None`` without any.
-        batch_size: Images per batch, where nobody says how many there were.
-        source: More counts, of whoever makes the batches where no worker does.
-        waiting: How many of them are made and not taken, likewise.
-        on_device: Whether those are on the device already.
+        shared: The workers' counts; ``None`` without workers.
+        batch_size: Images per batch, if the batch's own count is unknown.
+        source: Returns the counts of an engine without workers.
+        waiting: Returns how many batches that engine has ready.
+        on_device: Whether those batches are on the device already.
     """
 
     def __init__(
         self,
-        board: SharedCounters | None,
+        shared: SharedCounters | None,
         batch_size: int | None,
         source: Callable[[], Totals] | None = None,
         *,
         waiting: Callable[[], int] | None = None,
         on_device: bool = False,
     ) -> None:
-        self.board = board
+        self.shared = shared
         self.on_device = on_device
         self._source = source
         self._waiting = waiting
-        self.sheet: WorkerCounters | None = None
+        self.worker_counters: WorkerCounters | None = None
         self.counts = Totals()
         self._batch_size = batch_size or 1
-        self._got = 0.0  # when the last batch was handed over; 0 at the beginning of an epoch
-        self._step_s = 0.0  # from then until the next was asked for
+        self._got = 0.0  # when the last batch was handed over; 0 at the start of an epoch
+        self._step_s = 0.0  # from then until the next request
         self._taken = 0
         self._base = 0.0
 
     def begin_epoch(self) -> None:
-        """The next batch is the first of an epoch."""
+        """Treat the next batch as the first of an epoch."""
         self._got = 0.0
         self._taken = 0
-        self._base = self.board.total("batches") if self.board is not None else 0.0
+        self._base = self.shared.total("batches") if self.shared is not None else 0.0
 
     def ask(self) -> float:
-        """The consumer asks for a batch. Returns the time, for :meth:`got`."""
+        """Record that the consumer asks for a batch. Returns the time, for :meth:`got`."""
         now = time.monotonic()
         if self._got:
             self._step_s = now - self._got
@@ -74,25 +74,25 @@ class Meter:
         return now
 
     def ready(self) -> float:
-        """Batches that are made and that the consumer has not taken."""
-        if self.board is None:
+        """Number of finished batches that the consumer has not taken."""
+        if self.shared is None:
             return 0.0 if self._waiting is None else float(self._waiting())
-        return max(0.0, self.board.total("batches") - self._base - self._taken)
+        return max(0.0, self.shared.total("batches") - self._base - self._taken)
 
     def got(
         self, asked: float, batch: int | None, stages_after: Iterable[tuple[str, float]] = (), images: int = 0
     ) -> None:
-        """The consumer has got it.
+        """Record that the consumer has the batch.
 
         Args:
             asked: From :meth:`ask`.
-            batch: Its number, as the board knows it.
-            stages_after: Stages after it was made, each with its end. What remains is the way to the consumer.
-            images: How many it has, if the board does not know it.
+            batch: Its number in the shared counters.
+            stages_after: Stages after it was made, each with its end. The rest of the wait is the hand-over.
+            images: How many it has, if the shared counters do not say.
         """
         now = time.monotonic()
         counts = self.counts
-        noted = self.board.noted(batch) if self.board is not None and batch is not None else None
+        noted = self.shared.noted(batch) if self.shared is not None and batch is not None else None
         counts["batches"] += 1
         counts["images"] += noted[0] if noted is not None else images or self._batch_size
         first, self._got = not self._got, now
@@ -110,40 +110,40 @@ class Meter:
                     end = min(until, now)
                     counts[f"waited:{stage}"] += end - asked
                     asked = end
-                    if stage == "gpu":  # it has been more than two batches behind for all of the step
+                    if stage == "gpu":  # more than two batches behind, so it was busy for the whole step
                         counts["behind_s"] += took_s
             counts["waited:hand-over"] += now - asked
 
     def stop(self) -> None:
-        """An error, or the end of the epoch: what comes next is no step on a batch."""
+        """Record an error or the epoch's end: the time that follows is no step."""
         self._got = 0.0
 
     def totals(self) -> Totals:
-        """All counts so far, those of the workers included."""
+        """All counts so far, including the workers'."""
         totals = self.counts.copy()
         if self._source is not None:
             totals.add(self._source())
-        board = self.board
-        if board is not None:
+        shared = self.shared
+        if shared is not None:
             for figure in FIGURES:
-                totals[f"made:{figure}"] += board.total(figure)
+                totals[f"made:{figure}"] += shared.total(figure)
         return totals
 
     def places(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Where the workers mostly waited, and where they mostly computed, as far as somebody looked."""
-        if self.board is None:
+        """Where the workers mostly waited and mostly computed, by their stack samples."""
+        if self.shared is None:
             return (), ()
-        lines = [[self.board.read(worker, line) for worker in range(self.board.workers)] for line in (0, 1)]
+        lines = [[self.shared.read(worker, line) for worker in range(self.shared.workers)] for line in (0, 1)]
         waits, computes = (tuple(text for text in line if text) for line in lines)
         return waits, computes
 
     def close(self) -> None:
-        """Let go of the board. Idempotent."""
-        board, self.board = self.board, None
-        if self.sheet is not None:
-            self.sheet.close()
-        if board is not None:
-            board.close()
+        """Release the shared counters. Idempotent."""
+        shared, self.shared = self.shared, None
+        if self.worker_counters is not None:
+            self.worker_counters.close()
+        if shared is not None:
+            shared.close()
 
 
 def _made(noted: tuple[int, float, float, float]) -> list[tuple[str, float]]:
@@ -152,10 +152,10 @@ def _made(noted: tuple[int, float, float, float]) -> list[tuple[str, float]]:
 
 
 class NextData:
-    """Stands for the ``_next_data`` of one of torch's iterators and measures the wait. Knows the iterator weakly.
+    """Replaces ``_next_data`` of a torch iterator and measures the wait.
 
-    ``__next__`` of torch's iterators calls ``self._next_data()``, so that the iterator stays of torch's own type.
-    Threads that share the iterator take turns: in torch's own code, all but one of them wait for ever at the end.
+    ``__next__`` of torch's iterators calls ``self._next_data()``, so the iterator keeps torch's own type. It is held
+    weakly. Threads that share it take turns: in torch's own code, all but one of them would block forever at the end.
     """
 
     def __init__(self, iterator: Any, meter: Meter) -> None:
@@ -191,7 +191,7 @@ class NextData:
 
 
 def board_for(loader: Any) -> SharedCounters:
-    """Pages for the workers of one iterator of ``loader``."""
+    """Create the shared counters for one iterator of ``loader``."""
     workers = loader.num_workers
     if not workers:
         return SharedCounters(1, 2)
@@ -207,13 +207,13 @@ def board_for(loader: Any) -> SharedCounters:
 def measure_here(iterator: Any, meter: Meter) -> None:
     """Measure the fetches of an iterator that reads in the main process."""
     fetcher = getattr(iterator, "_dataset_fetcher", None)
-    if fetcher is not None and meter.board is not None:
-        meter.sheet = WorkerCounters(meter.board, 0, whole_process=False)
-        fetcher.fetch = TimedFetch(fetcher, meter.sheet)
+    if fetcher is not None and meter.shared is not None:
+        meter.worker_counters = WorkerCounters(meter.shared, 0, whole_process=False)
+        fetcher.fetch = TimedFetch(fetcher, meter.worker_counters)
 
 
 def measure(iterator: Any, meter: Meter) -> Meter:
-    """Have ``meter`` measure one of torch's own iterators, or one that is derived from torch's."""
+    """Make ``meter`` measure a torch iterator, or one derived from torch's."""
     measure_here(iterator, meter)
     iterator._next_data = NextData(iterator, meter)
     return meter
@@ -224,7 +224,7 @@ def go_on(iterator: Any, loader: Any) -> Any:
     try:
         restart_workers(iterator, lambda: iterator._reset(loader))
     except BaseException:
-        if getattr(iterator, "_shutdown", False):  # the next epoch takes new workers
+        if getattr(iterator, "_shutdown", False):  # the next epoch starts new workers
             loader._iterator = None
         raise
     if isinstance(next_data := vars(iterator).get("_next_data"), NextData):
@@ -233,10 +233,10 @@ def go_on(iterator: Any, loader: Any) -> Any:
 
 
 class Meters:
-    """All meters of one loader: those of live iterators, and what the others came to. Thread-safe."""
+    """All meters of one loader: live iterators, and totals of retired ones. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may run in a thread that is inside
+        self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
         self._pid = os.getpid()
         self._live: dict[int, Meter] = {}
         self._number = 0
@@ -244,7 +244,7 @@ class Meters:
         self._places: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
 
     def open(self, meter: Meter) -> Callable[[], None]:
-        """Count ``meter`` in. Returns how to count it out, once its iterator is gone."""
+        """Add ``meter``. Returns a function that retires it once its iterator is gone."""
         with self._lock:
             self._number += 1
             number = self._number
@@ -252,7 +252,7 @@ class Meters:
         return lambda: self._retire(number)
 
     def _retire(self, number: int) -> None:
-        if os.getpid() != self._pid:  # a forked child: the lock may have been held, and the figures are its parent's
+        if os.getpid() != self._pid:  # forked child: the lock may be held, and the figures are the parent's
             return
         with self._lock:
             meter = self._live.pop(number, None)
@@ -265,7 +265,7 @@ class Meters:
         meter.close()
 
     def totals(self) -> Totals:
-        """Over all epochs."""
+        """Counts over all epochs."""
         with self._lock:
             totals = self._before.copy()
             for meter in self._live.values():
@@ -273,7 +273,7 @@ class Meters:
         return totals
 
     def places(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """See :meth:`Meter.places`; of the last iterator in which somebody looked."""
+        """:meth:`Meter.places` of the last iterator that has any."""
         with self._lock:
             for meter in reversed(list(self._live.values())):
                 places = meter.places()
@@ -282,7 +282,7 @@ class Meters:
             return self._places
 
     def ready(self) -> tuple[int, int]:
-        """Batches made and not taken, now: all of them, and those that went to the device as they were made."""
+        """Current number of batches ready: all of them, and those already on the device."""
         with self._lock:
             counts = [(meter.ready(), meter.on_device) for meter in self._live.values()]
         return int(sum(count for count, _ in counts)), int(sum(count for count, on_device in counts if on_device))

@@ -1,4 +1,4 @@
-"""A progress bar that says how fast batches come, and how much of the time the loop waits for them."""
+"""A progress bar with images per second and the share of time spent waiting."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EVERY_S: Final = 0.25
-"""Between two looks at the figures: people read no faster."""
+"""Seconds between updates of the figures: people read no faster."""
 
 
 def progress(loader: Any, **bar: Any) -> Iterator[Any]:
-    """Iterate ``loader`` behind a tqdm bar whose postfix shows images per second and the stall.
+    """Iterate ``loader`` with a tqdm bar that shows images per second and the stall.
 
-    The stall is the share of its time for which the loop waited for batches since the last look; on a GPU that the
-    loader has timed, the share for which the GPU did. ``for batch in fastload.progress(loader):`` is all there is to
-    it; breaking off closes the bar.
+    The stall is the share of time since the last update for which the loop waited for batches; on a GPU that the loader
+    has timed, the share for which the GPU waited. Use it as ``for batch in fastload.progress(loader):``; breaking out
+    of the loop closes the bar.
 
     Args:
         loader: A :class:`~fastload.FastLoader`. Any other iterable gets a plain bar.

@@ -1,7 +1,7 @@
-"""A few pages that worker processes and the one that trains share: what each worker has done, and when.
+"""Counters and timestamps in memory shared by the workers and the training process.
 
-A worker adds to its own column and nobody else's, and the process that trains only reads, so there are no locks. Each
-figure is eight aligned bytes; two figures that are read together may be a batch apart.
+Each worker writes only its own column and the training process only reads, so there are no locks. Each figure is eight
+aligned bytes; two figures read together may be a batch apart.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from typing import Any, Final
 FIGURES: Final = (
     "batches",
     "images",
-    "fetch_s",  # by the clock
+    "fetch_s",  # wall time
     "collate_s",
-    "looked_s",  # of fetch_s: in batches that were looked at closely
-    "busy_s",  # of looked_s: computing
-    "queued_s",  # of looked_s: could compute, but had no core
-    "decode_s",  # of the samples of the stack: computing, in a codec
-    "python_s",  # likewise, elsewhere
+    "looked_s",  # part of fetch_s: in batches whose fetch was divided
+    "busy_s",  # part of looked_s: computing
+    "queued_s",  # part of looked_s: ready to compute, but without a core
+    "decode_s",  # by stack samples: computing in a codec
+    "python_s",  # by stack samples: computing elsewhere
 )
 TEXT_BYTES: Final = 128
-_ENTRY: Final = 5  # of the ring: batch + 1, images, fetch began, collate began, was made
+_ENTRY: Final = 5  # doubles per ring entry: batch + 1, images, start of fetch, start of collate, end
 
 
 class SharedCounters:
-    """The shared pages of one iterator. Inherited by forked workers; spawned ones open it through ``/proc``.
+    """The shared memory of one iterator.
+
+    Forked workers inherit it; spawned ones open it through ``/proc``.
 
     Args:
-        workers: Columns; 1 in the main process.
-        in_flight: Batches that may be between a worker and the consumer at the same time.
+        workers: Number of columns; 1 in the main process.
+        in_flight: Most batches between the workers and the consumer at a time.
         inherited: Whether the workers are forked.
     """
 
@@ -44,7 +46,7 @@ class SharedCounters:
         self._descriptor = -1
         if not inherited and hasattr(os, "memfd_create"):
             self._descriptor = os.memfd_create("fastload-stats", os.MFD_CLOEXEC)
-            self._closer = weakref.finalize(self, os.close, self._descriptor)  # workers that cannot start close nothing
+            self._closer = weakref.finalize(self, os.close, self._descriptor)  # if workers fail to start, no close()
             self._closer.atexit = False
             os.ftruncate(self._descriptor, self._nbytes)
             self._map(self._descriptor)
@@ -64,22 +66,22 @@ class SharedCounters:
         self._figures = self._bytes[: self._texts].cast("d")
 
     def __reduce__(self) -> Any:
-        if self._descriptor < 0:  # no such thing as a shared file here: the worker's figures stay its own
+        if self._descriptor < 0:  # no shared file here: the worker's figures stay its own
             return _alone, (self.workers, self.in_flight)
         inode = os.fstat(self._descriptor).st_ino
         return _reopened, (self._pid, self._descriptor, inode, self.workers, self.in_flight)
 
     def total(self, figure: str) -> float:
-        """Over all workers."""
+        """Sum of a figure over all workers."""
         begin = FIGURES.index(figure) * self.workers
         return sum(self._figures[begin : begin + self.workers])
 
     def add(self, worker: int, figure: int, value: float) -> None:
-        """Add to one of the worker's own :data:`FIGURES`."""
+        """Add to one of the worker's :data:`FIGURES`."""
         self._figures[figure * self.workers + worker] += value
 
     def note(self, batch: int, images: int, fetch: float, collate: float, made: float) -> None:
-        """Say when a batch's stages began, and when it was made."""
+        """Record when a batch's stages began and when it was complete."""
         begin = self._ring + batch % self.in_flight * _ENTRY
         figures = self._figures
         figures[begin + 1] = images
@@ -89,20 +91,20 @@ class SharedCounters:
         figures[begin] = batch + 1
 
     def noted(self, batch: int) -> tuple[int, float, float, float] | None:
-        """What :meth:`note` was told of a batch; ``None`` if nothing, or if another has taken its place."""
+        """A batch's entry from :meth:`note`; ``None`` if absent or overwritten."""
         begin = self._ring + batch % self.in_flight * _ENTRY
         tag, images, fetch, collate, made = self._figures[begin : begin + _ENTRY]
         return (int(images), fetch, collate, made) if tag == batch + 1 else None
 
     def write(self, worker: int, line: int, text: str) -> None:
-        """Leave one of two short texts."""
+        """Write one of the worker's two short texts."""
         encoded = text.encode("utf-8", "replace")[: TEXT_BYTES - 6]
         record = zlib.crc32(encoded).to_bytes(4, "little") + len(encoded).to_bytes(2, "little") + encoded
         begin = self._texts + (2 * worker + line) * TEXT_BYTES
         self._bytes[begin : begin + len(record)] = record
 
     def read(self, worker: int, line: int) -> str:
-        """A worker's text; nothing if it is being written just now."""
+        """A worker's text; empty while it is being written."""
         begin = self._texts + (2 * worker + line) * TEXT_BYTES
         record = bytes(self._bytes[begin : begin + TEXT_BYTES])
         encoded = record[6 : 6 + int.from_bytes(record[4:6], "little")]
@@ -110,7 +112,7 @@ class SharedCounters:
         return encoded.decode("utf-8", "replace") if whole else ""
 
     def close(self) -> None:
-        """Let go of the pages here; workers keep theirs. Idempotent."""
+        """Unmap the memory in this process; workers keep theirs. Idempotent."""
         self._figures.release()
         self._bytes.release()
         with contextlib.suppress(BufferError, ValueError):
@@ -125,7 +127,7 @@ def _alone(workers: int, in_flight: int) -> SharedCounters:
 
 
 def _reopened(pid: int, descriptor: int, inode: int, workers: int, in_flight: int) -> SharedCounters:
-    """The same pages, in a process that was not forked; pages of its own if they cannot be had."""
+    """The same memory in a spawned process; private memory if it cannot be opened."""
     try:
         own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -133,10 +135,10 @@ def _reopened(pid: int, descriptor: int, inode: int, workers: int, in_flight: in
     try:
         if os.fstat(own).st_ino != inode:
             raise OSError(errno.ESTALE, "closed meanwhile")
-        board = object.__new__(SharedCounters)
-        board.workers, board.in_flight, board._descriptor, board._pid = workers, in_flight, -1, os.getpid()
-        board._map(own)
-        return board
+        shared = object.__new__(SharedCounters)
+        shared.workers, shared.in_flight, shared._descriptor, shared._pid = workers, in_flight, -1, os.getpid()
+        shared._map(own)
+        return shared
     except OSError:
         return _alone(workers, in_flight)
     finally:

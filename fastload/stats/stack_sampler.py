@@ -1,8 +1,8 @@
-"""A look at what a thread is doing, now and then: is it in a codec, or in the dataset's own code?
+"""Sample a thread's stack: is it in a codec, or in the dataset's own code?
 
-A worker's clock says how long a fetch took, and how much of that it computed. What it computed is only seen on its
-stack. So a thread of its own looks there for a second or two, some 40 times a second, while samples are fetched, and
-adds the processor time since its last look to what it sees. It then ends.
+A worker's clock gives a fetch's length and how much of it was computing. What it computed shows only on its stack. So a
+separate thread samples the stack some 40 times a second while samples are fetched, and attributes the processor time
+since the previous sample to what it finds there. It ends after a second or two.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-LOOKS: Final = 60
-INTERVAL_S: Final = 0.023  # no multiple of anything that beats
+SAMPLES: Final = 60
+INTERVAL_S: Final = 0.023  # no multiple of common periods, so that samples do not align with them
 _DEPTH: Final = 12
 _STANDARD: Final = os.path.dirname(os.__file__) + os.sep
 
-# Of installed packages and of the standard library: somebody's own folder may have any name.
+# Only in installed packages and the standard library: a user's folder may have any name.
 _CODECS: Final = re.compile(
     r"/(?:site|dist)-packages/"
     r"(PIL/\w*Image(File|Plugin)\.py|torchvision/io/|torchcodec/|torchaudio/|imageio/|tifffile/|soundfile|decord/|av/"
@@ -33,7 +33,7 @@ _CODECS: Final = re.compile(
     rf"|^{re.escape(_STANDARD)}(zipfile|gzip\.py|lzma\.py|bz2\.py)"
 )
 _PILLOW: Final = re.compile(r"/(?:site|dist)-packages/PIL/Image\.py$")
-# Pillow's own loops in C. Its getpixel() and putpixel() are not: who calls those computes in Python.
+# Pillow's loops in C. Not getpixel() and putpixel(): the loops that call those are in Python.
 _PILLOW_LOOPS: Final = frozenset(
     {"convert", "crop", "_crop", "draft", "filter", "frombytes", "load", "open", "quantize", "reduce", "resize"}
     | {"rotate", "thumbnail", "tobytes", "transform", "transpose", "verify"}
@@ -42,7 +42,7 @@ _CALLS: Final = re.compile(r"\b(imdecode|imread|imdecodemulti|decode_\w+|decompr
 
 
 def is_codec(frame: FrameType) -> bool:
-    """Whether a stack, from its innermost frame on, is inside a codec for images, sound or archives."""
+    """Whether a stack's inner frames are in a codec for images, sound or archives."""
     walked: FrameType | None = frame
     for depth in range(_DEPTH):
         if walked is None:
@@ -56,13 +56,13 @@ def is_codec(frame: FrameType) -> bool:
         elif depth == 0 and _CALLS.search(_call_at(code, walked.f_lasti)):
             return True
         elif "/site-packages/" in code.co_filename or not code.co_filename.startswith((_STANDARD, "<frozen")):
-            return False  # the user's own code, or a library that is no codec
+            return False  # the user's own code, or a library other than a codec
         walked = walked.f_back
     return False
 
 
 def _call_at(code: CodeType, instruction: int) -> str:
-    """The source of the expression that is being evaluated: native functions have no frame of their own."""
+    """Source of the expression being evaluated. Native functions have no frame of their own."""
     if instruction < 0:
         return ""
     for number, (line, end_line, column, end_column) in enumerate(code.co_positions()):
@@ -74,7 +74,7 @@ def _call_at(code: CodeType, instruction: int) -> str:
 
 
 def place_of(frame: FrameType) -> str:
-    """Where the innermost frame that is the user's stands: ``file.py:12 in function``."""
+    """Location of the innermost frame of user code: ``file.py:12 in function``."""
     walked: FrameType | None = frame
     while walked is not None:
         name = walked.f_code.co_filename
@@ -88,18 +88,18 @@ def place_of(frame: FrameType) -> str:
 
 
 class StackSampler:
-    """Looks at the calling thread, from a thread of its own.
+    """Samples the calling thread's stack from a thread of its own.
 
     Args:
-        fetching: Whether the thread is fetching just now.
-        saw: Told of each look: seconds computed and seconds waited since the last one, whether the thread is in a
-            codec, and where it is.
+        fetching: Returns whether the sampled thread is fetching now.
+        record: Called for each sample with the seconds computed and waited since the last one, whether the thread is in
+            a codec, and its location.
     """
 
-    def __init__(self, fetching: Callable[[], bool], saw: Callable[[float, float, bool, str], None]) -> None:
+    def __init__(self, fetching: Callable[[], bool], record: Callable[[float, float, bool, str], None]) -> None:
         self._fetching = fetching
-        self._saw = saw
-        self._left = LOOKS
+        self._record = record
+        self._left = SAMPLES
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._target = threading.get_ident()
@@ -107,37 +107,37 @@ class StackSampler:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has seen enough."""
+        """Whether it has taken all its samples."""
         return self._left <= 0
 
     def start(self) -> None:
-        """Begin, or go on. Called by the thread that is looked at."""
+        """Start or resume. Called by the thread to be sampled."""
         if self._thread is not None or self.is_done:
             return
         self._target = threading.get_ident()
         try:
-            self._clock = time.pthread_getcpuclockid(self._target)  # here: of a thread that has ended it is undefined
-        except (AttributeError, OSError):  # no such clock here
+            self._clock = time.pthread_getcpuclockid(self._target)  # by the thread itself: undefined once it has ended
+        except (AttributeError, OSError):  # no such clock on this system
             self._left = 0
             return
         self._stop.clear()
-        self._thread = threading.Thread(target=self._look, name="fastload-looker", daemon=True)
+        self._thread = threading.Thread(target=self._sample, name="fastload-stack-sampler", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # no more threads, or the process is about to end
+        except RuntimeError:  # out of threads, or the interpreter is shutting down
             self._thread, self._left = None, 0
             return
-        _looking.add(self)
+        _running.add(self)
 
     def stop(self) -> None:
-        """Wait until the thread is gone. Idempotent."""
+        """Stop the thread and join it. Idempotent."""
         thread, self._thread = self._thread, None
         self._stop.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
-        _looking.discard(self)
+        _running.discard(self)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         try:
             clock = self._clock
             computed, now = time.clock_gettime(clock), time.monotonic()
@@ -149,19 +149,19 @@ class StackSampler:
                     continue
                 spent = computed - before
                 self._left -= 1
-                self._saw(spent, max(0.0, now - then - spent), is_codec(frame), place_of(frame))
+                self._record(spent, max(0.0, now - then - spent), is_codec(frame), place_of(frame))
                 del frame
-        except (OSError, ValueError):  # the thread is gone
+        except (OSError, ValueError):  # the thread has ended
             self._left = 0
 
 
-_looking: weakref.WeakSet[StackSampler] = weakref.WeakSet()
+_running: weakref.WeakSet[StackSampler] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
-    """No thread of this process's own is to be in the way of a fork."""
-    for looker in list(_looking):
-        looker.stop()
+    """Stop all samplers, so that no thread of ours is running during a fork."""
+    for sampler in list(_running):
+        sampler.stop()
 
 
 os.register_at_fork(before=_before_fork)

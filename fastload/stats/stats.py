@@ -1,4 +1,4 @@
-"""What a loader has done so far, counted as it goes."""
+"""A loader's statistics so far."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 
 class Totals(dict[str, float]):
-    """Sums by name; what has not been added to is 0."""
+    """Sums by name; 0 for unknown names."""
 
     def __missing__(self, key: str) -> float:
         return 0.0
 
     def add(self, other: Mapping[str, float]) -> None:
-        """Add all sums of another."""
+        """Add all sums of ``other``."""
         for key, value in other.items():
             self[key] += value
 
     def copy(self) -> Totals:
-        """As it is now, in one step."""
+        """Copy in one step."""
         return Totals(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """One stage of a batch's path.
+    """The time that batches spent in one stage.
 
     Attributes:
-        count: Batches that were measured: all of them on the host, a sample on the device.
-        total_s: Seconds that they spent there, added up over workers and threads.
+        count: Batches measured: all of them on the host, a sample on the device.
+        total_s: Their seconds in this stage, summed over workers and threads.
     """
 
     count: int
@@ -46,15 +46,15 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What workers did while they read samples, as shares of that time. Of batches and moments that were looked at.
+    """What workers did while reading samples, as shares of the sampled time.
 
     Attributes:
-        blocked: Neither computing nor ready to: they waited for a disk, a network, a lock.
-        queued: Could have computed, but all cores were taken.
-        decoding: Computed in a codec.
-        computing: Computed elsewhere: the dataset's own code and its transforms.
-        looked_s: Seconds that these shares are taken of.
-        waits_at: Where workers mostly waited, as far as somebody looked at their stacks.
+        blocked: Neither computing nor ready to: waiting for a disk, a network, a lock.
+        queued: Ready to compute, but all cores were taken.
+        decoding: Computing in a codec.
+        computing: Computing elsewhere: the dataset's own code and its transforms.
+        looked_s: The sampled time in seconds.
+        waits_at: Where workers mostly waited, by samples of their stacks.
         computes_at: Where they mostly computed.
     """
 
@@ -69,16 +69,16 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """What the device did, by its own clock, in the steps and copies that were timed there.
+    """Times of timed steps and copies, by the device's clock.
 
     Attributes:
-        steps: How many were timed, each counted as often as steps that were not timed stand behind it.
+        steps: Timed steps, weighted by sampling rate.
         total_s: Their length, from the end of the work on one batch to the end of the work on the next.
-        idle_s: Of that: the device had done its work and the next batch was not there.
-        copying_s: Of ``idle_s``: that batch was being copied.
-        copies: How many were timed.
-        copied_bytes: That they had.
-        pageable_bytes: Of ``copied_bytes``: from memory that was not pinned.
+        idle_s: Part of ``total_s`` in which the device had finished and the next batch was not there.
+        copying_s: Part of ``idle_s`` in which that batch was being copied.
+        copies: Timed copies.
+        copied_bytes: Their size.
+        pageable_bytes: Part of ``copied_bytes`` that came from memory that was not pinned.
     """
 
     steps: float = 0
@@ -92,35 +92,35 @@ class DeviceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counters of a loader, over all its epochs; :meth:`since` takes those of a part of them.
+    """A loader's counters over all its epochs; :meth:`since` gives those of a period.
 
     Attributes:
-        batches: Handed to the consumer.
-        images: That they had (samples, of whatever kind).
+        batches: Batches handed to the consumer.
+        images: Images (samples of any kind) in them.
         copied: Batches copied to the device.
-        device_bytes: That they had, as they crossed the link.
-        slot_batches: Of ``copied``: written by workers straight into pinned slots. A hit.
-        missed: Batches that took torch's ordinary path although slots are on, by reason. Misses.
-        slots: How many slots there are now.
+        device_bytes: Their bytes, as copied.
+        slot_batches: Part of ``copied`` that workers wrote straight into pinned slots: hits.
+        missed: Batches that took torch's ordinary path although slots are on, by reason: misses.
+        slots: Current number of slots.
         slot_bytes: Bytes of each.
         pinned_bytes: Bytes of pinned memory that the slots hold.
-        epochs: Begun.
+        epochs: Epochs begun.
         startup_s: Seconds that the consumer waited for the first batch of its epochs.
-        wait_s: Seconds that it waited for the others.
-        step_s: Seconds from a batch's hand-over to the moment that the next was asked for.
-        waited_for: ``wait_s`` by where the batch was that was waited for: ``before`` (its worker had yet to begin),
-            ``fetch``, ``collate``, ``ipc`` (on its way between processes), ``pin``, ``decode`` (native threads),
-            ``epilogue`` (on the host), ``gpu`` (the device was more than two batches behind), ``h2d``, ``hand-over``.
-        stages: Seconds per stage: ``fetch``, ``decode``, ``python``, ``collate``, ``pin``, ``h2d``, ``epilogue``, as
-            far as the engine has them. Worker processes decode in ``fetch``, which native threads spend on files alone;
-            ``python`` is what the native engine waited for samples that it does not decode, in batches that had any.
-        fetch: What fetching consisted of.
-        device: What the device did, where there is one.
-        gpu_utilization: The share of the time in which kernels ran on the device, those of other programs included, as
-            its driver says; ``None`` if it was not asked (it takes ``nvidia-ml-py``) or does not say.
-        workers: Processes or threads that make batches; 0 is the main process by itself.
+        wait_s: Seconds that it waited for the other batches.
+        step_s: Seconds from a batch's hand-over to the request for the next.
+        waited_for: ``wait_s`` by the stage of the batch that was waited for: ``before`` (its worker had yet to begin),
+            ``fetch``, ``collate``, ``ipc`` (sent between processes), ``pin``, ``decode`` (native threads), ``epilogue``
+            (on the host), ``gpu`` (the device was more than two batches behind), ``h2d``, ``hand-over``.
+        stages: Seconds per stage: ``fetch``, ``decode``, ``python``, ``collate``, ``pin``, ``h2d``, ``epilogue``, where
+            the engine has them. Worker processes decode in ``fetch``; native threads only read files there. ``python``
+            is how long the native engine waited for samples that it does not decode, in batches that had any.
+        fetch: The parts of fetching.
+        device: The device's times, if there is a device.
+        gpu_utilization: The share of time in which kernels ran on the device, including other programs', by its driver;
+            ``None`` without ``nvidia-ml-py`` or if the driver does not report it.
+        workers: Processes or threads that make batches; 0 is the main process alone.
         queues: Batches between two stages now: ``ready`` (made, not taken), ``device`` (copied, not taken).
-        ready_mean: Batches that were ready when the consumer asked, on average.
+        ready_mean: Average number of batches ready when the consumer asked.
         batches_held: Batches that the loader holds now, on host and device.
     """
 
@@ -150,29 +150,29 @@ class Stats:
 
     @property
     def stall(self) -> float:
-        """The share of its time that the consumer waited, start-up left out; 0 before the second batch.
+        """The share of time the consumer waited, without start-up.
 
-        The host's view: with a device, see :attr:`device_stall`.
+        0 before the second batch. This is the host's view; with a device, see :attr:`device_stall`.
         """
         elapsed = self.wait_s + self.step_s
         return self.wait_s / elapsed if elapsed else 0.0
 
     @property
     def batch_wait_s(self) -> float:
-        """``wait_s`` without the time in which the batch was there and had to wait for the device."""
+        """``wait_s`` without the time in which the batch was ready and waited for the device."""
         return self.wait_s - self.waited_for.get("gpu", 0.0)
 
     def wait_share(self, *places: str) -> float:
-        """The share of ``batch_wait_s`` in which the batch was at ``places``; not ``gpu``, of ``waited_for``."""
+        """The share of ``batch_wait_s`` spent in ``places``: keys of ``waited_for`` except ``gpu``."""
         waited = self.batch_wait_s
         return sum(self.waited_for.get(place, 0.0) for place in places) / waited if waited > 0 else 0.0
 
     @property
     def device_stall(self) -> float | None:
-        """The share of its time that the device had nothing to do for want of a batch; ``None`` if nobody measured.
+        """The share of time the device lacked a batch; ``None`` if not measured.
 
-        By the steps that were timed; but workers deliver in bursts, and all of those may have come without a wait. So
-        it is at least what the device's work leaves of the time between all batches, as far as the host waited.
+        Lower bound. Timed steps may miss bursty waits, so it is at least wall time minus estimated GPU busy time, up to
+        the time the host waited.
         """
         device, elapsed = self.device, self.wait_s + self.step_s
         if device is None or not device.total_s or not elapsed:
@@ -183,22 +183,22 @@ class Stats:
 
     @property
     def gpu_busy_least(self) -> float:
-        """Lower bound of the share of its time in which the device worked; 0 if nothing is known of it.
+        """Lower bound of the share of time the device was busy; 0 if unknown.
 
-        It worked throughout each step at whose end it was more than two batches behind, and for as long as the loop
-        waited inside ``next()``, except where it had nothing to do for want of a batch.
+        It was busy throughout each step that ended with the device more than two batches behind, and while the loop
+        waited inside ``next()``, except where it idled for lack of a batch.
         """
         stall, elapsed = self.device_stall, self.wait_s + self.step_s
         return 0.0 if stall is None else max(self.totals.get("behind_s", 0.0) / elapsed, self.stall - stall)
 
     @property
     def images_per_s(self) -> float:
-        """Images that the consumer got per second, start-up left out."""
+        """Images per second that the consumer got, without start-up."""
         return self._per_second(self.wait_s + self.step_s)
 
     @property
     def consumer_images_per_s(self) -> float:
-        """The consumption rate: images per second that the consumer would have taken, had it never waited."""
+        """Images per second that the consumer would take if it never waited."""
         device = self.device
         if device is not None and device.steps and device.total_s > device.idle_s:
             return self._images_per_batch * device.steps / (device.total_s - device.idle_s)
@@ -206,17 +206,17 @@ class Stats:
 
     @property
     def loader_images_per_s(self) -> float:
-        """The loader's rate: images per second that its slowest stage can deliver, all workers together. 0: unknown.
+        """Images per second that the slowest stage can deliver, over all workers; 0 if unknown.
 
-        By the time that stages take, and never more than the waits allow: while it is waited for, a loader delivers all
-        that it can.
+        From the stages' times, capped by the rate over the waits: while the consumer waits, the loader delivers all it
+        can.
         """
         totals, stages, rates = self.totals, self.stages, []
         spent = sum(stages[name].total_s for name in ("fetch", "decode") if name in stages)
         made = max((stages[name].count for name in ("fetch", "decode") if name in stages), default=0)
         if (spent := spent + totals.get("made:collate_s", 0.0)) > 0:
             rates.append(made * max(1, self.workers) / spent)
-        # The native engine finishes batches in one thread; on a device its epilogue is not that thread's.
+        # The native engine finishes batches in one thread; with a device, the epilogue runs elsewhere.
         ending = ("python", "collate", "epilogue") if self.device is None else ("python", "collate")
         if (spent := sum(totals.get(f"stage:{name}:s", 0.0) for name in ending)) > 0:
             rates.append(totals.get("stage:decode:count", 0.0) / spent)
@@ -231,11 +231,11 @@ class Stats:
         return self.images / self.batches if self.batches else 0.0
 
     def _per_second(self, seconds: float) -> float:
-        timed = self.totals.get("asked", 0.0)  # steps and waits that the clock has seen both of
+        timed = self.totals.get("asked", 0.0)  # batches with both a step and a wait
         return self._images_per_batch * timed / seconds if seconds > 0 else 0.0
 
     def since(self, earlier: Stats) -> Stats:
-        """What has come since ``earlier`` was taken; what is of the moment (slots, queues) stays as it is now."""
+        """Difference from ``earlier``; current values (slots, queues) stay as they are."""
         return make_stats(
             Totals({key: value - earlier.totals.get(key, 0.0) for key, value in self.totals.items()}),
             places=(self.fetch.waits_at, self.fetch.computes_at),
@@ -243,7 +243,7 @@ class Stats:
             workers=self.workers,
             slots=(self.slots, self.slot_bytes, self.pinned_bytes),
             queues=self.queues,
-            looks=self.totals,
+            stack_totals=self.totals,
         )
 
 
@@ -255,19 +255,19 @@ def make_stats(
     workers: int = 0,
     slots: tuple[int, int, int] = (0, 0, 0),
     queues: Mapping[str, int] | None = None,
-    looks: Mapping[str, float] | None = None,
+    stack_totals: Mapping[str, float] | None = None,
 ) -> Stats:
-    """Put counts into words.
+    """Make :class:`Stats` from counts.
 
     Args:
-        totals: Of :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler.
+        totals: From :class:`~fastload.stats.meter.Meter`, the transfers and the scheduler.
         places: Where workers waited and computed.
         missed: See :class:`Stats`.
-        workers: Likewise.
-        slots: How many, bytes of each, and of all.
+        workers: See :class:`Stats`.
+        slots: Their number, the bytes of each, and of all.
         queues: See :class:`Stats`.
-        looks: Counts whose looks at the workers' stacks stand in where ``totals`` has none: workers are looked at for
-            some seconds only.
+        stack_totals: Counts whose stack samples are used if ``totals`` has none: workers are sampled for some seconds
+            only.
     """
     now = queues or {}
     return Stats(
@@ -288,7 +288,7 @@ def make_stats(
             {key.partition(":")[2]: seconds for key, seconds in totals.items() if key.startswith("waited:") and seconds}
         ),
         stages=MappingProxyType(_stages(totals)),
-        fetch=_fetch(totals, places, looks or totals),
+        fetch=_fetch(totals, places, stack_totals or totals),
         device=_device(totals),
         gpu_utilization=totals["gpu:busy"] / totals["gpu:looks"] if totals["gpu:busy"] > 0 else None,
         workers=workers,
@@ -306,20 +306,20 @@ def _stages(totals: Totals) -> dict[str, StageTime]:
         stages["fetch"] = StageTime(made, totals["made:fetch_s"])
         stages["collate"] = StageTime(made, totals["made:collate_s"])
     for name in ("fetch", "decode", "python", "collate", "pin", "h2d", "epilogue"):
-        if count := int(totals[f"stage:{name}:count"]):  # beside workers, where epochs of both engines were run
+        if count := int(totals[f"stage:{name}:count"]):  # added to workers' counts if both engines have run
             before = stages.get(name, StageTime(0, 0.0))
             stages[name] = StageTime(before.count + count, before.total_s + totals[f"stage:{name}:s"])
     return stages
 
 
-def _fetch(totals: Totals, places: tuple[tuple[str, ...], tuple[str, ...]], looks: Mapping[str, float]) -> Fetch:
+def _fetch(totals: Totals, places: tuple[tuple[str, ...], tuple[str, ...]], stack_totals: Mapping[str, float]) -> Fetch:
     looked = totals["made:looked_s"]
     if looked <= 0:
         return Fetch(waits_at=places[0], computes_at=places[1])
     busy, queued = totals["made:busy_s"] / looked, totals["made:queued_s"] / looked
     decode_s, python_s = (totals[name] for name in ("made:decode_s", "made:python_s"))
     if decode_s + python_s <= 0:
-        decode_s, python_s = (looks.get(name, 0.0) for name in ("made:decode_s", "made:python_s"))
+        decode_s, python_s = (stack_totals.get(name, 0.0) for name in ("made:decode_s", "made:python_s"))
     in_codec = decode_s / (decode_s + python_s) if decode_s + python_s > 0 else 0.0
     return Fetch(
         blocked=max(0.0, 1.0 - busy - queued),

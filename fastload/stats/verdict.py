@@ -1,4 +1,4 @@
-"""The words for what limits a training run, and what helps: shared by a loader's report and by a profile's."""
+"""Bottlenecks and their remedies, shared by the loader's report and the profile's."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
 
 
 class Bottleneck(enum.Enum):
-    """What the run waits for. The value is the word that stands before "-bound"."""
+    """What the run waits for. The value is the word before "-bound"."""
 
     STORAGE = "storage"
-    """Samples are being read: workers are blocked, on a disk, a network or a lock, and do not compute."""
+    """Reading samples: workers are blocked on a disk, a network or a lock."""
     DECODE = "decode"
-    """Compressed images are being decoded and resized, in a codec's native code."""
+    """Decoding and resizing compressed images, in a codec's native code."""
     PYTHON = "Python"
-    """The dataset's own code and its transforms compute."""
+    """Computing in the dataset's own code and its transforms."""
     EPILOGUE = "epilogue"
-    """Decoded images are being normalized, cast and laid out on the host, by the one thread that finishes batches."""
+    """Normalizing, casting and laying out images on the host, in the pipeline thread."""
     COLLATE = "collate/IPC"
-    """Samples are being put together, or a finished batch is on its way between processes."""
+    """Collating samples, or sending a finished batch between processes."""
     PIN = "pin"
-    """Host memory: batches are being copied into pinned memory, or from memory that is not pinned."""
+    """Copying batches into pinned memory, or from memory that is not pinned."""
     LINK = "link"
-    """Bytes are crossing from host to device."""
+    """Copying bytes from host to device."""
     STEP = "step"
-    """What the loop does between two batches: they are there in time. The model, or the loop's own code on the host."""
+    """The loop between two batches, which arrive in time: model or host code."""
     GPU = "GPU"
-    """The model: batches are there in time, and the GPU is busy."""
+    """The model: batches arrive in time, and the GPU is busy."""
     LOOP = "loop"
-    """The loop's own code on the host: batches are there in time, and the GPU has nothing to do all the same."""
+    """The loop's own code on the host: batches arrive in time, yet the GPU idles."""
 
 
 REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
@@ -50,7 +50,7 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
         Bottleneck.COLLATE: "put less into a batch's bytes (uint8 instead of float32, tensors instead of Python "
         "objects), or raise num_workers",
         Bottleneck.PIN: "use pinned memory: leave max_pinned_bytes at its default, engine at 'auto', and have the "
-        "dataset return tensors, which travel in pinned slots",
+        "dataset return tensors, which are sent in pinned slots",
         Bottleneck.LINK: "send fewer bytes: uint8 images, cast and normalized on the device (dtype=, a table), or a "
         "narrower float",
         Bottleneck.STEP: "nothing to gain in the loader: speed up what the loop does between two batches (the model, "
@@ -68,8 +68,8 @@ class Verdict:
     """What limits a run.
 
     Attributes:
-        bottleneck: The limit; ``None`` when too little was seen to tell.
-        evidence: What shows it, as parts of a sentence, the weightiest first.
+        bottleneck: The limit; ``None`` if there is too little data.
+        evidence: Parts of a sentence, the strongest first.
         remedy: What to change, as part of a sentence.
     """
 
@@ -79,12 +79,12 @@ class Verdict:
 
     @classmethod
     def of(cls, bottleneck: Bottleneck, *evidence: str, remedy: str | None = None) -> Verdict:
-        """The usual remedy unless another is given."""
+        """Make a verdict with the bottleneck's usual remedy unless another is given."""
         return cls(bottleneck, evidence, REMEDIES[bottleneck] if remedy is None else remedy)
 
     @property
     def name(self) -> str:
-        """Such as ``"storage-bound"``."""
+        """The verdict's name, such as ``"storage-bound"``."""
         return "undecided" if self.bottleneck is None else f"{self.bottleneck.value}-bound"
 
     def __str__(self) -> str:

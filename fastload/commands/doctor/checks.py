@@ -1,6 +1,6 @@
-"""What the doctor looks at on the host: one function per finding, each with its remedy.
+"""The doctor's checks of the host: one function per finding, each with its remedy.
 
-Pillow's side is in ``_checks_pil``, the GPU's and the profilers' in ``_checks_gpu``.
+Pillow is checked in ``checks_pil``, the GPU and the profilers in ``checks_gpu``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LITTLE_MEMORY_BYTES: Final = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: What it is, as the report shows it.
-        finding: What was found, in one line.
+        name: Its name in the report.
+        finding: The finding, in one line.
         status: ``"ok"``; ``"note"``, worth knowing; ``"warning"``, costs speed or will fail later; ``"missing"``,
             fastload does not work without it.
         remedy: What to do about it; every warning and everything missing has one.
@@ -76,12 +76,12 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def gib(size_bytes: float) -> str:
-    """A size for people."""
+    """Format a size for people."""
     return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def check_python() -> Check:
-    """The interpreter and the processor."""
+    """Check the interpreter and the processor."""
     model = _processor_model()
     version = platform.python_version()
     data = {"version": version, "executable": sys.executable, "system": platform.platform(), "processor": model}
@@ -100,7 +100,7 @@ def _processor_model() -> str:
 
 
 def check_torch() -> Check:
-    """Torch: its version and what it was built for."""
+    """Check torch's version and what it was built for."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -117,7 +117,7 @@ def check_torch() -> Check:
 
 
 def check_torchvision() -> Check:
-    """Torchvision; its compiled part only loads beside the torch that it was built against."""
+    """Check torchvision, whose compiled part loads only with the torch it was built for."""
     version = package_version("torchvision")
     if version is None:
         return Check("torchvision", "not installed", "missing", "pip install torchvision")
@@ -137,7 +137,7 @@ def check_torchvision() -> Check:
 
 
 def check_cpu() -> Check:
-    """Cores that this process may keep busy."""
+    """Check the number of cores that this process may use."""
     budget = _machine.cpu_budget()
     quota = "no quota" if budget.quota is None else f"quota {budget.quota:g}"
     finding = f"{budget.usable} usable (machine {budget.online}, affinity {budget.affinity}, {quota})"
@@ -154,7 +154,7 @@ def check_cpu() -> Check:
 
 
 def check_memory() -> Check:
-    """Memory that this process may still allocate."""
+    """Check how much memory this process may still allocate."""
     budget = _machine.memory_budget()
     limit = "no limit" if budget.limit_bytes is None else f"limit {gib(budget.limit_bytes)}"
     data = {
@@ -170,7 +170,7 @@ def check_memory() -> Check:
 
 
 def check_shared_memory() -> Check:
-    """``/dev/shm``, through which workers hand over their batches."""
+    """Check ``/dev/shm``, through which workers send their batches."""
     found = _machine.shared_memory_bytes()
     if found is None:
         return Check("/dev/shm", "none", "warning", "mount a tmpfs there: workers hand over batches through it")
@@ -187,7 +187,7 @@ def check_shared_memory() -> Check:
 
 
 def check_descriptors() -> Check:
-    """The limit of open files; a tensor from a worker takes a descriptor for as long as it lives."""
+    """Check the limit of open files; every live tensor from a worker takes one."""
     soft, hard = _machine.file_descriptor_limits()
     finding = f"{'unlimited' if soft is None else soft} (hard limit {'none' if hard is None else hard})"
     data = {"soft": soft, "hard": hard}
@@ -203,7 +203,7 @@ def check_descriptors() -> Check:
 
 
 def check_native_core() -> Check:
-    """``fastload._core`` and the libjpeg-turbo that it runs with."""
+    """Check ``fastload._core`` and its libjpeg-turbo."""
     try:
         from fastload import _core
 
@@ -218,7 +218,7 @@ def check_native_core() -> Check:
 
 
 def check_nvtx() -> Check:
-    """The package that tells profilers what happens, and whether one listens now."""
+    """Check the ``nvtx`` package and whether a profiler is attached."""
     version = package_version("nvtx")
     wanted = ".".join(map(str, MINIMUM_NVTX))
     remedy = f"pip install 'nvtx>={wanted}'; until then profiles do not show fastload's stages"

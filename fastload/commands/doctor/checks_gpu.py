@@ -1,4 +1,4 @@
-"""What the doctor finds out about the GPU: that torch reaches it, how fast it is fed, and the profilers beside it."""
+"""The doctor's checks of the GPU, its copy speed, and the profilers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ COPY_REPEATS: Final = 9
 # Payload bytes per second and lane, by PCIe generation: the transfer rate less the line code (8b/10b, then 128b/130b;
 # generation 6 sends fixed-size blocks, of which 242 of 256 bytes are payload).
 _LANE_BYTES_PER_S: Final = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-_GENERATION_BY_SPEED: Final = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # GT/s, as sysfs says it
-# Pinned copies reach about 80% of a PCIe link; below half of it something is in the way.
+_GENERATION_BY_SPEED: Final = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # GT/s, as in sysfs
+# Pinned copies reach about 80% of a PCIe link; less than half means that something slows it down.
 _POOR_SHARE: Final = 0.5
 
 _NSIGHT_NAMES: Final = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
@@ -37,14 +37,14 @@ _CAP_SYS_ADMIN: Final = 21
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way between host memory and a GPU.
+    """The link between host memory and a GPU.
 
     Attributes:
         kind: ``"PCIe"`` or ``"NVLink-C2C"``.
         generation: PCIe generation in use; an idle GPU may run at a lower one.
         width: Lanes in use.
-        max_generation: The highest generation that the GPU and its slot agree on.
-        max_width: The most lanes that they agree on.
+        max_generation: The highest generation that both the GPU and its slot support.
+        max_width: The most lanes that both support.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Link:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """What a PCIe link can carry in one direction at its best generation; None where it is not known."""
+        """Capacity of a PCIe link in one direction, at its best generation; None if unknown."""
         generation = self.max_generation or self.generation
         if self.kind != "PCIe" or generation not in _LANE_BYTES_PER_S or not self.width:
             return None
@@ -68,18 +68,18 @@ class Link:
 
 
 def cuda_available() -> bool:
-    """Whether torch can use a CUDA (or ROCm) device; says nothing when it cannot."""
+    """Whether torch can use a CUDA (or ROCm) device; never warns."""
     try:
         import torch
     except (ImportError, OSError):
         return False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch warns about, check_cuda reports
+        warnings.simplefilter("ignore")  # check_cuda reports the reason
         return torch.cuda.is_available()
 
 
 def check_cuda(root: Path = _ROOT) -> Check:
-    """Whether torch reaches a GPU, and if it does not, why."""
+    """Check whether torch can use a GPU, and if not, why."""
     import torch
 
     driver = _driver_version(root)
@@ -134,7 +134,7 @@ def _driver_version(root: Path) -> str | None:
 
 
 def check_gpu() -> Check:
-    """The GPUs that this process sees."""
+    """List the GPUs visible to this process."""
     import torch
 
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
@@ -150,7 +150,7 @@ def check_gpu() -> Check:
 
 
 def check_copy(repeats: int = COPY_REPEATS) -> Check:
-    """How fast the current GPU is fed from pinned and from pageable memory, beside what its link can carry."""
+    """Check the current GPU's copy speed, pinned and pageable, against its link's capacity."""
     import torch
 
     device = torch.device("cuda", torch.cuda.current_device())
@@ -159,7 +159,7 @@ def check_copy(repeats: int = COPY_REPEATS) -> Check:
     except RuntimeError as error:  # torch's out-of-memory errors among them
         reason = str(error).splitlines()[0]
         return Check("copy", f"not measured: {reason}", "warning", "free memory on the GPU and run this again")
-    link = find_link(device)  # asked after the copies, while the GPU has not gone back to saving power
+    link = find_link(device)  # right after the copies, before the GPU returns to saving power
     data: dict[str, Any] = {
         "device": str(device),
         "link": None if link is None else str(link),
@@ -188,7 +188,10 @@ def check_copy(repeats: int = COPY_REPEATS) -> Check:
 def measure_copy(
     device: torch.device, *, size_bytes: int = COPY_BYTES, repeats: int = COPY_REPEATS
 ) -> tuple[float, float]:
-    """Bytes/s from pinned and from pageable host memory to a GPU; medians. Blocks; uses the current stream."""
+    """Median bytes/s from pinned and from pageable host memory to a GPU.
+
+    Blocks; uses the current stream.
+    """
     import torch
 
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
@@ -208,7 +211,7 @@ def measure_copy(
 
 
 def find_link(device: torch.device, root: Path = _ROOT) -> Link | None:
-    """The link between host and GPU, asked of ``nvidia-smi``, else of sysfs; None when neither knows it."""
+    """The GPU's link, from ``nvidia-smi`` or else sysfs; None if neither knows it."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -221,12 +224,12 @@ def find_link(device: torch.device, root: Path = _ROOT) -> Link | None:
 
 
 def link_from_smi(gpu: str) -> Link | None:
-    """The link of a GPU, by UUID or index, according to ``nvidia-smi``; None when it does not answer."""
+    """The link of a GPU (UUID or index), from ``nvidia-smi``; None if it fails."""
     fields = "pcie.link.gen.current,pcie.link.width.current,pcie.link.gen.max,pcie.link.width.max"
     answer = _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", gpu)
     if answer is None or answer.count(",") != 3:
         return None
-    # "N/A" and "[N/A]" stand where the driver does not know.
+    # "N/A" and "[N/A]" mean that the driver does not know.
     values = [int(value) if value.strip().isdigit() else None for value in answer.split(",")]
     details = _output("nvidia-smi", "-q", "-i", gpu) or ""
     kind = "NVLink-C2C" if re.search(r"C2C Mode\s*:\s*Enabled", details) else "PCIe"
@@ -234,7 +237,7 @@ def link_from_smi(gpu: str) -> Link | None:
 
 
 def link_from_sysfs(folder: Path) -> Link | None:
-    """The link of the PCI device with this sysfs folder; None when the kernel does not tell."""
+    """The link of the PCI device with this sysfs folder; None if unknown."""
 
     def read(name: str) -> str:
         try:
@@ -258,7 +261,7 @@ def link_from_sysfs(folder: Path) -> Link | None:
 
 
 def check_nsight(tool: str, root: Path = _ROOT) -> Check:
-    """Whether ``nsys`` or ``ncu`` is there and may be used."""
+    """Check whether ``nsys`` or ``ncu`` is installed and may be used."""
     name = _NSIGHT_NAMES[tool]
     path = find_nsight(tool, root)
     if path is None:
@@ -281,7 +284,7 @@ def check_nsight(tool: str, root: Path = _ROOT) -> Check:
 
 
 def _counters_are_for_administrators(root: Path) -> bool:
-    """Whether the driver keeps the GPU's performance counters from this process."""
+    """Whether the driver denies this process the GPU's performance counters."""
     try:
         parameters = (root / "proc/driver/nvidia/params").read_text(encoding="ascii", errors="replace")
         status = (root / "proc/self/status").read_text(encoding="ascii", errors="replace")

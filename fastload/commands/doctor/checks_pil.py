@@ -1,4 +1,4 @@
-"""What the doctor finds out about Pillow, which decodes and resizes images in the workers."""
+"""The doctor's checks of Pillow, which decodes and resizes images in the workers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fastload.commands.doctor.checks import Check, package_version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Of Pillow-SIMD 12.1.1.post0 (built with AVX2) beside Pillow 13.0.0: random resized crops of 200 photographs of about
-# 500 x 400 to 224 x 224 pixels, bilinear. Each differed by 1 of 255.
+# Pillow-SIMD 12.1.1.post0 (built with AVX2) against Pillow 13.0.0: random resized crops of 200 photographs of about
+# 500 x 400 to 224 x 224 pixels, bilinear. Each such value differed by 1 of 255.
 SIMD_DIFFERENT_VALUES: Final = 0.021
 
 
 def check_pil(*, measure: bool = True) -> Check:
-    """Which Pillow decodes images in the workers.
+    """Check which Pillow decodes images in the workers.
 
     Args:
         measure: Time decoding and resizing (half a second, one core).
@@ -60,7 +60,10 @@ def check_pil(*, measure: bool = True) -> Check:
 
 
 def measure_pil() -> dict[str, float]:
-    """Decode a 500 x 400 JPEG, crop 400 x 300, resize to 224 x 224, on the calling thread; images/s and shares."""
+    """Measure decoding and resizing on the calling thread, in images/s and shares.
+
+    Decodes a 500 x 400 JPEG, crops 400 x 300, and resizes to 224 x 224.
+    """
     from PIL import Image
 
     encoded = _photograph_like_jpeg()
@@ -85,7 +88,7 @@ def measure_pil() -> dict[str, float]:
 
 
 def _median_s(work: Callable[[], object], repeats: int = 5, seconds: float = 0.05) -> float:
-    """Median processor time of one call: what a core needs, also while other processes compete for it."""
+    """Median processor time of one call, which other processes on the core do not affect."""
     work()
 
     def once() -> float:
@@ -99,7 +102,10 @@ def _median_s(work: Callable[[], object], repeats: int = 5, seconds: float = 0.0
 
 
 def _photograph_like_jpeg() -> bytes:
-    """A JPEG with as many bytes per pixel as a photograph (53 KB for 500 x 400 at quality 90), from a fixed seed."""
+    """A JPEG with a photograph's bytes per pixel, from a fixed seed.
+
+    53 KB for 500 x 400 at quality 90.
+    """
     import numpy as np
     from PIL import Image
 

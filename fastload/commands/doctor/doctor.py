@@ -1,4 +1,4 @@
-"""What this machine has and lacks for feeding a GPU: ``fastload doctor``."""
+"""``fastload doctor``: what this machine has and lacks for feeding a GPU."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _COLOURS: Final = {"ok": "green", "note": "cyan", "warning": "yellow", "missing"
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """What the doctor found.
+    """The doctor's report.
 
     Attributes:
-        version: fastload's own.
-        checks: In the order in which they are shown.
+        version: fastload's version.
+        checks: All checks, in the order shown.
     """
 
     version: str
@@ -36,7 +36,7 @@ class MachineReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing that fastload needs."""
+        """Whether everything that fastload needs is there."""
         return all(check.status != "missing" for check in self.checks)
 
     @property
@@ -46,7 +46,7 @@ class MachineReport:
 
     @property
     def remedies(self) -> tuple[Check, ...]:
-        """Every check that has something to suggest, the most urgent first."""
+        """Every check with a remedy, the most urgent first."""
         urgency = list(_COLOURS)
         found = [check for check in self.checks if check.remedy]
         return tuple(sorted(found, key=lambda check: -urgency.index(check.status)))
@@ -58,7 +58,7 @@ class MachineReport:
         raise KeyError(f"no check named {name!r}; there are {', '.join(check.name for check in self.checks)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON writes it; see ``fastload doctor --json``."""
+        """The object of ``fastload doctor --json``."""
         return {
             "fastload": self.version,
             "ok": self.ok,
@@ -88,7 +88,7 @@ class MachineReport:
         return "\n".join(lines)
 
     def verdict(self) -> str:
-        """One clause that sums the report up."""
+        """Sum up the report in one clause."""
         missing = [check.name for check in self.checks if check.status == "missing"]
         if missing:
             return f"does not work here; missing: {', '.join(missing)}"
@@ -97,13 +97,13 @@ class MachineReport:
 
 
 def doctor(*, measure: bool = True) -> MachineReport:
-    """Look at what this machine offers for loading images onto a GPU. Takes a second or two; blocks.
+    """Check this machine for loading images onto a GPU. Blocks for a second or two.
 
     Args:
         measure: Also measure: how fast Pillow decodes and resizes (one core), and how fast a CUDA device is fed from
             pinned and pageable memory (256 MB on the host for half of a second).
     """
-    return MachineReport(__version__, tuple(_run(name, look) for name, look in _checks_to_run(measure)))
+    return MachineReport(__version__, tuple(_run(name, check) for name, check in _checks_to_run(measure)))
 
 
 def _checks_to_run(measure: bool) -> Iterator[tuple[str, Callable[[], Check]]]:
@@ -126,9 +126,9 @@ def _checks_to_run(measure: bool) -> Iterator[tuple[str, Callable[[], Check]]]:
     yield "ncu", lambda: checks_gpu.check_nsight("ncu")
 
 
-def _run(name: str, look: Callable[[], Check]) -> Check:
+def _run(name: str, check: Callable[[], Check]) -> Check:
     try:
-        return look()
+        return check()
     except Exception as error:  # noqa: BLE001 - one broken part must not hide what is known about the others
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         remedy = "please report this line, with the output of fastload doctor --json"
@@ -136,13 +136,13 @@ def _run(name: str, look: Callable[[], Check]) -> Check:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``fastload doctor``."""
+    """Declare the options of ``fastload doctor``."""
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--no-measure", dest="measure", action="store_false", help="look only, time nothing")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the report; 1 when something that fastload needs is missing, else 0."""
+    """Print the report. Returns 1 if something that fastload needs is missing, else 0."""
     report = doctor(measure=args.measure)
     if args.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")

@@ -1,1 +1,1 @@
-"""``fastload run``: run a script with FastLoader in the place of DataLoader."""
+"""``fastload run``: run a script with FastLoader in place of DataLoader."""

@@ -1,4 +1,4 @@
-"""FastLoader in the place of ``torch.utils.data.DataLoader``, for this process."""
+"""Replace ``torch.utils.data.DataLoader`` by FastLoader in this process."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ _MEMORY_FORMATS: Final = {
 }
 
 _stand_in: type[FastLoader[Any]] | None = None
-_listeners: list[Callable[[_Iterate], _Iterate]] = []  # what wraps the __iter__ of loaders
+_listeners: list[Callable[[_Iterate], _Iterate]] = []  # wrappers of the loaders' __iter__
 
 
 def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False) -> type[FastLoader[Any]]:
-    """Let every look-up of ``DataLoader`` in this process give FastLoader from now on.
+    """Make every lookup of ``DataLoader`` in this process return FastLoader from now on.
 
-    Modules that already hold torch's class under any name get the stand-in as well, apart from fastload's own. Calling
-    it again changes nothing.
+    Modules that already hold torch's class under any name get the stand-in as well, except fastload's own. Idempotent.
 
     Args:
         defaults: New defaults of FastLoader's own arguments, by name.
@@ -53,7 +52,7 @@ def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False)
         The stand-in: a subclass of FastLoader that also counts every other DataLoader as its instance.
 
     Raises:
-        TypeError: ``defaults`` names something that is not an argument of FastLoader's own.
+        TypeError: ``defaults`` has a name that is not one of FastLoader's own arguments.
     """
     global _stand_in
     if _stand_in is None:
@@ -70,13 +69,13 @@ def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False)
 
 
 def install_from_settings(text: str) -> None:
-    """Install with what ``fastload run`` wrote into the environment."""
+    """Install with the settings that ``fastload run`` wrote into the environment."""
     options = json.loads(text)
     install(decode_defaults(options["defaults"]), explain=options["explain"])
 
 
 def decode_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """FastLoader's own arguments from their names on the command line."""
+    """Convert FastLoader's own arguments from their spelling on the command line."""
     decoded = dict(options)
     if "memory_format" in decoded:
         decoded["memory_format"] = _MEMORY_FORMATS[decoded["memory_format"]]
@@ -93,23 +92,23 @@ def _set_defaults(defaults: dict[str, Any]) -> None:
         setattr(FastLoader, name, value)
     init: Any = FastLoader.__init__
     init.__kwdefaults__ = {**init.__kwdefaults__, **defaults}
-    check: Any = Options.__init__  # whose defaults are those of FastLoader.wrap
+    check: Any = Options.__init__  # FastLoader.wrap uses its defaults
     check.__defaults__ = tuple(init.__kwdefaults__[name] for name in own)
 
 
 def _make_stand_in() -> type[FastLoader[Any]]:
-    """Build the class that stands under the name ``torch.utils.data.DataLoader``.
+    """Build the class that replaces ``torch.utils.data.DataLoader``.
 
-    Why not FastLoader itself: ``isinstance(x, DataLoader)`` must hold for any DataLoader, which takes a metaclass, and
-    that is ABCMeta, or else ``class MyLoader(DataLoader, ABC)`` would be a metaclass conflict. It overrides nothing and
-    carries torch's name, so that error texts and pickles are torch's: the pickle of a loader becomes a plain DataLoader
-    in a process without us. Subclasses that have an ``__iter__`` of their own are followed (:func:`_followed`).
+    FastLoader itself will not do: ``isinstance(x, DataLoader)`` must hold for any DataLoader, which takes a metaclass,
+    and that is ABCMeta, or else ``class MyLoader(DataLoader, ABC)`` would be a metaclass conflict. It overrides nothing
+    and has torch's name, so that error texts and pickles are torch's: a pickled loader becomes a plain DataLoader in a
+    process without us. Subclasses with an ``__iter__`` of their own are measured too (:func:`_followed`).
     """
 
     class DataLoader(FastLoader[FastLoader.__parameters__], metaclass=ABCMeta):  # type: ignore[name-defined]
         __doc__ = FastLoader.__doc__
 
-        # Lightning follows the construction of a loader through the `__init__` in the class's own namespace.
+        # Lightning records how a loader is constructed through the `__init__` in the class's own namespace.
         __init__ = _copy_of(FastLoader.__init__)
 
         def __init_subclass__(cls, **more: Any) -> None:
@@ -128,14 +127,15 @@ def _make_stand_in() -> type[FastLoader[Any]]:
 
 
 def _heard(iterate: _Iterate) -> _Iterate:
-    """An ``__iter__`` that the listeners hear of."""
+    """Wrap an ``__iter__`` with all listeners."""
     return functools.reduce(lambda heard, listening: listening(heard), _listeners, iterate)
 
 
 def _followed(own: _Iterate) -> _Iterate:
-    """A subclass's own ``__iter__``. What makes iterators like torch's and does not call ours is looked after here.
+    """Wrap a subclass's own ``__iter__`` that makes torch iterators without calling ours.
 
-    So does that of torchdata's StatefulDataLoader. Its iterators are measured, listened to, and closed with the loader.
+    An example is torchdata's StatefulDataLoader. Its iterators are measured, passed to the listeners, and closed with
+    the loader.
     """
 
     @functools.wraps(own)
@@ -174,7 +174,7 @@ def _copy_of(function: Any) -> Any:
 
 
 def _holders(value: object) -> list[tuple[ModuleType, str]]:
-    """Every module outside fastload with a global that is ``value``, and that global's name. About 10 ms."""
+    """Every module outside fastload with ``value`` as a global, and its name. About 10 ms."""
     return [
         (module, name)
         for key, module in list(sys.modules.items())

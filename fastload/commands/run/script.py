@@ -1,9 +1,9 @@
-"""``fastload run``: a script run with FastLoader standing for DataLoader, no line of it changed.
+"""``fastload run``: run an unchanged script with FastLoader in place of DataLoader.
 
-The script gets a Python of its own, which replaces this process: its arguments, module search path, traceback, exit
-code and Ctrl-C are like plain Python's because they are plain Python's. What makes the difference travels in the
-environment, from which the script's child processes inherit it (see ``bootstrap/sitecustomize.py``). So does
-``FASTLOAD_CAPTURE``, which opens a profiler's window around some of the script's steps (see ``profiling/capture.py``).
+A new Python replaces this process and runs the script: arguments, module search path, traceback, exit code and Ctrl-C
+are plain Python's. The settings are passed in the environment, which the script's child processes inherit (see
+``bootstrap/sitecustomize.py``). So is ``FASTLOAD_CAPTURE``, which opens a profiler's window around some of the script's
+steps (see ``profiling/capture.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEFAULTS: Final = ("device", "memory_format", "dtype", "device_prefetch", "engi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options, then the script and whatever follows it."""
+    """Declare the options, then the script and its arguments."""
     parser.usage = "%(prog)s [options] (script.py | -m module | -c code) [its arguments]"
     parser.description = (
         "Run a Python program with FastLoader in the place of torch.utils.data.DataLoader, in its child processes too. "
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Replace this process by a Python that runs the program; returns only when that is impossible."""
+    """Replace this process by a Python that runs the program; returns only on failure."""
     program = _program(args)
     if not program:
         return _fail("nothing to run: name a script, -m module or -c code; see fastload run --help")
@@ -75,13 +75,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def environment(args: argparse.Namespace) -> dict[str, str]:
-    """This process's environment, and in it what makes every Python below use FastLoader."""
+    """This process's environment plus the settings that make child Pythons use FastLoader."""
     defaults = {name: getattr(args, name) for name in _DEFAULTS if getattr(args, name) is not None}
     return environment_with(defaults, explain=args.explain)
 
 
 def environment_with(defaults: Mapping[str, Any] | None = None, *, explain: bool = False) -> dict[str, str]:
-    """See :func:`environment`; ``defaults`` are of FastLoader's own arguments, as the command line spells them."""
+    """Like :func:`environment`, from defaults of FastLoader's arguments, spelled as options."""
     search_path = [str(BOOTSTRAP)]
     if inherited := os.environ.get("PYTHONPATH"):
         search_path += [entry for entry in inherited.split(os.pathsep) if entry != str(BOOTSTRAP)]
@@ -101,9 +101,9 @@ def _program(args: argparse.Namespace) -> list[str]:
 
 
 def _interpreter_options() -> list[str]:
-    """The options that this Python was started with, for the next; also multiprocessing asks subprocess for them."""
+    """This Python's own options, to pass on; from subprocess, as multiprocessing gets them."""
     options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    if getattr(sys.stdout, "write_through", False):  # -u shows nowhere else
+    if getattr(sys.stdout, "write_through", False):  # the only sign of -u
         options.append("-u")
     return options
 

@@ -1,10 +1,10 @@
-"""Carries ``fastload run`` into child processes.
+"""Install FastLoader in the script of ``fastload run`` and in its child processes.
 
 ``fastload run`` puts this folder on ``PYTHONPATH``, so that every Python started below it (the script itself, spawned
-workers, ``torchrun``'s ranks) imports this file at its start. It waits for torch to be imported and then has FastLoader
-put in DataLoader's place; it imports neither torch nor fastload by itself: a program without torch hardly notices it.
+workers, ``torchrun``'s ranks) imports this file at startup. When torch has been imported, it replaces DataLoader by
+FastLoader; it imports neither torch nor fastload itself, so a program without torch is hardly affected.
 
-Any Python may be started below, also one without fastload: this file stands alone, in syntax that Python 3.6 reads.
+A child may be any Python, also one without fastload: this file has no dependencies and uses Python 3.6 syntax.
 """
 
 import importlib.machinery
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """A finder that finds nothing by itself: it hears when torch has been imported, and then installs FastLoader.
+    """A finder that observes the import of torch, and then installs FastLoader.
 
     FastLoader cannot be installed while fastload's own modules are half imported (a script may import fastload first,
     and that imports torch), so their imports are counted, and the last one to end installs.
@@ -38,7 +38,7 @@ class Watch:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        """Find ``torch`` and fastload's modules where the other finders do, and listen to their execution."""
+        """Find torch and fastload's modules by the other finders, and observe their execution."""
         package = name.partition(".")[0]
         if name != "torch" and package != "fastload":
             return None
@@ -53,7 +53,10 @@ class Watch:
         return None
 
     def listen(self, loader: "Any", package: str) -> None:
-        """Shadow ``exec_module`` on this one loader, whose type other tools may look at, until it has run."""
+        """Replace ``exec_module`` on this instance until it has run.
+
+        The loader keeps its type, which other tools may check.
+        """
         exec_module = loader.exec_module
 
         def exec_and_tell(module: "ModuleType") -> None:
@@ -73,7 +76,7 @@ class Watch:
             complain("the import system of this Python cannot be listened to")
 
     def install(self) -> None:
-        """Put FastLoader in DataLoader's place, once."""
+        """Replace DataLoader by FastLoader, once."""
         if self not in sys.meta_path:
             return
         sys.meta_path.remove(self)
@@ -86,12 +89,12 @@ class Watch:
 
 
 def complain(reason: object) -> None:
-    """Say why nothing was replaced."""
+    """Print why nothing was replaced."""
     sys.stderr.write(f"fastload run: DataLoader stays torch's own in process {os.getpid()}: {reason}\n")
 
 
 def run_hidden_sitecustomize(folder: str) -> None:
-    """Run the ``sitecustomize`` that this one hides, if there is one; leave ``sys.path`` as it would be without us."""
+    """Run the ``sitecustomize`` that this file hides, if any, and remove us from ``sys.path``."""
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != folder]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
@@ -103,6 +106,6 @@ def run_hidden_sitecustomize(folder: str) -> None:
 if os.environ.get("FASTLOAD_RUN"):
     watch = Watch(os.environ["FASTLOAD_RUN"])
     sys.meta_path.insert(0, watch)
-    if "torch" in sys.modules:  # a .pth file was quicker
+    if "torch" in sys.modules:  # already imported by a .pth file
         watch.install()
 run_hidden_sitecustomize(os.path.dirname(os.path.realpath(__file__)))

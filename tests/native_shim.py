@@ -16,7 +16,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-SOURCES = [*sorted(CSRC.glob("resample*.cpp")), CSRC / "draws.cpp", CSRC / "tests" / "shim.cpp"]
+SOURCES = [*sorted(CSRC.glob("resample/*.cpp")), CSRC / "rng" / "rng.cpp", CSRC / "tests" / "shim.cpp"]
 FILTERS = {
     "nearest": (0, Image.Resampling.NEAREST),
     "box": (1, Image.Resampling.BOX),
@@ -50,7 +50,7 @@ def compiled(sources: Sequence[Path], *flags: str) -> tuple[str, tempfile.Tempor
     compiler = os.environ.get("FASTLOAD_SHIM_CXX", "g++").split()
     folder = tempfile.TemporaryDirectory(prefix="fastload-shim-")
     target = str(Path(folder.name) / "shim.so")
-    command = [*compiler, "-std=c++17", *flags, "-fPIC", "-shared", *map(str, sources), "-o", target]
+    command = [*compiler, "-std=c++17", f"-I{CSRC}", *flags, "-fPIC", "-shared", *map(str, sources), "-o", target]
     subprocess.run(command, check=True)
     return target, folder
 

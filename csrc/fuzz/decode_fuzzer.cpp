@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "input.h"
+#include "pool/source.h"
 
 using namespace fastload;
 

@@ -1,6 +1,7 @@
 // Random resizes at every SIMD level that this machine has, each compared with the portable kernels. A program of its
 // own, so that it also runs under emulation: for NEON,
-//   aarch64-linux-gnu-g++ -std=c++17 -O2 -ffp-contract=off -static csrc/resample*.cpp csrc/tests/levels.cpp -o levels
+//   aarch64-linux-gnu-g++ -std=c++17 -O2 -ffp-contract=off -static -Icsrc
+//     csrc/resample/*.cpp csrc/tests/levels.cpp -o levels
 //   qemu-aarch64 ./levels 300
 #include <cstdio>
 #include <cstdlib>
@@ -9,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../resample.h"
+#include "resample/resample.h"
 
 using namespace fastload;
 

@@ -15,7 +15,7 @@
 
 #include <unistd.h>
 
-#include "batch.h"
+#include "pool/batch.h"
 
 using namespace fastload;
 

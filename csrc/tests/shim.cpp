@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "../draws.h"
-#include "../resample.h"
+#include "resample/resample.h"
+#include "rng/rng.h"
 
 using namespace fastload;
 

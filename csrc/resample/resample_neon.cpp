@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "resample_kernels.h"
+#include "resample/resample_kernels.h"
 
 namespace fastload {
 namespace {

@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "draws.h"
-#include "file.h"
-#include "input.h"
-#include "jpeg_header.h"
-#include "sample.h"
+#include "jpeg/file.h"
+#include "jpeg/jpeg_header.h"
+#include "pool/decode_sample.h"
+#include "pool/source.h"
+#include "rng/rng.h"
 
 namespace fastload {
 

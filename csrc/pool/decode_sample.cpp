@@ -1,9 +1,9 @@
-#include "sample.h"
+#include "pool/decode_sample.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "file.h"
+#include "jpeg/file.h"
 
 namespace fastload {
 namespace {

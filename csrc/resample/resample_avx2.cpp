@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "resample_kernels.h"
+#include "resample/resample_kernels.h"
 
 // Not a compiler flag for the whole file: an inline function of the standard library compiled for AVX2 could then be
 // the copy that the linker keeps for everyone.

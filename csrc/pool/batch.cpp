@@ -1,10 +1,10 @@
-#include "batch.h"
+#include "pool/batch.h"
 
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
 
-#include "pool_state.h"
+#include "pool/pool_state.h"
 
 namespace fastload {
 namespace {

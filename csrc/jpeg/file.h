@@ -11,7 +11,7 @@
 #include <sys/types.h>
 #include <time.h>
 
-#include "status.h"
+#include "jpeg/status.h"
 
 namespace fastload {
 

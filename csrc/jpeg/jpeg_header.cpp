@@ -1,4 +1,4 @@
-#include "jpeg_header.h"
+#include "jpeg/jpeg_header.h"
 
 #include <cstring>
 #include <iterator>

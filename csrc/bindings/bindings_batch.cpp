@@ -1,4 +1,4 @@
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "batch.h"
+#include "pool/batch.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "resample.h"
+#include "resample/resample.h"
 
 namespace fastload {
 

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "resample_kernels.h"
+#include "resample/resample_kernels.h"
 
 namespace fastload {
 namespace {

@@ -1,4 +1,4 @@
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 #include <optional>
 #include <string>
@@ -12,7 +12,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "draws.h"
+#include "rng/rng.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <string>
 
-#include "draws.h"
-#include "file.h"
-#include "jpeg.h"
-#include "resample.h"
+#include "jpeg/file.h"
+#include "jpeg/jpeg.h"
+#include "resample/resample.h"
+#include "rng/rng.h"
 
 namespace fastload {
 

@@ -1,4 +1,4 @@
-#include "input.h"
+#include "pool/source.h"
 
 #include <new>
 #include <utility>

@@ -7,9 +7,9 @@
 #include <memory>
 #include <string>
 
-#include "file.h"
-#include "jpeg_header.h"
-#include "status.h"
+#include "jpeg/file.h"
+#include "jpeg/jpeg_header.h"
+#include "jpeg/status.h"
 
 namespace fastload {
 

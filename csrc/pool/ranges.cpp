@@ -1,4 +1,4 @@
-#include "ranges.h"
+#include "pool/ranges.h"
 
 #ifdef FASTLOAD_NVTX
 #include <nvtx3/nvToolsExt.h>

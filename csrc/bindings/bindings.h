@@ -9,7 +9,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "resample.h"
+#include "resample/resample.h"
 
 namespace fastload {
 

@@ -1,4 +1,4 @@
-#include "draws.h"
+#include "rng/rng.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,10 +1,10 @@
 // The resampler's course: which source pixels a window needs, in which order the passes run, where rows wait.
-#include "resample.h"
+#include "resample/resample.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "resample_kernels.h"
+#include "resample/resample_kernels.h"
 
 namespace fastload {
 namespace {

@@ -7,7 +7,7 @@
 #include <new>
 #include <vector>
 
-#include "resample.h"
+#include "resample/resample.h"
 
 namespace fastload {
 

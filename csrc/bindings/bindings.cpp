@@ -1,11 +1,11 @@
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "jpeg.h"
-#include "sample.h"
+#include "jpeg/jpeg.h"
+#include "pool/decode_sample.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

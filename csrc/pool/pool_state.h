@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-#include "batch.h"
+#include "pool/batch.h"
 
 namespace fastload {
 

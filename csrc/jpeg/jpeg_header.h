@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "file.h"
-#include "status.h"
+#include "jpeg/file.h"
+#include "jpeg/status.h"
 
 namespace fastload {
 

@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <string>
 
-#include "draws.h"
-#include "file.h"
-#include "jpeg_header.h"
-#include "sample.h"
-#include "status.h"
+#include "jpeg/file.h"
+#include "jpeg/jpeg_header.h"
+#include "jpeg/status.h"
+#include "pool/decode_sample.h"
+#include "rng/rng.h"
 
 namespace fastload {
 

@@ -1,4 +1,4 @@
-#include "pool_state.h"
+#include "pool/pool_state.h"
 
 #include <algorithm>
 #include <csignal>
@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ranges.h"
+#include "pool/ranges.h"
 
 namespace fastload {
 namespace {

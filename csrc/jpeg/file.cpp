@@ -1,4 +1,4 @@
-#include "file.h"
+#include "jpeg/file.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -29,8 +29,8 @@ class DecodeError(ValueError):
     Attributes:
         index: The image's position in the batch; 0 for a single image.
         path: The image's file; None for bytes.
-        status: The reason, a stable name: ``"not_jpeg"``, ``"cmyk"``, ``"twelve_bit"``, ``"arithmetic"``, ``"lossless"``,
-            ``"bomb"``, ``"truncated"``, ``"corrupt"``, ``"unreadable"`` (``__cause__`` is the OSError),
+        status: A stable name for the reason: ``"not_jpeg"``, ``"cmyk"``, ``"twelve_bit"``, ``"arithmetic"``,
+            ``"lossless"``, ``"bomb"``, ``"truncated"``, ``"corrupt"``, ``"unreadable"`` (``__cause__`` is the OSError),
             ``"unsupported"``, ``"bad_geometry"`` or ``"cancelled"``.
     """
 

@@ -53,8 +53,8 @@ class RandomStream:
 #
 # cancel() ends the batch at once: wait() returns "done", and samples without an outcome become "cancelled", with
 # undefined pixels. It then waits for threads that still work on the batch and returns whether they have stopped using
-# its memory, which happens soon unless a read is stuck. Don't reuse the output until cancel() has returned True. Dropping
-# it is safe: it stays alive as long as needed. A negative limit waits forever; a signal handler may raise meanwhile.
+# its memory, which happens soon unless a read is stuck. Don't reuse the output until cancel() has returned True. It may
+# be dropped: it stays alive as long as needed. A negative limit waits forever; a signal handler may raise meanwhile.
 #
 # wait() returns "requested" when the batch needs help; request() is then one of
 #   ("sample", index, 0.0): the draws of this sample cannot be made here, outcome(index) says why. Process it from

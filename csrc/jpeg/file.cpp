@@ -69,7 +69,7 @@ Status ByteSource::fail(int error_number) {
 }
 
 Status ByteSource::open(const char* path) {
-  // O_NONBLOCK: opening a named pipe must not wait for its writer. It changes nothing for a regular file.
+  // O_NONBLOCK: opening a named pipe must not wait for its writer. No effect on regular files.
   do {
     descriptor_ = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   } while (descriptor_ < 0 && errno == EINTR);
@@ -91,7 +91,7 @@ Status ByteSource::open(const char* path) {
   return failure_;
 }
 
-// What the open file is.
+// Checks that the open file is a regular file, and the same as before.
 Status ByteSource::examine() {
   struct stat about;
   if (descriptor_ < 0 || ::fstat(descriptor_, &about) != 0) return fail(errno);
@@ -109,13 +109,13 @@ Status ByteSource::examine() {
   return Status::ok;
 }
 
-// Reads `wanted` bytes from `offset` on into the buffer, which has room for them.
+// Reads `wanted` bytes from `offset` on into the buffer, which must be large enough.
 void ByteSource::fill(std::size_t offset, std::size_t wanted) {
   chunk_at_ = offset;
   std::size_t got = 0;
   while (got < wanted) {
     const ssize_t count = ::pread(descriptor_, buffer_.data() + got, wanted - got, static_cast<off_t>(offset + got));
-    if (count == 0) {  // it has shrunk
+    if (count == 0) {  // the file has shrunk
       size_ = offset + got;
       break;
     }
@@ -135,7 +135,7 @@ Span ByteSource::at(std::size_t offset, std::size_t count) {
   if (data_ != nullptr) return {data_ + offset, size_ - offset};
   const std::size_t needed = std::min(count, size_ - offset);
   if (offset < chunk_at_ || offset + needed > chunk_at_ + buffer_.size()) {
-    buffer_.resize(kChunkBytes);  // its capacity already
+    buffer_.resize(kChunkBytes);  // within its capacity
     fill(offset, std::min(kChunkBytes, size_ - offset));
     if (failure_ != Status::ok) return {};
   }

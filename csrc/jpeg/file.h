@@ -15,7 +15,7 @@
 
 namespace fastload {
 
-// Bytes whose memory is kept from use to use and never filled with zeros.
+// A reusable byte buffer that is never zero-filled.
 class Buffer {
  public:
   Buffer() = default;
@@ -30,11 +30,11 @@ class Buffer {
   const std::uint8_t* data() const { return data_.get(); }
   std::size_t size() const { return size_; }
   std::size_t capacity() const { return capacity_; }
-  // Contents are lost. Throws std::bad_alloc.
+  // Loses the contents. Throws std::bad_alloc.
   void resize(std::size_t size);
-  // The first `size` bytes are what counts; size <= size().
+  // Keeps the first `size` bytes; size <= size().
   void truncate(std::size_t size) { size_ = size; }
-  // Gives memory back unless it is at most `bytes`.
+  // Frees the memory if it is more than `bytes`.
   void shrink(std::size_t bytes);
 
  private:
@@ -43,18 +43,18 @@ class Buffer {
   std::size_t capacity_ = 0;
 };
 
-// A file of at most this size is read as a whole, by one open, fstat and read.
+// Files up to this size are read whole, with one open, fstat and read.
 inline constexpr std::size_t kWholeFileBytes = std::size_t{1} << 20;
-// A larger one is read in pieces of this size, as the decoder gets to them.
+// Larger files are read in pieces of this size, when the decoder needs them.
 inline constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
 
-// Bytes that the source owns or borrows; good until its next call.
+// Bytes that the source owns or borrows; valid until its next call.
 struct Span {
   const std::uint8_t* data = nullptr;
   std::size_t size = 0;
 };
 
-// Borrowed bytes, or a file's. Not thread-safe; may be handed from thread to thread.
+// Reads borrowed bytes or a file. Not thread-safe; may be moved between threads.
 class ByteSource {
  public:
   ByteSource() = default;
@@ -63,42 +63,42 @@ class ByteSource {
   ByteSource(ByteSource&& other) noexcept { *this = std::move(other); }
   ByteSource& operator=(ByteSource&& other) noexcept;
 
-  // These bytes, which must stay where they are.
+  // Reads these bytes, which must stay valid.
   void borrow(const std::uint8_t* data, std::size_t size) {
     data_ = data;
     size_ = size;
   }
 
-  // Once `stop` is true, there are no more bytes; failure() then is `cancelled`.
+  // Once `stop` is true, the source gives no more bytes and failure() is `cancelled`.
   void watch(const std::atomic<bool>* stop) { stop_ = stop; }
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
 
-  // Memory for what is read from files, and the same back; a file is closed by that.
+  // Gives the source memory for file contents. take_buffer() returns it and closes the file.
   void lend(Buffer&& buffer) { buffer_ = std::move(buffer); }
   Buffer take_buffer();
 
-  // Opens the regular file `path`. `unreadable`: error_number() says why. `unsupported`: a pipe or a device. A source
-  // that was closed may be opened again; `corrupt` then says that this is another file than before, or has been
-  // written to. A file that shrinks meanwhile has the bytes that were there to read. Throws std::bad_alloc.
+  // Opens the regular file `path`. Returns `unreadable` (see error_number()) or `unsupported` (a pipe or a device). A
+  // closed source may be opened again; `corrupt` then means that the file was replaced or written to. A file that
+  // shrinks while it is read ends at the bytes that could be read. Throws std::bad_alloc.
   Status open(const char* path);
-  // Whether at() has bytes to give without open().
+  // Whether at() can give bytes without open().
   bool is_open() const { return data_ != nullptr || descriptor_ >= 0; }
   // Memory that holds a whole file; 0 if the bytes are borrowed or read in chunks.
   std::size_t held_bytes() const { return is_open() && descriptor_ < 0 ? buffer_.capacity() : 0; }
 
-  // Of all bytes.
+  // Total number of bytes.
   std::size_t size() const { return size_; }
-  // The bytes from `offset` on: at least `count` (at most kChunkBytes), or fewer at the end or after a failure. Never
+  // The bytes from `offset` on: at least `count` (at most kChunkBytes), fewer at the end or after a failure. Never
   // throws.
   Span at(std::size_t offset, std::size_t count);
-  // Why at() gave fewer bytes than there are: `cancelled`, `unreadable`, or `ok` if it did not.
+  // Why at() gave fewer bytes than exist: `cancelled` or `unreadable`; `ok` if it did not.
   Status failure() const { return failure_; }
-  // What a reader that misses bytes has to say: failure(), or else `at_end`.
+  // The status for a reader that runs out of bytes: failure(), or `at_end` if there was none.
   Status failure_or(Status at_end) const { return failure_ != Status::ok ? failure_ : at_end; }
   int error_number() const { return error_number_; }
 
  private:
-  // Which file it was, and as of when.
+  // Identifies the file and its version.
   struct Identity {
     dev_t device;
     ino_t inode;
@@ -111,12 +111,12 @@ class ByteSource {
   void fill(std::size_t offset, std::size_t wanted);
   Status fail(int error_number);
 
-  const std::uint8_t* data_ = nullptr;  // all bytes, unless they are read in chunks
+  const std::uint8_t* data_ = nullptr;  // all bytes; null if they are read in chunks
   std::size_t size_ = 0;
   Buffer buffer_;
   int descriptor_ = -1;
-  std::size_t chunk_at_ = 0;  // where in the file the buffer's bytes are from
-  bool known_ = false;        // `identity_` is
+  std::size_t chunk_at_ = 0;  // file offset of the buffer's bytes
+  bool known_ = false;        // `identity_` is valid
   Identity identity_{};
   const std::atomic<bool>* stop_ = nullptr;
   Status failure_ = Status::ok;

@@ -11,7 +11,7 @@
 #endif
 
 #include <jpeglib.h>
-// jerror.h after jpeglib.h, which it needs.
+// jerror.h needs jpeglib.h before it.
 #include <jerror.h>
 
 namespace fastload {
@@ -22,30 +22,29 @@ constexpr std::uint32_t bit(Subsampling subsampling) { return 1u << static_cast<
 std::atomic<std::uint32_t> trusted{bit(Subsampling::gray) | bit(Subsampling::s444) | bit(Subsampling::s422) |
                                    bit(Subsampling::s420)};
 
-// libjpeg's coefficient arrays of a progressive image may take this much; beyond it, an image is `unsupported`.
+// Limit on libjpeg's coefficient arrays of a progressive image; larger images are `unsupported`.
 constexpr long kMaxLibjpegBytes = 1L << 29;
 
 // Each scan of a progressive image visits all of its pixels, and a scan can be as short as 20 bytes: a legal file of
-// 286 KB took 380 s. Pillow sets no limit, so neither may a result: beyond this one the image is `unsupported`, and
-// goes to whoever can be ended. Encoders write about 10 scans, optimizers up to 20.
+// 286 KB took 380 s. Pillow has no limit and would return pixels, so beyond this limit the image is `unsupported` and
+// left to the caller, which can be interrupted. Encoders write about 10 scans, optimizers up to 20.
 constexpr int kOrdinaryScans = 32;
 constexpr std::uint64_t kMaxScannedPixels = std::uint64_t{1} << 30;  // pixels times scans; 0.6 ns each
 
-// A progressive image of more pixels than this takes so long that asking malloc to give its memory back costs nothing.
+// A progressive image with more pixels takes so long that the cost of malloc_trim is negligible.
 constexpr std::uint64_t kHugePixels = std::uint64_t{4} << 20;
 
-// Fancy upsampling looks at most one chroma sample, so two pixels, to each side; and libjpeg treats a cropped row's
-// ends like the image's. (4:1:1 and 4:1:0 are upsampled by repetition, without a look aside.)
+// Fancy upsampling reads at most one chroma sample (two pixels) to each side, and libjpeg treats a cropped row's ends
+// like the image's. (4:1:1 and 4:1:0 are upsampled by repetition, without neighbours.)
 constexpr std::uint32_t kMargin = 2;
-// Below three chroma samples libjpeg upsamples by repetition. Never crop that narrow: 4 * 8 leaves eight in 4:1:1.
+// Below three chroma samples libjpeg upsamples by repetition, so never crop that narrow: 4 * 8 leaves eight in 4:1:1.
 constexpr std::uint32_t kMinWidth = 32;
 
-// libjpeg is given this much at a time, and in between a decode can be stopped. Of the shortest codes there are, that
-// is a million blocks, which take 30 ms to skip.
+// libjpeg gets this much input at a time; a decode can be stopped in between. With the shortest codes that is a million
+// blocks, which take 30 ms to skip.
 constexpr std::size_t kPieceBytes = kChunkBytes;
 
-// What a coefficient takes in a scan, in bytes, at the very most: a code of 16 bits, 11 bits more, and each byte
-// stuffed.
+// Upper bound on a coefficient's bytes in a scan: a code of 16 bits, 11 more bits, and every byte stuffed.
 constexpr std::uint64_t kMaxCoefficientBytes = 8;
 
 }  // namespace
@@ -58,7 +57,7 @@ struct Decoder::State {
   std::jmp_buf escape;
   bool created = false;
   ByteSource* input = nullptr;
-  std::size_t position = 0;  // in the input, of what libjpeg has not been given yet
+  std::size_t position = 0;  // input offset of the next bytes for libjpeg
   Status jump_status = Status::corrupt;
   char text[JMSG_LENGTH_MAX];
 
@@ -93,7 +92,7 @@ struct Decoder::State {
     State& state = of(info);
     info->err->format_message(info, state.text);
     switch (info->err->msg_code) {
-#if JPEG_LIB_VERSION < 70  // later interfaces (Ubuntu's is 80) have no such code
+#if JPEG_LIB_VERSION < 70  // later interfaces (Ubuntu's is 80) lack this code
       case JERR_ARITH_NOTIMPL: state.jump(Status::arithmetic);
 #endif
       case JERR_NO_BACKING_STORE:
@@ -107,14 +106,14 @@ struct Decoder::State {
 
   static void on_message(j_common_ptr info, int level) {
     if (level >= 0) return;  // a trace
-    // These two have no bearing on the pixels.
+    // These two do not affect the pixels.
     if (info->err->msg_code == JWRN_ADOBE_XFORM || info->err->msg_code == JWRN_JFIF_MAJOR) return;
     State& state = of(info);
     info->err->format_message(info, state.text);
     state.jump(Status::corrupt);
   }
 
-  // Called for each row of blocks of a file of several scans, and for each row of pixels.
+  // Called for each row of blocks in a file with several scans, and for each row of pixels.
   static void on_progress(j_common_ptr info) {
     State& state = of(info);
     if (state.input->stopped()) state.jump(Status::cancelled);
@@ -157,7 +156,7 @@ struct Decoder::State {
     if (state.position > state.input->size()) fill(info);
   }
 
-  // Makes libjpeg's state new, or as good as new. Calls of it may jump to `escape`.
+  // Resets libjpeg's state, or recreates it. Its calls may jump to `escape`.
   void renew(bool tables_may_stay) {
     if (created) {
       jpeg_abort_decompress(&info);
@@ -175,11 +174,11 @@ struct Decoder::State {
     }
   }
 
-  // Gives the image's memory back; libjpeg takes it anew for each.
+  // Frees the image's memory; libjpeg allocates it for each image.
   Status release(Status status) {
     if (!created) return status;
 #if defined(__GLIBC__)
-    // malloc would keep up to 64 MiB of what an image of several scans took, in every thread.
+    // malloc would keep up to 64 MiB per thread from an image with several scans.
     const bool huge = info.coef_bits != nullptr && std::uint64_t{info.image_width} * info.image_height > kHugePixels;
     jpeg_abort_decompress(&info);
     if (huge) malloc_trim(0);
@@ -232,8 +231,8 @@ RowLayout Decoder::State::crop(const Region& region) {
   return {left, width};
 }
 
-// A progressive file whose last refinements are missing is decoded with smoothing between blocks, which looks farther
-// than the margin and which libjpeg-turbo changed between versions.
+// libjpeg smooths between blocks if the last refinements of a progressive file are missing. Smoothing reads beyond the
+// margin, and differs between versions of libjpeg-turbo.
 bool Decoder::State::smooths_blocks() const {
   if (!info.progressive_mode || info.coef_bits == nullptr) return false;
   for (int component = 0; component < info.num_components; ++component) {
@@ -243,7 +242,7 @@ bool Decoder::State::smooths_blocks() const {
   return false;
 }
 
-// Moves on to the next byte that is 0xFF, or that is not; `most` is as far in the input as it looks.
+// Advances to the next byte that is 0xFF (or, if !is_ff, is not), but no further than input offset `most`.
 Status Decoder::State::find(bool is_ff, std::uint64_t most) {
   while (true) {
     if (source.bytes_in_buffer == 0) {
@@ -268,11 +267,11 @@ Status Decoder::State::find(bool is_ff, std::uint64_t most) {
   }
 }
 
-// Whether the data from here on is the scan's rest and the end marker. Then libjpeg could at most warn about it, which
-// Pillow ignores, so the rows already out are what Pillow returns. Costs a memchr over the rest instead of decoding it.
-// With anything else in there, Pillow may raise, and what exactly makes it raise depends on libjpeg-turbo's version.
+// Whether only the rest of the scan and the end marker follow. Then libjpeg could at most warn, which Pillow ignores,
+// so the rows decoded so far are what Pillow returns. Costs a memchr over the rest instead of a decode. If anything
+// else follows, Pillow may raise, depending on libjpeg-turbo's version.
 Status Decoder::State::look_at_rest() {
-  // Pillow reads no more than the image takes: gigabytes behind it must not be read here either.
+  // Pillow reads no further than the image, so don't read gigabytes after it here either.
   const std::uint64_t coefficients = (std::uint64_t{info.image_width} + 64) * (info.image_height + 64) * 3;
   const std::uint64_t most = position + coefficients * kMaxCoefficientBytes;
   int marker = info.unread_marker;
@@ -299,7 +298,7 @@ Status Decoder::start(ByteSource& source, const JpegHeader& header, const Region
   s.text[0] = '\0';
   const Status supported = check_supported(header, options.max_pixels);
   if (supported != Status::ok) return supported;
-  // No object with a destructor may live in this function: libjpeg's errors jump out of it.
+  // This function may hold no object with a destructor, because libjpeg's errors longjmp out of it.
   if (setjmp(s.escape)) return s.release(s.jump_status);
   s.renew(header.tables_complete);
   s.input = &source;
@@ -334,7 +333,7 @@ Status Decoder::read(std::uint8_t* const* rows, int count) {
 Status Decoder::finish() {
   State& s = *state_;
   if (setjmp(s.escape)) return s.release(s.jump_status);
-  // A file of several scans has been read to its end by now.
+  // A file with several scans has been read to its end by now.
   return s.release(jpeg_has_multiple_scans(&s.info) ? Status::ok : s.look_at_rest());
 }
 

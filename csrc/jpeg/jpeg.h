@@ -1,5 +1,5 @@
-// JPEG pixels through libjpeg-turbo: any region of an image, with the bits of Pillow's full decode. Neither Python nor
-// torch.
+// Decodes any region of a JPEG image with libjpeg-turbo, with the bits of Pillow's full decode. Knows neither Python
+// nor torch.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct Region {
   std::uint32_t width = 0;
 };
 
-// What a decoded row holds: the region's columns and whatever the decoder needs around them to get them right.
+// Columns of a decoded row: the region's, and the margin that the decoder needs around them.
 struct RowLayout {
   std::uint32_t left = 0;   // image column of a row's first pixel, <= Region::left
   std::uint32_t width = 0;  // pixels per row; RGB, 3 bytes each
@@ -31,11 +31,11 @@ struct DecodeOptions {
   int scale_denominator = 1;  // 1, 2, 4, 8: decode at 1/n of the size (not Pillow's bits); Region counts scaled pixels
 };
 
-// `ok`, or why this core would not decode an image with this header. Thread-safe.
+// `ok`, or why this core does not decode images with this header. Thread-safe.
 Status check_supported(const JpegHeader& header, std::uint64_t max_pixels);
 
-// One bit per Subsampling: those which this libjpeg decodes as the installed Pillow's does. All others are
-// `unsupported`. Starts with gray, 4:4:4, 4:2:2 and 4:2:0; whoever compares sets the rest. Thread-safe.
+// One bit per Subsampling that this libjpeg decodes as the installed Pillow does; all others are `unsupported`.
+// Initially gray, 4:4:4, 4:2:2 and 4:2:0; calibration sets the rest. Thread-safe.
 void set_trusted_subsamplings(std::uint32_t mask);
 std::uint32_t trusted_subsamplings();
 
@@ -43,10 +43,10 @@ std::uint32_t trusted_subsamplings();
 //
 //   Status status = decoder.start(source, header, region, options, layout);
 //   while rows are left and status is ok: status = decoder.read(rows, count);
-//   status = decoder.finish();   // only now is it known whether the pixels are good
+//   status = decoder.finish();   // the pixels are valid only if this is `ok`
 //
-// The state is reused from image to image. Not thread-safe: one per thread. The source must stay until finish() or the
-// next start(); once it is stopped, all of them soon return `cancelled`. Never throws.
+// State is reused between images. Not thread-safe: use one per thread. The source must stay valid until finish() or the
+// next start(); once it is stopped, all methods soon return `cancelled`. Never throws.
 class Decoder {
  public:
   Decoder();
@@ -54,15 +54,15 @@ class Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
-  // `header` is scan_header's of the same bytes. The region must lie within the (scaled) image. An image whose scans
-  // are very many for its size is `unsupported` (see kMaxScannedPixels).
+  // `header` is scan_header's result for the same bytes. The region must lie within the (scaled) image. An image with
+  // too many scans for its size is `unsupported` (see kMaxScannedPixels).
   Status start(ByteSource& source, const JpegHeader& header, const Region& region, const DecodeOptions& options,
                RowLayout& layout);
   // Decodes the next `count` rows of the region; each pointer has room for RowLayout::width * 3 bytes.
   Status read(std::uint8_t* const* rows, int count);
-  // Stops decoding, and looks whether the rest of the file is in order, as it must be for Pillow.
+  // Stops decoding and checks that the rest of the file is valid, as Pillow requires.
   Status finish();
-  // libjpeg's words on the last image, when its status was not ok; else empty.
+  // libjpeg's message about the last image if its status was not ok; else empty.
   const char* message() const;
 
  private:

@@ -13,7 +13,7 @@ struct Segment {
   std::size_t size;
 
   template <std::size_t N>
-  bool starts_with(const char (&text)[N]) const {  // the literal's terminating zero is not compared
+  bool starts_with(const char (&text)[N]) const {  // without the literal's terminating zero
     return size >= N - 1 && std::memcmp(data, text, N - 1) == 0;
   }
 };
@@ -39,10 +39,10 @@ class TiffReader {
   bool little_endian_;
 };
 
-// Whether Pillow reads a directory of TIFF tags without a warning: all entries are there and the offset of the next
-// directory, and their values, which together are no larger than the segment.
+// Whether Pillow reads a TIFF tag directory without a warning: all entries, the offset of the next directory and all
+// values are present, and the values together are no larger than the segment.
 bool directory_is_sound(const TiffReader& tiff, std::size_t directory) {
-  // Bytes of a value by its type; Pillow skips other types.
+  // Bytes per value, by type; Pillow skips other types.
   constexpr std::size_t value_bytes[] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8};
   if (!tiff.has(directory, 2)) return false;
   const std::size_t entries = tiff.u16(directory);
@@ -58,11 +58,11 @@ bool directory_is_sound(const TiffReader& tiff, std::size_t directory) {
   return true;
 }
 
-// Pillow reads the resolution out of Exif data while it opens a file, and only warns of most damage there. What it does
-// not survive is an XResolution that is a sequence of fewer than two values (IndexError, so "cannot identify").
-// Ordinary ones are single values; any other leaves a doubt.
+// While opening a file, Pillow reads the resolution from Exif data and only warns about most damage. But it fails on an
+// XResolution that is a sequence of fewer than two values (IndexError, so "cannot identify"). Normally it is a single
+// value; anything else is doubtful.
 bool exif_opens(Segment exif) {
-  // Pillow strips "Exif\0\0" once or twice; before version 13, as often as it is there.
+  // Pillow strips "Exif\0\0" once or twice; before version 13, every time it occurs.
   for (int i = 0; i < 2 && exif.starts_with("Exif\0\0"); ++i) exif = {exif.data + 6, exif.size - 6};
   if (exif.starts_with("Exif\0\0")) return false;
   if (exif.size < 8) return true;
@@ -80,9 +80,9 @@ bool exif_opens(Segment exif) {
   return true;
 }
 
-// Pillow looks into the index of a multi-picture file, as phones write it, to tell whether it is one. How it takes a
-// damaged one depends on its version: before version 13 a list shorter than its count says raises struct.error, so
-// "cannot identify". So the index must be sound: one count of pictures, and one list with an entry for each.
+// Pillow reads the index of multi-picture files, which phones write. How it treats a damaged index depends on its
+// version: before version 13 a list shorter than its count raises struct.error, so "cannot identify". So the index must
+// be valid: one count of pictures, and one list with an entry for each.
 bool multi_picture_opens(Segment index) {
   constexpr std::uint32_t count_tag = 0xB001, list_tag = 0xB002, long_type = 4, undefined_type = 7;
   if (!index.starts_with("II*\0") && !index.starts_with("MM\0*")) return false;
@@ -107,7 +107,7 @@ bool multi_picture_opens(Segment index) {
   return pictures != 0 && pictures <= list_size / 16;
 }
 
-// Pillow walks Photoshop's resource blocks; a block that ends right before its name raises IndexError there.
+// Pillow walks Photoshop's resource blocks and raises IndexError for a block that ends right before its name.
 bool photoshop_opens(Segment segment) {
   std::size_t at = 14;
   while (at + 4 <= segment.size && std::memcmp(segment.data + at, "8BIM", 4) == 0) {
@@ -125,7 +125,7 @@ bool photoshop_opens(Segment segment) {
   return true;
 }
 
-// What Pillow reads of the application segments while it opens a file.
+// Checks what Pillow reads from application segments while it opens a file.
 class Metadata {
  public:
   bool opens(int marker, Segment segment) {
@@ -133,7 +133,7 @@ class Metadata {
       case 0xE0: return !segment.starts_with("JFIF") || segment.size >= 14;
       case 0xE1:
         if (!segment.starts_with("Exif\0\0")) return true;
-        // Pillow joins the second one to the first. No camera writes that.
+        // Pillow joins a second one to the first. No camera writes two.
         return !std::exchange(has_exif_, true) && exif_opens(segment);
       case 0xE2:
         if (segment.starts_with("MPF\0")) return multi_picture_opens({segment.data + 4, segment.size - 4});
@@ -148,7 +148,7 @@ class Metadata {
   bool has_exif_ = false;
 };
 
-// The frame's components, kept until the scan that names them.
+// The frame's components, kept for the scan that refers to them.
 struct Frame {
   bool seen = false;
   int count = 0;  // of components
@@ -164,7 +164,7 @@ struct Frame {
   }
 };
 
-// The tables that stand before the first scan: one bit per slot.
+// Tables defined before the first scan, one bit per slot.
 struct Tables {
   unsigned quantization = 0, dc = 0, ac = 0;
 
@@ -192,7 +192,7 @@ struct Tables {
     return at == segment.size;
   }
 
-  // Whether one scan of all of the frame's components follows, with nothing missing. At most three components.
+  // Whether the scan has all of the frame's components and all of their tables. At most three components.
   bool suffice(const Frame& frame, Segment scan) const {
     if (scan.size != std::size_t{4} + 2 * frame.count || scan.data[0] != frame.count) return false;
     for (int i = 0; i < frame.count; ++i) {
@@ -265,7 +265,7 @@ Status read_frame(int marker, Segment frame, JpegHeader& header) {
   if (bits != 8) return Status::corrupt;
   if (header.components == 4) return Status::cmyk;
   if (header.components != 1 && header.components != 3) return Status::unsupported;
-  if (header.components == 3 && blocks > 10) return Status::unsupported;  // more than an interleaved MCU may hold
+  if (header.components == 3 && blocks > 10) return Status::unsupported;  // exceeds the limit of an interleaved MCU
   return Status::ok;
 }
 

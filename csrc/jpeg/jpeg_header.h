@@ -1,4 +1,5 @@
-// What a JPEG file says of itself, read without libjpeg, and whether Pillow would open it. Neither Python nor torch.
+// Parses a JPEG header without libjpeg, and predicts whether Pillow would open the file. Knows neither Python nor
+// torch.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace fastload {
 
-// Chroma subsampling as the field writes it; `other` is any sampling-factor combination without a name.
+// Chroma subsampling; `other` is any combination of sampling factors without a name.
 enum class Subsampling : std::uint8_t { gray, s444, s422, s420, s440, s411, s410, other };
 
 inline constexpr int subsampling_count = 8;
@@ -23,15 +24,15 @@ struct JpegHeader {
   Subsampling subsampling = Subsampling::other;
   bool progressive = false;
   bool arithmetic = false;
-  // One interleaved scan whose quantization and Huffman tables all stand before it, so that no table of an image
-  // decoded earlier can be taken for one of this image's.
+  // One interleaved scan, preceded by all of its quantization and Huffman tables, so that no table left from an earlier
+  // image can be used for this one.
   bool tables_complete = false;
 };
 
-// Walks the marker segments up to the first scan. `ok` means: every segment is well formed, and neither Pillow's
-// marker parser nor libjpeg would complain. Whatever leaves a doubt gets a status, so that the caller asks Pillow.
-// `header` holds what was read before the walk ended (width 0: nothing). Of a large file no more is read than the walk
-// needs. Allocates nothing.
+// Walks the marker segments up to the first scan. `ok` means that every segment is well formed and neither Pillow's
+// marker parser nor libjpeg would complain. Doubtful files get another status, so that the caller asks Pillow. `header`
+// holds what was read before the walk ended (width 0: nothing). Reads no more of a large file than needed. Allocates
+// nothing.
 Status scan_header(ByteSource& source, JpegHeader& header);
 
 }  // namespace fastload

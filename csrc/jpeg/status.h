@@ -1,4 +1,4 @@
-// What became of one image. The names are stable: they are part of the Python interface.
+// The result of one image. The names are stable: they are part of the Python interface.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +7,16 @@ namespace fastload {
 
 enum class Status : std::uint8_t {
   ok = 0,        // the pixels are Pillow's
-  not_jpeg,      // does not start with FF D8 FF; another of Pillow's formats, perhaps
+  not_jpeg,      // does not start with FF D8 FF; may be another format that Pillow reads
   cmyk,          // four components: CMYK or YCCK
   twelve_bit,    // samples of 12 bits
   arithmetic,    // arithmetic coding, which this libjpeg-turbo was built without
   lossless,      // lossless JPEG
-  bomb,          // more pixels than the limit that the caller gave
+  bomb,          // more pixels than the caller's limit
   truncated,     // the file ends before the image or its end marker
-  corrupt,       // damaged; Pillow may make something of it, or raise
+  corrupt,       // damaged; Pillow may decode it, or raise
   unreadable,    // the file cannot be read; errno says why
-  unsupported,   // sound, but nothing that this core decodes with Pillow's exact bits
+  unsupported,   // valid, but this core cannot decode it with Pillow's exact bits
   bad_geometry,  // the crop, window or output does not fit the image
   cancelled,     // the pool was closed before this image's turn
 };

@@ -8,12 +8,12 @@
 namespace fastload {
 namespace {
 
-constexpr int kRows = Resampler::kRowsAhead;  // decoded at a time: few enough to stay in the L1 cache until resized
+constexpr int kRows = Resampler::kRowsAhead;  // rows decoded at a time; they stay in the L1 cache until resized
 constexpr std::size_t kKeptScratchBytes = std::size_t{1} << 20;
 
-// libjpeg-turbo writes rows that are aligned to its vectors past the cache, straight to memory. They are to be read
-// again at once, so each row begins one pixel late: three bytes after an aligned address. (Aligned rows cost a whole
-// RandomResizedCrop of a 500x400 photo 90 of 590 us.)
+// libjpeg-turbo writes vector-aligned rows straight to memory, past the cache. We read them again at once, so each row
+// starts one pixel (three bytes) after an aligned address. (Aligned rows cost 90 of the 590 us of a RandomResizedCrop
+// of a 500x400 photo.)
 constexpr int kLateBytes = 3;
 
 std::size_t late_stride(std::size_t row_bytes) { return (row_bytes + kLateBytes + 63) / 64 * 64; }
@@ -46,7 +46,7 @@ Status fail(const Encoded& image, Status status, std::string& detail) {
   return status;
 }
 
-// Decodes `box`, kRows at a time: `rows_for(i)` says where the i-th of the next rows goes, `take(count)` consumes them.
+// Decodes `box`, kRows rows at a time: `rows_for(i)` returns where the i-th next row goes, `take(count)` consumes them.
 template <typename Begin, typename RowsFor, typename Take>
 Status stream(const Encoded& image, const PixelBox& box, const DecodeOptions& options, std::string& detail, Begin begin,
               RowsFor rows_for, Take take) {
@@ -76,7 +76,7 @@ void copy_row(const std::uint8_t* from, std::uint8_t* to, int width, bool mirror
   for (from += std::ptrdiff_t{3} * (width - 1); width > 0; --width, from -= 3, to += 3) std::memcpy(to, from, 3);
 }
 
-// The crop's window as it is, without a resize.
+// Decodes the crop's window without a resize.
 Status copy_window(const Encoded& image, const Geometry& geometry, const SampleOptions& options, const Target& target,
                    std::string& detail) {
   static thread_local Buffer scratch;
@@ -102,7 +102,7 @@ Status copy_window(const Encoded& image, const Geometry& geometry, const SampleO
   return status;
 }
 
-// How much libjpeg may shrink the image so that the crop is still no smaller than the resize's target.
+// Largest denominator at which libjpeg's reduced crop is no smaller than the resize's target.
 int shrinkage(const Geometry& geometry) {
   for (const int by : {8, 4, 2}) {
     if (geometry.crop.width >= by * geometry.out_width && geometry.crop.height >= by * geometry.out_height) return by;
@@ -115,7 +115,7 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
   static thread_local Resampler resampler;
   const int by = options.fast ? shrinkage(geometry) : 1;
   const PixelBox& crop = geometry.crop;
-  PixelBox source = crop;  // in the pixels that libjpeg puts out
+  PixelBox source = crop;  // in pixels of libjpeg's output
   ResizeJob job;
   if (by > 1) {
     source.left = crop.left / by;

@@ -12,14 +12,14 @@
 
 namespace fastload {
 
-// What is the same for all images of a batch.
+// Options common to all images of a batch.
 struct SampleOptions {
-  int height = 0;  // of every image in the output, pixels
+  int height = 0;  // of every output image, pixels
   int width = 0;
   Filter filter = Filter::bilinear;
   PassRule pass_rule = PassRule::horizontal_first;
   std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
-  // Let libjpeg shrink by 2, 4 or 8 where the crop is at least that much larger than the output. Not Pillow's bits.
+  // Let libjpeg shrink by 2, 4 or 8 if the crop is at least that much larger than the output. Not Pillow's bits.
   bool fast = false;
 };
 
@@ -29,14 +29,14 @@ struct Target {
   std::ptrdiff_t row_stride = 0;  // bytes
 };
 
-// Decodes `geometry` of the image into `target`. Not `ok`: the target's contents are unspecified, `detail` says more.
-// Returns `cancelled` soon after the source is stopped. Thread-safe: uses the thread's own decoder and resampler.
+// Decodes `geometry` of the image into `target`. If the status is not `ok`, the target's contents are unspecified and
+// `detail` has a message. Returns `cancelled` soon after the source is stopped. Thread-safe: uses thread-local state.
 // Throws std::bad_alloc only.
 Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                      const SampleOptions& options, const Target& target, std::string& detail);
 
-// libjpeg-turbo's region decode and nothing else: rows are decoded and dropped, the rest of the file is not looked at.
-// The floor that benchmarks compare with.
+// Only libjpeg-turbo's region decode: rows are decoded and dropped, the rest of the file is not read. The lower bound
+// for benchmarks.
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail);
 
 }  // namespace fastload

@@ -16,13 +16,13 @@
 namespace fastload {
 namespace {
 
-// Buffers are kept for the next files up to this much, of all threads together.
+// Limit on buffers kept for later files, over all threads.
 constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
-// What files between header and decode may take. There are many where a sample's draws have to be waited for; those for
-// which this leaves no room are read once more.
+// Limit on file contents kept between header and decode. There are many while a sample's draws are waited for; files
+// beyond the limit are read again.
 constexpr std::size_t kHeldBytes = std::size_t{64} << 20;
 
-// Nobody shall mistake half an image for a whole one.
+// So that no caller mistakes a partial image for a complete one.
 void blacken(const Target& target, const SampleOptions& options) {
   for (int y = 0; y < options.height; ++y) {
     std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
@@ -43,20 +43,20 @@ struct ThreadStart {
 }  // namespace
 
 std::shared_ptr<PoolState> PoolState::create(int threads) {
-  // In a forked child the state's locks and conditions may be in any condition, so there it is leaked, not destroyed.
+  // A forked child leaks the state, because its locks and condition variables may be in any condition there.
   std::shared_ptr<PoolState> state(new PoolState, [](PoolState* self) {
     if (!self->foreign()) delete self;
   });
   state->process_ = ::getpid();
-  const std::lock_guard<std::mutex> lock(state->mutex_);  // the threads wait until all are there
+  const std::lock_guard<std::mutex> lock(state->mutex_);  // the threads wait until all have been started
   const int error = state->start_threads(threads);
   if (state->wanted_ == 0) throw std::system_error(error, std::generic_category(), "cannot start a decode thread");
   return state;
 }
 
-// Sees to it that there are threads 0 to wanted - 1, or as many of them as can be. Returns the last error.
+// Starts the missing ones of threads 0 to wanted - 1, as many as possible. Returns the last error.
 int PoolState::start_threads(int wanted) {
-  // Signals are for the process's other threads.
+  // Leave signals to the process's other threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -86,15 +86,15 @@ int PoolState::resize(int threads) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closing_) throw std::runtime_error("the decode pool must be open to be resized, but it is closed");
-    start_threads(threads);  // thread 0 is always there
+    start_threads(threads);  // thread 0 always exists
     ended.swap(left_);
-    work_.notify_all();  // those that are too many may sleep
+    work_.notify_all();  // surplus threads may be asleep
   }
   for (const pthread_t thread : ended) pthread_join(thread, nullptr);
   return wanted_;
 }
 
-// Thread `number` ends. Its place is free from now on, unless close() has given it up.
+// Thread `number` ends. Frees its slot, unless close() has given up on the thread.
 void PoolState::leave(int number) {
   Place& place = threads_[static_cast<std::size_t>(number)];
   if (place.taken) left_.push_back(place.thread);
@@ -151,8 +151,8 @@ void PoolState::work(int number) {
   leave(number);
 }
 
-// The first job that has anything to do is served. Within it a drawn sample goes before a fresh one once there are as
-// many as threads, so that few files are held in memory, and read shortly before they are decoded.
+// Serves the first job with any work. Within it, drawn samples precede fresh ones once there are as many as threads, so
+// that few files are held in memory and each is read shortly before it is decoded.
 bool PoolState::pick(Task& task) {
   for (const auto& job : jobs_) {
     const bool fresh = !job->again_.empty() || job->next_fresh_ < job->samples_.size();
@@ -174,8 +174,8 @@ bool PoolState::pick(Task& task) {
   return false;
 }
 
-// What a thread finds out about a sample is its own until it has the lock back. By then the job may have been
-// cancelled, and whoever waited for it gone: the outcome is dropped then, and the output is not touched any more.
+// A thread's results are private until it holds the lock again. If the job has been cancelled by then, its caller may
+// be gone, so the outcome is dropped and the output is not touched.
 void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   Job& job = *task.job;
   const Input& input = job.spec_.inputs[task.sample];
@@ -243,7 +243,7 @@ Target PoolState::target_of(const Job& job, std::size_t sample) {
   return {spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(sample), spec.row_stride};
 }
 
-// Finds the geometry of a sample whose draws depend on no other's. False: `unresolved` must be known first.
+// Finds the geometry of a sample whose draws depend on no other's. On false, exp(`unresolved`) must be known first.
 bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& header, const KnownExps& known,
                            Outcome& outcome, float& unresolved) {
   if (job.spec_.plan == nullptr) {
@@ -279,7 +279,7 @@ void PoolState::advance_draws(RandomStream& stream) {
   work_.notify_all();
 }
 
-// Draws for the samples whose turn it is. True: the whole job is drawn.
+// Makes the draws of samples whose turn it is. Returns whether the whole job is drawn.
 bool PoolState::draw_in_order(Job& job) {
   RandomStream& stream = *job.spec_.stream;
   if (job.request_.kind != Request::Kind::none) return false;
@@ -325,7 +325,7 @@ void PoolState::add(const std::shared_ptr<Job>& job) {
   work_.notify_all();
 }
 
-// Ends a job but for the tasks that threads are at, whose outcomes nobody will see.
+// Ends a job, except for the tasks in progress, whose outcomes are dropped.
 void PoolState::cancel(Job& job) {
   job.stop_ = true;
   job.next_fresh_ = job.samples_.size();
@@ -336,7 +336,7 @@ void PoolState::cancel(Job& job) {
   if (job.ordered()) {
     auto& waiting = job.spec_.stream->waiting_;
     waiting.erase(std::remove(waiting.begin(), waiting.end(), &job), waiting.end());
-    advance_draws(*job.spec_.stream);  // the next job in line may have waited for nothing else
+    advance_draws(*job.spec_.stream);  // the stream's next job may have been waiting for this
   }
   delist(job);
   for (Job::Sample& sample : job.samples_) {
@@ -378,7 +378,7 @@ bool PoolState::close(double timeout_seconds) {
   return ended;
 }
 
-// Keeps a sample's bytes until its draws are made, or where that would be too much, lets go of them.
+// Keeps a sample's bytes until its draws are made, or drops them beyond kHeldBytes.
 void PoolState::hold(Job::Sample& sample, ByteSource&& source) {
   if (source.held_bytes() == 0 || held_bytes_ + source.held_bytes() > kHeldBytes) give_buffer(source.take_buffer());
   held_bytes_ += source.held_bytes();

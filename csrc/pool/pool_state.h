@@ -1,4 +1,4 @@
-// The pool's inside: what its threads, its jobs and its facade share.
+// State shared by the pool's threads, its jobs and its public class.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
  public:
   static std::shared_ptr<PoolState> create(int threads);
 
-  // Forked off from the process that has the threads: nothing here may be locked, waited for or destroyed.
+  // True in a forked child, which has no threads: don't lock, wait for or destroy anything here.
   bool foreign() const;
   int threads() const { return wanted_; }
 
@@ -37,7 +37,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
     std::size_t sample = 0;
     bool drawn = false;  // header read and geometry drawn: decode it
   };
-  // A thread's place; empty when it was never started or has ended since.
+  // One thread's slot; not taken if the thread was never started or has ended.
   struct Place {
     bool taken = false;
     pthread_t thread{};
@@ -49,17 +49,17 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   static void* run_thread(void* self);
   void work(int number);
 
-  // Without mutex_: what a thread does with a sample that is its own.
+  // Called without mutex_, for a sample that this thread owns.
   static bool draw_alone(const Job& job, std::size_t sample, const JpegHeader& header, const KnownExps& known,
                          Outcome& outcome, float& unresolved);
   static Target target_of(const Job& job, std::size_t sample);
   void begin(const Task& task, std::unique_lock<std::mutex>& lock);
   void complete(const Task& task, std::unique_lock<std::mutex>& lock);
 
-  // With mutex_ held.
+  // Called with mutex_ held.
   template <typename Condition>
   bool await(std::unique_lock<std::mutex>& lock, double timeout_seconds, Condition condition) {
-    if (!(timeout_seconds >= 0 && timeout_seconds < 1e8)) {  // more would overflow the clock
+    if (!(timeout_seconds >= 0 && timeout_seconds < 1e8)) {  // longer would overflow the clock
       changed_.wait(lock, condition);
       return true;
     }
@@ -80,12 +80,12 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   void give_buffer(Buffer&& buffer);
 
   std::mutex mutex_;
-  std::condition_variable work_;     // there may be a task, or the end
-  std::condition_variable changed_;  // a job is done, has a request, or lost a task, or a thread is gone
+  std::condition_variable work_;     // there may be a task, or the pool is closing
+  std::condition_variable changed_;  // a job is done, has a request, or finished a task; or a thread has ended
   pid_t process_ = 0;
-  std::vector<Place> threads_;   // by number; those from wanted_ on end after the task that they are at
-  std::vector<pthread_t> left_;  // have left work(), and are to be joined
-  int alive_ = 0;                // threads that have not
+  std::vector<Place> threads_;   // by number; those from wanted_ on end after their current task
+  std::vector<pthread_t> left_;  // threads that have left work() and must be joined
+  int alive_ = 0;                // threads still in work()
   std::atomic<int> wanted_{0};   // written with mutex_ held
   bool closing_ = false;
   WorkDone work_done_;

@@ -8,12 +8,12 @@
 namespace fastload {
 namespace {
 
-// As fastload/nvtx/stages.py has them.
+// The same as in fastload/nvtx/stages.py.
 constexpr char kDomain[] = "fastload";
 constexpr char kName[] = "decode";
 constexpr std::uint32_t kColour = 0xFF76B7B2;  // ARGB
 
-// NVTX loads its tool from the library that the variable names; without it there is nobody to tell.
+// NVTX loads its tool from the library that this variable names; without one, ranges have no effect.
 nvtxDomainHandle_t domain() {
   static const nvtxDomainHandle_t handle = [] {
     const char* tool = std::getenv("NVTX_INJECTION64_PATH");

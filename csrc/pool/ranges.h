@@ -1,11 +1,11 @@
-// NVTX ranges of the decode threads: which batch each of them was at, and when. Nothing at all without a tool.
+// NVTX ranges of the decode threads: which batch each one works on. Does nothing without a profiler.
 #pragma once
 
 #include <cstdint>
 
 namespace fastload {
 
-// One per thread, used by it alone. At most one range is open; it is closed in the end.
+// One per thread, not shared. At most one range is open; the destructor closes it.
 class DecodeRange {
  public:
   DecodeRange() = default;
@@ -13,7 +13,7 @@ class DecodeRange {
   DecodeRange(const DecodeRange&) = delete;
   DecodeRange& operator=(const DecodeRange&) = delete;
 
-  // The thread works on batch `number` from here on. `job` tells batches apart whose numbers are equal.
+  // The thread starts to work on batch `number`. `job` tells batches with equal numbers apart.
   void enter(const void* job, std::uint64_t number) {
     if (job == job_ && number == number_) return;
     leave();
@@ -21,7 +21,7 @@ class DecodeRange {
     number_ = number;
     open(number);
   }
-  // The thread has nothing to do.
+  // The thread becomes idle.
   void leave() {
     if (job_ != nullptr) close();
     job_ = nullptr;

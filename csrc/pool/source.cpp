@@ -6,7 +6,7 @@
 namespace fastload {
 namespace {
 
-// The memory that files are read to on the calling thread, kept between images.
+// The calling thread's file buffer, kept between images.
 Buffer& thread_buffer() {
   static thread_local Buffer buffer;
   return buffer;

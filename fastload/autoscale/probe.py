@@ -1,7 +1,7 @@
 """Measure the cost of a sample in a short trial before the first epoch.
 
-The trial's process is started as torch starts its workers, with copies of the dataset, the sampler and all random states. So
-nothing that it draws, reads ahead or changes affects the epoch.
+The trial's process is started as torch starts its workers, with copies of the dataset, the sampler and all random
+states. So nothing that it draws, reads ahead or changes affects the epoch.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ using namespace nb::literals;
 namespace fastload {
 namespace {
 
-// The floor of every figure in `fastload bench decode`: region decodes, and nothing done with the rows.
+// The lower bound in `fastload bench decode`: region decodes whose rows are dropped.
 void decode_and_drop_all(nb::sequence images, const std::vector<std::vector<std::uint32_t>>& boxes) {
   std::vector<BytesView> views;
   for (nb::handle image : images) views.emplace_back(image);
@@ -62,7 +62,7 @@ void bind_jpeg(nb::module_& m) {
 }  // namespace fastload
 
 NB_MODULE(_core, m) {
-  // Pools and plans may live until the interpreter is gone; that is no leak.
+  // Pools and plans may outlive the interpreter; that is not a leak.
   nb::set_leak_warnings(false);
   fastload::bind_jpeg(m);
   fastload::bind_resample(m);

@@ -1,5 +1,5 @@
-// What the parts of the binding share. nanobind only: arguments are checked and converted with the GIL, then the GIL is
-// released, then no Python is touched.
+// Helpers shared by the bindings. Arguments are checked and converted with the GIL; then the GIL is released and no
+// Python object is touched.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ void bind_resample(nanobind::module_& m);
 void bind_draws(nanobind::module_& m);
 void bind_batch(nanobind::module_& m);
 
-// A contiguous view of any bytes-like object, held for as long as this lives. Create and destroy with the GIL.
+// Holds a contiguous view of any bytes-like object. Create and destroy with the GIL.
 class BytesView {
  public:
   explicit BytesView(nanobind::handle object) {

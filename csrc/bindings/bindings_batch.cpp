@@ -27,7 +27,7 @@ namespace {
 using Images = nb::ndarray<std::uint8_t, nb::ndim<4>, nb::device::cpu>;
 using Geometries = nb::ndarray<const std::int32_t, nb::shape<-1, 12>, nb::c_contig, nb::device::cpu>;
 
-// How often a wait looks whether Python wants to handle a signal (Ctrl-C).
+// How often a wait checks for Python signals (Ctrl-C).
 constexpr double kSignalCheckSeconds = 0.1;
 
 nb::tuple to_tuple(const Outcome& outcome) {
@@ -35,16 +35,15 @@ nb::tuple to_tuple(const Outcome& outcome) {
                         outcome.detail);
 }
 
-// A core job together with the Python objects whose memory it uses. Everything here happens with the GIL held, unless
-// it says that it is released.
+// A core job and the Python objects whose memory it uses. Requires the GIL except where it is explicitly released.
 struct Held {
   std::shared_ptr<Job> job;
   std::vector<BytesView> views;
   Images out;
 };
 
-// Jobs that were given up while a thread was stuck in reading a file for them. Their memory stays until the thread has
-// left it, and what is left of them at the process's end, for good.
+// Abandoned jobs for which a thread is stuck reading a file. Their memory stays until the thread stops using it, or
+// until the process ends.
 std::vector<Held>& given_up() {
   static auto* jobs = new std::vector<Held>;
   return *jobs;
@@ -54,7 +53,9 @@ void free_given_up() {
   std::vector<Held>& jobs = given_up();
   const auto stuck = std::partition(jobs.begin(), jobs.end(), [](const Held& held) { return !held.job->idle(); });
   const std::vector<Held> done(std::make_move_iterator(stuck), std::make_move_iterator(jobs.end()));
-  jobs.erase(stuck, jobs.end());  // now: to free an object may run any code of Python's, this function too
+  jobs.erase(
+      stuck,
+      jobs.end());  // before `done` is destroyed: freeing objects may run any Python code and re-enter this function
 }
 
 class BoundJob {
@@ -129,7 +130,7 @@ class BoundJob {
                           g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical);
   }
 
-  // (top, left, height, width) of what is to be erased of each sample; zeros: nothing, or not drawn.
+  // Box (top, left, height, width) to erase of each sample; zeros if there is none or it is not drawn.
   nb::bytes erased() {
     std::vector<std::int32_t> boxes;
     boxes.reserve(4 * held_.job->size());
@@ -170,10 +171,10 @@ class BoundJob {
   }
 
   Held held_;
-  bool waited_ = false;  // for a thread that is stuck
+  bool waited_ = false;  // whether a wait for a stuck thread has already timed out
 };
 
-// A pool that is closed without the GIL also when Python drops it.
+// A pool that releases the GIL to close, also when Python drops it.
 class BoundPool {
  public:
   explicit BoundPool(int threads) : pool_(std::make_unique<Pool>(threads)) {}
@@ -229,7 +230,7 @@ SampleOptions options_from(const Images& out, const std::string& filter, const s
   return options;
 }
 
-// Bytes-like objects are the file itself, all else is a path.
+// A bytes-like object is the file's contents; anything else is a path.
 Input input_from(nb::handle object, std::vector<BytesView>& views) {
   Input input;
   if (PyObject_CheckBuffer(object.ptr())) {
@@ -241,12 +242,12 @@ Input input_from(nb::handle object, std::vector<BytesView>& views) {
   }
   if (PyUnicode_Check(object.ptr())) {
     Py_ssize_t size = 0;
-    const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);  // kept by the str: nothing is copied twice
+    const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);  // cached in the str, so encoded only once
     if (text != nullptr && std::strlen(text) == static_cast<std::size_t>(size)) {
       input.path.assign(text, static_cast<std::size_t>(size));
       return input;
     }
-    PyErr_Clear();  // undecodable file names and null bytes are for os.fsencode
+    PyErr_Clear();  // leave undecodable file names and null bytes to os.fsencode
   }
   PyObject* encoded = nullptr;
   if (PyUnicode_FSConverter(object.ptr(), &encoded) == 0) throw nb::python_error();
@@ -322,7 +323,7 @@ BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional
   spec.number = number;
   auto bound = std::make_unique<BoundJob>(std::move(views), std::move(out));
   bound->attach(pool.pool().submit(std::move(spec)));
-  return bound.release();  // Python owns it
+  return bound.release();  // Python takes ownership
 }
 
 }  // namespace

@@ -127,7 +127,7 @@ nb::bytes state_of(const Generator& generator) {
   return nb::bytes(state, sizeof state);
 }
 
-// One sample's draws: ("ok" | "ambiguous_exp" | "crop_too_large", geometry or None, the unresolved exp's input).
+// One sample's draws: ("ok" | "ambiguous_exp" | "crop_too_large", geometry or None, input of the unresolved exp).
 nb::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height,
                const std::vector<std::pair<float, float>>& known) {
   std::vector<KnownExp> exps;

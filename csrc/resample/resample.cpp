@@ -1,4 +1,4 @@
-// The resampler's course: which source pixels a window needs, in which order the passes run, where rows wait.
+// The resampler's control flow: the source pixels that a window needs, the order of the passes, the row buffers.
 #include "resample/resample.h"
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace {
 // What a pass does to an axis.
 enum class Pass { keep, convolve, pick };
 
-// Nearest neighbour, as Pillow's affine scaling does it: the position is accumulated, not multiplied, so that its
-// rounding errors are Pillow's too. -1: outside of the source (Pillow leaves zeros there).
+// Nearest neighbour as in Pillow's affine scaling: the position is accumulated, not multiplied, so that rounding errors
+// are the same. -1: outside the source (Pillow leaves zeros there).
 void pick_positions(int source_size, float low, float high, int out_size, int begin, int count,
                     std::vector<int>& picks) {
   const double step = static_cast<double>(high - low) / out_size;
@@ -54,7 +54,7 @@ void pick_pixels(const std::vector<int>& picks, int channels, const std::uint8_t
 
 std::ptrdiff_t padded(std::ptrdiff_t bytes) {
   const std::ptrdiff_t rounded = (bytes + kReadSlack + 63) / 64 * 64;
-  return rounded % 4096 == 0 ? rounded + 64 : rounded;  // rows 4096 bytes apart would share one cache set
+  return rounded % 4096 == 0 ? rounded + 64 : rounded;  // rows 4096 bytes apart would share a cache set
 }
 
 std::string describe(const char* rule, int a, int b) {
@@ -86,18 +86,18 @@ struct Resampler::State {
   PackedAxis x_packed;
   std::vector<int> x_picks, y_picks;  // nearest, and rows to keep: relative to the region; -1: zeros
   bool vertical_first = false;
-  int window_rows = 0;  // rows that the vertical pass must have at hand at once, the newest included
+  int window_rows = 0;  // rows that the vertical pass needs at once, including the newest
 
-  // One run.
+  // State of one run.
   std::uint8_t* out = nullptr;
   std::ptrdiff_t out_stride = 0;
-  int pushed = 0;   // rows of the region that have come
-  int written = 0;  // rows of the window that are done
+  int pushed = 0;   // rows of the region received
+  int written = 0;  // rows of the window written
 
-  AlignedBuffer ring;  // rows that wait for the vertical pass, and streamed rows
+  AlignedBuffer ring;  // rows buffered for the vertical pass, and streamed rows
   int ring_rows = 0;
   std::ptrdiff_t ring_stride = 0;
-  AlignedBuffer stage;  // streamed rows, where they need not wait
+  AlignedBuffer stage;  // streamed rows that need no buffering
   std::ptrdiff_t stage_stride = 0;
   std::ptrdiff_t column_offset = 0;  // bytes from a streamed row's first pixel to the region's
   AlignedBuffer scratch;             // rows between the passes
@@ -219,8 +219,7 @@ void Resampler::State::start(std::uint8_t* target, std::ptrdiff_t target_stride)
   written = 0;
 }
 
-// The horizontal half of the way, for up to kRowsAtOnce rows: from the region's columns to the window's, mirrored if
-// asked.
+// The horizontal step for up to kRowsAtOnce rows: from the region's columns to the window's, mirrored if requested.
 void Resampler::State::x_steps(const std::uint8_t* const* sources, std::uint8_t* const* targets, int rows) {
   const int width = job.window.width, channels = job.channels;
   if (x_pass == Pass::convolve) return kernels->horizontal(x_axis, x_packed, channels, sources, targets, rows);
@@ -235,7 +234,7 @@ void Resampler::State::x_steps(const std::uint8_t* const* sources, std::uint8_t*
   }
 }
 
-// The vertical half, for as many rows of the window as the rows so far allow. row_at(y): row y of the region, after the
+// The vertical step, for as many rows of the window as the rows so far allow. row_at(y): row y of the region, after the
 // horizontal pass if that comes first.
 template <class RowAt>
 void Resampler::State::y_steps(RowAt row_at) {
@@ -266,7 +265,7 @@ void Resampler::State::y_steps(RowAt row_at) {
   if (waiting > 0) x_steps(sources, targets, waiting);
 }
 
-// Up to kRowsAtOnce more rows of the region, where the vertical pass does not need them to wait as they came.
+// Takes up to kRowsAtOnce more rows of the region, if the vertical pass does not need them unchanged.
 void Resampler::State::take_rows(const std::uint8_t* const* sources, int rows) {
   const int y = pushed;
   pushed += rows;
@@ -284,7 +283,7 @@ void Resampler::State::take_rows(const std::uint8_t* const* sources, int rows) {
   }
 }
 
-// Nearest: all the rows of the window that are row y of the region.
+// Nearest: writes all rows of the window that equal row y of the region.
 void Resampler::State::pick_row(int y, const std::uint8_t* source) {
   const std::size_t bytes = static_cast<std::size_t>(job.window.width) * job.channels;
   const std::uint8_t* previous = nullptr;
@@ -324,7 +323,7 @@ void Resampler::run(const SourceView& source, std::uint8_t* out, std::ptrdiff_t 
   s.ring_rows = s.window_rows + kRowsAtOnce - 1;
   s.ring_stride = padded(static_cast<std::ptrdiff_t>(s.job.window.width) * channels);
   s.ring.require(s.ring_rows * s.ring_stride);
-  // Horizontal kernels read past a row's end. Rows so near to the buffer's end that this would leave it are copied.
+  // Horizontal kernels read past a row's end. Rows where that would leave the buffer are copied.
   const std::size_t row_bytes = static_cast<std::size_t>(s.region.width) * channels;
   const std::uint8_t* end =
       source.data + (source.box.height - 1) * source.stride + static_cast<std::ptrdiff_t>(source.box.width) * channels;

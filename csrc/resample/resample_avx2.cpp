@@ -1,7 +1,7 @@
 // Horizontal and vertical passes for AVX2.
 //
-// AVX2 multiplies 16-bit integers two at a time (pmaddwd), so a 22-bit weight is split into weight = high * 2^16 + low,
-// both signed 16-bit; the two sums are put together at the end, modulo 2^32 as the portable sums are.
+// AVX2 multiplies pairs of 16-bit integers (pmaddwd), so a 22-bit weight is split into weight = high * 2^16 + low, both
+// signed 16-bit. The two sums are combined at the end, modulo 2^32 like the portable sums.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -11,14 +11,14 @@
 
 #include "resample/resample_kernels.h"
 
-// Not a compiler flag for the whole file: an inline function of the standard library compiled for AVX2 could then be
-// the copy that the linker keeps for everyone.
+// Not a compiler flag for the whole file: the linker could then keep an AVX2 copy of a standard-library inline function
+// for the whole program.
 #define FASTLOAD_AVX2 __attribute__((target("avx2")))
 
 namespace fastload {
 namespace {
 
-constexpr int kGroup = 8;  // pixels that the horizontal kernel makes at once
+constexpr int kGroup = 8;  // pixels per step of the horizontal kernel
 
 std::uint32_t low_pair(std::int32_t a, std::int32_t b) {
   return (static_cast<std::uint32_t>(a) & 0xffffu) | static_cast<std::uint32_t>(b) << 16;
@@ -30,8 +30,8 @@ std::uint32_t high_pair(std::int32_t a, std::int32_t b) {
   return (static_cast<std::uint32_t>(high(a)) & 0xffffu) | static_cast<std::uint32_t>(high(b)) << 16;
 }
 
-// Per group of 8 pixels, per pixel pair (i, i + 4), per pair of taps: 8 dwords of low pairs, 8 of high pairs; the
-// pixels take a 128-bit lane each, with red, green, blue and one idle dword.
+// Per group of 8 pixels, per pixel pair (i, i + 4), per pair of taps: 8 dwords of low pairs, 8 of high pairs. Each
+// pixel has a 128-bit lane with red, green, blue and one unused dword.
 void pack(const Axis& axis, int channels, PackedAxis& packed) {
   if (channels != 3) return;
   const int pairs = (axis.taps + 1) / 2;
@@ -65,14 +65,14 @@ FASTLOAD_AVX2 inline __m256i whole(__m256i low, __m256i high) {
   return _mm256_srai_epi32(_mm256_add_epi32(low, _mm256_slli_epi32(high, 16)), kPrecisionBits);
 }
 
-// Eight pixels' bytes from four vectors of two; writes 28 bytes where there is room, else only `pixels` pixels.
+// Stores eight pixels from four vectors of two; writes 28 bytes if there is room, else only `pixels` pixels.
 FASTLOAD_AVX2 inline void store_group(std::uint8_t* out, const __m256i* pairs, int pixels) {
   const __m256i rgb = _mm256_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1,  //
                                        0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
   const __m256i bytes = _mm256_shuffle_epi8(
       _mm256_packus_epi16(_mm256_packs_epi32(pairs[0], pairs[1]), _mm256_packs_epi32(pairs[2], pairs[3])), rgb);
   const __m128i left = _mm256_castsi256_si128(bytes), right = _mm256_extracti128_si256(bytes, 1);
-  if (pixels >= kGroup + 2) {  // each store writes 4 bytes too many, which the next one mends
+  if (pixels >= kGroup + 2) {  // each store writes 4 bytes too many; the next one overwrites them
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), left);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 12), right);
   } else {
@@ -83,7 +83,7 @@ FASTLOAD_AVX2 inline void store_group(std::uint8_t* out, const __m256i* pairs, i
   }
 }
 
-// kPairs > 0: the number of tap pairs, known; 0: read from `packed`.
+// kPairs > 0: number of tap pairs known at compile time; 0: read from `packed`.
 template <int kPairs, int kRows>
 FASTLOAD_AVX2 void horizontal_rgb(const Axis& axis, const PackedAxis& packed, const std::uint8_t* const* sources,
                                   std::uint8_t* const* outs) {
@@ -146,7 +146,7 @@ void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const 
   return horizontal_rows<1>(axis, packed, sources, outs);
 }
 
-// 32 bytes from `pairs` pairs of rows.
+// Computes 32 bytes from `pairs` pairs of rows.
 FASTLOAD_AVX2 inline __m256i column_block(const std::uint8_t* const* rows, const std::uint32_t* weights, int pairs,
                                           int x) {
   const __m256i zero = _mm256_setzero_si256();
@@ -173,7 +173,7 @@ template <int kPairs>
 FASTLOAD_AVX2 void vertical_blocks(const std::uint8_t* const* rows, const std::uint32_t* weights, int pairs,
                                    std::uint8_t* out, int bytes) {
   for (int x = 0;; x += 32) {
-    x = std::min(x, bytes - 32);  // the last block overlaps the one before
+    x = std::min(x, bytes - 32);  // the last block overlaps the previous one
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + x),
                         column_block(rows, weights, kPairs > 0 ? kPairs : pairs, x));
     if (x == bytes - 32) return;
@@ -199,7 +199,7 @@ void vertical(const std::uint8_t* const* rows, const std::int32_t* weights, int 
 
 FASTLOAD_AVX2 void reverse(const std::uint8_t* source, std::uint8_t* out, int pixels, int channels) {
   if (channels != 3) return kPortableKernels.reverse(source, out, pixels, channels);
-  // 16 bytes that end with 5 pixels, turned around; the byte written beyond them is mended by what follows.
+  // Reverses 5 pixels at the end of 16 bytes; the next store overwrites the extra byte.
   const __m128i turn = _mm_setr_epi8(13, 14, 15, 10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3, 0);
   for (; pixels > 5; pixels -= 5, out += 15) {
     const auto* last = reinterpret_cast<const __m128i*>(source + 3 * pixels - 16);

@@ -1,8 +1,8 @@
 // Horizontal and vertical passes for AVX-512 with VBMI and VNNI (Ice Lake, Zen 4 and later).
 //
 // vpdpbusd adds four products of unsigned by signed bytes to each dword, so a weight is written as three signed 8-bit
-// digits, weight = d2 * 2^16 + d1 * 2^8 + d0, and the three sums are put together at the end, modulo 2^32 as the
-// portable sums are.
+// digits, weight = d2 * 2^16 + d1 * 2^8 + d0. The three sums are combined at the end, modulo 2^32 like the portable
+// sums.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -26,7 +26,7 @@ namespace {
 
 enum Mode { kPortable, kGroups, kPixels };
 
-constexpr int kLanes = 16;  // dwords, that is output bytes, of one group
+constexpr int kLanes = 16;  // dwords (output bytes) per group
 
 // Adding this bias and flipping the sign bits leaves the signed digits in the bytes: each digit d becomes d + 128 in
 // [0, 255] without a borrow, and ^ 0x80 takes the 128 away again.
@@ -35,8 +35,8 @@ constexpr std::int32_t kDigitBias = 0x808080;
 // The rounding half, where the sums of the highest digits start: kHalf = kHalfHigh * 2^16.
 constexpr int kHalfHigh = kHalf >> 16;
 
-// An 8-bit result per dword (not yet clipped) from `kQuads` quads of taps. Each digit's sum starts from the one before,
-// shifted: no additions but those in the products.
+// An unclipped 8-bit result per dword from `kQuads` quads of taps. Each digit's sum starts from the previous one,
+// shifted, so no additions are needed besides those in the products.
 template <int kQuads>
 FASTLOAD_AVX512 inline __m512i convolve(const __m512i* taps, const __m512i* d0, const __m512i* d1, const __m512i* d2) {
   __m512i sum = _mm512_set1_epi32(kHalfHigh);
@@ -48,13 +48,13 @@ FASTLOAD_AVX512 inline __m512i convolve(const __m512i* taps, const __m512i* d0, 
   return _mm512_srai_epi32(sum, kPrecisionBits);
 }
 
-// The same from three sums, where the taps are too many to keep.
+// The same from three sums, for too many taps to keep in registers.
 FASTLOAD_AVX512 inline __m512i whole(__m512i s0, __m512i s1, __m512i s2) {
   const __m512i high = _mm512_add_epi32(s1, _mm512_slli_epi32(s2, 8));
   return _mm512_srai_epi32(_mm512_add_epi32(s0, _mm512_slli_epi32(high, 8)), kPrecisionBits);
 }
 
-// Four weights to three dwords: digit 0 of each, digit 1 of each, digit 2 of each (and one dword of no use).
+// Splits four weights into dwords: digit 0 of each, digit 1 of each, digit 2 of each (and one unused dword).
 FASTLOAD_AVX512 inline __m128i digits_of(const std::int32_t* weights) {
   const __m128i transpose = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m128i biased =
@@ -62,8 +62,8 @@ FASTLOAD_AVX512 inline __m128i digits_of(const std::int32_t* weights) {
   return _mm_shuffle_epi8(_mm_xor_si128(biased, _mm_set1_epi32(kDigitBias)), transpose);
 }
 
-// kGroups: 16 output bytes at a time, which come from at most 64 consecutive source bytes per four taps. One vpermb
-// brings each dword its four bytes. Per group and four taps: 16 dwords of byte indices, of d0, of d1, of d2.
+// kGroups: 16 output bytes at a time, from at most 64 consecutive source bytes per four taps. One vpermb gives each
+// dword its four bytes. Per group and four taps: 16 dwords each of byte indices, d0, d1 and d2.
 FASTLOAD_AVX512 bool pack_groups(const Axis& axis, int channels, PackedAxis& packed) {
   const int quads = (axis.taps + 3) / 4;
   const int bytes = axis.count * channels;
@@ -71,7 +71,7 @@ FASTLOAD_AVX512 bool pack_groups(const Axis& axis, int channels, PackedAxis& pac
   const int padded = axis.count + 2 * kLanes;
   packed.offsets.resize(static_cast<std::size_t>(groups) * quads);
 
-  // By pixel: where it starts, then its digits by quad.
+  // Per pixel: its start, then its digits per quad.
   auto* starts = reinterpret_cast<std::int32_t*>(
       packed.scratch.require(sizeof(std::int32_t) * padded * (1 + 3 * static_cast<std::size_t>(quads))));
   std::int32_t* digits = starts + padded;
@@ -113,8 +113,8 @@ FASTLOAD_AVX512 bool pack_groups(const Axis& axis, int channels, PackedAxis& pac
   return true;
 }
 
-// kPixels: one pixel per 128-bit lane, which reads its own 16 source bytes per four taps, wherever they lie. Vector i
-// of a group of 16 pixels has pixels i, i + 4, i + 8 and i + 12. Per vector and four taps: 4 times d0, d1, d2, nothing.
+// kPixels: one pixel per 128-bit lane, which reads 16 source bytes per four taps from any address. Vector i of a group
+// of 16 pixels has pixels i, i + 4, i + 8 and i + 12. Per vector and four taps: 4 times d0, d1, d2, unused.
 FASTLOAD_AVX512 void pack_pixels(const Axis& axis, PackedAxis& packed) {
   const int quads = (axis.taps + 3) / 4;
   const int groups = (axis.count + 15) / 16;
@@ -142,7 +142,7 @@ void pack(const Axis& axis, int channels, PackedAxis& packed) {
   }
 }
 
-// The first `bytes` bytes, 64 at most. Masked stores cost more on some CPUs: only where needed.
+// Stores the first `bytes` bytes, 64 at most. Masked only if needed, because masked stores are slower on some CPUs.
 FASTLOAD_AVX512 inline void store_bytes(std::uint8_t* out, __m512i value, int bytes) {
   if (bytes >= 64) {
     _mm512_storeu_si512(out, value);
@@ -151,11 +151,11 @@ FASTLOAD_AVX512 inline void store_bytes(std::uint8_t* out, __m512i value, int by
   }
 }
 
-// kQuads > 0: the number of tap quads, known; 0: read from `quads`.
+// kQuads > 0: number of tap quads known at compile time; 0: read from `quads`.
 template <int kQuads, int kRows>
 FASTLOAD_AVX512 void horizontal_groups(const PackedAxis& packed, int quads, const std::uint8_t* const* sources,
                                        std::uint8_t* const* outs, int bytes) {
-  // Packing leaves the four groups' dwords interleaved.
+  // Undoes the interleaving of the four groups' dwords that packing leaves.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const auto* tables = reinterpret_cast<const __m512i*>(packed.bytes.data());
   const int* offsets = packed.offsets.data();
@@ -209,9 +209,9 @@ FASTLOAD_AVX512 inline __m512i load_four(const std::uint8_t* source, const int* 
 template <int kRows>
 FASTLOAD_AVX512 void horizontal_pixels(const Axis& axis, const PackedAxis& packed, const std::uint8_t* const* sources,
                                        std::uint8_t* const* outs) {
-  // Of 5 interleaved pixels, the first four: reds, greens, blues, nothing.
+  // The first four of 5 interleaved pixels: reds, greens, blues, unused.
   const __m512i planes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11, -1, -1, -1, -1));
-  // Every fourth byte left out.
+  // Drops every fourth byte.
   alignas(64) static const std::uint8_t kRgb[64] = {0,  1,  2,  4,  5,  6,  8,  9,  10, 12, 13, 14, 16, 17, 18, 20,
                                                     21, 22, 24, 25, 26, 28, 29, 30, 32, 33, 34, 36, 37, 38, 40, 41,
                                                     42, 44, 45, 46, 48, 49, 50, 52, 53, 54, 56, 57, 58, 60, 61, 62};
@@ -272,7 +272,7 @@ void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const 
   horizontal_pixels<1>(axis, packed, sources, outs);
 }
 
-// Four rows' bytes by fours: dword i of the result's n-th vector is column 4 * n + i of each 16-column lane.
+// Interleaves four rows: dword i of the result's n-th vector is column 4 * n + i of each 16-column lane.
 FASTLOAD_AVX512 inline void interleave_rows(const std::uint8_t* const* rows, int x, __mmask64 wanted, __m512i* taps) {
   const __m512i r0 = _mm512_maskz_loadu_epi8(wanted, rows[0] + x);
   const __m512i r1 = _mm512_maskz_loadu_epi8(wanted, rows[1] + x);

@@ -1,4 +1,4 @@
-// Pillow's resampling weights, and torch's. The order of every floating-point operation matters here; compile with
+// Pillow's and torch's resampling weights. The order of every floating-point operation matters; compile with
 // -ffp-contract=off.
 #include <algorithm>
 #include <cmath>
@@ -27,7 +27,7 @@ struct Hamming {
     if (x == 0.0) return 1.0;
     if (x >= 1.0) return 0.0;
     x *= kPi;
-    // Pillow's two constants are floats.
+    // These two constants are floats in Pillow.
     return std::sin(x) / x * (0.54f + 0.46f * std::cos(x));
   }
 };
@@ -58,15 +58,15 @@ std::int32_t fixed_point(double weight, int bits) {
   return static_cast<std::int32_t>(std::copysign(0.5, weight) + weight * (1 << bits));
 }
 
-// As many bits after the point as an int16 has room for with this weight, which is torch's largest.
+// The number of fractional bits at which torch's largest weight still fits into an int16.
 int torch_precision(double largest) {
   int bits = 0;
   while (bits < kPrecisionBits && static_cast<int>(0.5 + largest * (1 << (bits + 1))) < 1 << 15) ++bits;
   return bits;
 }
 
-// Computes tap by tap, each for all positions at once, so that the compiler can use vectors: the sum of a position's
-// weights is still taken in the order of its taps, and the zeros beyond its last tap leave it as it is.
+// Computes tap by tap, each for all positions at once, so that the compiler can vectorize. A position's weights are
+// still summed in the order of its taps, and the zeros beyond its last tap do not change the sum.
 template <class F>
 void exact_weights(int source_size, float low, float high, int out_size, int begin, bool clamp_taps, Axis& axis) {
   const double scale = static_cast<double>(high - low) / out_size;
@@ -119,7 +119,7 @@ double largest_weight(const Axis& axis) {
   return largest;
 }
 
-// Rounds the weights to `precision` bits, and writes them with kPrecisionBits.
+// Rounds the weights to `precision` bits and stores them with kPrecisionBits.
 void round_weights(int precision, Axis& axis) {
   const int count = axis.count, most = axis.taps;
   const double* totals = axis.totals.data();
@@ -139,7 +139,7 @@ void round_weights(int precision, Axis& axis) {
     std::int32_t* weights = axis.weights.data() + t;
     for (int i = 0; i < count; ++i) weights[static_cast<std::size_t>(i) * stride] = column[i];
   }
-  // Signed digits reach from -0x808080 to 0x7f7f7f.
+  // Three signed digits can represent -0x808080 to 0x7f7f7f.
   axis.digits_fit = bits <= 0xffffffu;
 }
 
@@ -149,7 +149,7 @@ void make_axis_with(int source_size, float low, float high, int out_size, int be
   round_weights(kPrecisionBits, axis);
 }
 
-// The precision depends on all of the axis, also where only a part of it is wanted.
+// The precision depends on the whole axis, even if only part of it is needed.
 template <class F>
 void make_torch_axis_with(int source_size, int out_size, int begin, Axis& axis) {
   const auto high = static_cast<float>(source_size);
@@ -162,7 +162,7 @@ void make_torch_axis_with(int source_size, int out_size, int begin, Axis& axis) 
   round_weights(precision, axis);
 }
 
-// Taps of weight zero at either end need not be read, nor decoded.
+// Zero-weight taps at either end need not be read or decoded.
 void trim(int source_size, Axis& axis) {
   int first = source_size, last = 0, taps = 1;
   for (int i = 0; i < axis.count; ++i) {

@@ -1,4 +1,4 @@
-// What the resampler's parts share: an axis's weights, and the kernels that each instruction set provides.
+// Shared by the resampler's files: the weights of an axis, and the kernels that each instruction set provides.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ constexpr int kReadSlack = 128;
 // Rows that a horizontal kernel takes at once.
 constexpr int kRowsAtOnce = 2;
 
-// 64-byte aligned bytes, kept from image to image; what a rare huge image needed is given back.
+// A 64-byte aligned buffer, reused between images; memory for a rare huge image is freed.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
@@ -51,33 +51,33 @@ class AlignedBuffer {
   std::size_t capacity_ = 0;
 };
 
-// One axis of a convolution: for each position of the output window, where its taps begin and their fixed-point
-// weights.
+// One axis of a convolution: the first tap and the fixed-point weights of each position in the output window.
 struct Axis {
   int first = 0;  // the source pixels in use: [first, first + extent)
   int extent = 0;
   int count = 0;           // output positions
-  int taps = 0;            // the most that any position has
+  int taps = 0;            // maximum over all positions
   int stride = 0;          // ints from one position's weights to the next's: taps rounded up to 4, the rest zero
   std::vector<int> start;  // relative to `first`
   std::vector<int> size;
   std::vector<std::int32_t> weights;  // count * stride, and 16 more (readable, unspecified)
   bool digits_fit = true;             // every weight can be written as three signed 8-bit digits
 
-  std::vector<double> centers, sizes, totals, exact;  // while they are made
+  std::vector<double> centers, sizes, totals, exact;  // scratch for computing the weights
   std::vector<std::int32_t> column;
 
   const std::int32_t* row(int position) const { return &weights[static_cast<std::size_t>(position) * stride]; }
 };
 
 // The filter's weights for output positions [begin, begin + count) of `out_size`, from source interval [low, high) of
-// `source_size` pixels; torch's filters take the whole source. Filter::nearest is not a convolution and not for here.
+// `source_size` pixels; torch's filters take the whole source. Not for Filter::nearest, which is no convolution.
 void make_axis(Filter filter, int source_size, float low, float high, int out_size, int begin, int count, Axis& axis);
 
-// Prepares an axis for horizontal kernels: mirrored if asked, and every position's `taps` taps lie within the extent.
+// Prepares an axis for horizontal kernels: mirrors it if requested, and moves every position's `taps` taps into the
+// extent.
 void settle_horizontal(bool mirror, Axis& axis);
 
-// Weights rearranged as one instruction set's horizontal kernel wants them.
+// Weights rearranged for one instruction set's horizontal kernel.
 struct PackedAxis {
   AlignedBuffer bytes;
   AlignedBuffer scratch;
@@ -88,18 +88,18 @@ struct PackedAxis {
 struct Kernels {
   void (*pack)(const Axis& axis, int channels, PackedAxis& packed);
 
-  // Up to kRowsAtOnce rows: axis.count pixels from source pixels [first, first + extent), of which sources[row] is the
-  // first. Reads up to kReadSlack bytes past them, writes exactly axis.count * channels bytes. Several rows share the
-  // loads of weights.
+  // Resamples up to kRowsAtOnce rows: axis.count pixels from source pixels [first, first + extent), where sources[row]
+  // points to the first. Reads up to kReadSlack bytes past them, writes exactly axis.count * channels bytes. The rows
+  // share the loads of weights.
   void (*horizontal)(const Axis& axis, const PackedAxis& packed, int channels, const std::uint8_t* const* sources,
                      std::uint8_t* const* outs, int rows);
 
-  // One row of `bytes` bytes from `taps` rows. `rows` and `weights` have entries up to taps rounded up to 4: rows that
-  // may be read, weights zero.
+  // Computes one row of `bytes` bytes from `taps` rows. `rows` and `weights` are padded to a multiple of 4 taps with
+  // readable rows and zero weights.
   void (*vertical)(const std::uint8_t* const* rows, const std::int32_t* weights, int taps, std::uint8_t* out,
                    int bytes);
 
-  // Copies a row with its pixels in reverse.
+  // Copies a row with its pixels in reverse order.
   void (*reverse)(const std::uint8_t* source, std::uint8_t* out, int pixels, int channels);
 };
 

@@ -1,5 +1,4 @@
-// Horizontal and vertical passes for NEON, whose multiply-accumulate is 32 bits wide: the portable sums, four at a
-// time.
+// Horizontal and vertical passes for NEON, whose 32-bit multiply-accumulate computes four portable sums at a time.
 #if defined(__aarch64__)
 
 #include <arm_neon.h>
@@ -14,7 +13,7 @@ namespace {
 
 void pack(const Axis&, int, PackedAxis&) {}
 
-// Three channels and one idle lane. Reads 8 bytes per pixel, 5 of them beyond it.
+// Three channels and one unused lane. Reads 8 bytes per pixel, 5 of them beyond it.
 void horizontal_rgb(const Axis& axis, const std::uint8_t* source, std::uint8_t* out) {
   const int32x4_t half = vdupq_n_s32(kHalf);
   for (int i = 0; i < axis.count; ++i, out += 3) {
@@ -50,7 +49,7 @@ void horizontal(const Axis& axis, const PackedAxis& packed, int channels, const 
 void vertical(const std::uint8_t* const* rows, const std::int32_t* weights, int taps, std::uint8_t* out, int bytes) {
   if (bytes < 16) return kPortableKernels.vertical(rows, weights, taps, out, bytes);
   for (int x = 0;; x += 16) {
-    x = std::min(x, bytes - 16);  // the last block overlaps the one before
+    x = std::min(x, bytes - 16);  // the last block overlaps the previous one
     int32x4_t sums[4];
     for (auto& sum : sums) sum = vdupq_n_s32(kHalf);
     for (int t = 0; t < taps; ++t) {

@@ -1,4 +1,4 @@
-// The portable kernels, which define the bits that every other instruction set must give, and the run-time dispatch.
+// The portable kernels, whose bits every other instruction set must reproduce, and the run-time dispatch.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -13,8 +13,8 @@ std::uint8_t clip8(std::uint32_t sum) {
   return static_cast<std::uint8_t>(std::clamp(value, 0, 255));
 }
 
-// Sums are kept modulo 2^32 (unsigned, so that wrapping is defined), as every kernel keeps them; with weights that add
-// up to 1 they do not wrap.
+// All kernels compute sums modulo 2^32 (unsigned, so that wrapping is defined). With weights that add up to 1 they do
+// not wrap.
 void horizontal_row(const Axis& axis, int channels, const std::uint8_t* source, std::uint8_t* out) {
   for (int i = 0; i < axis.count; ++i) {
     const std::int32_t* weights = axis.row(i);

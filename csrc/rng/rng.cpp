@@ -29,12 +29,12 @@ void store(std::uint8_t* bytes, T value) {
   std::memcpy(bytes, &value, sizeof value);
 }
 
-// torch.Generator's state, as it lies in memory on 64-bit little-endian machines: the seed; how many numbers are left;
-// whether seeded; the next one's place; 624 words, 64 bits each; then cached normal samples.
+// torch.Generator's state in memory on 64-bit little-endian machines: the seed; how many numbers are left; whether it
+// is seeded; the index of the next number; 624 words of 64 bits each; then cached normal samples.
 constexpr std::size_t kSeedAt = 0, kLeftAt = 8, kSeededAt = 12, kNextAt = 16, kWordsAt = 24;
 constexpr std::size_t kNormalsAt = kWordsAt + kBlock * sizeof(std::uint64_t);
 
-// Python's int(round(x)): ties to even, which is the rounding mode that nearbyint runs in.
+// Python's int(round(x)): ties to even, as nearbyint rounds in the default mode.
 int round_half_even(double x) { return static_cast<int>(std::nearbyint(x)); }
 
 struct Size {
@@ -48,10 +48,10 @@ Size size_of(double area, float ratio) {
   return {round_half_even(std::sqrt(area / ratio)), round_half_even(std::sqrt(area * ratio))};
 }
 
-// What the ops so far come to. A flip mirrors all that follows it.
+// The geometry of the ops so far. A flip mirrors every later op.
 struct Course {
   Geometry& geometry;
-  Size size;  // of the image as it now is
+  Size size;  // of the image after the ops so far
   bool resized = false;
 
   void crop(int top, int left, int height, int width) {
@@ -136,7 +136,7 @@ void Generator::get_state(std::uint8_t out[kStateBytes]) const {
 bool Generator::set_state(const std::uint8_t in[kStateBytes]) {
   const auto left = load<std::int32_t>(in + kLeftAt);
   const auto next = load<std::uint64_t>(in + kNextAt);
-  // `left` and `next` count the same thing, except before the first block.
+  // `left` and `next` are redundant, except before the first block.
   const bool fresh = left == 1 && next == 0;
   const bool inside =
       left >= 1 && left <= static_cast<std::int32_t>(kBlock) && next == kBlock + 1 - static_cast<std::uint64_t>(left);
@@ -155,7 +155,7 @@ bool Generator::set_state(const std::uint8_t in[kStateBytes]) {
 }
 
 std::uint64_t seed_for_index(std::uint64_t seed, std::uint64_t epoch, std::uint64_t index) {
-  // SplitMix64's steps (Steele, Lea, Flood 2014), one number absorbed after the other.
+  // SplitMix64's steps (Steele, Lea, Flood 2014), absorbing one number after the other.
   std::uint64_t state = 0;
   for (const std::uint64_t word : {seed, epoch, index}) {
     state = (state ^ word) + 0x9e3779b97f4a7c15ull;
@@ -182,7 +182,7 @@ bool DrawPlan::add(const DrawOp& op, std::string& error) {
   } else if (op.kind == Kind::resize_shorter && op.max_size != 0 && op.max_size <= op.height) {
     error = "max_size must be greater than the size, got " + std::to_string(op.max_size);
   } else if (resizes && (resizes_ || flips_)) {
-    // Pillow's resize is not symmetric to the last bit, so flip-then-resize is not resize-then-flip.
+    // Pillow's resize is not exactly symmetric, so flip-then-resize differs from resize-then-flip.
     error = resizes_ ? "only one transform may resize" : "a resize cannot follow a flip";
   }
   if (error.empty() && (op.kind == Kind::random_resized_crop || erases)) {
@@ -202,7 +202,7 @@ bool DrawPlan::add(const DrawOp& op, std::string& error) {
 
 namespace {
 
-// The next area and aspect ratio, and what they come to. False: exp(`unresolved`) must be known first.
+// Draws the next area and aspect ratio and computes the size. On false, exp(`unresolved`) must be known first.
 bool draw_size(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image, Generator& generator,
                Size& size, float& unresolved) {
   const double area = static_cast<double>(image.height) * image.width;
@@ -213,9 +213,9 @@ bool draw_size(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& 
     size = size_of(target_area, resolved->output);
     return true;
   }
-  // torch's float32 exp depends on the CPU and on the library below it (MKL, Sleef, libm); all of them err by less than
-  // 1 ulp, so theirs is the correctly rounded value or one of its two neighbours. Width and height are monotonic in it:
-  // where the neighbours agree, the answer is torch's whichever it computed.
+  // torch's float32 exp depends on the CPU and the math library (MKL, Sleef, libm). All of them err by less than 1 ulp,
+  // so the result is the correctly rounded value or one of its two neighbours. Width and height are monotonic in it: if
+  // the neighbours give the same size, torch gets it too.
   const auto ratio = static_cast<float>(std::exp(static_cast<double>(x)));
   size = size_of(target_area, std::nextafter(ratio, 0.0f));
   unresolved = x;
@@ -228,8 +228,8 @@ PixelBox draw_place(Size size, Size image, Generator& generator) {
   return {top, left, size.height, size.width};
 }
 
-// torchvision's RandomErasing.get_params (v1) and make_params (v2). Its aspect ratio is height by width, where that of
-// a crop is width by height; and it erases less than the whole of each side, or nothing.
+// torchvision's RandomErasing.get_params (v1) and make_params (v2). Its aspect ratio is height by width, but a crop's
+// is width by height. The box is shorter than the image on both sides, or nothing is erased.
 DrawStatus draw_erasing(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image,
                         Generator& generator, PixelBox& box, float& unresolved) {
   for (int attempt = 0; attempt < 10; ++attempt) {
@@ -244,7 +244,7 @@ DrawStatus draw_erasing(const DrawOp& op, UniformRule rule, const std::vector<Kn
   return DrawStatus::ok;
 }
 
-// torchvision's RandomResizedCrop.get_params (v1) and make_params (v2), which draw alike.
+// torchvision's RandomResizedCrop.get_params (v1) and make_params (v2), which draw the same numbers.
 DrawStatus draw_resized_crop(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image,
                              Generator& generator, PixelBox& box, float& unresolved) {
   for (int attempt = 0; attempt < 10; ++attempt) {

@@ -88,8 +88,7 @@ class ByteSource {
 
   // Total number of bytes.
   std::size_t size() const { return size_; }
-  // The bytes from `offset` on: at least `count` (at most kChunkBytes), fewer at the end or after a failure. Never
-  // throws.
+  // At least `count` (<= kChunkBytes) bytes from `offset` on, fewer at the end or after a failure. Never throws.
   Span at(std::size_t offset, std::size_t count);
   // Why at() gave fewer bytes than exist: `cancelled` or `unreadable`; `ok` if it did not.
   Status failure() const { return failure_; }

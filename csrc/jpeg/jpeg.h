@@ -1,5 +1,4 @@
-// Decodes any region of a JPEG image with libjpeg-turbo, with the bits of Pillow's full decode. Knows neither Python
-// nor torch.
+// Decodes any region of a JPEG image with libjpeg-turbo, bit for bit as Pillow does. Knows neither Python nor torch.
 #pragma once
 
 #include <cstddef>

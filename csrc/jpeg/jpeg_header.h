@@ -1,5 +1,4 @@
-// Parses a JPEG header without libjpeg, and predicts whether Pillow would open the file. Knows neither Python nor
-// torch.
+// Parses a JPEG header without libjpeg, and predicts whether Pillow opens the file. Knows neither Python nor torch.
 #pragma once
 
 #include <cstddef>

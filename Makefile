@@ -5,7 +5,7 @@ FASTLOAD_WERROR ?= OFF
 ARGS ?=
 
 BIN := $(VENV)/bin
-CXX_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu)
+CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test torture lint format figures docs wheel sanitize simd unsimd clean

@@ -22,8 +22,8 @@ class Generator:
     def get_state(self) -> bytes: ...
     def set_state(self, state: bytes) -> None: ...
 
-# The random parameters of a chain of transforms, in torchvision's order; add() raises ValueError on a chain that is no
-# single crop, resize, window and flip.
+# Draws the random parameters of a chain of transforms, in torchvision's order. add() raises ValueError if the chain
+# cannot be reduced to one crop, resize, window and flip.
 class DrawPlan:
     def __init__(self) -> None: ...
     def add(
@@ -43,26 +43,26 @@ class DrawPlan:
         self, generator: Generator, width: int, height: int, known: Sequence[tuple[float, float]] = ...
     ) -> tuple[Literal["ok", "ambiguous_exp", "crop_too_large"], _Geometry | None, float]: ...
 
-# A generator that batches draw from one after the other, in the order of submission. `state` is torch's get_state().
+# A generator from which batches draw in the order of submission. `state` is torch's get_state().
 class RandomStream:
     def __init__(self, state: bytes) -> None: ...
     @staticmethod
     def from_seed(seed: int) -> RandomStream: ...
 
-# A submitted batch. It keeps the images' bytes and the output alive, and cancels itself when it is dropped.
+# A submitted batch. It keeps the images' bytes and the output alive, and cancels itself when dropped.
 #
-# cancel() ends it at once: whoever waits for it is told "done", and samples without an outcome are "cancelled", their
-# pixels anything. It then waits for the threads that are at its images and returns whether they have left its memory,
-# which they soon do unless a read is stuck. No output may be used again before it said True; but it may be dropped: it
-# stays alive until then. A negative limit waits for ever, and a signal's handler may raise meanwhile.
+# cancel() ends the batch at once: wait() returns "done", and samples without an outcome become "cancelled", with
+# undefined pixels. It then waits for threads that still work on the batch and returns whether they have stopped using
+# its memory, which happens soon unless a read is stuck. Don't reuse the output until cancel() has returned True. It may
+# be dropped: it stays alive as long as needed. A negative limit waits forever; a signal handler may raise meanwhile.
 #
-# wait() says "requested" when the batch cannot go on by itself; request() then is one of
+# wait() returns "requested" when the batch needs help; request() is then one of
 #   ("sample", index, 0.0): the draws of this sample cannot be made here, outcome(index) says why. Process it from
-#       generator_before(index), write its pixels yourself, then skip(the generator's state afterwards);
-#   ("exp", index, x): provide_exp(x, torch.exp(x)), in float32.
-# outcome(), geometry() and statuses() (one byte per sample, an index into status_names()) are final once wait() says
-# "done", and so is erased(): for each sample the int32 box (top, left, height, width) that a random erasing fills, or
-# zeros. Samples that are not "ok" are black; generator_before() of each can still be had.
+#       generator_before(index), write its pixels yourself, then call skip() with the generator's state afterwards;
+#   ("exp", index, x): call provide_exp(x, torch.exp(x)), in float32.
+# outcome(), geometry() and statuses() (one byte per sample, an index into status_names()) are final once wait() returns
+# "done". So is erased(): per sample the int32 box (top, left, height, width) that a random erasing fills, or zeros.
+# Samples that are not "ok" are black; generator_before() still works for them.
 class Job:
     def __len__(self) -> int: ...
     def wait(self, timeout: float = -1.0) -> Literal["done", "requested", "timeout"]: ...
@@ -76,22 +76,22 @@ class Job:
     def geometry(self, sample: int) -> _Geometry | None: ...
     def erased(self) -> bytes: ...
 
-# Decode threads. submit() returns at once. Each image is decoded, cropped, resized and flipped as its row of `geometry`
-# says (int32, as _Geometry; a zero height of crop, output or window stands for all of it), or as `plan` draws it: from
-# `stream`, from a generator of its own for each of `seeds`, or without draws. `out` is NHWC with contiguous rows.
-# `number` is the batch's in a profile. resize() changes the number of threads, also while they work, and returns how
-# many there are now. work_done() is the seconds that threads were at work, added up, and the number of images.
+# Decode threads. submit() returns at once. Each image is decoded, cropped, resized and flipped by its row of `geometry`
+# (int32, as _Geometry; a height of 0 for crop, output or window means all of it), or by `plan`, which draws from
+# `stream`, from one generator per entry of `seeds`, or not at all. `out` is NHWC with contiguous rows. `number` is the
+# batch's number in a profile. resize() changes the number of threads, even while they work, and returns the new number.
+# work_done() returns the total seconds of work over all threads, and the number of images.
 #
-# close() cancels all batches and ends the threads. Those that are stuck in a read for longer than the limit are left to
-# end by themselves: False. A pool that is dropped closes itself.
+# close() cancels all batches and ends the threads. It returns False if threads stuck in a read exceed the limit; they
+# are left to end by themselves. A dropped pool closes itself.
 class Pool:
     def __init__(self, threads: int) -> None: ...
     @property
     def threads(self) -> int: ...
     def resize(self, threads: int) -> int: ...
     def work_done(self) -> tuple[float, int]: ...
-    # (seconds at work, of those on a core, seconds reading files, of those on a core), over all threads, so far. Stays
-    # after close().
+    # (seconds of work, of those on a core, seconds reading files, of those on a core), totals over all threads. Still
+    # available after close().
     def work_times(self) -> tuple[float, float, float, float]: ...
     def submit(
         self,

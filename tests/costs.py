@@ -1,4 +1,4 @@
-"""What a call costs, in a unit of the machine's own, so that a test may say how little it has to be."""
+"""Measure a call's cost in empty calls, a unit for any machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def _empty() -> None:
 
 
 def in_calls(function: Callable[[], Any], number: int = 2000) -> float:
-    """Return how many calls of an empty Python function take as long as one of ``function``.
+    """Return the cost of ``function`` in calls of an empty Python function.
 
-    The best of many short runs, the two in turn: neither a slow machine nor a busy one is in the figure. An empty call
-    takes 25 to 60 ns.
+    Uses the best of many short, alternating runs, so that neither a slow nor a busy machine affects the figure. An
+    empty call takes 25 to 60 ns.
 
     :param number: calls of ``function`` in a run
     """

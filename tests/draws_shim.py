@@ -59,7 +59,7 @@ def uniform_rule() -> UniformRule:
 
 
 def torch_uniform(seed: int, low: float, high: float, count: int) -> np.ndarray:
-    """One-element draws, as a transform makes them."""
+    """Draw one element at a time, as a transform does."""
     generator = torch.Generator().manual_seed(seed)
     draws = [torch.empty(1).uniform_(low, high, generator=generator).item() for _ in range(count)]
     return np.array(draws, np.float32)
@@ -129,7 +129,11 @@ class DrawPlan:
         self.known: list[tuple[float, float]] = []
 
     def draw(self, generator: Generator, sizes: np.ndarray) -> np.ndarray:
-        """Draw a sample per (width, height): crop, out size, window (top, left, height, width), flips: 12 numbers."""
+        """Draw a sample per (width, height).
+
+        Returns:
+            12 numbers each: crop, out size, window (top, left, height, width), flips.
+        """
         sizes = np.ascontiguousarray(sizes, np.int32)
         self.ambiguous = 0
         out = np.empty((len(sizes), 12), np.int32)

@@ -1,4 +1,4 @@
-"""Recordings made by hand, in microseconds: a training loop of which every number is known."""
+"""Handmade recordings of a training loop, in microseconds, whose every number is known."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NAMES = {MAIN: "python3", FEEDER: "fastload-feeder", BACKWARD: "pt_autograd_0"} 
 
 
 def stage(name, start, end, thread=MAIN, batch=None, blocked=None):
-    """A range of the loader's."""
+    """Make a range of the loader."""
     return Range(start * 1000, end * 1000, name, thread, DOMAIN, batch, None if blocked is None else blocked * 1000)
 
 
 def span(name, start, end, thread=MAIN, domain=""):
-    """A range of the user's."""
+    """Make a range of the user."""
     return Range(start * 1000, end * 1000, name, thread, domain)
 
 
@@ -68,11 +68,14 @@ def recording(start, end, ranges=(), calls=(), kernels=(), copies=(), os_calls=(
 
 
 def starved(steps=5, period=1000, compute=300):
-    """Each step waits for its batch, then computes; workers read all the time; the copy runs before the kernels."""
+    """Record steps that wait for a batch, then compute, while workers read all the time.
+
+    The copy runs before the kernels.
+    """
     ranges, calls, kernels, copies = [], [], [], []
     for step in range(steps):
         t = step * period
-        work = t + period - compute  # where the batch is there
+        work = t + period - compute  # time at which the batch is available
         ranges += [stage("step", t, t + period, batch=step), stage("wait", t, work - 10, batch=step)]
         ranges += [span("forward", work - 10, t + period - 20)]
         ranges += [stage("h2d", work - 100, work - 60, FEEDER, step)]
@@ -87,7 +90,7 @@ def starved(steps=5, period=1000, compute=300):
     return recording(0, steps * period, ranges, calls, kernels, copies)
 
 
-# ---- the same as an export of nsys
+# ---- the same as an nsys export
 
 _SCHEMA = """
 CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
@@ -122,10 +125,10 @@ def export(recording, path):
         if rows:
             connection.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
 
-    # The domain is created in the main process only: forked workers go on using it.
+    # The domain is created only in the main process; forked workers use the same one.
     created = [(-5, None, 75, "fastload", whole(MAIN), None, 1, None)]
     insert("NVTX_EVENTS", created)
-    for r in recording.ranges:  # of the loader's ranges the text is registered, of the user's it is not
+    for r in recording.ranges:  # only the loader's texts are registered
         plain, registered = (None, text(r.name)) if r.domain else (r.name, None)
         place = whole(r.thread), registered, int(r.domain == DOMAIN)
         insert("NVTX_EVENTS", [(r.start_ns, r.end_ns, 59, plain, *place, r.payload)])

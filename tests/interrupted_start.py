@@ -1,9 +1,9 @@
-"""Ctrl-C while an epoch starts: does the program end, and does anything of it stay?
+"""Ctrl-C while an epoch starts: the program must end and leave nothing behind.
 
     python tests/interrupted_start.py EXECUTOR METHOD WHOM COUNT [SEED]
 
-Each trial forks a program that imported everything beforehand, has it iterate in a process group of its own, and sends
-SIGINT within the first half second, to the whole group as a terminal does, or to the program alone as ``kill`` does.
+Each trial forks a program that has already imported everything and iterates in its own process group, and sends SIGINT
+within the first half second: to the whole group like a terminal, or only to the program like ``kill``.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from torch.utils.data import DataLoader, Dataset
 from fastload import FastLoader
 
 HUNG_S = 15.0
-"""A program that is still there by then hangs; torch waits five seconds for a worker."""
+"""Time after which a program counts as hung; torch waits five seconds for a worker."""
 
 GRACE_S = 10.0
-"""Workers whose parent is gone look for it every five seconds."""
+"""Time for orphaned workers to end; they check for their parent every five seconds."""
 
 WITHIN_S = 0.5
 
@@ -71,7 +71,7 @@ def _device(**arguments: Any) -> Any:
 
 @functools.cache
 def _photos() -> Path:
-    """Made before programs are forked, and removed when this one ends; not when one of those does."""
+    """Make images before programs are forked; only this process removes them when it ends."""
     from photos import make_folder
 
     folder, maker = Path(tempfile.mkdtemp(prefix="interrupted-start-")), os.getpid()
@@ -97,14 +97,14 @@ EXECUTORS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program that was interrupted.
+    """How an interrupted program ended.
 
     Attributes:
-        delay_s: When, after it began to iterate.
-        took_s: From the signal to its end.
+        delay_s: Time from the first iteration to the signal.
+        took_s: Time from the signal to the program's end.
         status: Exit status; ``None`` if it hung.
-        left: Its processes that were still there afterwards.
-        error: What it wrote.
+        left: Its processes that were still alive afterwards.
+        error: Its output on stderr.
     """
 
     delay_s: float
@@ -115,17 +115,17 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Ended by the signal, which may not get lost, and nothing is left."""
+        """Whether the program ended by the signal and left nothing."""
         return self.status == -signal.SIGINT and not self.left
 
 
 def trial(make_loader: Callable[[], Any], whom: str, delay_s: float) -> Outcome:
-    """Fork a program, interrupt it, and see what becomes of it. The caller should have one thread.
+    """Fork a program, interrupt it, and observe its end. The caller should have one thread.
 
     Args:
-        make_loader: Makes its loader, before the clock starts.
+        make_loader: Makes the program's loader, before the delay starts.
         whom: ``"group"`` or ``"parent"``.
-        delay_s: When to interrupt.
+        delay_s: Time until the interrupt.
     """
     _photos()
     ready, begins = os.pipe()
@@ -171,7 +171,7 @@ class _ProgramEnds(BaseException):
 
 
 def _ends_as_a_program(run: Callable[[], None]) -> None:
-    """Run it as the rest of this program: with the interpreter's own end, handlers at exit included."""
+    """Run it as the rest of this program, followed by the interpreter's normal exit."""
     global _rest
     _rest = run
     raise _ProgramEnds
@@ -191,7 +191,7 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _group(pid: int) -> list[psutil.Process]:
-    """What is alive of the process group ``pid``."""
+    """Live processes of the process group ``pid``."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -207,7 +207,7 @@ def _describe(process: psutil.Process) -> str:
 
 
 def _dump(pid: int) -> str:
-    """The stacks of a program that hangs, where py-spy is installed."""
+    """Stacks of a hung program, if py-spy is installed."""
     py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if py_spy is None:
         return ""
@@ -216,14 +216,14 @@ def _dump(pid: int) -> str:
 
 
 def trials(executor: str, method: str, whom: str, count: int, seed: int = 0) -> Iterator[Outcome]:
-    """Trials at random moments. For a program of its own: it forks.
+    """Run trials at random moments. Needs a separate program, because it forks.
 
     Args:
         executor: One of :data:`EXECUTORS`.
-        method: How workers start: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
+        method: Start method of workers: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
         whom: ``"group"`` or ``"parent"``.
-        count: How many.
-        seed: Of the moments.
+        count: Number of trials.
+        seed: Seed of the moments.
     """
     draw = random.Random(f"{executor} {method} {whom} {seed}")
 
@@ -236,7 +236,7 @@ def trials(executor: str, method: str, whom: str, count: int, seed: int = 0) -> 
 
 
 def main(executor: str, method: str, whom: str, count: str, seed: str = "0") -> int:
-    """Print each outcome that is not good, and how many of each there were. Returns how many were not good."""
+    """Print each bad outcome and the counts of all. Returns the number of bad ones."""
     statuses: Counter[str] = Counter()
     bad, longest = 0, 0.0
     for outcome in trials(executor, method, whom, int(count), int(seed)):

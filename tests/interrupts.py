@@ -1,8 +1,8 @@
-"""Ctrl-C at every moment: SIGINT is made pending before each bytecode in turn, and lands where the interpreter lets it.
+"""Ctrl-C at every moment: make SIGINT pending before each bytecode in turn.
 
-Raising from a trace function instead would prove too much: a signal lands after a call, at a function's start and where
-a loop goes back, and nowhere else. So ``with`` over a lock made in C is whole, and one over a
-:class:`threading.Condition`, whose ``__enter__`` is Python, is not.
+Raising from a trace function instead would be too strict: Python handles signals only after a call, at a function's
+start and at a loop's back edge. So ``with`` over a lock implemented in C is atomic, but not one over a
+:class:`threading.Condition`, whose ``__enter__`` is Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ S = TypeVar("S")
 
 
 class _Pending:
-    """``pending[signum]`` makes a signal pending without a call, after which the tracer itself would get the signal."""
+    """Make a signal pending by ``pending[signum]``.
+
+    That is no call, after which the tracer itself would get the signal.
+    """
 
     __getitem__ = _thread.interrupt_main
 
@@ -61,21 +64,22 @@ def interrupted_at_every_opcode(
     at_most: int = 50_000,
     stride: int = 1,
 ) -> int:
-    """Interrupt ``act(make())`` before its first bytecode, then a new one before its second, until one goes through.
+    """Interrupt ``act(make())`` before its first bytecode, a new one before its second, and so on.
 
-    Frames of every Python file count (fastload's, :mod:`threading`'s, :mod:`weakref`'s), except those under ``tests/``.
-    For an interrupt not to lose what the code under test has handed over, take it without a call in between: by
-    ``for``, or by ``seen.extend(islice(iterator, 1))``. Must run in the main thread.
+    Ends with the first run that completes. Frames of every Python file count (fastload's, :mod:`threading`'s,
+    :mod:`weakref`'s), except those under ``tests/``. So that an interrupt does not lose an item that the code under
+    test has returned, receive it without a call in between: by ``for``, or by ``seen.extend(islice(iterator, 1))``.
+    Must run in the main thread.
 
     Args:
         make: Makes the subject. Not interrupted.
-        act: What is interrupted. It has to end by itself: a pending signal does not end a wait that begins after it.
-        check: Gets the subject and whether :class:`KeyboardInterrupt` came out of ``act``. Not interrupted.
+        act: The code to interrupt. It must end by itself: a pending signal does not end a wait that begins after it.
+        check: Gets the subject and whether ``act`` raised :class:`KeyboardInterrupt`. Not interrupted.
         at_most: Bytecodes before giving up.
-        stride: Take one moment out of so many, where making a subject takes long.
+        stride: Interrupt only every ``stride``-th bytecode, if making a subject is slow.
 
     Returns:
-        How many moments there were. The last run, which no interrupt reached, is checked, too.
+        The number of moments. The last run, which was not interrupted, is checked too.
     """
     handler, tracing = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
     try:
@@ -85,7 +89,7 @@ def interrupted_at_every_opcode(
             try:
                 sys.settrace(tracer.enter)
                 act(subject)
-                sys.settrace(None)  # a call: what is pending still lands here
+                sys.settrace(None)  # a call: a pending signal is still handled here
             except KeyboardInterrupt:
                 interrupted = True
             finally:

@@ -1,7 +1,7 @@
-"""JPEG files that no encoder at hand writes: any sampling factors, component ids, restart intervals, markers.
+"""Write JPEG files that common encoders cannot: any sampling factors, ids, restart intervals, markers.
 
-There is no picture in them: the coefficients are random, few and small, which a decoder treats like any others. So
-there is no DCT to write, and the files are a page of code instead of a folder of fixtures.
+They hold no picture: the coefficients are random, few and small, which makes no difference to a decoder. So no DCT is
+needed, and a page of code replaces a folder of fixtures.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ def write_jpeg(
     bits: int = 8,
     frame_marker: int | None = None,
 ) -> bytes:
-    """A JPEG file.
+    """Make a JPEG file.
 
     Args:
         width: Pixels.
         height: Pixels.
         factors: Sampling factors of each component.
-        seed: Of the coefficients.
+        seed: Seed of the coefficients.
         restart: Restart interval in MCUs; 0 for none.
-        progressive: DC in one scan, the AC coefficients of each component in one scan more.
+        progressive: Put DC into one scan, and each component's AC coefficients into another.
         ids: Component ids.
-        extra: Segments to put right after the start marker.
-        tables: Whether the Huffman tables are in the file.
-        bits: Bits per sample that the frame claims.
-        frame_marker: Of the frame, if not baseline's or progressive's.
+        extra: Segments to insert right after the start marker.
+        tables: Whether to include the Huffman tables.
+        bits: Bits per sample in the frame header.
+        frame_marker: The frame's marker, if not baseline's or progressive's.
     """
     rng = random.Random(seed)
     across, down = max(h for h, _ in factors), max(v for _, v in factors)
@@ -115,10 +115,10 @@ def write_jpeg(
 
 
 def write_scans(width: int, height: int, count: int) -> bytes:
-    """A legal progressive gray file of up to 883 scans, each as short as it can be.
+    """Make a legal progressive gray file of up to 883 minimal scans.
 
-    The first scan has all DC coefficients, which are 0. Each further one has one bit of one AC coefficient of all
-    blocks: 0, said of up to 32767 blocks at a time. With all 883, nothing is left to be refined.
+    The first scan has all DC coefficients, which are 0. Every other scan has one bit of one AC coefficient for all
+    blocks: 0, coded for up to 32767 blocks at a time. With all 883 scans, nothing remains to be refined.
     """
     blocks = _ceil(width, 8) * _ceil(height, 8)
     frame = struct.pack(">BHHB", 8, height, width, 1) + b"\1\x11\0"

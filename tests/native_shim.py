@@ -1,4 +1,4 @@
-"""The core's arithmetic as a small ctypes library, compiled from the sources: for tests and benchmarks."""
+"""Compile the core's arithmetic into a small ctypes library, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-SOURCES = [*sorted(CSRC.glob("resample*.cpp")), CSRC / "draws.cpp", CSRC / "tests" / "shim.cpp"]
+SOURCES = [*sorted(CSRC.glob("resample/*.cpp")), CSRC / "rng" / "rng.cpp", CSRC / "tests" / "shim.cpp"]
 FILTERS = {
     "nearest": (0, Image.Resampling.NEAREST),
     "box": (1, Image.Resampling.BOX),
@@ -46,31 +46,34 @@ class _Job(ctypes.Structure):
 
 
 def compiled(sources: Sequence[Path], *flags: str) -> tuple[str, tempfile.TemporaryDirectory[str]]:
-    """A shared library of ``sources`` in a folder of its own, and the folder, which is there as long as it is held."""
+    """Compile ``sources`` into a shared library; return its path and temporary folder.
+
+    The folder exists as long as it is referenced.
+    """
     compiler = os.environ.get("FASTLOAD_SHIM_CXX", "g++").split()
     folder = tempfile.TemporaryDirectory(prefix="fastload-shim-")
     target = str(Path(folder.name) / "shim.so")
-    command = [*compiler, "-std=c++17", *flags, "-fPIC", "-shared", *map(str, sources), "-o", target]
+    command = [*compiler, "-std=c++17", f"-I{CSRC}", *flags, "-fPIC", "-shared", *map(str, sources), "-o", target]
     subprocess.run(command, check=True)
     return target, folder
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compile the shim (once in a process, in a folder of its own) and load it.
+    """Compile the shim, once per process, and load it.
 
-    ``FASTLOAD_SHIM_CXX`` names the compiler and more flags, for sanitizers: ``"g++ -g -fsanitize=address,undefined"``.
+    ``FASTLOAD_SHIM_CXX`` sets the compiler and extra flags, for sanitizers: ``"g++ -g -fsanitize=address,undefined"``.
     """
     sources = [path for path in SOURCES if path.exists()]
     target, folder = compiled(sources, "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
     lib = ctypes.CDLL(target)
-    lib.folder = folder  # removed when this process ends, not before: sanitizers read symbols from the file
+    lib.folder = folder  # removed only when this process ends, because sanitizers read symbols from the file
     lib.shim_error.restype = ctypes.c_char_p
     return lib
 
 
 def simd_levels() -> list[str]:
-    """The levels that this machine can run, portable first; leaves the best one in use."""
+    """SIMD levels that this machine supports, portable first. Leaves the best one in use."""
     lib = library()
     best = lib.shim_simd()
     levels = [name for name, number in SIMD_LEVELS.items() if lib.shim_set_simd(number)]
@@ -89,7 +92,7 @@ class Region:
 
 
 class Resize:
-    """One prepared job on this thread's resampler; usable until the next one is prepared."""
+    """A prepared job on this thread's resampler, valid until the next one is prepared."""
 
     def __init__(
         self,
@@ -126,12 +129,12 @@ class Resize:
         self.region = Region(*region)
 
     def __call__(self, pixels: np.ndarray, *, margin: int = 0, stream: int | None = None) -> np.ndarray:
-        """Resize ``pixels``, HxWxC uint8, showing the core no more than the region and ``margin`` pixels around it.
+        """Resize ``pixels``, HxWxC uint8, passing only the needed region and a margin.
 
         Args:
             pixels: The whole source.
-            margin: Pixels around the region in the buffer that is handed over, random ones where the source ends.
-            stream: Rows per push; None runs from the buffer at once.
+            margin: Random pixels around the region in the core's buffer.
+            stream: Rows per push; None resizes the buffer in one call.
         """
         r = self.region
         height, width = r.height + 2 * margin, r.width + 2 * margin
@@ -155,7 +158,10 @@ class Resize:
         return out[1:-1, :row_bytes].reshape(self.window[2], self.window[3], self.channels)
 
     def time_us(self, pixels: np.ndarray, *, stream: bool = False, repeats: int = 200) -> tuple[float, float]:
-        """Median microseconds of prepare and run together, and of prepare alone; ``pixels`` is the whole source."""
+        """Median microseconds of prepare and run together, and of prepare alone.
+
+        ``pixels`` is the whole source.
+        """
         lib = library()
         lib.shim_time.restype = ctypes.c_double
         out = np.empty((self.window[2], self.window[3], self.channels), np.uint8)

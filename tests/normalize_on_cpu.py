@@ -1,6 +1,7 @@
-"""``normalize.cu`` compiled by g++ and run thread after thread: its indices checked where there is no GPU.
+"""Compile ``normalize.cu`` with g++ and run its threads one by one, without a GPU.
 
-Not its speed, nor what NVRTC makes of it: those need a device (tests/gpu).
+This checks its indices.
+Its speed and NVRTC's compilation need a device (tests/gpu).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import torch
 
 from fastload.device import nvrtc
 
-# Loads and stores check their addresses: a GPU faults on one that is no multiple of the size. Each launch runs twice:
-# a thread that runs alone finds only its own part of the table in "shared" memory; after one run it is all there.
+# Loads and stores check their addresses, because a GPU faults on unaligned ones. Each launch runs twice: in the first
+# run a thread finds only part of the table in "shared" memory, because threads run one after another.
 SHIM = """
 #include <cstdint>
 struct Index { unsigned x; };
@@ -70,9 +71,9 @@ class KernelOnCpu:
     """One compilation of the source.
 
     Args:
-        folder: For what it builds.
-        value_bytes: Macro of the source.
-        channels: Macro of the source.
+        folder: Folder for build products.
+        value_bytes: The source's macro ``VALUE_BYTES``.
+        channels: The source's macro ``CHANNELS``.
     """
 
     def __init__(self, folder: Path, value_bytes: int, channels: int) -> None:
@@ -91,7 +92,7 @@ class KernelOnCpu:
     def __call__(
         self, images: torch.Tensor, values: torch.Tensor, memory_format: torch.memory_format, blocks: int
     ) -> torch.Tensor:
-        """As :func:`fastload.device.nvrtc.look_up`, with bytes around the result that must stay as they are."""
+        """Like :func:`fastload.device.nvrtc.look_up`, and check that nothing around the result changes."""
         count, height, width, channels = images.shape
         guard = 64 // values.element_size()
         size = images.numel()

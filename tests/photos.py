@@ -1,4 +1,4 @@
-"""A small folder of images that an ImageFolder reads, and pipelines over it."""
+"""A small image folder for ImageFolder, and transform pipelines for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def jpeg(seed: int, height: int = 90, width: int = 120, mode: str = "RGB", **opt
 
 
 def make_folder(root: Path, count: int = 23) -> Path:
-    """JPEG files of several sizes and subsamplings, in three classes."""
+    """Write JPEG files of several sizes and subsamplings, in three classes."""
     for i in range(count):
         folder = root / f"class{i % 3}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def make_folder(root: Path, count: int = 23) -> Path:
 
 
 def mix_in(root: Path) -> Path:
-    """PNG, grayscale, CMYK, and a JPEG named as something else, among the rest."""
+    """Add PNG, grayscale and CMYK images, and files with the wrong extension."""
     folder = root / "class1"
     Image.fromarray(pixels(100, 70, 80)).save(folder / "000.png")
     Image.fromarray(pixels(101, 70, 80)).convert("L").save(folder / "012.jpg", quality=90)
@@ -74,7 +74,7 @@ def random_crop():
 
 
 def train_on_tensors():
-    """The order of torchvision's own v2 examples: geometry of the uint8 tensor, by torch's kernel."""
+    """The order of torchvision's v2 examples: geometry on the uint8 tensor, by torch's kernel."""
     steps = [v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
     return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
@@ -89,7 +89,7 @@ def erasing_v1():
 
 
 def erasing_v2():
-    """Erased as bytes and then normalized, and mirrored while it is float."""
+    """Flip and erase after the conversion to float, then normalize."""
     steps = [v2.Resize((48, 50)), v2.RandomCrop(SIZE), v2.ToImage(), v2.ToDtype(torch.float16, scale=True)]
     return v2.Compose([*steps, v2.RandomHorizontalFlip(), v2.RandomErasing(0.6, value=0.5), v2.Normalize(MEAN, STD)])
 
@@ -104,7 +104,7 @@ PIPELINES = {f.__name__: f for f in (*_OF_IMAGES, *_OF_TENSORS)}
 
 
 def epochs_of(make, count: int = 2, breaks_at: int | None = None, seed: int = 3) -> list:
-    """The batches of a few epochs, errors included, and the states of the generators after each."""
+    """Batches and errors of a few epochs, and the generators' states after each."""
     torch.manual_seed(seed)
     loader = make()
     seen = []
@@ -119,7 +119,7 @@ def epochs_of(make, count: int = 2, breaks_at: int | None = None, seed: int = 3)
                 seen.append(next(iterator))
             except StopIteration:
                 break
-            except Exception as error:  # compared by the caller; its traceback would hold the loader and its workers
+            except Exception as error:  # for the caller to compare; the traceback would keep the workers alive
                 seen.append(error.with_traceback(None))
             number += 1
         del iterator
@@ -147,7 +147,7 @@ def assert_same(ours: list, theirs: list) -> None:
 
 
 def both(dataset_of, fast, own=None, **arguments) -> tuple[list, list]:
-    """Epochs of ``fast`` and of torch's DataLoader over equal datasets."""
+    """Epochs of ``fast`` and of torch's DataLoader over equal datasets, in this order."""
     run = arguments.pop("run", {})
     build = arguments.pop("build", dict)
     theirs = epochs_of(lambda: DataLoader(dataset_of(), **arguments, **build()), **run)

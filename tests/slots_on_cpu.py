@@ -1,4 +1,4 @@
-"""Slots as a worker sees them, in this process."""
+"""Use slots in this process, as a worker would."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fastload.memory.slots import SlotPool, SlotWriter
 
 
 def free(pool: SlotPool) -> int:
-    """How many slots can be had now."""
+    """Number of slots that are free now."""
     writer, got = SlotWriter(pool.handle), []
     while (acquired := writer.acquire(0)) is not None:
         got.append(acquired[0])

@@ -1,7 +1,7 @@
-// libFuzzer target: any bytes as a JPEG file, through header, whole image, region, resize and reduced size.
+// libFuzzer target: decodes any bytes as a JPEG file: header, whole image, region, resize and reduced size.
 //
-// Beyond crashes and sanitizers' reports, it demands that a region is the same part of the whole image, that a resize
-// from rows as they come is that of the whole image, and that nothing is written outside of the output.
+// Besides crashes and sanitizer reports, it checks that a region equals that part of the whole image, that a streamed
+// resize equals that of the whole image, and that nothing is written outside the output.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "input.h"
+#include "pool/source.h"
 
 using namespace fastload;
 
@@ -51,7 +51,7 @@ Status run(const Input& input, const Geometry& geometry, SampleOptions options, 
   return outcome.status;
 }
 
-// What the control bytes choose.
+// The case that the control bytes choose.
 struct Choice {
   const std::uint8_t* bytes;
   int at = 0;
@@ -76,7 +76,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < kControlBytes) return 0;
-  Choice choice{data + size - kControlBytes};  // at the end, so that seeds are JPEG files with a few bytes more
+  Choice choice{data + size - kControlBytes};  // at the end, so that seeds are JPEG files with a few extra bytes
   const Input input{"", data, size - kControlBytes};
   JpegHeader header;
   Outcome seen;

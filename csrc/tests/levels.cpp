@@ -1,6 +1,7 @@
-// Random resizes at every SIMD level that this machine has, each compared with the portable kernels. A program of its
-// own, so that it also runs under emulation: for NEON,
-//   aarch64-linux-gnu-g++ -std=c++17 -O2 -ffp-contract=off -static csrc/resample*.cpp csrc/tests/levels.cpp -o levels
+// Random resizes at every SIMD level that this machine has, compared with the portable kernels. A separate program, so
+// that it also runs under emulation: for NEON (the first two lines are one command),
+//   aarch64-linux-gnu-g++ -std=c++17 -O2 -ffp-contract=off -static -Icsrc
+//     csrc/resample/*.cpp csrc/tests/levels.cpp -o levels
 //   qemu-aarch64 ./levels 300
 #include <cstdio>
 #include <cstdlib>
@@ -9,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../resample.h"
+#include "resample/resample.h"
 
 using namespace fastload;
 
@@ -29,7 +30,7 @@ int main(int argc, char** argv) {
     job.height = between(1, most);
     job.out_width = between(1, i % 5 == 0 ? 8 : 150);
     job.out_height = between(1, i % 7 == 0 ? 8 : 150);
-    if (i % 11 == 0) job.width = between(1500, 4000), job.out_width = between(2, 9);  // taps by the hundred
+    if (i % 11 == 0) job.width = between(1500, 4000), job.out_width = between(2, 9);  // hundreds of taps
     job.filter = static_cast<Filter>(between(0, 8));
     job.order = static_cast<PassOrder>(between(0, 1));
     job.channels = i % 4 == 3 ? 1 : 3;

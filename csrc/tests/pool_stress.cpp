@@ -1,4 +1,4 @@
-// Every way through the pool from many threads at once, for the thread and address sanitizers.
+// Exercises all of the pool's functions from many threads at once, for the thread and address sanitizers.
 //
 //   pool_stress SECONDS FILE...
 #include <atomic>
@@ -15,7 +15,7 @@
 
 #include <unistd.h>
 
-#include "batch.h"
+#include "pool/batch.h"
 
 using namespace fastload;
 
@@ -42,7 +42,7 @@ struct Batch {
   std::shared_ptr<Job> job;
 };
 
-// Submits, waits, answers requests, cancels and drops, as chance will have it.
+// Submits, waits, answers requests, cancels and drops jobs at random.
 void use(Pool& pool, const std::vector<std::string>& paths, unsigned seed, Clock::time_point end,
          std::atomic<long>& batches) {
   std::mt19937 random(seed);
@@ -101,7 +101,7 @@ void use(Pool& pool, const std::vector<std::string>& paths, unsigned seed, Clock
   }
 }
 
-// A copy of the image that is read in chunks: with fill bytes before its first marker.
+// A copy of the image that is read in chunks, because it has fill bytes before its first marker.
 class LargeFile {
  public:
   explicit LargeFile(const std::string& path) : path_("/tmp/pool_stress." + std::to_string(::getpid()) + ".jpg") {
@@ -119,7 +119,7 @@ class LargeFile {
   std::string path_;
 };
 
-// Grows and shrinks the pool, as chance will have it.
+// Grows and shrinks the pool at random.
 void change_size(Pool& pool, unsigned seed, Clock::time_point end) {
   std::mt19937 random(seed);
   std::uint64_t samples = 0;
@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
     }
     users.emplace_back([&, number = seed++] { change_size(pool, number, round_end); });
     for (std::thread& user : users) user.join();
-    // One more batch is under way when the pool goes.
+    // One batch is still in progress when the pool is destroyed.
     Batch last;
     last.out.resize(100 * kSide * kSide * 3);
     BatchSpec spec;
@@ -173,7 +173,7 @@ int main(int argc, char** argv) {
     spec.row_stride = kSide * 3;
     spec.sample_stride = kSide * kSide * 3;
     last.job = pool.submit(std::move(spec));
-    // Now and then without waiting: the threads end by themselves.
+    // Sometimes without waiting: the threads end by themselves.
     const bool waits = pools % 3 != 0;
     if (!pool.close(waits ? 30 : 0) && waits) std::abort();
     if (!last.job->cancel(30)) std::abort();

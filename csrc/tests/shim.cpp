@@ -1,4 +1,4 @@
-// A C face of the core's arithmetic, for tests and benchmarks that look inside (instruction sets, streaming, state).
+// A C interface to the core's arithmetic, for tests and benchmarks of internals (instruction sets, streaming, state).
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "../draws.h"
-#include "../resample.h"
+#include "resample/resample.h"
+#include "rng/rng.h"
 
 using namespace fastload;
 
@@ -79,20 +79,21 @@ int shim_prepare(const ShimJob* shim_job, int* region) {
   return 1;
 }
 
-// box: what the buffer holds (top, left, height, width).
+// box: the buffer's rectangle (top, left, height, width).
 void shim_run(const std::uint8_t* data, std::ptrdiff_t stride, const int* box, std::uint8_t* out,
               std::ptrdiff_t out_stride) {
   resampler().run({data, stride, {box[0], box[1], box[2], box[3]}}, out, out_stride);
 }
 
-// The same by rows, `chunk` at a time, each from the column box[1] with box[3] pixels; 0: not finished at the end.
+// The same in rows, `chunk` at a time, each with box[3] pixels from column box[1]. Returns 0 if not finished at the
+// end.
 int shim_stream(const std::uint8_t* data, std::ptrdiff_t stride, const int* box, int channels, int chunk,
                 std::uint8_t* out, std::ptrdiff_t out_stride) {
   Resampler& r = resampler();
   const PixelBox region = r.region();
   r.begin(box[1], box[3], out, out_stride);
   for (int y = region.top; y < region.top + region.height; y += chunk) {
-    for (int i = 0; i < chunk; ++i) {  // the last chunk may go on below the region, as a decoder's does
+    for (int i = 0; i < chunk; ++i) {  // the last chunk may extend below the region, as a decoder's does
       if (y + i >= box[0] + box[2]) break;
       std::memcpy(r.row(i), data + (y + i - box[0]) * stride, static_cast<std::size_t>(box[3]) * channels);
     }
@@ -101,8 +102,8 @@ int shim_stream(const std::uint8_t* data, std::ptrdiff_t stride, const int* box,
   return r.finished() ? 1 : 0;
 }
 
-// Microseconds for prepare and run together, the median of `repeats`; the time of prepare alone in *prepare_us.
-// stream: rows are copied in, 2 at a time, as a decoder would write them.
+// Median microseconds of prepare and run together over `repeats`; *prepare_us gets the time of prepare alone.
+// stream: rows are copied in 2 at a time, as a decoder would write them.
 double shim_time(const ShimJob* shim_job, const std::uint8_t* data, std::ptrdiff_t stride, const int* box, int stream,
                  int repeats, std::uint8_t* out, std::ptrdiff_t out_stride, double* prepare_us) {
   using Clock = std::chrono::steady_clock;
@@ -172,8 +173,8 @@ DrawPlan* shim_plan(const ShimOp* ops, int count, int fused, int excludes_upper)
 }
 void shim_free_plan(DrawPlan* plan) { delete plan; }
 
-// Draws samples until `count` are done or one is not ok; returns how many are. sizes: (width, height) each. out: crop,
-// out_height, out_width, window, flips, 12 ints each. status and unresolved: of the one that is not ok.
+// Draws samples until `count` are done or one is not ok; returns the number done. sizes: (width, height) each. out:
+// crop, out_height, out_width, window, flips, 12 ints each. status and unresolved: of the sample that is not ok.
 int shim_draw(const DrawPlan* plan, Generator* generator, int count, const int* sizes, const float* known,
               int known_count, int* out, int* status, float* unresolved) {
   std::vector<KnownExp> pairs;

@@ -1,8 +1,8 @@
-// A library to preload: reading one file stalls or fails, as reading from a network file system may.
+// A library to preload that makes reads of one file stall or fail, as on a network file system.
 //
-// STALL_FILE: the file. STALL_ENTERED: a named pipe, which a stalled read opens for writing and closes. STALL_GATE: a
-// named pipe; the read goes on once somebody has opened it for writing. FAIL_FROM: reads do not stall, but those of
-// this byte of the file and those after it fail.
+// STALL_FILE: the file. STALL_ENTERED: a named pipe that a stalled read opens for writing and closes. STALL_GATE: a
+// named pipe; the read continues once a process has opened it for writing. FAIL_FROM: reads do not stall, but fail from
+// this byte of the file on.
 #include <cerrno>
 #include <cstdlib>
 
@@ -13,7 +13,7 @@
 
 namespace {
 
-// Whether the read may go on.
+// Whether the read may continue.
 bool pass(int descriptor, off64_t end) {
   const char* path = std::getenv("STALL_FILE");
   struct stat file, read;

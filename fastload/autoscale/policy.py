@@ -1,12 +1,14 @@
-"""``num_workers="auto"``: how many workers a loader gets, from what a sample costs and how fast the consumer is.
+"""``num_workers="auto"``: choose the number of workers from sample cost and consumer rate.
 
-What must not depend on a measurement does not: natively the random streams are those of :data:`NATIVE_STREAMS` workers,
-on every machine, and the threads that serve them come and go without a trace in the batches. Worker processes *are* the
-random streams, so their number stands for a whole epoch, and that epoch is the one of torch's DataLoader with that
-``num_workers``. Before the first epoch a trial measures what a sample costs (:mod:`fastload.autoscale.probe`), and as
-many workers start as could be of use to any consumer; the first epoch measures the consumer, and later ones get the
-number that by its rate and a sample's cost keeps it fed with 10% to spare. Where the consumer waits for them all the
-same, or fewer workers turn out slower, that number is raised, by a quarter at most, as long as it helps.
+Batches never depend on a measurement. Natively, the random streams are those of :data:`NATIVE_STREAMS` workers on every
+machine, and changing the number of threads does not change the batches. With worker processes, each worker has its own
+random stream, so their number is fixed for an epoch, and the epoch equals that of torch's DataLoader with the same
+``num_workers``.
+
+Before the first epoch a trial measures the cost of a sample (:mod:`fastload.autoscale.probe`), and as many workers
+start as could help any consumer. The first epoch measures the consumer's rate; later epochs get the number that keeps
+it fed with 10% to spare. If the consumer still waits, or fewer workers turn out slower, the number grows, by a quarter
+at most, as long as that helps.
 """
 
 from __future__ import annotations
@@ -29,36 +31,36 @@ if TYPE_CHECKING:
     from fastload.stats.stats import Stats
 
 NATIVE_STREAMS: Final = 8
-"""Workers whose random streams a native pipeline has under ``num_workers="auto"``."""
+"""Workers whose random streams a native pipeline reproduces under ``num_workers="auto"``."""
 
 SPARE: Final = 1.1
-"""How much faster than the consumer the workers are to be."""
+"""Target speed of the workers relative to the consumer."""
 
-# A batch cannot be taken faster: a message between processes, and its bytes at what a core copies.
+# Lower bound on the time to receive a batch: a message between processes, and copying its bytes on one core.
 _TAKE_S: Final = 2e-4
 _TAKE_BYTES_PER_S: Final = 1e10
 
-_STEPS_MIN: Final = 8  # an epoch of fewer says too little about the consumer
-_STARVED: Final = 0.02  # share of the time: the consumer waits
-_BUSY: Final = 0.5  # share of the workers' time
-_FAR_LESS: Final = 0.4  # of the estimate before: the consumer is another one by now
-_SLACK: Final = 0.05  # of what is spare: another number is only worth new workers if it is not a matter of noise
-_A_FEW_MORE: Final = 1.25  # times the smallest number that may do
-_WORTH: Final = 0.25  # of the rate that so many more workers should have added
-_SLOWER: Final = 0.95  # of the rate before
+_STEPS_MIN: Final = 8  # shorter epochs say too little about the consumer
+_STARVED: Final = 0.02  # the consumer waits more than this share of the time
+_BUSY: Final = 0.5  # workers that fetch and collate for more than this share of their time are busy
+_FAR_LESS: Final = 0.4  # an estimate below this share of the former one means that the consumer has changed
+_SLACK: Final = 0.05  # tolerance around SPARE, so that noise does not restart workers
+_A_FEW_MORE: Final = 1.25  # times the smallest number that may suffice
+_WORTH: Final = 0.25  # minimum gain in rate, as a share of the proportional gain
+_SLOWER: Final = 0.95  # of the former rate
 
 
 @dataclass
 class Sizing:
-    """What has been found out so far; shared by loaders that frameworks rebuild from one another.
+    """Autoscaling state, shared by loaders that frameworks rebuild from one another.
 
     Attributes:
         processes: Worker processes of the next epoch; ``None`` before the trial.
-        threads: Decode threads that were enough; ``None`` before the first native epoch.
-        why: How ``processes`` came about, in words.
-        too_few: Worker processes that the consumer waited for; 0 before it did.
-        estimate: The number that was said to be enough when ``too_few`` showed.
-        former: The number before this one, and the samples per second with it.
+        threads: Decode threads that sufficed; ``None`` before the first native epoch.
+        why: Reason for ``processes``, in words.
+        too_few: Number of worker processes that made the consumer wait; 0 if none has.
+        estimate: Worker count predicted when ``too_few`` was observed.
+        former: The previous number of processes and its samples per second.
     """
 
     processes: int | None = None
@@ -71,14 +73,14 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True)
 class Consumption:
-    """What an epoch showed.
+    """The consumer's rate and waits in one epoch.
 
     Attributes:
         rate: Samples per second that the consumer takes when it never waits.
-        cost_s: Seconds of a worker per sample.
+        cost_s: Worker seconds per sample.
         got: Samples per second that the consumer got.
         stall: Share of the time that it waited for batches.
-        for_workers: Of the time too: such waits as more workers shorten.
+        for_workers: Share of the time spent in waits that more workers would shorten.
     """
 
     rate: float
@@ -89,12 +91,15 @@ class Consumption:
 
 
 class AutoWorkers(int):
-    """``num_workers="auto"`` as torch and frameworks see it: an int. Given to a FastLoader, it is ``"auto"`` again."""
+    """The int that torch and frameworks see for ``num_workers="auto"``.
+
+    A FastLoader that is given it treats it as ``"auto"`` again.
+    """
 
     sizing: Sizing
 
     def __new__(cls, count: int, sizing: Sizing) -> AutoWorkers:
-        """Stand for ``count`` workers, chosen with ``sizing``."""
+        """Make an int of ``count`` that carries its ``sizing``."""
         self = super().__new__(cls, count)
         self.sizing = sizing
         return self
@@ -104,7 +109,7 @@ class AutoWorkers(int):
 
 
 def auto_workers(num_workers: Any, dataset: Any) -> AutoWorkers | None:
-    """What stands for ``num_workers`` if it is ``"auto"``, or was; else ``None``.
+    """Return an :class:`AutoWorkers` if ``num_workers`` is ``"auto"`` or was; else ``None``.
 
     Raises:
         TypeError: It is neither ``"auto"`` nor an integer.
@@ -112,7 +117,7 @@ def auto_workers(num_workers: Any, dataset: Any) -> AutoWorkers | None:
     """
     if not (isinstance(num_workers, str) and num_workers == "auto"):
         try:
-            if num_workers != 0:  # torch takes 0.0, and 2.5 too, but fails when it has to start so many
+            if num_workers != 0:  # torch accepts 0.0, and also 2.5, but then fails to start the workers
                 operator.index(num_workers)
         except TypeError:
             raise TypeError(f"num_workers must be an int >= 0 or 'auto', got {num_workers!r}") from None
@@ -127,32 +132,35 @@ def auto_workers(num_workers: Any, dataset: Any) -> AutoWorkers | None:
 
 
 def cores_for_loading() -> int:
-    """Cores that the workers of one process may take: those of the machine, shared with the processes beside this one.
+    """Cores for the workers of this process: its share of the machine's.
 
-    Launchers say in ``LOCAL_WORLD_SIZE`` how many of those there are.
+    Launchers set ``LOCAL_WORLD_SIZE`` to the number of training processes on the machine.
     """
     beside = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, usable_cpus() // max(1, int(beside) if beside.isdigit() else 1))
 
 
 def workers_needed(images_per_s: float, cost_s: float, cores: int, spare: float = SPARE) -> int:
-    """The smallest number of workers that keeps a consumer fed with 10% to spare; at least 1, at most ``cores``.
+    """Smallest number of workers, 1 to ``cores``, that feeds a consumer with 10% spare.
 
     Args:
-        images_per_s: What the consumer takes when it never waits.
-        cost_s: Seconds of one worker for one image.
-        cores: Workers at most.
-        spare: How much faster than the consumer they are to be.
+        images_per_s: The consumer's rate when it never waits.
+        cost_s: Worker seconds per image.
+        cores: Maximum number of workers.
+        spare: Target speed of the workers relative to the consumer.
     """
     return max(1, min(cores, math.ceil(spare * images_per_s * cost_s - 1e-9)))
 
 
 def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
-    """Set ``loader.num_workers`` for the next epoch of worker processes. Returns whether it was thought over.
+    """Set ``loader.num_workers`` for the next epoch of worker processes.
 
     Args:
-        loader: With :class:`AutoWorkers`.
-        epoch: What has been measured since the number was chosen last; ``None`` before the first epoch.
+        loader: A loader whose ``num_workers`` is an :class:`AutoWorkers`.
+        epoch: Measurements since the last choice; ``None`` before the first epoch.
+
+    Returns:
+        Whether there was enough information to choose anew.
     """
     workers: Any = loader.num_workers
     sizing: Sizing = workers.sizing
@@ -181,7 +189,7 @@ def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
 
 
 def _again(sizing: Sizing, processes: int, seen: Consumption) -> int | None:
-    """Another number than ``processes``; ``None``, or the same, to keep it."""
+    """A new number of processes; ``None`` or the same number to keep it."""
     cores = cores_for_loading()
     wanted = workers_needed(seen.rate, seen.cost_s, cores)
     fewest, most = (workers_needed(seen.rate, seen.cost_s, cores, SPARE + slack) for slack in (-_SLACK, _SLACK))
@@ -189,7 +197,7 @@ def _again(sizing: Sizing, processes: int, seen: Consumption) -> int | None:
     if processes < former and seen.stall > _STARVED and seen.got < _SLOWER * got:
         sizing.too_few, sizing.estimate = processes, wanted
         return min(cores, former)
-    if seen.for_workers > _STARVED:  # workers that wait for each other's batches make fewer than their cost says
+    if seen.for_workers > _STARVED:  # workers that wait for each other make fewer batches than their cost suggests
         if processes > former and seen.got / got - 1.0 < _WORTH * (processes / former - 1.0):
             return None  # something else is the limit
         sizing.too_few, sizing.estimate = processes, wanted
@@ -197,7 +205,7 @@ def _again(sizing: Sizing, processes: int, seen: Consumption) -> int | None:
         return min(cores, max(wanted, processes + 1, min(math.ceil(faster), int(_A_FEW_MORE * (processes + 1)))))
     if fewest <= processes <= most:
         return None
-    if wanted < _FAR_LESS * sizing.estimate:  # another consumer
+    if wanted < _FAR_LESS * sizing.estimate:  # the consumer has changed
         sizing.too_few = sizing.estimate = 0
     if wanted > sizing.too_few:
         return wanted
@@ -207,7 +215,7 @@ def _again(sizing: Sizing, processes: int, seen: Consumption) -> int | None:
 
 
 def consumption(epoch: Stats, processes: int) -> Consumption | None:
-    """What an epoch of so many processes showed; ``None`` when it was too little."""
+    """Evaluate an epoch with this number of processes; ``None`` if it was too short."""
     made, elapsed = epoch.stages.get("fetch"), epoch.wait_s + epoch.step_s
     rate = epoch.consumer_images_per_s
     if epoch.totals.get("asked", 0) < _STEPS_MIN or made is None or not made.count or not epoch.images or not rate:
@@ -216,7 +224,7 @@ def consumption(epoch: Stats, processes: int) -> Consumption | None:
     waited = epoch.batch_wait_s / elapsed
     share = epoch.wait_share("before", "fetch", "collate")
     if making_s > _BUSY * processes * elapsed:
-        # Workers that compute are slow to send; unless it is the thread that receives and pins which is the limit.
+        # Busy workers are slow to send, so count these waits too, except for the share in which pinning is the limit.
         pinning = min(1.0, epoch.stages["pin"].total_s / elapsed) if "pin" in epoch.stages else 0.0
         share += (1.0 - pinning) * epoch.wait_share("ipc", "hand-over")
     stall = waited if epoch.device_stall is None else min(waited, epoch.device_stall)
@@ -225,7 +233,7 @@ def consumption(epoch: Stats, processes: int) -> Consumption | None:
         cost_s=making_s / made.count / (epoch.images / epoch.batches),
         got=epoch.images_per_s,
         stall=stall,
-        for_workers=min(waited * share, stall) if share > 0.5 else 0.0,  # else more of them would not help
+        for_workers=min(waited * share, stall) if share > 0.5 else 0.0,  # else more workers would not help
     )
 
 

@@ -1,7 +1,7 @@
-"""What a sample costs, found out in a short trial before the first epoch, in a process of its own.
+"""Measure the cost of a sample in a short trial before the first epoch.
 
-That process is made as torch makes its workers. It has copies of the dataset, of the sampler and of every random state:
-whatever it draws, reads ahead or changes is gone with it, and the epoch afterwards is the one that it would have been.
+The trial's process is started as torch starts its workers, with copies of the dataset, the sampler and all random
+states. So nothing that it draws, reads ahead or changes affects the epoch.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 TRIAL_S: Final = 0.5
-"""How long batches are made, from the first on."""
-_FIRST_BATCH_S: Final = 3.0  # a batch that takes longer says enough: as many workers as there are cores
-_START_S: Final = 60.0  # a spawned process imports torch, and the user's module
+"""Duration of the trial after its first batch."""
+_FIRST_BATCH_S: Final = 3.0  # if the first batch takes longer, use one worker per core
+_START_S: Final = 60.0  # a spawned process imports torch and the user's module
 _BATCHES_MAX: Final = 20
-_GRACE_S: Final = 5.0  # for the sample that is being made when the time is up
+_GRACE_S: Final = 5.0  # to finish the current sample when the time is up
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What the trial came to.
+    """Result of a trial.
 
     Attributes:
-        batches: How many were made.
-        cost_s: Seconds of one worker per sample, from fetching it to handing on the batch that it is in.
+        batches: Number of batches made.
+        cost_s: Worker seconds per sample, from fetching it to sending its batch.
         batch_s: The same per batch.
-        batch_bytes: Of a batch's tensors.
+        batch_bytes: Bytes of a batch's tensors.
     """
 
     batches: int
@@ -51,16 +51,17 @@ class Trial:
 
 
 def run_trial(loader: DataLoader[Any], seconds: float = TRIAL_S) -> Trial | None:
-    """Make some of the loader's batches in a process of its own and time them. Blocks for about ``seconds``.
+    """Time some of the loader's batches in a separate process. Blocks for about ``seconds``.
 
-    It then waits for the sample that is being made, for up to 5 s more: a process that is killed in the middle of one
-    may hold a lock, or leave half a file, of which the epoch's workers know nothing. What takes longer is killed.
+    It then waits up to 5 s for the current sample, because a process killed in the middle of a sample may hold a lock
+    or leave half a file. After that the process is killed.
 
-    ``None`` when no batch came: it takes too long, or raises, or the dataset cannot be sent to another process. The
-    epoch will say so, in torch's words.
+    Returns:
+        ``None`` if no batch came: it takes too long or raises, or the dataset cannot be sent to another process. The
+        epoch will then raise torch's error.
     """
     context: Any = loader.multiprocessing_context or torch.multiprocessing
-    # Not through DataLoader's own setter, which wants workers for a context.
+    # Not through DataLoader's setter, which rejects a context without workers.
     changes = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False}
     view = view_of(loader, **changes, timeout=0, _DataLoader__multiprocessing_context=None)
     vars(view).pop("_state", None)
@@ -72,7 +73,7 @@ def run_trial(loader: DataLoader[Any], seconds: float = TRIAL_S) -> Trial | None
         try:
             with forking_workers():
                 process.start()
-        except Exception:  # noqa: BLE001 - a dataset that cannot be pickled raises what it likes
+        except Exception:  # noqa: BLE001 - pickling a dataset may raise anything
             return None
         finally:
             sender.close()
@@ -90,7 +91,7 @@ def run_trial(loader: DataLoader[Any], seconds: float = TRIAL_S) -> Trial | None
 
 
 def _reports(receiver: Connection, seconds: float) -> list[tuple[int, float, int]]:
-    """What the process says of each batch, until it has said all or its time is up."""
+    """Receive the process's report of each batch, until it ends or its time is up."""
     found: list[tuple[int, float, int]] = []
     with contextlib.suppress(EOFError, OSError):
         if not receiver.poll(_START_S):
@@ -115,11 +116,11 @@ def _evaluate(reports: list[tuple[int, float, int]]) -> Trial | None:
 
 
 class _EnoughError(Exception):
-    """The trial is over."""
+    """Raised in the trial's process to end it."""
 
 
 class _Interruptible:
-    """A dataset as torch's fetcher asks it for samples; asked for one more when the trial is over, it raises."""
+    """Dataset wrapper that raises once the trial is over."""
 
     def __init__(self, dataset: Any, enough: torch.Tensor) -> None:
         self._dataset = dataset
@@ -130,15 +131,15 @@ class _Interruptible:
             raise _EnoughError
         return self._dataset[index]
 
-    def __getattr__(self, name: str) -> Any:  # above all __getitems__, if there is one
+    def __getattr__(self, name: str) -> Any:  # such as __getitems__
         return getattr(self._dataset, name)
 
 
 def _make_batches(view: DataLoader[Any], sender: Connection, seconds: float, enough: torch.Tensor) -> None:
-    """The process: reports ``(images, seconds, bytes)`` of each batch."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits; it ends this one
+    """Make batches in the trial's process; send ``(images, seconds, bytes)`` of each."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     torch.set_num_threads(1)
-    with contextlib.suppress(BaseException):  # whatever the dataset raises, it will raise again in the epoch
+    with contextlib.suppress(BaseException):  # an error of the dataset will be raised again in the epoch
         _become_worker(view)
         sender.send(None)
         begin = previous = time.perf_counter()
@@ -155,7 +156,7 @@ def _make_batches(view: DataLoader[Any], sender: Connection, seconds: float, eno
 
 
 def _become_worker(view: DataLoader[Any]) -> None:
-    """Be what a dataset finds in a worker: seeds of its own, and ``get_worker_info()``."""
+    """Set up what a dataset finds in a worker: seeds and ``get_worker_info()``."""
     seed = torch.initial_seed()
     random.seed(seed)
     torch.manual_seed(seed)
@@ -169,7 +170,7 @@ def _become_worker(view: DataLoader[Any]) -> None:
 
 
 def _hand_on(batch: Any, collated: bool) -> tuple[int, int]:
-    """Move a batch's tensors into shared memory, as a worker does to send them. Returns their images and bytes."""
+    """Move a batch's tensors into shared memory, as a worker does. Returns images and bytes."""
     lengths: list[int] = []
     nbytes = 0
 

@@ -1,11 +1,12 @@
-"""How many decode threads a native loader with ``num_workers="auto"`` has, while it runs.
+"""Resize the decode threads of a native loader with ``num_workers="auto"`` while it runs.
 
-As few as keep the consumer fed with 10% to spare. What a sample costs is measured on the threads themselves, so it
-includes what neighbours on the same cores cost; fewer threads can only make it less. The consumer's rate is what it
-takes while it does not wait. While it waits nobody knows that rate, so the threads become more, by a quarter, until it
-does not. A host that queues steps for a device waits for batches at other times than the device does, and when an epoch
-begins it takes some sooner than the device needs them. So the device's own clock says what the host's waits come to,
-and what the rate is in an epoch's first window.
+It keeps the fewest threads that feed the consumer with 10% to spare. A sample's cost is measured on the threads
+themselves, so it includes the effect of other work on the same cores; with fewer threads it can only fall. The
+consumer's rate is known only while it does not wait; while it waits, the threads grow by a quarter at a time.
+
+A host that queues steps for a device does not wait when the device does, and at the start of an epoch it takes batches
+before the device needs them. So if there is a device clock, its idle time limits how much of the host's waiting counts,
+and it gives the rate in an epoch's first window.
 """
 
 from __future__ import annotations
@@ -22,42 +23,42 @@ if TYPE_CHECKING:
     from fastload.stats.stats import Totals
 
 WINDOW_S: Final = 0.5
-_WINDOW_BATCHES: Final = 8  # in a window, at least
-_STARVED: Final = 0.02  # share of a window: the consumer waits
+_WINDOW_BATCHES: Final = 8  # minimum per window
+_STARVED: Final = 0.02  # the consumer waits more than this share of a window
 _GROWTH: Final = 1.25
-_SHRINKAGE: Final = 0.7  # in one window, at most
-_GAP: Final = 0.5  # share of a window between two batches: the consumer did something else, such as a validation
-_HELD_FIRST: Final = 16  # windows for which a number that was too few is not tried again; doubled if it was, again
+_SHRINKAGE: Final = 0.7  # lower limit per window
+_GAP: Final = 0.5  # a gap of this share of a window between two batches is something else, such as a validation
+_HELD_FIRST: Final = 16  # windows before a number that was too few is tried again; doubled each time it fails
 _HELD_MAX: Final = 512
-_FAR_LESS: Final = 0.4  # of what was too few: the consumer is another one by now
-_BESIDE: Final = 1.25  # of a window: the device has timed something else as well, such as a validation before it
+_FAR_LESS: Final = 0.4  # needing less than this share of what was too few means that the consumer has changed
+_BESIDE: Final = 1.25  # device time beyond this share of a window includes other work, such as an earlier validation
 
 
 class Resizable(Protocol):
-    """What is needed of a decode pool."""
+    """The interface that a decode pool must have."""
 
     @property
     def threads(self) -> int:
-        """How many there are."""
+        """Current number of threads."""
         ...
 
     def resize(self, threads: int) -> int:
-        """Have so many from now on."""
+        """Change the number of threads and return the new one."""
         ...
 
     def work_done(self) -> tuple[float, int]:
-        """Seconds that threads were at work, added up; samples."""
+        """Total seconds of work over all threads, and number of samples."""
         ...
 
 
 class ThreadSizer:
-    """Sizes one pool. Told of each batch by the thread that consumes; takes microseconds.
+    """Chooses one pool's number of threads. Called per batch by the consuming thread; takes microseconds.
 
     Args:
-        sizing: Remembers the number for the loader's next pool.
-        cores: Threads at most; ``None`` for those that this process may use.
-        clock: Tells the time in seconds.
-        device: The sums of its :class:`~fastload.device.timing.DeviceClock`; ``None`` without one.
+        sizing: Keeps the number for the loader's next pool.
+        cores: Maximum number of threads; ``None`` for this process's share of the cores.
+        clock: Returns the time in seconds.
+        device: Returns the totals of the :class:`~fastload.device.timing.DeviceClock`; ``None`` without one.
     """
 
     def __init__(
@@ -85,20 +86,20 @@ class ThreadSizer:
 
     @property
     def threads_at_first(self) -> int:
-        """Threads to start a pool with: what was enough before, or as many as there are cores."""
+        """Threads to start a pool with: the number that sufficed before, or one per core."""
         return min(self._sizing.threads or self._cores, self._cores)
 
     def attach(self, pool: Resizable) -> None:
-        """Size this pool from now on."""
+        """Start sizing this pool."""
         self._pool = pool
         self.begin()
 
     def begin(self) -> None:
-        """What happened so far says nothing about what comes: an epoch begins, or goes on after something else."""
+        """Discard the current window, at the start of an epoch or after an interruption."""
         self._begun = 0.0
 
     def note(self, samples: int, waited_s: float) -> None:
-        """The consumer took a batch, and had waited for it for ``waited_s``."""
+        """Record that the consumer took a batch after waiting for ``waited_s``."""
         now = self._clock()
         if not self._begun:  # the first batch: its wait is the start-up
             self._is_first = True
@@ -113,7 +114,7 @@ class ThreadSizer:
         if elapsed < WINDOW_S or self._batches < _WINDOW_BATCHES:
             return
         if self._gap >= _GAP * elapsed:
-            self.begin()  # with the next batch: the device's clock has yet to count this gap
+            self.begin()  # restart at the next batch, because the device's clock has yet to count this gap
             return
         self._decide(elapsed)
         self._is_first = False
@@ -127,7 +128,7 @@ class ThreadSizer:
         self._steps = self._device_steps()
 
     def _device_steps(self) -> tuple[float, float, float]:
-        """Steps that the device's clock has timed so far, their seconds, and the part in which there was no batch."""
+        """Steps timed by the device's clock so far, their seconds, and idle seconds."""
         if self._device is None:
             return 0.0, 0.0, 0.0
         totals = self._device()
@@ -149,7 +150,7 @@ class ThreadSizer:
         )
         if 0.0 < total_s < _BESIDE * elapsed:
             starved = min(starved, idle_s / total_s)
-            if self._is_first:  # later on the host counts better: every step, where the clock times some
+            if self._is_first:  # later the host is more precise: it counts every step, the clock times only some
                 rate = self._samples / self._batches * steps / total_s
         if starved > _STARVED:
             if threads < self._cores:

@@ -1,4 +1,4 @@
-"""Compares the native core with the installed Pillow, so that no pixel that differs is passed off as Pillow's.
+"""Check at run time which decodes and resizes match the installed Pillow bit for bit.
 
 Two things depend on versions: how libjpeg-turbo upsamples the rarer chroma subsamplings (Pillow's wheels bundle their
 own copy), and which pass of a resize Pillow runs first (python-pillow/Pillow#9524, #9549).
@@ -30,13 +30,13 @@ FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-"""The core's interpolations, as Pillow knows them."""
+"""The core's interpolation names and Pillow's constants."""
 
-# Which pass comes first is a matter of the installed version: 13.0, 12.2 and 12.3, and before; the newest comes first.
+# Order of the two passes by Pillow version: 13.0; 12.2 and 12.3; older.
 PASS_RULES = ("tall_vertical_first", "sliver_vertical_first", "horizontal_first")
 
-# Sources and targets, (height, width), that tell the rules apart: the height shrinks much more than the width, somewhat
-# more, less; both grow; the height is more than 100 times the width, and just 100 times.
+# Source and target (height, width) that tell the rules apart: the height shrinks much more than the width, somewhat
+# more, less; both grow; the height is more than 100 times the width, and exactly 100 times.
 _RESIZES = (
     ((400, 40), (30, 20)),
     ((97, 64), (31, 40)),
@@ -45,8 +45,8 @@ _RESIZES = (
     ((905, 9), (150, 20)),
     ((900, 9), (150, 20)),
 )
-# (top, left, height, width) as shares of the image: crops that begin and end anywhere in a block, near and far from the
-# top, which is where libjpeg-turbo's versions differed.
+# Crops as fractions (top, left, height, width) of the image. libjpeg-turbo's versions differed in where a crop begins
+# and ends within a block, near the top and far from it.
 _CROPS = (
     (0.3, 0.2, 0.5, 0.5),
     (0.5, 0.02, 0.05, 0.9),
@@ -54,18 +54,18 @@ _CROPS = (
     (0.46, 0.37, 0.3, 0.63),
     (0.03, 0, 0.4, 0.1),
 )
-_SAVED = {"gray": "L", "4:4:4": "RGB", "4:2:2": "RGB", "4:2:0": "RGB"}  # what Pillow writes itself
+_SAVED = {"gray": "L", "4:4:4": "RGB", "4:2:2": "RGB", "4:2:0": "RGB"}  # subsamplings that Pillow can write
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What the core was seen to do exactly as the installed Pillow does.
+    """What the core does bit for bit as the installed Pillow does.
 
     Attributes:
         pillow: Version of Pillow.
         libjpeg: The JPEG library that the core was built with.
         subsamplings: Chroma subsamplings that decode to the same pixels; the core refuses all others.
-        pass_rule: Which of the core's rules for the order of a resize's passes is Pillow's; None if none of them is.
+        pass_rule: The core's rule for the order of a resize's passes that matches Pillow; None if none does.
         filters: Interpolations that resize to the same pixels under that rule.
     """
 
@@ -80,7 +80,10 @@ _LOCK = threading.Lock()
 
 
 def calibrate() -> Calibration:
-    """Compare with the installed Pillow, once per process, and tell the core what it may decode. Thread-safe."""
+    """Compare the core with the installed Pillow, once per process. Thread-safe.
+
+    Also tells the core which subsamplings it may decode.
+    """
     with _LOCK:
         return _calibrate()
 
@@ -102,7 +105,7 @@ def _decodes_alike(subsampling: str) -> bool:
 
 
 def _larger_probes(subsampling: str) -> list[bytes]:
-    """Baseline and progressive files of more rows than the small probes have, where Pillow can write them."""
+    """Baseline and progressive files, taller than the probes, if Pillow can write them."""
     if subsampling not in _SAVED:
         return []
     noise = np.random.default_rng(1).integers(0, 256, (40, 25, 3), dtype=np.uint8)
@@ -117,7 +120,7 @@ def _larger_probes(subsampling: str) -> list[bytes]:
 
 
 def _file_decodes_alike(data: bytes) -> bool:
-    with JpegImageFile(io.BytesIO(data)) as image:  # Image.open would look at MAX_IMAGE_PIXELS, which may be anything
+    with JpegImageFile(io.BytesIO(data)) as image:  # not Image.open, which checks the user's MAX_IMAGE_PIXELS
         expected = np.asarray(image.convert("RGB"))
     rows, columns = expected.shape[:2]
     boxes = [(0, 0, rows, columns)]
@@ -137,7 +140,7 @@ def _decodes_to(data: bytes, box: tuple[int, ...], expected: NDArray[np.uint8]) 
 def _best_rule() -> tuple[str | None, frozenset[str]]:
     alike = {rule: frozenset(name for name in FILTERS if _resizes_alike(name, rule)) for rule in PASS_RULES}
     best = max(PASS_RULES, key=lambda rule: len(alike[rule]))
-    # Nearest makes no passes, so it alone says nothing for a rule.
+    # "nearest" has no passes, so it is no evidence for a rule.
     return (best, alike[best]) if alike[best] - {"nearest"} else (None, frozenset())
 
 

@@ -1,4 +1,4 @@
-"""Whether a loader can run natively: its recipe, or the reasons why it has none."""
+"""Decide whether a loader can run natively."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tuple[str, ...]:
-    """A loader's recipe; or the reasons why it has none, in words that say what to change."""
+    """Read a loader's recipe, or the reasons why it has none and what to change."""
     if loader.engine == "torch":
         return ("engine='torch'",)
     reasons = []
@@ -30,7 +30,7 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
         reasons.append(f"batches go to {device.type}; natively they go to cuda and cpu")
     if getattr(type(loader), "_get_iterator", None) is not DataLoader._get_iterator:
         reasons.append(f"{type(loader).__name__} has a _get_iterator of its own; leave torch's")
-    if "torchvision" not in sys.modules:  # neither its datasets nor its transforms can be there
+    if "torchvision" not in sys.modules:  # then the loader uses none of its datasets or transforms
         return (
             *reasons,
             f"dataset {type(loader.dataset).__name__} has no torchvision transforms; only those are supported natively",

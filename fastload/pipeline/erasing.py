@@ -1,4 +1,4 @@
-"""RandomErasing with a constant: a box is drawn natively, and the user's own steps say which color fills it."""
+"""RandomErasing with a constant value: box drawn by the core, color by the user's transforms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Erasing:
 
     Attributes:
         step: The user's transform.
-        color: ``(3,)``, in the dtype of the finished images: what it fills with, as the transforms after it leave that.
+        color: ``(3,)``, in the dtype of the finished images: the fill value after the later transforms.
     """
 
     step: Callable[[Any], Any]
@@ -33,13 +33,13 @@ class Erasing:
 def read_erasing(
     step: Any, before: Sequence[Callable[[Any], Any]], after: Sequence[Callable[[Any], Any]]
 ) -> tuple[Erasing, tuple[str, dict[str, Any]]]:
-    """Lower a RandomErasing that comes between transforms which change values.
+    """Read a RandomErasing and the transforms around it that change values.
 
     Returns:
-        The erasing, and what ``_core.DrawPlan.add`` takes.
+        The erasing, and the arguments for ``_core.DrawPlan.add``.
 
     Raises:
-        Refused: It fills with noise, or has arguments that torchvision itself would not take.
+        Refused: It fills with noise, or has arguments that torchvision would not accept.
     """
     name = name_of(step)
     value = step.value
@@ -63,7 +63,7 @@ def read_erasing(
 def _color(
     values: list[float], before: Sequence[Callable[[Any], Any]], after: Sequence[Callable[[Any], Any]]
 ) -> torch.Tensor:
-    """What becomes of an image that is erased altogether."""
+    """Color of a fully erased image after all transforms."""
     image: Any = Image.fromarray(np.zeros((2, 2, 3), np.uint8))
     for step in before:
         image = step(image)
@@ -75,7 +75,7 @@ def _color(
 
 
 def erased_by(erasing: Erasing, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The box, ``(top, left, height, width)``, that the user's transform draws from torch's default generator."""
+    """Draw the box ``(top, left, height, width)`` with the user's transform and torch's default generator."""
     step = copy.copy(erasing.step)
     step.value = [1.0]  # type: ignore[attr-defined]
     mask = step(torch.zeros(1, *size))[0] > 0

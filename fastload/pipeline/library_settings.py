@@ -1,4 +1,4 @@
-"""torch's settings that a worker inherits, and that change what it draws or how it puts batches together."""
+"""Check the torch settings that a worker inherits and that change its draws or batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastload.pipeline.unsupported import Refused, name_of
 
 
 def check_modes() -> None:
-    """Refuse where torch's functions do other things in this thread: on another device, or in a mode.
+    """Refuse if a mode or default device changes torch's functions in this thread.
 
     Raises:
         Refused: Says what to change.
@@ -35,7 +35,7 @@ def _check_device(device: torch.device) -> None:
 
 
 def check_dtype() -> None:
-    """Refuse random draws of another dtype than the core makes.
+    """Refuse if torch's default dtype is not the core's, float32.
 
     Raises:
         Refused: Says what to change.
@@ -49,10 +49,10 @@ def check_dtype() -> None:
 
 
 def check_collating(image: type[torch.Tensor]) -> None:
-    """Refuse where ``default_collate`` does not stack images as torch does.
+    """Refuse if ``default_collate`` does not stack images as torch does.
 
     Args:
-        image: Of what type a sample's image is.
+        image: Type of a sample's image.
 
     Raises:
         Refused: Says what to change.
@@ -75,7 +75,7 @@ def check_collating(image: type[torch.Tensor]) -> None:
 
 
 def _collated_by(sample: Any) -> Any:
-    """The entry that ``default_collate`` would choose: of the very type, else the first that fits."""
+    """The entry that ``default_collate`` would choose: the exact type's, else the first base class's."""
     functions: dict[Any, Any] = collate.default_collate_fn_map
     if type(sample) in functions:
         return functions[type(sample)]

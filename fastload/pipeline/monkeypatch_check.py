@@ -1,4 +1,4 @@
-"""Whether the functions of libraries are as the libraries defined them, and an object of theirs nothing but that."""
+"""Detect monkeypatches of library functions and of library objects."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping
 
     _Space = Mapping[Any, object]
-    _Held = tuple[_Space, Any, object, object, str]  # where, the name there, the value, what may stand there as well
+    _Held = tuple[_Space, Any, object, object, str]  # namespace, name, value, equally valid value, reason
 
-_CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "forward")  # of nn.Module, which users patch to trace
+_CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "forward")  # of nn.Module; users patch these to trace
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
@@ -24,16 +24,16 @@ _ABSENT: Final = object()
 _BUILTINS: Final = frozenset(vars(builtins))
 _OWNERS: Final = {"PIL": "Pillow", "numpy": "NumPy", "torch": "torch", "torchvision": "torchvision"}
 _LIBRARIES: Final = frozenset(_OWNERS)
-# Where code in a library may come from: decorators, dataclasses and enumerations are Python's. unittest holds mocks.
+# Where a library's code may come from: decorators and dataclasses are the standard library's. unittest holds mocks.
 _AT_HOME: Final = (_LIBRARIES | sys.stdlib_module_names | {"typing_extensions"}) - {"unittest"}
 
 
 class Functions:
-    """Functions of libraries as they were when they were added: modules' and classes', and entries of registries.
+    """A record of library functions: of modules, classes and registries, as they were when added.
 
-    Something is patched if it was replaced, changed in place (its code or its defaults), or hidden by something new:
-    a global with the name of a builtin, a method that was inherited. What had been patched before it was added gives
-    itself away by where its code was written. fastload's own annotations are no patches: they call the original.
+    A function is patched if it was replaced, changed in place (its code or defaults), or shadowed by something new: a
+    global named like a builtin, a method that was inherited. A patch made before the function was added shows by where
+    its code was written. fastload's own annotations are not patches: they call the original.
     """
 
     def __init__(self) -> None:
@@ -51,14 +51,14 @@ class Functions:
         besides: Iterable[str] = (),
         own: bool = False,
     ) -> None:
-        """Remember what a module or a class holds.
+        """Record the contents of a module or class.
 
         Args:
             holder: The module or class.
-            names: What of it, there or not; by default all that can be called and the modules that it refers to, and
-                the methods of the classes that it defines.
-            besides: Names that take no part, of the classes neither.
-            own: Whether a method must have been written in that very class.
+            names: Names to record, whether they exist or not. By default all callables and the modules that it refers
+                to, and the methods of the classes that it defines.
+            besides: Names to skip, in its classes too.
+            own: Whether a method must have been written in exactly that class.
         """
         space = vars(holder)
         chosen = [name for name, value in space.items() if _takes_part(value)] if names is None else names
@@ -76,12 +76,12 @@ class Functions:
             self._classes.append((holder, holder.__mro__, len(space), frozenset(space)))
 
     def add_entries(self, registry: _Space, keys: Iterable[Hashable], what: str, owner: str) -> None:
-        """Remember a registry's entries, or that there are none.
+        """Record a registry's entries, or their absence.
 
         Args:
-            registry: To look ``keys`` up in.
-            keys: Its.
-            what: Names an entry; ``{key}`` stands for the key.
+            registry: Mapping to look ``keys`` up in.
+            keys: Keys to record.
+            what: Name of an entry, with ``{key}`` for the key.
             owner: The library's name.
         """
         for key in keys:
@@ -114,9 +114,9 @@ class Functions:
             self._watch_globals(plain)
 
     def _watch_globals(self, function: FunctionType) -> None:
-        """What a function calls by its bare name, and that none of these names hides a builtin.
+        """Record the globals that a function calls, including builtins that a global could shadow.
 
-        Not in torch, which keeps functions in globals that come and go.
+        Skips torch, whose globals hold functions that come and go.
         """
         names = set(_names_in(function.__code__))
         self._mentioned |= names
@@ -128,13 +128,13 @@ class Functions:
                     self._watch(space, name, _reason(f"{module}.{name}", None, space.get(name, _ABSENT)))
 
     def patched(self) -> str | None:
-        """What was patched, with the request to leave it as it is; ``None`` if nothing was."""
+        """Say what was patched, and to leave it as it is; ``None`` if nothing."""
         for entry in list(self._foreign):
             space, name, reason, owner, asked = entry
-            if not _is_foreign(space.get(name, _ABSENT), owner):  # taken back
+            if not _is_foreign(space.get(name, _ABSENT), owner):  # the patch was undone
                 self._foreign.remove(entry)
                 self._watch(space, name, reason, owner=owner, asked=asked)
-            # What nobody there asks for is merely kept there: a method of the user's own beside the library's.
+            # A name that no library function uses is harmless: a user's method added to the library's class.
             elif asked or name.startswith("__") or name in self._mentioned:
                 return reason
         for space, name, value, also, reason in self._held.values():
@@ -152,23 +152,23 @@ class Functions:
         return None
 
     def __iter__(self) -> Iterator[tuple[_Space, Any, str]]:
-        """What is looked at: where it is held, its name there, and the reason that is given when it was patched."""
+        """Yield each recorded function's namespace, its name there, and the reason to give if patched."""
         return ((space, name, reason) for space, name, *_, reason in self._held.values())
 
 
 def imported(name: str) -> ModuleType | None:
-    """The module if it has been imported, and wholly."""
+    """The module if its import has finished, else ``None``."""
     module = sys.modules.get(name)
     return None if module is None or getattr(module.__spec__, "_initializing", False) else module
 
 
 def is_own(cls: type) -> bool:
-    """Whether a class is a library's own."""
+    """Whether a class was defined by one of the libraries."""
     return _top(cls.__module__) in _LIBRARIES and getattr(imported(cls.__module__), cls.__qualname__, None) is cls
 
 
 def _hiding(cls: type, bases: tuple[type, ...], known: frozenset[str]) -> str | None:
-    """What is new on a class and called in place of something else, if anything is."""
+    """Name of a new attribute of the class that overrides another, if any."""
     if cls.__mro__ != bases:
         return "__bases__"
     for name in vars(cls).keys() - known:
@@ -188,7 +188,7 @@ def _takes_part(value: object) -> bool:
 
 
 def _parts(value: object) -> tuple[object, ...]:
-    """What is called when a callable is, or an attribute of a class."""
+    """The functions behind a callable or class attribute that wraps them."""
     if isinstance(value, tuple):
         return value
     if isinstance(value, property):
@@ -199,7 +199,7 @@ def _parts(value: object) -> tuple[object, ...]:
 
 
 def _functions_in(value: object) -> list[FunctionType]:
-    """The Python functions behind a value, those that they wrap included."""
+    """The Python functions behind a value, including those that they wrap."""
     found = [function for part in _parts(value) for function in _functions_in(part)]
     if isinstance(value, FunctionType):
         found.append(value)
@@ -209,7 +209,7 @@ def _functions_in(value: object) -> list[FunctionType]:
 
 
 def _plain(function: Any) -> Any:
-    """A function without fastload's annotations, see ``fastload.nvtx.patching``."""
+    """Remove fastload's annotations from a function; see ``fastload.nvtx.patching``."""
     while isinstance(function, FunctionType) and (
         "__fastload__" in (function.__kwdefaults__ or ())
         or function.__globals__.get("__name__") == "fastload.nvtx.wrapping"
@@ -219,17 +219,17 @@ def _plain(function: Any) -> Any:
 
 
 def _original(value: Any) -> Any:
-    """What compares equal if two values do the same, annotated or not."""
+    """A key that is equal for values that do the same, annotated or not."""
     parts = _parts(value)
     return (type(value), *map(_original, parts)) if parts else _plain(value)
 
 
 def _is_foreign(value: object, owner: str | None = None) -> bool:
-    """Whether something was written neither in a library nor in Python's own, as far as can be told.
+    """Whether code appears to come from outside the libraries and the standard library.
 
     Args:
-        value: A function, a class or the like.
-        owner: The name of the class that a method must be of.
+        value: A function, class, module or wrapper of one.
+        owner: Name of the class in which a method must have been written.
     """
     if parts := _parts(value):
         return any(_is_foreign(part, owner) for part in parts)
@@ -252,7 +252,7 @@ def _is_written_elsewhere(function: FunctionType) -> bool:
         return _top(module) not in _AT_HOME and not module.startswith("namedtuple_")
     file = f"/{function.__code__.co_filename}".replace("\\", "/")
     path = module.replace(".", "/")
-    return not file.endswith((f"/{path}.py", f"/{path}/__init__.py", ">"))  # <string>: made by a dataclass, say
+    return not file.endswith((f"/{path}.py", f"/{path}/__init__.py", ">"))  # <string>: generated, e.g. by a dataclass
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -278,10 +278,10 @@ def _name_of(holder: ModuleType | type) -> str:
 
 
 class Originals:
-    """Classes of torchvision as they were when they were added.
+    """A record of torchvision classes as they were when added.
 
     Args:
-        classes: To remember.
+        classes: Classes to record.
     """
 
     def __init__(self, classes: tuple[type, ...]) -> None:
@@ -290,7 +290,7 @@ class Originals:
             self.add(cls)
 
     def add(self, cls: type) -> None:
-        """Remember one more class, if it is new."""
+        """Record a class, unless it is already recorded."""
         if cls in self._functions:
             return
         functions = Functions()
@@ -305,7 +305,7 @@ class Originals:
         return cls in self._functions
 
     def patched(self, thing: Any) -> str | None:
-        """What was changed on an object of one of the classes, or on its class, and what to do; ``None``: nothing."""
+        """Say what was changed on an object or its class; ``None`` if nothing."""
         cls = type(thing)
         if (reason := self._functions[cls].patched()) is not None:
             return reason

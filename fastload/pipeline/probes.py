@@ -1,4 +1,4 @@
-"""Tiny JPEG files, 43x35 pixels of colored noise, one for each chroma subsampling: what calibration decodes."""
+"""JPEG files for calibration: 43x35 pixels of colored noise, one per chroma subsampling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 
 
 def probe(subsampling: str) -> bytes:
-    """The JPEG file with this subsampling, as ``JpegInfo.subsampling`` names it."""
+    """The JPEG file with this subsampling, named as in ``JpegInfo.subsampling``."""
     return base64.b85decode(_PROBES[subsampling])
 
 
@@ -111,4 +111,4 @@ _PROBES = {
 }
 
 SUBSAMPLINGS = tuple(_PROBES)
-"""The subsamplings that there is a probe of."""
+"""Subsamplings that have a probe."""

@@ -1,7 +1,7 @@
-"""Compares the native core's random draws with the installed torch's, so that none that differs passes for torch's.
+"""Check at run time that the core's random draws equal the installed torch's.
 
-Two things depend on torch's version and on the CPU that it runs on: whether ``uniform_`` rounds once or twice (fused
-multiply-add kernels round once), and what becomes of a draw that rounds up to the upper bound.
+Two things depend on torch's version and the CPU: whether ``uniform_`` rounds once or twice (fused multiply-add kernels
+round once), and what a draw that rounds up to the upper bound becomes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from fastload import _core
 
 _DRAWS = 400
-# Intervals that tell the rules apart: scales and log ratios as transforms use them, and one so narrow that half of the
+# Intervals that tell the rules apart: a scale and a log ratio that transforms use, and one so narrow that half of the
 # draws round up to its upper bound.
 _INTERVALS = ((0.08, 1.0), (-0.28768208622932434, 0.28768208622932434), (1.0, 1.0 + 2.0**-23))
 _RANGES = (1, 2, 177, 224, 65536)
@@ -24,7 +24,7 @@ _RANGES = (1, 2, 177, 224, 65536)
 
 @dataclass(frozen=True, slots=True)
 class StreamCalibration:
-    """How the core draws exactly as the installed torch does.
+    """The rules by which the core's draws equal the installed torch's.
 
     Attributes:
         torch: Version of torch.
@@ -41,11 +41,13 @@ _LOCK = threading.Lock()
 
 
 def calibrate_stream() -> StreamCalibration | None:
-    """Compare with the installed torch, once per process, on generators of its own. Thread-safe.
+    """Compare the core with the installed torch, once per process. Thread-safe.
+
+    Uses its own generators; torch's default one is untouched.
 
     Returns:
-        The rules for ``_core.DrawPlan.set_uniform_rule``; None if the core reproduces this torch under no rule, so that
-        nothing random may run natively.
+        The rules for ``_core.DrawPlan.set_uniform_rule``; None if no rule reproduces this torch, and nothing random may
+        run natively.
     """
     with _LOCK:
         return _calibrate()
@@ -63,7 +65,7 @@ def _calibrate() -> StreamCalibration | None:
 
 
 def _same_integers() -> bool:
-    """Seeding, ``rand``, ``randint`` and the state that they leave."""
+    """Compare seeding, ``rand``, ``randint`` and the state afterwards."""
     seed = 2**40 + 7
     core, generator = _core.Generator(seed), torch.Generator().manual_seed(seed)
     for _ in range(_DRAWS):
@@ -84,10 +86,10 @@ def _same_uniforms(low: float, high: float, fused: bool, excludes_upper: bool) -
 
 
 def exp_errs_less_than_an_ulp(count: int = 1 << 14) -> bool:
-    """Whether ``torch.exp`` in float32 stays within 1 ulp: what ``_core.DrawPlan`` takes for granted about it.
+    """Whether ``torch.exp`` in float32 stays within 1 ulp, as ``_core.DrawPlan`` assumes.
 
-    Which of the floats within that bound it returns depends on the CPU and on the library that torch was built with
-    (MKL, Sleef, libm). The core needs not know: it draws a crop only if all of them lead to the same one.
+    Which float within that bound it returns depends on the CPU and on the library that torch was built with (MKL,
+    Sleef, libm). The core need not know: it draws a crop only if all candidates give the same one.
     """
     inputs = torch.linspace(-3.0, 3.0, count, dtype=torch.float32)
     got = torch.exp(inputs).numpy()

@@ -1,6 +1,6 @@
-"""Reads a dataset and its torchvision transforms into a recipe that the native core can follow to the same bits.
+"""Read a dataset and its torchvision transforms into a recipe for the native core.
 
-Nothing is guessed: what is not known to the letter is refused, with the reason and what to change.
+The recipe gives the same bits. Anything that is not exactly supported is refused, with the reason and what to change.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _LOADERS = (folder.default_loader, _PIL_LOADER)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why nothing runs natively.
+    """Why a pipeline cannot run natively.
 
     Attributes:
-        reasons: In words that say what to change.
+        reasons: Sentences that say what to change.
     """
 
     reasons: tuple[str, ...]
@@ -53,7 +53,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class BytesPath(os.PathLike[bytes]):
-    """A path that is bytes, where bytes alone would be an encoded image."""
+    """A path given as bytes, to tell it from an encoded image."""
 
     path: bytes
 
@@ -66,10 +66,10 @@ class Recipe:
     """How to make the samples of a dataset natively.
 
     Attributes:
-        dataset: The user's, with the subsets around it.
+        dataset: The user's dataset, including any ``Subset`` around it.
         pipeline: Its transform, in parts.
         plan: The core's draws for one sample.
-        options: For ``_core.Pool.submit``.
+        options: Arguments for ``_core.Pool.submit``.
     """
 
     dataset: Any
@@ -78,18 +78,18 @@ class Recipe:
     options: dict[str, Any]
 
     def snapshot(self) -> Recipe:
-        """The same, whatever becomes of the folder's samples, the subsets' indices and the transforms from now on.
+        """Copy the recipe, so that later changes to samples, indices or transforms don't affect it.
 
-        Torch's workers have such copies. A dataset with ``encoded()`` is left as it is.
+        torch's workers have such copies too. A dataset with ``encoded()`` is not copied.
         """
         return replace(self, dataset=_copied(self.dataset), pipeline=copy.deepcopy(self.pipeline))
 
     def locate(self, index: Any) -> tuple[Any, Any]:
-        """The encoded image (bytes or path) of a sample and its target. Raises what the dataset would."""
+        """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
         return self.locate_resolved(self.resolve([index])[0])
 
     def resolve(self, indices: list[Any]) -> list[Any]:
-        """A batch's indices as the innermost subset is asked for them; torch looks the others up for the whole batch.
+        """Map a batch's indices through all subsets but the innermost, as torch does.
 
         Raises what the subsets would.
         """
@@ -100,7 +100,7 @@ class Recipe:
         return indices
 
     def locate_resolved(self, index: Any) -> tuple[Any, Any]:
-        """As :meth:`locate`, of one of the indices that :meth:`resolve` gives."""
+        """Same as :meth:`locate`, for an index from :meth:`resolve`."""
         dataset = self.dataset
         while type(dataset) is Subset:
             if type(dataset.dataset) is not Subset:
@@ -114,7 +114,7 @@ class Recipe:
         return source, target
 
     def pixels(self, source: Any) -> NDArray[np.uint8]:
-        """A sample's pixels as the user's own transforms make them. Draws from torch's default generator."""
+        """Compute a sample's pixels with the user's transforms. Draws from torch's default generator."""
         image: Any
         if isinstance(source, str | os.PathLike):
             image = _PIL_LOADER(os.fspath(source))
@@ -145,10 +145,9 @@ def read_recipe(
 ) -> Recipe | Refusal:
     """Read what a loader's workers would do.
 
-    A dataset of one's own takes part with two things: a method ``encoded(index)`` that returns the encoded image
-    (bytes, or a path) and the target, and an attribute ``transform``. Its ``__getitem__`` must return
-    ``(transform(image), target)``, where ``image`` is the encoded image opened by Pillow and converted to RGB;
-    ``encoded`` is called in the main process.
+    A custom dataset needs a method ``encoded(index)`` that returns the encoded image (bytes, or a path) and the target,
+    and an attribute ``transform``. Its ``__getitem__`` must return ``(transform(image), target)``, where ``image`` is
+    the encoded image opened by Pillow and converted to RGB. ``encoded`` is called in the main process.
 
     Args:
         dataset: The loader's.
@@ -235,18 +234,18 @@ def _options(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "filter": pipeline.interpolation,
         "pass_rule": calibration.pass_rule or "horizontal_first",
-        "max_pixels": pixel_limit(Image.MAX_IMAGE_PIXELS),  # of a larger image Pillow warns, or raises: let it
+        "max_pixels": pixel_limit(Image.MAX_IMAGE_PIXELS),  # for larger images Pillow warns or raises: let it
     }
 
 
 def pixel_limit(limit: Any) -> int:
-    """``PIL.Image.MAX_IMAGE_PIXELS``, which may be any number, for the core; 0 is no limit.
+    """Convert ``PIL.Image.MAX_IMAGE_PIXELS``, which may be any number, for the core; 0 is no limit.
 
-    With a limit of less than a pixel, 1 leaves all images but the smallest to Pillow, which lets none pass.
+    A limit below one pixel becomes 1, which leaves all but the smallest image to Pillow, and Pillow rejects them.
     """
     if limit is None or limit > _LARGEST:
         return 0
-    return max(1, int(limit)) if limit >= 1 else 1  # NaN is less than nothing
+    return max(1, int(limit)) if limit >= 1 else 1  # also for NaN
 
 
 _LARGEST = 2**62

@@ -1,7 +1,7 @@
-"""The transforms that are supported natively, by class, of torchvision's v1 and v2.
+"""Transform classes of torchvision's v1 and v2 that are supported natively.
 
-v2 is looked up once the user's process has imported it: importing it takes 0.1 s, and none of its transforms can turn
-up before.
+v2 is looked up only once the user's process has imported it: the import takes 0.1 s, and none of its transforms can
+occur before.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ORIGINALS: Final = Originals((torch.nn.Identity,))
 
 
 def role_of(transform: Any) -> str | None:
-    """What a transform does; ``None`` if its class is not supported natively (a subclass, for instance)."""
+    """A transform's role; ``None`` if its exact class is not supported natively."""
     for name in ("torchvision.transforms", _V2):
         if name not in _learnt and (module := imported(name)) is not None:
             _learn(module)
@@ -52,13 +52,13 @@ def role_of(transform: Any) -> str | None:
 
 
 def is_v2(transform: Any) -> bool:
-    """Whether a transform, one of those that are supported natively, is of torchvision's v2."""
+    """Whether a natively supported transform is from torchvision's v2."""
     return type(transform).__module__.startswith(f"{_V2}.")
 
 
 def _learn(module: Any) -> None:
     for name, role in _ROLES.items():
         cls = getattr(module, name, None)
-        if isinstance(cls, type) and cls.__module__.startswith(f"{module.__name__}."):  # else somebody put it there
+        if isinstance(cls, type) and cls.__module__.startswith(f"{module.__name__}."):  # else a user put it there
             ORIGINALS.add(cls)
             _roles[cls] = role

@@ -1,7 +1,8 @@
-"""Compares the native core with the installed torchvision's resize of uint8 tensors, which is torch's and not Pillow's.
+"""Check at run time which resizes of uint8 tensors match the installed torchvision.
 
-On x86 with AVX2 torch resizes bytes with 16-bit weights, which the core does too; elsewhere torchvision may go by way
-of floats, which round otherwise. So what is supported natively is what has been seen to give the same bits here.
+These resizes are torch's, not Pillow's. On x86 with AVX2 torch resizes bytes with 16-bit weights, as the core does;
+elsewhere torchvision may convert to float, which rounds differently. Only what gives the same bits on this machine is
+supported natively.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import torch
 from torchvision.transforms import InterpolationMode
 
 TENSOR_FILTERS = {"bilinear": "torch_bilinear", "bicubic": "torch_bicubic", "lanczos": "torch_lanczos"}
-"""Interpolations by Pillow's names, and the core's of the same kind for tensors."""
+"""Pillow's names of interpolations, and the core's names for the same on tensors."""
 
-# (height, width) of source and target: both shrink, by little and by much; both grow; one of each; one side only; the
-# weights' precision at its least and at its most; a crop of a larger image, as the transforms make it.
+# (height, width) of source and target: both sides shrink, by little and by much; both grow; one of each; one side only;
+# the lowest and the highest precision of the weights. Each source is a crop of a larger image, as transforms make it.
 _RESIZES = (
     ((300, 243), (64, 61)),
     ((97, 64), (31, 40)),
@@ -33,7 +34,7 @@ _LOCK = threading.Lock()
 
 
 def tensor_filters() -> frozenset[str]:
-    """Those values of :data:`TENSOR_FILTERS` that give the installed torchvision's bits. Thread-safe."""
+    """Values of :data:`TENSOR_FILTERS` that give the installed torchvision's bits. Thread-safe."""
     with _LOCK:
         return _compared(torch.backends.cpu.get_cpu_capability())
 
@@ -44,7 +45,7 @@ def _compared(capability: str) -> frozenset[str]:
 
 
 def _resizes_alike(name: str, core: str) -> bool:
-    from torchvision.transforms.v2 import functional  # only where the user has imported it: it takes 0.1 s
+    from torchvision.transforms.v2 import functional  # here, because the import takes 0.1 s
 
     from fastload import _core
 

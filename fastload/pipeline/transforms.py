@@ -1,8 +1,8 @@
-"""A torchvision pipeline taken apart: what moves pixels, what changes their values, and what is erased at the end.
+"""Split a torchvision pipeline into geometry, changes of values, and erasing.
 
-A crop or a flip moves pixels and does not change them, so it may come before or after what changes each by itself. A
-resize computes: Pillow's of an image and torch's of a uint8 tensor give different bits, and that of a float tensor
-others again, which is not supported natively.
+A crop or flip moves pixels without changing them, so it may come before or after per-pixel changes. A resize computes
+new values: Pillow's (images) and torch's (uint8 tensors) give different bits. Resizes of float tensors give others
+again and are not supported natively.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Pipeline:
     Attributes:
         geometry: The user's transforms that move or resize pixels, in order.
         tensor: The user's transform that makes a tensor of the image, and those that change its values, in order.
-        pixel_steps: ``geometry``, with what makes a tensor in its place among them.
+        pixel_steps: ``geometry`` and the transform that makes a tensor, in order.
         ops: ``geometry`` and ``erasing`` for ``_core.DrawPlan.add``.
         interpolation: The core's filter for the resize, Pillow's or torch's; ``"bilinear"`` if there is none.
         size: ``(height, width)`` of every image at the end, pixels.
         draws: Whether anything is drawn at random.
-        table: ``(3, 256)``: what ``tensor`` makes of each level of each channel; ``None`` if images stay uint8.
-        erasing: What is erased at the end, and in which color; ``None`` if nothing is.
-        image: Of what type a sample's image is, when it is collated.
+        table: ``(3, 256)``: value that ``tensor`` gives each level of each channel; ``None`` if images stay uint8.
+        erasing: Random erasing at the end; ``None`` if there is none.
+        image: Type of a sample's image when it is collated.
     """
 
     geometry: tuple[Callable[[Any], Any], ...]
@@ -59,22 +59,22 @@ class Pipeline:
     image: type[torch.Tensor]
 
     def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A sample's pixels, ``(H, W, 3)``, by the user's own transforms, drawn from torch's default generator."""
+        """Compute a sample's pixels, ``(H, W, 3)``, with the user's transforms and torch's default generator."""
         result: Any = image
         for step in self.pixel_steps:
             result = pil_to_tensor(result) if role_of(step) == "to_tensor" else step(result)
         return result.permute(1, 2, 0).numpy() if isinstance(result, torch.Tensor) else np.array(result)
 
     def erased(self) -> tuple[int, int, int, int]:
-        """The sample's box to erase, ``(top, left, height, width)``, drawn by the user's own transform likewise."""
+        """Draw the box to erase, ``(top, left, height, width)``, in the same way."""
         return (0, 0, 0, 0) if self.erasing is None else erased_by(self.erasing, self.size)
 
 
 def read_transform(transform: Any) -> Pipeline:
-    """Take a transform apart.
+    """Split a transform into its parts.
 
     Raises:
-        Refused: It contains something that is not supported natively; says what, and what to change.
+        Refused: Part of it is not supported natively; says which, and what to change.
     """
     if transform is None:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
@@ -127,7 +127,7 @@ def read_transform(transform: Any) -> Pipeline:
 
 
 def _check_tensor_resize(step: Any, tensor: list[Any]) -> None:
-    """Refuse to resize a tensor other than as the core can: uint8, by v2, with antialiasing."""
+    """Refuse to resize a tensor, unless it is uint8, by v2, with antialiasing."""
     name = name_of(step)
     before = f"put it before {name_of(tensor[0])}"
     if not is_v2(step):
@@ -145,7 +145,7 @@ def _check_tensor_resize(step: Any, tensor: list[Any]) -> None:
 
 
 def _check_padding(step: Any, tensor: list[Any]) -> None:
-    """Refuse what would pad an image that is smaller than the crop with a value that black does not have there."""
+    """Refuse a crop that may pad with 0 where black is not 0."""
     table = table_of(tensor)
     if table is not None and not _same(table[:, 0], torch.zeros(3, dtype=table.dtype)):
         raise Refused(
@@ -255,13 +255,13 @@ def _final_size(ops: list[tuple[str, dict[str, Any]]]) -> tuple[int, int]:
 
 
 def table_of(tensor: list[Any]) -> torch.Tensor | None:
-    """What the user's own tensor transforms make of each level of each channel, computed by them; ``None``: nothing.
+    """Compute each channel's value per level with the user's transforms; ``None`` if they change nothing.
 
     Raises:
-        Refused: The result is no table: other dtype, other channels, or not the same for equal levels.
+        Refused: No table describes the result: other dtype, other channels, or different values for equal levels.
     """
     ramp = np.arange(256, dtype=np.uint8)
-    levels = np.stack([ramp, np.roll(ramp, 85), ramp[::-1]], axis=1)  # (256, channel), each level once a channel
+    levels = np.stack([ramp, np.roll(ramp, 85), ramp[::-1]], axis=1)  # (256, 3): each level once per channel
     images = [levels.reshape(16, 16, 3), np.ascontiguousarray(levels[::-1].reshape(8, 32, 3))]
     tables = [_table(tensor, image) for image in images]
     if not _same(tables[0], tables[1]):
@@ -296,11 +296,11 @@ def _through(tensor: list[Any], pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> 
     try:
         for step in tensor:
             result = step(result)
-    except Exception as error:  # whatever the user's arguments make torchvision raise, it raises in the workers too
+    except Exception as error:  # bad arguments would raise in the workers too
         raise Refused(f"the transforms of the tensor raise {type(error).__name__}: {error}") from error
     return result
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """To the bit: NaN equals itself, 0.0 differs from -0.0."""
+    """Compare bits: NaN equals itself, 0.0 differs from -0.0."""
     return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

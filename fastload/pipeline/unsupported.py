@@ -1,4 +1,4 @@
-"""How the readers of datasets and transforms say no."""
+"""The exception by which a pipeline is refused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
-    """Why a pipeline cannot be supported natively."""
+    """The pipeline cannot run natively; the message says why."""
 
 
 def name_of(thing: Any) -> str:
-    """As the user knows it."""
+    """Name of a class, function or object's class, for messages."""
     return getattr(thing, "__qualname__", None) or type(thing).__name__

@@ -1,7 +1,7 @@
-"""What a native sample stands for, beside the transforms themselves: Pillow's, torchvision's and torch's functions.
+"""Watch the functions of Pillow, torchvision and torch that a native sample bypasses.
 
-A sample in a worker runs through all of them, and a native one through none. So a patch of any of them, an
-``Image.open`` that turns photos upright for instance, would be missed.
+A sample in a worker calls them, a native one does not. A patch of any of them, for instance an ``Image.open`` that
+turns photos upright, would have no effect natively.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _V2_MODULES: Final = (
     "torchvision.tv_tensors._torch_function_helpers",
     "torchvision.tv_tensors._tv_tensor",
 )
-# Nobody who reads an image asks for these.
+# Not used for reading images.
 _WRITING: Final = ("save", "show", "_show", "__repr__", "_repr_image", "_repr_jpeg_", "_repr_png_", "_repr_pretty_")
 _DRAWING: Final = (
     *("as_tensor", "default_generator", "empty", "exp", "from_numpy", "get_default_dtype", "log", "manual_seed"),
@@ -79,7 +79,7 @@ _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (torch.Tensor, _METHODS),
     (torch.nn.functional, ("interpolate",)),
 )
-# A JPEG file's first 16 bytes, with the segment that comes first: JFIF, EXIF, Adobe's, or a table.
+# The first 16 bytes of JPEG files that begin with a JFIF, EXIF, Adobe or table segment.
 _PREFIXES: Final = tuple(
     (b"\xff\xd8\xff" + begin).ljust(16, b"\0")
     for begin in (b"\xe0\0\x10JFIF\0\1\1", b"\xe1\0\x40Exif\0\0MM\0", b"\xee\0\x0eAdobe\0d", b"\xdb\0\x43\0\1\1\1")
@@ -87,11 +87,11 @@ _PREFIXES: Final = tuple(
 
 
 class _Group:
-    """Modules whose functions take part. A library imports some of them when it needs them, or never.
+    """Modules to watch. A library may import some of them late, or never.
 
     Args:
-        modules: Their names.
-        others: Adds what else takes part.
+        modules: Names of the modules.
+        others: Called once, to add everything else.
     """
 
     def __init__(self, modules: tuple[str, ...], others: Callable[[Functions], None]) -> None:
@@ -103,7 +103,7 @@ class _Group:
         return iter(self._functions)
 
     def patched(self) -> str | None:
-        """See :meth:`Functions.patched`. Adds first what has been imported since."""
+        """Like :meth:`Functions.patched`, after adding newly imported modules."""
         for name in list(self._modules):
             if (module := imported(name)) is not None:
                 self._functions.add(module, besides=_WRITING)
@@ -123,7 +123,7 @@ def _add_names(functions: Functions) -> None:
 
 
 def _add_kernels(functions: Functions) -> None:
-    """What v2 runs for an input of one of the types that a sample has."""
+    """Add v2's kernels for the types that a sample can have."""
     module: Any = sys.modules["torchvision.transforms.v2.functional._utils"]
     types = Image.Image, sys.modules["torchvision.tv_tensors"].Image, torch.Tensor
     functions.add(module, ["_KERNEL_REGISTRY"])
@@ -138,10 +138,10 @@ _V2: Final = _Group(_V2_MODULES, _add_kernels)
 
 
 def check_libraries(*, v2: bool) -> None:
-    """Refuse if something was patched that would take part in a sample in Python. Thread-safe.
+    """Refuse if a function that a Python sample would call was patched. Thread-safe.
 
     Args:
-        v2: Whether torchvision's v2 takes part.
+        v2: Whether the pipeline uses torchvision's v2.
 
     Raises:
         Refused: Names what was patched.
@@ -153,9 +153,9 @@ def check_libraries(*, v2: bool) -> None:
 
 
 def _taken_by_another() -> str | None:
-    """Whether ``Image.open`` would ask a plugin before Pillow's own that takes JPEG files, too.
+    """Say if ``Image.open`` would give JPEG files to another plugin than Pillow's.
 
-    Plugins of other formats may come first; of those that look at no file's beginning only Pillow's own are known.
+    Plugins for other formats may come first. Of those without an accept function, only Pillow's are trusted.
     """
     for name in Image.ID:
         if name == "JPEG":
@@ -173,13 +173,13 @@ def _takes_jpeg(factory: Any, accept: Any) -> bool:
         return not str(getattr(factory, "__module__", "")).startswith("PIL.")
     try:
         answers = [accept(prefix) for prefix in _PREFIXES]
-    except (SyntaxError, IndexError, TypeError, struct.error):  # as Image.open takes them: for a no
+    except (SyntaxError, IndexError, TypeError, struct.error):  # Image.open takes these for a no
         return False
     except Exception:  # noqa: BLE001 - Image.open would raise it
         return True
     return any(answer and not isinstance(answer, str) for answer in answers)
 
 
-_COMMON.patched()  # from now on it is known what they are
+_COMMON.patched()  # record the functions now
 if imported("torchvision.transforms.v2") is not None:
     _V2.patched()

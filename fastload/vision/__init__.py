@@ -1,4 +1,4 @@
-"""JPEG images to arrays, with Pillow's exact pixels, in C++."""
+"""Decode JPEG images to arrays in C++, with Pillow's exact pixels."""
 
 from fastload.pipeline.calibration import Calibration, calibrate
 from fastload.vision.codec import JpegInfo, decode, decode_batch, jpeg_info

@@ -1,4 +1,4 @@
-"""The decode threads behind :func:`fastload.vision.decode_batch`: started when first needed, kept for later calls."""
+"""Decode threads of :func:`fastload.vision.decode_batch`, started on first use and kept for later calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _pools: dict[int, _core.Pool] = {}
 
 
 def pool_of(num_threads: int | None = None) -> _core.Pool:
-    """The pool of ``num_threads`` threads; by default, as many as this process may use CPUs. Thread-safe."""
+    """The pool of ``num_threads`` threads, by default one per usable CPU. Thread-safe."""
     threads = usable_cpus() if num_threads is None else num_threads
     if threads < 1:
         raise ValueError(f"num_threads must be >= 1, got {threads}")
@@ -39,7 +39,7 @@ def close_pools() -> None:
 
 
 def _forget() -> None:
-    """A forked child has none of its parent's threads: it makes pools of its own."""
+    """Drop the pools in a forked child, which has none of its parent's threads."""
     global _lock
     _lock = threading.Lock()
     _pools.clear()

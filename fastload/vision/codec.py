@@ -1,7 +1,7 @@
-"""JPEG files to arrays of pixels, in C++ and with the bits of ``Image.open(file).convert("RGB")`` and ``Image.resize``.
+"""Decode JPEG files to RGB arrays in C++, bit for bit as Pillow does.
 
-An image is decoded only where the crop is, and resized while its rows are still in the cache. EXIF orientation is
-ignored, as Pillow ignores it.
+The pixels are those of ``Image.open(file).convert("RGB")`` and ``Image.resize``. Only the crop is decoded, and it is
+resized while its rows are still in the cache. EXIF orientation is ignored, as Pillow ignores it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class JpegInfo:
         subsampling: ``"gray"``, ``"4:4:4"``, ``"4:2:2"``, ``"4:2:0"``, ``"4:4:0"``, ``"4:1:1"``, ``"4:1:0"``, or
             ``"other"``.
         progressive: Whether the file is stored as progressive scans.
-        status: ``"ok"``, or why the native core does not decode images with such a header: ``"cmyk"``,
+        status: ``"ok"``, or why the native core does not decode images with this header: ``"cmyk"``,
             ``"twelve_bit"``, ``"lossless"`` or ``"unsupported"``.
     """
 
@@ -56,16 +56,16 @@ _SOUND = frozenset({"ok", "cmyk", "twelve_bit", "lossless", "unsupported"})
 
 
 def jpeg_info(data: Source) -> JpegInfo:
-    """Read the header of a JPEG file, no pixels. Releases the GIL; thread-safe.
+    """Read only the header of a JPEG file. Releases the GIL; thread-safe.
 
     Args:
         data: The file's bytes (any contiguous bytes-like object), or its path.
 
     Raises:
-        DecodeError: The file cannot be read, is no JPEG file, or its header is damaged.
+        DecodeError: The file cannot be read, is not a JPEG file, or its header is damaged.
         TypeError: ``data`` is neither bytes-like nor a path.
     """
-    from fastload import _core  # not at the top: fastload doctor has to run, and to say so, when the core does not load
+    from fastload import _core  # not at the top: fastload doctor must run even if the core does not load
 
     status, error_number, size_bytes, width, height, components, subsampling, progressive = _core.jpeg_header(data)
     if status not in _SOUND or width == 0:
@@ -112,18 +112,20 @@ def decode(
     fast: bool = False,
     out: Any = None,
 ) -> Any:
-    """Decode, crop, resize and flip one JPEG image. Runs on the calling thread without the GIL; thread-safe.
+    """Decode, crop, resize and flip one JPEG image.
+
+    Runs on the calling thread without the GIL; thread-safe.
 
     Args:
         data: The file's bytes (any contiguous bytes-like object), or its path.
         crop: ``(top, left, height, width)`` in pixels of the image, within it. By default the whole image.
         size: ``(height, width)`` to resize the crop to. By default it keeps its size.
         interpolation: ``"nearest"``, ``"box"``, ``"bilinear"``, ``"hamming"``, ``"bicubic"`` or ``"lanczos"``.
-        antialias: Always True: Pillow's resize has no other way.
+        antialias: Must be True, because Pillow's resize always antialiases.
         hflip: Mirror left and right, after the resize.
         vflip: Mirror top and bottom, after the resize.
-        fast: Let the JPEG decoder itself shrink the image by 2, 4 or 8 where the crop is at least that much larger than
-            ``size``. Several times faster on large photos, but not Pillow's exact pixels any more.
+        fast: Let the JPEG decoder shrink the image by 2, 4 or 8 if the crop is at least that much larger than ``size``.
+            Several times faster on large photos, but no longer Pillow's exact pixels.
         out: ``(height, width, 3)`` uint8 array or CPU tensor with contiguous rows, to write to and return.
 
     Returns:
@@ -168,24 +170,22 @@ def decode_batch(
     Args:
         images: For each image the file's bytes (any contiguous bytes-like object), or its path.
         crops: ``(N, 4)`` boxes ``(top, left, height, width)`` in pixels of the images. By default whole images.
-        size: ``(height, width)`` to resize every crop to. By default crops keep their size, which must then be the same
-            for all.
+        size: ``(height, width)`` to resize every crop to. By default crops keep their size and must all have the same.
         interpolation: As in :func:`decode`.
         antialias: As in :func:`decode`.
-        hflip: Mirror left and right after the resize: all, or image by image.
-        vflip: Mirror top and bottom after the resize: all, or image by image.
+        hflip: Mirror left and right after the resize: one flag for all images, or one each.
+        vflip: Mirror top and bottom after the resize: one flag for all images, or one each.
         fast: As in :func:`decode`.
         out: ``(N, height, width, 3)`` uint8 array or CPU tensor with contiguous rows, to write to and return.
-        num_threads: Threads that work on the batch. By default one for each CPU that this process may use. The threads
-            stay for later calls.
-        statuses: If given, is cleared and filled with one status per image (``"ok"``, or a reason as in
-            :class:`DecodeError`), and no image raises. Images that are not ``"ok"`` are black.
+        num_threads: Threads that work on the batch. By default one per usable CPU. They are kept for later calls.
+        statuses: A list to clear and fill with one status per image (``"ok"``, or a reason as in
+            :class:`DecodeError`). If given, no image raises. Images that are not ``"ok"`` are black.
 
     Returns:
         ``out``, or a new ``(N, height, width, 3)`` uint8 array, RGB.
 
     Raises:
-        DecodeError: An image cannot be decoded to exactly Pillow's pixels; ``.index`` says which is the first such, and
+        DecodeError: An image cannot be decoded to exactly Pillow's pixels; ``.index`` gives the first such image,
             ``.status`` why.
         ValueError: An argument is out of range.
     """
@@ -206,7 +206,7 @@ def decode_batch(
     try:
         job.wait()
     finally:
-        job.cancel(5.0)  # ends it early when the wait was interrupted; a thread stuck in a read is left behind
+        job.cancel(5.0)  # if the wait was interrupted; gives up on a thread stuck in a read
     if statuses is not None:
         names = _core.status_names()
         statuses.extend(names[code] for code in job.statuses())
@@ -251,7 +251,7 @@ def _options(interpolation: str, antialias: bool, fast: bool, *, resizes: bool) 
 
 
 def _max_pixels() -> int:
-    """Where Pillow raises: above twice the limit where it warns. 0 for no limit."""
+    """Pixels above which Pillow raises: twice the limit above which it warns. 0: no limit."""
     return 0 if Image.MAX_IMAGE_PIXELS is None else int(2 * Image.MAX_IMAGE_PIXELS)
 
 
@@ -276,13 +276,13 @@ def _boxes(crops: ArrayLike, count: int) -> NDArray[np.int64]:
 
 
 def _shape_of(first: Source, boxes: NDArray[np.int64] | None, size: Sequence[int] | None) -> tuple[int, int]:
-    """Height and width of the output."""
+    """Height and width of each output image."""
     if size is not None:
         return _pair(size)
     if boxes is None:
         info = jpeg_info(first)
         limit = _max_pixels()
-        if limit and info.width * info.height > limit:  # before an array of that size is made
+        if limit and info.width * info.height > limit:  # before allocating an array of that size
             raise DecodeError.of(("bomb", 0, info.width, info.height, 0, ""), first)
         return info.height, info.width
     if (boxes[:, 2:] != boxes[0, 2:]).any():
@@ -297,7 +297,7 @@ def _geometries(
     hflip: bool | Sequence[bool],
     vflip: bool | Sequence[bool],
 ) -> NDArray[np.int32]:
-    """The core's geometries: crop, output, window, flips; zeros stand for all of it, or as it is."""
+    """The core's geometries: crop, output size, window, flips. Zeros mean the whole or unchanged."""
     geometry = np.zeros((count, 12), np.int32)
     if boxes is not None:
         geometry[:, 0:4] = boxes

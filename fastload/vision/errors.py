@@ -1,11 +1,11 @@
-"""What the decoder raises."""
+"""Decode errors."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-# The rule that an image broke, and what to do about it; {} is filled in with what the core knows of the image.
+# The rule that an image broke, and the remedy.
 _REMEDY = "Image.open may still make something of it"
 _RULES = {
     "not_jpeg": f"a JPEG file must start with FF D8 FF; {_REMEDY}",
@@ -24,13 +24,13 @@ _RULES = {
 
 
 class DecodeError(ValueError):
-    """An image was not decoded.
+    """An image that could not be decoded.
 
     Attributes:
-        index: Its place in the batch; 0 for a single image.
-        path: Its file; None for bytes.
-        status: Why, by a stable name: ``"not_jpeg"``, ``"cmyk"``, ``"twelve_bit"``, ``"arithmetic"``, ``"lossless"``,
-            ``"bomb"``, ``"truncated"``, ``"corrupt"``, ``"unreadable"`` (``__cause__`` is the OSError),
+        index: The image's position in the batch; 0 for a single image.
+        path: The image's file; None for bytes.
+        status: A stable name for the reason: ``"not_jpeg"``, ``"cmyk"``, ``"twelve_bit"``, ``"arithmetic"``,
+            ``"lossless"``, ``"bomb"``, ``"truncated"``, ``"corrupt"``, ``"unreadable"`` (``__cause__`` is the OSError),
             ``"unsupported"``, ``"bad_geometry"`` or ``"cancelled"``.
     """
 
@@ -45,7 +45,7 @@ class DecodeError(ValueError):
 
     @classmethod
     def of(cls, outcome: tuple[str, int, int, int, int, str], data: object, index: int = 0) -> DecodeError:
-        """The error for what the core says of an image: (status, errno, width, height, file bytes, detail)."""
+        """Build the error from the core's outcome: (status, errno, width, height, file bytes, detail)."""
         status, error_number, width, height, size_bytes, detail = outcome
         path = os.fsdecode(data) if isinstance(data, (str, os.PathLike)) else None
         facts = [f"{size_bytes} bytes"] if size_bytes else []

@@ -1,8 +1,8 @@
-"""One case, two loaders: torch's DataLoader and FastLoader, on each backend that a batch can take.
+"""Run a case with torch's DataLoader and with FastLoader on each backend, and compare.
 
-A case is a function of a loader class; it builds what it needs, iterates, and returns what it saw. :meth:`Road.same`
-runs it with both classes from the same random state and compares everything: the observations with their types, the
-exception, the warnings, and the state of the random generators afterwards.
+A case is a function of a loader class; it builds what it needs, iterates, and returns its observations.
+:meth:`Road.same` runs it with both classes from the same random state and compares everything: the observations with
+their types, the exception, the warnings, and the state of the random generators afterwards.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ Case = Callable[[Callable[..., DataLoader[Any]]], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Road:
-    """FastLoader's own arguments that lead a batch down one backend.
+    """A backend, selected by FastLoader's own arguments.
 
-    ``plain`` is torch's own loader on the CPU. ``wrapped`` casts float32 to float32 on the CPU: values stay, but
-    batches travel as HostBatch through DeviceIterator. ``simulated`` runs what a GPU would run, pin-memory thread,
-    slots and copies ahead included, against a stand-in for the accelerator. ``gpu`` is the real thing.
+    ``plain`` is torch's loader on the CPU. ``wrapped`` casts float32 to float32 on the CPU: values are unchanged, but
+    batches pass through DeviceIterator as HostBatch. ``simulated`` runs the GPU's code, including pin-memory thread,
+    slots and prefetching copies, on a simulated accelerator. ``gpu`` uses a real GPU.
     """
 
     name: str
     own: dict[str, Any]
-    test: str = ""  # whose case it is
+    test: str = ""  # test to which the case belongs
 
     def of(self, test: str) -> Road:
-        """This backend for one test: what torch's loader does in it is asked once for all backends."""
+        """Bind the backend to one test, which runs torch's loader once for all backends."""
         return dataclasses.replace(self, test=test)
 
     @property
     def loader(self) -> Callable[..., FastLoader[Any]]:
-        """FastLoader with this backend's arguments, to be called like torch's DataLoader."""
+        """FastLoader with this backend's arguments; call it like torch's DataLoader."""
         return functools.partial(FastLoader, **self.own)
 
     def same(self, case: Case, *, anew: bool = False) -> Outcome:
-        """Run ``case`` with both loaders, require the same outcome, and return it (torch's).
+        """Run ``case`` with both loaders, require the same outcome, and return torch's.
 
         Args:
-            case: A test's only one, unless ``anew``.
-            anew: Ask torch's loader on each backend, for what depends on the accelerator.
+            case: The test's only case, unless ``anew``.
+            anew: Run torch's loader again on each backend, for cases that depend on the accelerator.
         """
         expected = None if anew else _known.get(self.test)
         if expected is None:
-            expected = copy.deepcopy(Outcome.of(case, DataLoader))  # out of the workers' shared memory
+            expected = copy.deepcopy(Outcome.of(case, DataLoader))  # copied out of the workers' shared memory
             if self.test:
                 _known[self.test] = expected
         got = Outcome.of(case, self.loader)
@@ -82,7 +82,7 @@ BACKENDS = {
 
 @dataclasses.dataclass
 class Outcome:
-    """What a case saw, raised and warned of, and how it left the random generators."""
+    """A case's value, exception and warnings, and the random generators' states afterwards."""
 
     value: Any
     exception: Exception | None
@@ -104,14 +104,17 @@ class Outcome:
                 error = type(raised), normal(str(raised))
                 exception = raised.with_traceback(None)  # frames would keep loaders alive
         said = [(warning.category, normal(str(warning.message))) for warning in caught]
-        # Python 3.12 warns of forking beside threads, of which the two loaders have different numbers.
+        # Python 3.12 warns about fork() in a process with threads, and only one of the loaders may have threads.
         said = [(category, text) for category, text in said if "use of fork() may lead to deadlocks" not in text]
         states = torch.get_rng_state(), random.getstate(), np.random.get_state()
         return cls(value, exception, error, said, states)
 
 
 def raised_by(function: Callable[[], Any]) -> Exception:
-    """What ``function`` raises, without the frames, which would keep iterators and their workers alive."""
+    """Return the exception that ``function`` raises.
+
+    Drops the frames, which would keep iterators and their workers alive.
+    """
     try:
         function()
     except Exception as error:
@@ -123,7 +126,7 @@ _OUR_FRAME = re.compile(r'^  File "[^"]*/fastload/[^"]*", line \d+, in .*\n(?:  
 
 
 def normal(text: str) -> str:
-    """``text`` without what may differ between two runs: addresses, process ids, our name, our frames."""
+    """Remove what may differ between runs: addresses, process ids, our name, our frames."""
     text = _OUR_FRAME.sub("", text)
     text = re.sub(r"0x[0-9a-f]+", "0x…", text)
     text = re.sub(r"pid(\(s\))? [\d, ]+", r"pid\1 …", text)
@@ -131,7 +134,7 @@ def normal(text: str) -> str:
 
 
 def assert_same(got: Any, expected: Any, where: str = "value", *, strides: bool = False) -> None:
-    """Require equal types, containers, attributes, dtypes and bits, all the way down; and strides if asked to."""
+    """Require equal types, containers, attributes, dtypes and bits, recursively; optionally strides."""
     assert type(got) is type(expected), f"{where}: {type(got)} is not {type(expected)}"
     if isinstance(expected, torch.Tensor):
         assert (got.dtype, got.shape, got.layout) == (expected.dtype, expected.shape, expected.layout), where

@@ -1,4 +1,4 @@
-"""Collate functions and batch types of every kind that torch's loader passes on, importable by a spawned worker."""
+"""Collate functions for every kind of batch that torch's loader supports, importable by spawned workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass
 class Record:
-    """A dataclass that holds another."""
+    """A nested dataclass."""
 
     x: torch.Tensor
     name: str
@@ -36,7 +36,7 @@ class Frozen:
 
 
 class Bag(dict):  # type: ignore[type-arg]
-    """A mapping with an attribute of its own."""
+    """A mapping with an extra attribute."""
 
     note: str
 
@@ -46,13 +46,13 @@ class Row(tuple):  # type: ignore[type-arg]
 
 
 class Stack(list):  # type: ignore[type-arg]
-    """A list with an attribute of its own."""
+    """A list with an extra attribute."""
 
     note: str
 
 
 class Movable:
-    """What torch's documentation asks of a custom batch type."""
+    """A custom batch type, as torch's documentation requires it."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
@@ -66,7 +66,7 @@ class Movable:
 
 
 class Opaque:
-    """A type that nobody knows how to move."""
+    """A type that cannot be moved to a device."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x

@@ -1,4 +1,4 @@
-"""Datasets and collate functions that a spawned worker can import."""
+"""Datasets and collate functions, importable by spawned workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Numbers(Dataset[Any]):
-    """Sample ``i`` is a float32 vector made of ``i``, and ``i`` itself."""
+    """Sample ``i`` is a float32 vector computed from ``i``, and ``i`` itself."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -26,7 +26,7 @@ class Numbers(Dataset[Any]):
 
 
 class Augmented(Numbers):
-    """Adds what the worker draws from each of the random generators that torch seeds."""
+    """Sample ``i`` has a draw from each random generator that torch seeds in the worker."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         noise = torch.tensor([float(torch.rand(())), random.random(), np.random.rand()])
@@ -34,7 +34,7 @@ class Augmented(Numbers):
 
 
 class WhoLoaded(Numbers):
-    """Sample ``i`` is ``i`` and the worker that loaded it."""
+    """Sample ``i`` is ``i`` and the id of the worker that loaded it."""
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         info = get_worker_info()
@@ -49,10 +49,10 @@ class Images(Numbers):
 
 
 class Stream(IterableDataset[Any]):
-    """Worker ``w`` of several yields ``lengths[w]`` samples; one reader yields them all.
+    """Worker ``w`` yields ``lengths[w]`` samples; without workers, one reader yields all.
 
-    How much a worker reads in an epoch that is broken off depends, with torch's loader too, on when the other workers
-    end. So do its draws in the next epoch if it persists: compare only streams that do not draw there.
+    In an epoch that is broken off, how much a worker reads depends on when the other workers end, with torch's loader
+    too. So do its draws in the next epoch if workers persist: there, compare only streams without draws.
     """
 
     def __init__(self, lengths: list[int], *, draws: bool = True) -> None:
@@ -66,7 +66,7 @@ class Stream(IterableDataset[Any]):
 
 
 class SizedStream(Stream):
-    """A stream that says how long it is, rightly or not."""
+    """A stream with a ``__len__`` that may be wrong."""
 
     def __init__(self, lengths: list[int], claimed: int) -> None:
         super().__init__(lengths)
@@ -77,7 +77,7 @@ class SizedStream(Stream):
 
 
 class Failing(Numbers):
-    """Raises at the given samples what ``error`` makes."""
+    """Raises ``error()`` at the given samples."""
 
     def __init__(self, length: int, at: set[int], error: Callable[[], Exception]) -> None:
         super().__init__(length)
@@ -98,7 +98,7 @@ class FailingStream(Stream):
 
 
 class Gated(Numbers):
-    """Waits at one sample until the gate opens; says when it got there."""
+    """Sets ``reached`` at one sample, then waits for ``gate``."""
 
     def __init__(self, length: int, at: int, reached: Any, gate: Any) -> None:
         super().__init__(length)
@@ -117,7 +117,7 @@ def collect(loader: Any) -> list[Any]:
 
 
 def first(loader: Any, count: int) -> list[Any]:
-    """The first batches of an epoch that is then broken off."""
+    """The first batches of an epoch, which is then broken off."""
     seen = []
     for batch in loader:
         seen.append(batch)
@@ -127,14 +127,14 @@ def first(loader: Any, count: int) -> list[Any]:
 
 
 class Pids(Numbers):
-    """Sample ``i`` is the process that loaded it."""
+    """Sample ``i`` is the id of the process that loaded it."""
 
     def __getitem__(self, index: int) -> int:  # type: ignore[override]
         return os.getpid()
 
 
 class Configured(Numbers):
-    """Sample ``i`` is what :func:`configure` set in its worker, and what torch tells a worker of itself."""
+    """Sample ``i`` is the setting from :func:`configure`, and torch's worker info."""
 
     setting: Any = None
 
@@ -144,12 +144,12 @@ class Configured(Numbers):
 
 
 def configure(worker_id: int) -> None:
-    """A ``worker_init_fn``: sets up its worker's copy of the dataset."""
+    """Set up the worker's copy of the dataset; a ``worker_init_fn``."""
     info = get_worker_info()
     assert info is not None
     info.dataset.setting = f"set in {worker_id}"  # type: ignore[attr-defined]
 
 
 def as_list(samples: list[Any]) -> list[Any]:
-    """A collate function that leaves the samples as they are."""
+    """Return the samples unchanged; a collate function."""
     return samples

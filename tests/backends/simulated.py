@@ -1,7 +1,7 @@
-"""A stand-in for an accelerator, so that the device backend can be run where there is none.
+"""A simulated accelerator, for running the device backend without a GPU.
 
-Torch's pin-memory thread, FastLoader's device iterator, its slots and the scheduling of its copies are the real ones.
-Pinning is a copy in pageable memory, slots are not registered, and a copy to the device stays on the CPU.
+torch's pin-memory thread, FastLoader's device iterator, its slots and the scheduling of its copies are real. Pinning is
+a copy in pageable memory, slots are not registered, and a copy to the device stays on the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastload.memory.slots import SlotPool
 
 
 class SimulatedTransfer(Transfer):
-    """Copies to the CPU, in the order in which it is asked, and at once."""
+    """Copies to the CPU, immediately and in the requested order."""
 
     def __init__(self, device: torch.device, stream: Any, memory_format: Any, dtype: Any) -> None:
         super().__init__(torch.device("cpu"), None, memory_format, dtype)
@@ -34,7 +34,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch and FastLoader believe in one CUDA device."""
+    """Make torch and FastLoader see one CUDA device."""
     accelerator = torch.device("cuda")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: accelerator)
@@ -45,12 +45,16 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iterators, "Transfer", SimulatedTransfer)
     monkeypatch.setattr(loader_state.LoaderState, "copy_stream", lambda self, device: object())
     monkeypatch.setattr(loader_state, "SlotPool", functools.partial(SlotPool, register=False))
-    monkeypatch.setenv("FASTLOAD_DEBUG", "1")  # a slot that is free again is overwritten
+    monkeypatch.setenv("FASTLOAD_DEBUG", "1")  # overwrites freed slots
     assert options.resolve_device("cuda") == torch.device("cuda", 0)
 
 
 def install_native(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The same for native batches. Returns the loader's own arguments that it takes: nothing can be pinned here."""
+    """Like :func:`install`, for native batches.
+
+    Returns:
+        FastLoader arguments for it; nothing can be pinned here.
+    """
     install(monkeypatch)
     monkeypatch.setattr(iterators, "Transfer", SimulatedTransfer)
     return {"device": "cuda", "max_pinned_bytes": 0}

@@ -1,4 +1,4 @@
-"""Tensors of every dtype and layout, and all that can be told of one."""
+"""Tensors of every dtype and layout, and their observable properties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastload.memory.packing import ALIGNMENT, is_packable
 
 @dataclasses.dataclass
 class Seen:
-    """All that one can tell of a tensor."""
+    """All observable properties of a tensor."""
 
     kind: type
     dtype: torch.dtype
@@ -27,17 +27,17 @@ class Seen:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """Not ``torch.equal``, for which NaN differs from itself."""
+    """A tensor's bytes, because for ``torch.equal`` NaN differs from itself."""
     dense = tensor.detach().resolve_conj().resolve_neg()
     dense = dense if dense.layout == torch.strided else dense.to_dense()
     packed = torch.empty(dense.numel(), dtype=dense.dtype).copy_(
         dense.reshape(-1)
-    )  # also what has one element but a gap
+    )  # also for tensors with one element and a gap
     return packed.view(torch.uint8).numpy().tobytes()
 
 
 def seen(batch: Any) -> Any:
-    """``batch`` with what can be told of each tensor in its place."""
+    """Replace each tensor of ``batch`` by its :class:`Seen`."""
 
     def look(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -49,7 +49,7 @@ def seen(batch: Any) -> Any:
 
 
 def made(dtype: torch.dtype, size: tuple[int, ...], layout: str, seed: int) -> torch.Tensor:
-    """A tensor of ``dtype`` and about ``size``, filled with random bits."""
+    """Make a tensor of ``dtype`` and about ``size``, filled with random bits."""
     count = math.prod(size)
     raw = np.random.default_rng(seed).integers(0, 2 if dtype == torch.bool else 256, count * dtype.itemsize, np.uint8)
     flat = torch.from_numpy(raw).view(dtype) if count else torch.empty(0, dtype=dtype)
@@ -68,16 +68,16 @@ def made(dtype: torch.dtype, size: tuple[int, ...], layout: str, seed: int) -> t
 
 
 class Subclass(torch.Tensor):
-    """A tensor type of the user's own."""
+    """A user-defined tensor type."""
 
 
 def slot(nbytes: int) -> torch.Tensor:
-    """Memory to pack into, as aligned as a slot."""
+    """Memory to pack into, aligned like a slot."""
     buffer = torch.full((nbytes,), 0xEE, dtype=torch.uint8)
     assert buffer.data_ptr() % ALIGNMENT == 0 or not nbytes
     return buffer
 
 
 def dense(batch: Any) -> Any:
-    """What packing is to give back: the same layout where it is dense, what a copy makes of it elsewhere."""
+    """The expected result of packing: dense tensors keep their layout, others become copies."""
     return map_tensors(lambda leaf: leaf.clone() if is_packable(leaf) and leaf.numel() else leaf, batch)

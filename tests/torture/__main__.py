@@ -1,4 +1,4 @@
-"""Runs the families of trials, shows how far they are, and writes the record after each answer: ``make torture``."""
+"""Run the families of trials, show their progress and record every outcome: ``make torture``."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ ROOT = Path(__file__).parents[2]
 FAMILIES = ("interrupts", "starts", "timers", "kills", "forks", "mutations", "pipelines", "leaks", "threads", "soak")
 SOAK_MINUTES = 120.0
 COUNTS = ("counts", "torch")
-KEPT = 25  # failures of a family that the record holds in full
+KEPT = 25  # failures per family that the record keeps in full
 
 
 class Record:
-    """The JSON file: a part for each family, those of an earlier run on the same code and machine included."""
+    """The JSON file, with a part per family.
+
+    Keeps the parts of an earlier run on the same code and machine.
+    """
 
     def __init__(self, path: Path, arguments: argparse.Namespace) -> None:
         self.path = path
@@ -57,7 +60,7 @@ class Record:
         self.content["trials"][family] = {**part, **numbers, "counts": {}, "torch": {}, "figures": {}, "failures": []}
 
     def add(self, family: str, number: int | None, outcome: Outcome, seconds: float) -> dict[str, Any]:
-        """Count an answer, and write it: at once if something failed, else at most once a second."""
+        """Add an outcome; write the file after a failure at once, else once a second."""
         with self._lock:
             part: dict[str, Any] = self.content["trials"][family]
             part["done"] += outcome.done
@@ -81,7 +84,7 @@ class Record:
 
 
 def main() -> int:
-    """Run what was asked for; 1 when anything failed."""
+    """Run the requested families; return 1 if anything failed."""
     arguments = _arguments()
     minutes = SOAK_MINUTES * arguments.share if arguments.minutes is None else arguments.minutes
     whole = arguments.share == 1 and arguments.number is None and (arguments.minutes or SOAK_MINUTES) >= SOAK_MINUTES
@@ -177,7 +180,7 @@ def _in_turns(
     launchers: list[Launcher],
     report: Callable[[int | None, Outcome], None],
 ) -> None:
-    """Trials in a thread of the harness for each launcher; what goes wrong there is raised here."""
+    """Run trials in one thread per launcher; raise the first thread's error."""
     waiting, lock = _batches(numbers, getattr(module, "PROGRAM", 1)), threading.Lock()
     errors: list[BaseException] = []
 

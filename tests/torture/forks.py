@@ -1,4 +1,4 @@
-"""A fork in the middle of an epoch: the child can use loaders of its own, and the parent's batches stay right."""
+"""Fork in mid-epoch: the child can use its own loaders, the parent's batches stay right."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _nothing(root: Path, kind: str, loader: Any, batches: Any) -> str:
 
 
 def trial(number: int, setting: Setting) -> Outcome:
-    """One epoch with a fork in it."""
+    """Fork once during an epoch."""
     outcome = Outcome()
     rng = random.Random(f"forks {setting.seed} {number}")
-    # Torch's own iterators, dropped in a plain fork, end their parent's workers: only a child that leaves at once.
+    # torch's iterators, dropped in a forked child, end the parent's workers; there the child must exit at once.
     kind = rng.choice(NATIVE if rng.random() < 0.8 else WORKERS)
     action = rng.choice((_own_loader, _next, _drop, _nothing) if kind in NATIVE else (_own_loader,))
     wanted = expected(setting.scratch, kind)[0]
@@ -76,7 +76,7 @@ def trial(number: int, setting: Setting) -> Outcome:
     told.unlink(missing_ok=True)
     what = f"{kind}, {action.__name__.strip('_').replace('_', ' ')} in a child forked before batch {place}"
     if code is None:
-        output = Path(os.readlink("/proc/self/fd/1")).read_text()  # with its stacks
+        output = Path(os.readlink("/proc/self/fd/1")).read_text()  # includes the child's stacks
         outcome.failures.append(f"{what}: hung for {CHILD_S:g} s\n{output[-3000:]}")
     elif code != 0 or said:
         outcome.failures.append(f"{what}: code {code} {said}")
@@ -90,7 +90,7 @@ def trial(number: int, setting: Setting) -> Outcome:
 
 
 def _leave(action: Callable[..., str], root: Path, kind: str, loader: Any, batches: Any, *, at_once: bool) -> None:
-    """Act as the child, and end: as programs do, or at once."""
+    """Run the child's action, then exit normally or, if ``at_once``, by ``os._exit``."""
     failed = action(root, kind, loader, batches)
     if failed:
         (root / f"fork-{os.getpid()}.txt").write_text(failed)
@@ -100,7 +100,7 @@ def _leave(action: Callable[..., str], root: Path, kind: str, loader: Any, batch
 
 
 def _wait(child: int) -> int | None:
-    """Its exit code; ``None`` if it had to be killed."""
+    """Wait for the child's exit code; ``None`` if it had to be killed."""
     deadline = time.monotonic() + CHILD_S
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""What this process holds at one moment, in numbers, and what has stayed longer than it should."""
+"""Count the resources that this process holds, and find leaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Counts; threads are the system's, of Python or not."""
+    """Resource counts. Threads are all OS threads, not only Python's."""
 
     threads: int
     processes: int
@@ -32,7 +32,7 @@ class Holdings:
 
 
 def beyond(before: Holdings, names: tuple[str, ...] = ("threads", "processes", "descriptors")) -> list[str]:
-    """What is held now and was not before; things on their way out get :data:`GRACE_S` to go."""
+    """Describe what is held beyond ``before``, after waiting up to :data:`GRACE_S` for cleanup."""
     deadline = time.monotonic() + GRACE_S
     pause = 0.002
     while True:
@@ -47,7 +47,10 @@ def beyond(before: Holdings, names: tuple[str, ...] = ("threads", "processes", "
 
 
 def resident_kb() -> float:
-    """Anonymous memory of this process, less what the allocator could give back. Code is read as it is used."""
+    """Anonymous memory of this process after trimming the allocator.
+
+    File-backed memory is left out, because code pages are loaded on use.
+    """
     gc.collect()
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Ctrl-C at a random moment of a program: it must end soon, quietly, and leave nothing."""
+"""Ctrl-C at a random moment: the program must end soon, quietly, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WEIGHTS = {"workers, spawned": 0.25}
 INTERRUPTED = -signal.SIGINT
 ENDS = {None: "hung", 0: "ended before", 130: "interrupted", INTERRUPTED: "interrupted"}
 PRINTED = "printed that an exception was ignored"
-LAST_WORD = re.compile(r"^KeyboardInterrupt\n(?:.+\n)?\s*\Z", re.MULTILINE)  # with a note, where a class was being made
-SHARED = "left shared memory"  # torch's workers do, when they are ended between making and unlinking it
-# What Python prints of an exception that can be raised nowhere, with its traceback and its last line.
+LAST_WORD = re.compile(r"^KeyboardInterrupt\n(?:.+\n)?\s*\Z", re.MULTILINE)  # with a note, if a class was being created
+SHARED = "left shared memory"  # torch's workers do if they end between creating and unlinking it
+# What Python prints for an exception that it cannot propagate, with traceback and last line.
 NOISE = re.compile(
     r"^(?:Exception ignored|Exception in thread|Fatal Python error|terminate called).*\n"
     r"(?:Traceback .*\n)?(?:[ \t]+.*\n|\n)*(?:\S.*)?",
@@ -35,7 +35,7 @@ OURS = str(Path(fastload.__file__).parent)
 
 
 def program(root: str, kind: str, ours: bool, catches: bool) -> None:
-    """An epoch, and one that is broken off."""
+    """Run an epoch, then break off another one."""
     wanted = expected(Path(root), kind)
     tell(phase="start")
     loader: Any = KINDS[kind].loader(Path(root), ours=ours)
@@ -65,7 +65,7 @@ def _check(batch: object, want: int) -> None:
 
 
 def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
-    """The same interrupt for our loader and for torch's."""
+    """Send the same interrupt to our loader and to torch's."""
     rng = random.Random(f"interrupts {setting.seed} {number}")
     (kind,) = rng.choices(SOUND, [WEIGHTS.get(name, 1.0) for name in SOUND])
     phase = rng.choice(PHASES)
@@ -75,7 +75,7 @@ def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
 def interrupted(
     kind: str, phase: str, delay: float, rng: random.Random, setting: Setting, launcher: Launcher
 ) -> Outcome:
-    """An interrupt ``delay`` seconds into a phase, for our loader and for torch's."""
+    """Interrupt our loader and torch's ``delay`` seconds into a phase."""
     outcome = Outcome()
     group, catches = rng.random() < 0.5, rng.random() < 0.5
     for ours in (True, False):
@@ -86,7 +86,7 @@ def interrupted(
         begun.signal(signal.SIGINT, group=group)
         ended = begun.finish(LIMIT_S)
         code = ended.code
-        if code == 1 and LAST_WORD.search(ended.output):  # so Python 3.12 ends a ``-m`` program
+        if code == 1 and LAST_WORD.search(ended.output):  # Python 3.12 ends a ``-m`` program like this
             code = INTERRUPTED
         counts = outcome.counts if ours else outcome.torch
         printed = NOISE.findall(ended.output)
@@ -111,10 +111,13 @@ def interrupted(
 
 
 def _swallowed(output: str) -> bool:
-    """Python itself dropped the interrupt (of a fork's handler, say), and only a worker ended by it: torch's error."""
+    """Whether Python dropped the interrupt (e.g. in a fork handler) and only a worker ended.
+
+    Then torch raises an error about the worker.
+    """
     return "Exception ignored" in output and "RuntimeError: DataLoader worker" in output
 
 
 def conclude(total: Outcome) -> list[str]:
-    """We print no more, and leave no more shared memory of worker processes, than torch does."""
+    """Check that we print and leave no more than torch does."""
     return [said for name in (PRINTED, SHARED) for said in more_than_torch(total, name)]

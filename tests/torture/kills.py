@@ -1,4 +1,4 @@
-"""SIGKILL: of a program, whose workers must go, or of a worker, of which its program must hear."""
+"""SIGKILL a program, whose workers must end, or a worker, whose program must raise."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ TITLE = "kills of programs and of workers"
 COUNT, EACH, OUTSIDE = 200, 1, True
 GONE_S = 10.0
 HEARD_S = 15.0
-# What torch raises: its own, or what it was just reading from that worker ends.
+# What torch raises: its own error, or an error of the connection that it was reading from.
 RAISED = re.compile(r"RuntimeError: DataLoader worker|(Connection\w*|BrokenPipe|EOF)Error: ")
 WITH_WORKERS = [name for name, kind in KINDS.items() if kind.executor == "workers"]
-SHARED = "left shared memory"  # by a worker that was between making and unlinking it
+SHARED = "left shared memory"  # by a worker killed between creating and unlinking it
 WEIGHTS = {"workers, spawned": 0.25}
 
 
 def program(root: str, kind: str, ours: bool) -> None:
-    """Epoch after epoch until something is raised; then a new epoch, which must be right."""
+    """Run epochs until one raises, then a new epoch, which must be right."""
     error, loader = "", None
-    for last in (False, False, False, True):  # torch raises for each worker that was killed, wherever the program is
+    for last in (False, False, False, True):  # torch raises for each killed worker, at any point of the program
         try:
-            close(loader)  # the one before, and torch may raise there
+            close(loader)  # the previous loader; torch may raise here
             loader = KINDS[kind].loader(Path(root), ours=ours)
             if not error:
                 _epochs(loader, expected(Path(root), kind))
@@ -58,7 +58,7 @@ def _epochs(loader: Iterable[Any], wanted: list[list[int]]) -> None:
 
 
 def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
-    """Odd numbers kill a worker, even ones the program."""
+    """Kill a worker if ``number`` is odd, else the program."""
     outcome = Outcome()
     for ours in (True, False):
         rng = random.Random(f"kills {setting.seed} {number}")
@@ -87,12 +87,12 @@ def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
 
 
 def conclude(total: Outcome) -> list[str]:
-    """Worker processes leave no more shared memory than torch's do."""
+    """Check that our workers leave no more shared memory than torch's."""
     return more_than_torch(total, SHARED)
 
 
 def _kill_worker(program: Program, rng: random.Random) -> list[str]:
-    """What is not as it should be afterwards."""
+    """Kill workers until the program reports an error; describe what went wrong."""
     error, code, begun = None, None, time.monotonic()
     while error is None and code is None and time.monotonic() < begun + HEARD_S:
         others = [pid for pid in session(program.pid) if pid != program.pid]
@@ -100,11 +100,11 @@ def _kill_worker(program: Program, rng: random.Random) -> list[str]:
         if workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rng.choice(workers), signal.SIGKILL)
-        again = time.monotonic() + 3.0  # it may have been about to end anyway, with its epoch
+        again = time.monotonic() + 3.0  # the worker may have been about to end with its epoch
         while error is None and code is None and time.monotonic() < again:
             news = program.next(0.5) or {}
             error, code = news.get("error"), news.get("ended")
-    ended = program.finish(60.0 if error is not None else 0.0)  # another epoch, of spawned workers perhaps
+    ended = program.finish(60.0 if error is not None else 0.0)  # time for another epoch, possibly with spawned workers
     what = [f"left {thing}" for thing in ended.left]
     if error is None:
         what.append(f"no error after {HEARD_S:g} s\n{ended.output[-3000:]}")

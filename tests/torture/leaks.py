@@ -1,4 +1,4 @@
-"""Epochs and abandoned iterators by the hundred: nothing that they hold stays, and no memory."""
+"""Hundreds of epochs and abandoned iterators must not leak resources or memory."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from .outcome import Outcome, Setting
 TITLE = "epochs and abandoned iterators, for leaks"
 COUNT, EACH, OUTSIDE, PROGRAM = 10_000, 1_000, False, 1
 LIMIT_S = 1800.0
-# A sample's record that stayed, of 24 in an epoch, would be more than this. What the allocator keeps for itself grows
-# for about 400 epochs, by 3 KB each, and then not in 1,500 more; so the second half is fitted.
+# A leaked record of one of an epoch's 24 samples would exceed this. The allocator's own memory grows for about 400
+# epochs, by 3 KB each, and then not in 1,500 more; so the second half is fitted.
 KB_PER_EPOCH_MAX = 1.0
 MAPPINGS_PER_EPOCH_MAX = 0.02
-FIT_MIN = 800  # epochs; of fewer the slope says nothing
+FIT_MIN = 800  # epochs; with fewer the slope means nothing
 EPOCHS = ("native", "native, Python samples", "native, persistent", "native, errors", "workers", "workers, device side")
 ABANDONED = ("native", "native, Python samples", "native, prefetched", "workers")
 
 
 def numbers(share: float) -> list[int]:
-    """All kinds at any share, of which each is then shorter."""
+    """Run every kind at any share; a smaller share makes each one shorter."""
     return list(range(len(EPOCHS) + len(ABANDONED)))
 
 
 def each(share: float) -> int:
-    """How many a trial makes."""
+    """Epochs or abandoned iterators per trial."""
     return max(10, round(EACH * share))
 
 
 def trial(number: int, setting: Setting) -> Outcome:
-    """One kind of loader, :func:`each` times."""
+    """Run one kind of loader :func:`each` times."""
     count = each(setting.share)
     outcome = Outcome(done=count)
     abandons = number >= len(EPOCHS)
@@ -76,7 +76,7 @@ def trial(number: int, setting: Setting) -> Outcome:
 
 
 def abandon(loader: Any, rng: random.Random) -> None:
-    """Begin an epoch, or not even that, and let go of it in one of many ways."""
+    """Abandon an iterator in one of several ways, possibly before its first batch."""
     batches = iter(loader)
     way = rng.choice(("dropped", "break", "error", "never started", "cycle", "thread"))
     if way != "never started":

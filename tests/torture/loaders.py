@@ -1,4 +1,4 @@
-"""The loaders under trial, ours and torch's, and the batches that they must give."""
+"""The loaders under test, ours and torch's, and their expected batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, prefetch_to_device
 
-EPOCHS, SEEDS = 3, 2  # of which expected batches are kept
+EPOCHS, SEEDS = 3, 2  # for which expected batches are stored
 
 
 class Drawn(Dataset[tuple[torch.Tensor, int]]):
-    """Tensors drawn at random, which only worker processes can make."""
+    """Random tensors, which the native engine does not support."""
 
     def __len__(self) -> int:
         return 24
@@ -37,11 +37,11 @@ class Kind:
 
     Attributes:
         executor: ``"native"`` (threads), ``"workers"`` (processes) or ``"main"`` (neither).
-        data: ``"clean"`` (JPEG files), ``"mixed"`` (some others among them), ``"damaged"`` (some broken among those) or
+        data: ``"clean"`` (JPEG files), ``"mixed"`` (also other formats), ``"damaged"`` (also broken files) or
             ``"drawn"``.
-        arguments: DataLoader's.
-        own: FastLoader's.
-        prefetch: Whether ``prefetch_to_device`` goes around it.
+        arguments: DataLoader's arguments.
+        own: FastLoader's additional arguments.
+        prefetch: Whether the loader is wrapped in ``prefetch_to_device``.
     """
 
     executor: str
@@ -51,7 +51,10 @@ class Kind:
     prefetch: bool = False
 
     def loader(self, root: Path, *, ours: bool, seed: int = 0, **more: Any) -> Iterable[Any]:
-        """A loader whose batches depend on ``seed`` alone; those made in the main process on others' draws, too."""
+        """Make a loader whose batches depend only on ``seed``.
+
+        In the main process they also depend on other draws.
+        """
         if self.executor == "main":
             torch.manual_seed(seed)
         arguments = {"batch_size": 4, "shuffle": True, **self.arguments, **more}
@@ -83,12 +86,12 @@ SOUND = [name for name, kind in KINDS.items() if kind.data != "damaged"]
 
 
 def close(loader: Any) -> None:
-    """Close it, if that can be done; torch's and ``prefetch_to_device``'s cannot."""
+    """Close a loader, if it has ``close()``; torch's and ``prefetch_to_device``'s have none."""
     getattr(loader, "close", lambda: None)()
 
 
 def checksum(batch: Any) -> int:
-    """Of images and targets."""
+    """Checksum of a batch's images and targets."""
     if batch is None:
         return -1
     value = 0
@@ -98,7 +101,7 @@ def checksum(batch: Any) -> int:
 
 
 def values(batches: Iterator[Any], most: int | None = None) -> list[int]:
-    """Checksums of the next batches; of an error, its type's."""
+    """Checksums of the next batches; for an error, of its type's name."""
     found: list[int] = []
     while most is None or len(found) < most:
         try:
@@ -111,7 +114,7 @@ def values(batches: Iterator[Any], most: int | None = None) -> list[int]:
 
 
 def write_folders(root: Path, count: int) -> dict[str, Path]:
-    """The images of each kind of data."""
+    """Write the images of each kind of data."""
     mixed, damaged = (mix_in(make_folder(root / name, count - 5)) for name in ("mixed", "damaged"))
     first, second = sorted(damaged.rglob("*.jpg"))[2:10:4]
     first.write_bytes(first.read_bytes()[:-200])
@@ -120,7 +123,7 @@ def write_folders(root: Path, count: int) -> dict[str, Path]:
 
 
 def prepare(scratch: str) -> None:
-    """Write the images, and what torch's DataLoader makes of them; to be run as a program."""
+    """Write the images and the checksums of torch's batches. Runs as a program."""
     root = Path(scratch)
     write_folders(root, 24)
     warnings.simplefilter("ignore")
@@ -128,7 +131,7 @@ def prepare(scratch: str) -> None:
     same: dict[str, str] = {}
     for name, kind in KINDS.items():
         arguments = {**kind.arguments}
-        if arguments.get("multiprocessing_context") == "spawn":  # other processes, the same values
+        if arguments.get("multiprocessing_context") == "spawn":  # gives the same values
             arguments["multiprocessing_context"] = "fork"
         first = same.setdefault(repr((kind.data, arguments)), name)
         if first == name:
@@ -143,14 +146,14 @@ def prepare(scratch: str) -> None:
 
 @cache
 def expected(root: Path, kind: str, seed: int = 0) -> list[list[int]]:
-    """Checksums of the batches of :data:`EPOCHS` epochs."""
+    """Expected checksums of the batches of :data:`EPOCHS` epochs."""
     epochs: list[list[int]] = json.loads((root / "expected.json").read_text())[kind][seed]
     return epochs
 
 
 @cache
 def warm_up(root: Path, kind: str, *, ours: bool = True) -> None:
-    """Run an epoch, once in each program: what Python and torch keep for life is there afterwards."""
+    """Run an epoch once per program, so that permanent allocations exist before measuring."""
     loader = KINDS[kind].loader(root, ours=ours)
     values(iter(loader))
     close(loader)

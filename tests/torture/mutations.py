@@ -1,4 +1,4 @@
-"""Damaged JPEG files: the core gives the pixels that Pillow gives, or none."""
+"""Damaged JPEG files: the core returns Pillow's pixels or an error."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .outcome import Outcome, Setting
 TITLE = "mutated files against Pillow"
 COUNT, EACH, OUTSIDE, PROGRAM = 50_000, 1, False, 2_500
 LIMIT_S = 20.0
-PIXELS_MAX = 1_000_000  # Pillow and the core refuse above twice that, so no header makes a trial take minutes
+PIXELS_MAX = 1_000_000  # Pillow and the core refuse twice as many, so no header makes a trial take minutes
 Mutation = Callable[[random.Random, bytearray], None]
 
 
 @cache
 def corpus() -> list[bytes]:
-    """Small files of every kind that Pillow or the tests' own writer can write."""
+    """Small files of every kind that Pillow or the tests' JPEG writer can write."""
     exif = Image.Exif()
     exif[0x0112], exif[0x010F], exif[0x011A] = 6, "maker", (72, 1)
     icc = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -65,7 +65,7 @@ def corpus() -> list[bytes]:
 
 
 def segments(data: bytes) -> list[tuple[int, int]]:
-    """Where each marker segment in front of the first scan's data begins and ends."""
+    """Begin and end of each marker segment before the first scan's data."""
     found, at = [], 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -106,7 +106,7 @@ def _marker(rng: random.Random, data: bytearray) -> None:
 
 
 def _header(rng: random.Random, data: bytearray) -> None:
-    """A byte of a marker segment, not of the pixels."""
+    """Change a byte of a marker segment, not of the pixels."""
     if found := segments(data):
         begin, end = rng.choice(found)
         if begin + 1 < end:
@@ -134,7 +134,7 @@ def _drop(rng: random.Random, data: bytearray) -> None:
 
 
 def _foreign(rng: random.Random, data: bytearray) -> None:
-    """A segment of another file."""
+    """Insert a segment of another file."""
     other = rng.choice(corpus())
     if (theirs := segments(other)[:-1]) and (own := segments(data)):
         begin, end = rng.choice(theirs)
@@ -150,7 +150,7 @@ STARTS = (
 
 
 def _made_up(rng: random.Random, data: bytearray) -> None:
-    """An application segment that begins as those do that Pillow reads."""
+    """Insert random application data behind a prefix that Pillow reads."""
     if own := segments(data):
         marker, start = rng.choice(STARTS)
         at = rng.choice(own)[0]
@@ -158,7 +158,7 @@ def _made_up(rng: random.Random, data: bytearray) -> None:
 
 
 def _directory(rng: random.Random, data: bytearray) -> None:
-    """TIFF's directory with the tags that Pillow looks at when it opens a file, in one segment or several."""
+    """Insert a TIFF directory with tags that Pillow reads, in one segment or two."""
     if not (own := segments(data)):
         return
     marker, start = rng.choice([(0xE1, b"Exif\0\0"), (0xE1, b"Exif\0\0"), (0xE2, b"MPF\0")])
@@ -179,7 +179,7 @@ def _directory(rng: random.Random, data: bytearray) -> None:
 MUTATIONS: tuple[Mutation, ...] = (
     *(_flip, _set, _truncate, _insert, _delete, _marker),
     *(_header, _header, _swap, _repeat, _drop, _foreign, _made_up),
-    *[_directory] * 4,  # each is one of very many
+    *[_directory] * 4,  # more often, because there are very many variants
 )
 
 
@@ -192,7 +192,7 @@ def mutated(rng: random.Random) -> bytes:
 
 
 def trial(number: int, setting: Setting) -> Outcome:
-    """One file: a crop of it, resized, and the whole."""
+    """Decode one file: a resized crop, the crop, the whole image."""
     rng = random.Random(f"mutations {setting.seed} {number}")
     Image.MAX_IMAGE_PIXELS = PIXELS_MAX
     outcome = Outcome()
@@ -224,7 +224,7 @@ def trial(number: int, setting: Setting) -> Outcome:
 
 
 def pillow(data: bytes) -> Image.Image | None:
-    """What Pillow makes of a file, as torchvision asks it."""
+    """Decode a file with Pillow, as torchvision does; ``None`` if Pillow raises."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             return image.convert("RGB")

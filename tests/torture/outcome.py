@@ -1,4 +1,4 @@
-"""What a trial came to, and how a program tells the harness about it."""
+"""The outcome of a trial, and how a program reports it to the harness."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all trials of a run share.
+    """Settings shared by all trials of a run.
 
     Attributes:
-        scratch: Folder of the images, the expected values and the programs' output.
-        seed: Of everything drawn.
-        share: Of the full number of trials.
-        minutes: How long the soak lasts.
+        scratch: Folder for the images, the expected values and the programs' output.
+        seed: Seed of all random choices.
+        share: Share of the full number of trials to run.
+        minutes: Duration of the soak.
     """
 
     scratch: Path
@@ -30,13 +30,13 @@ class Setting:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one call of ``trial``.
+    """Outcome of one call of ``trial``.
 
     Attributes:
-        done: How many trials it made.
-        failures: What went wrong, a line or more for each.
-        counts: What was seen, by name.
-        torch: Likewise of torch's DataLoader in the same trial.
+        done: Number of trials run.
+        failures: Descriptions of failures, a line or more each.
+        counts: Event counts for our loader, by name.
+        torch: Event counts for torch's DataLoader in the same trial, by name.
         figures: Measurements, by name.
     """
 
@@ -56,12 +56,12 @@ class Outcome:
 
 
 def more_than_torch(total: Outcome, name: str, share: float = 1.0) -> list[str]:
-    """What is to be said if ``name`` was counted more often than torch's count, and chance, explain.
+    """Describe a count that exceeds torch's by more than chance explains.
 
     Args:
-        total: Of all trials.
-        name: Of the count.
-        share: How many trials of torch's there were for one of ours.
+        total: Sum over all trials.
+        name: Name of the count.
+        share: Trials of torch per trial of ours.
     """
     allowed = total.torch[name] / share
     if total.counts[name] <= allowed + 1 + 4 * math.sqrt(allowed + 1):
@@ -79,6 +79,6 @@ def open_news(path: str) -> None:
 
 
 def tell(**news: Any) -> None:
-    """Tell the harness; one write, so that lines of several processes do not mix."""
+    """Report to the harness in one write, so that processes' lines do not mix."""
     if _news >= 0:
         os.write(_news, (json.dumps(news) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Random pipelines under random loaders: batches, errors and the states of all generators are torch's."""
+"""Random pipelines and loaders: batches, errors and generator states equal torch's."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ LIMIT_S = 90.0
 
 
 class Grayish(v1.Grayscale):
-    """A subclass, whose methods might be anything."""
+    """A subclass, which is not supported natively."""
 
 
 def _numpy_noise(image: Any) -> Any:
-    """Draws from the other generators."""
+    """Draw from Python's and NumPy's generators."""
     return image if random.random() < np.random.rand() else image.rotate(90)
 
 
-# What is not run natively, or only in part; each goes in front of a pipeline.
+# Transforms that do not run natively, or only in part; each is put in front of a pipeline.
 OTHERS: tuple[Callable[[], Any], ...] = (
     lambda: v1.ColorJitter(0.4, 0.4, 0.4, 0.1),
     lambda: v2.RandomApply([v2.ColorJitter(0.3)], 0.5),
@@ -77,7 +77,7 @@ SAMPLERS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """A pipeline, a folder, a loader's arguments."""
+    """Draw a pipeline, a folder and a loader's arguments."""
     pipeline = draw(st.one_of(pipelines(), pipelines_on_tensors(), st.sampled_from(list(PIPELINES.values()))))
     pipeline = pipeline() if pipeline in PIPELINES.values() else pipeline
     if draw(st.integers(0, 3)) == 0:
@@ -103,7 +103,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def drawn(number: int) -> dict[str, Any]:
-    """Case ``number``."""
+    """Generate case ``number``."""
     found: list[dict[str, Any]] = []
 
     @seed(number)
@@ -113,22 +113,22 @@ def drawn(number: int) -> dict[str, Any]:
         found.append(case)
 
     collect()
-    return found[-1]  # Hypothesis begins with a plain one
+    return found[-1]  # Hypothesis starts with a trivial one
 
 
 @cache
 def folders(scratch: Path) -> dict[str, Path]:
-    """Images; each program writes its own, once."""
+    """Write the images, once per program."""
     return write_folders(Path(tempfile.mkdtemp(dir=scratch)), 17)
 
 
 def trial(number: int, setting: Setting) -> Outcome:
-    """Two or three epochs of each loader, compared."""
+    """Compare up to three epochs of both loaders."""
     case = drawn(1_000_003 * setting.seed + number)
     outcome = Outcome()
     root = folders(setting.scratch)[case["folder"]]
     own: dict[str, Any] = {"device": "cpu"}
-    if case["index"]:  # which torch has not: with other workers, and without any native code
+    if case["index"]:  # torch lacks this mode, so compare with our torch engine
         ours = _epochs(case, root, FastLoader, {**own, "randomness": "sample"})
         theirs = _epochs(case, root, FastLoader, {**own, "randomness": "sample", "engine": "torch"})
     else:
@@ -145,7 +145,7 @@ def trial(number: int, setting: Setting) -> Outcome:
 
 
 def _epochs(case: dict[str, Any], root: Path, kind: Any, own: dict[str, Any]) -> list[Any]:
-    """Batches, errors, and generators' states after each epoch; at the end, which engine made them."""
+    """Collect batches, errors, and generator states after each epoch; last, the engine's name."""
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
@@ -179,7 +179,7 @@ def _epochs(case: dict[str, Any], root: Path, kind: Any, own: dict[str, Any]) ->
 
 
 def _native_if_it_can_be(dataset: Any, **arguments: Any) -> FastLoader[Any]:
-    """Also where so many samples are no JPEG files that it would leave it."""
+    """Use the native engine where possible, even if few samples are JPEG files."""
     try:
         return FastLoader(dataset, **arguments, engine="native")
     except ValueError:
@@ -187,7 +187,7 @@ def _native_if_it_can_be(dataset: Any, **arguments: Any) -> FastLoader[Any]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(b, Exception):  # ours also says which sample it was
+    if isinstance(b, Exception):  # ours also names the sample
         return type(a) is type(b) and _last_line(b) in re.sub(r" at 0x\w+", "", str(a))
     if isinstance(b, torch.Tensor):
         if not isinstance(a, torch.Tensor) or (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
@@ -199,7 +199,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _last_line(error: Exception) -> str:
-    """What was raised in the worker, without where; of an object's address, nothing."""
+    """Message of the worker's error, without its location and object addresses."""
     return re.sub(r" at 0x\w+", "", (str(error).strip().splitlines() or [""])[-1])
 
 

@@ -1,4 +1,4 @@
-"""Faults that the harness must find: for its own tests."""
+"""Planted faults that the harness must find, for its tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HANGS, DIES, RAISES, WRONG = 1, 2, 3, 4
 
 
 def trial(number: int, setting: Setting) -> Outcome:
-    """Number 0 is well."""
+    """Run the fault with this number; number 0 succeeds."""
     if number == HANGS:
         time.sleep(600)
     if number == DIES:
@@ -27,17 +27,17 @@ def trial(number: int, setting: Setting) -> Outcome:
 
 
 def leave_a_process() -> None:
-    """Another process in its session goes on."""
+    """Leave a process of the session running."""
     if os.fork() == 0:
         time.sleep(600)
 
 
 def leave_shared_memory() -> None:
-    """A file without an owner."""
+    """Leave a file that no process has open."""
     Path("/dev/shm/planted").touch()
 
 
 def hang() -> None:
-    """Tell, and go on for ever."""
+    """Report, then hang."""
     tell(phase="hanging")
     time.sleep(600)

@@ -1,4 +1,4 @@
-"""Programs under trial: started from a zygote, heard, timed, ended, and searched for what they leave behind."""
+"""Start programs from a zygote, follow, time and end them, and find what they leave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ended:
 
     Attributes:
         code: Exit code, negative for a signal; ``None`` if it had to be killed.
-        seconds: Since it was expected to end.
+        seconds: Time that the harness waited for its end.
         output: Everything that it and its processes printed.
         left: Processes and entries of ``/dev/shm`` that it left behind.
     """
@@ -33,7 +33,7 @@ class Ended:
 
 
 class Lines:
-    """Lines from a descriptor."""
+    """Reads lines from a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -43,7 +43,7 @@ class Lines:
         return b"\n" in self._rest
 
     def read(self) -> bool:
-        """Read what is there; ``False`` at the end."""
+        """Read available data; ``False`` at end of file."""
         data = os.read(self.descriptor, 1 << 16)
         self._rest += data
         return bool(data)
@@ -54,7 +54,7 @@ class Lines:
 
 
 def answer(lines: Lines) -> str:
-    """The zygote's next line. Blocks."""
+    """Read the zygote's next line. Blocks."""
     while not lines.has_line():
         if not lines.read():
             raise RuntimeError("the zygote has ended")
@@ -62,7 +62,7 @@ def answer(lines: Lines) -> str:
 
 
 class Launcher:
-    """Starts programs, one at a time. To be closed."""
+    """Starts programs, one at a time. Must be closed."""
 
     def __init__(self, scratch: Path, name: str) -> None:
         self.scratch = scratch
@@ -78,7 +78,10 @@ class Launcher:
         self.program: Program | None = None
 
     def start(self, function: str, *arguments: Any) -> Program:
-        """Run ``function`` ("module:name") with JSON arguments in a new program. Blocks until the zygote is ready."""
+        """Run ``function`` ("module:name") with JSON arguments in a new program.
+
+        Blocks until the zygote is ready.
+        """
         if not self._ready:
             answer(self._answers)
             self._ready = True
@@ -86,7 +89,10 @@ class Launcher:
         return self.program
 
     def close(self) -> None:
-        """End the zygote, and with it whatever is still running. Not through the zygote: its answer may be awaited."""
+        """Kill the zygote and any running program.
+
+        Does not ask the zygote, because another thread may be waiting for its answer.
+        """
         self._zygote.kill()
         self._zygote.wait()
         self._zygote.stdin.close()
@@ -115,14 +121,14 @@ class Program:
         news = launcher.scratch / f"{launcher.name}.news"
         news.unlink(missing_ok=True)
         os.mkfifo(news)
-        self._news = Lines(os.open(news, os.O_RDWR))  # also for writing: then it never ends
+        self._news = Lines(os.open(news, os.O_RDWR))  # also for writing, so that it never reaches end of file
         self._code: int | None = None
         request = {"function": function, "arguments": arguments, "output": str(self._output), "news": str(news)}
         requests.write((json.dumps(request) + "\n").encode())
         self.pid = int(answer(answers))
 
     def next(self, timeout_s: float) -> dict[str, Any] | None:
-        """What it tells next, ``{"ended": code}`` when it has ended, ``None`` after the timeout."""
+        """Next report; ``{"ended": code}`` if the program has ended, ``None`` after the timeout."""
         deadline = time.monotonic() + timeout_s
         while not self._news.has_line():
             if self._code is not None:
@@ -139,13 +145,13 @@ class Program:
         return news
 
     def signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal, if it is still there."""
+        """Send a signal, unless the program has ended."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if group else os.kill)(self.pid, number)
 
     def finish(self, limit_s: float, grace_s: float = 5.0) -> Ended:
-        """Wait for the end, at most ``limit_s``, and for what it started, ``grace_s``; then kill what is left."""
+        """Wait up to ``limit_s`` for the program and ``grace_s`` for its processes; kill the rest."""
         begun = time.monotonic()
         while (news := self.next(begun + limit_s - time.monotonic())) is not None and "ended" not in news:
             pass
@@ -157,15 +163,15 @@ class Program:
         return Ended(code, seconds, self._output.read_text(errors="replace"), left)
 
     def dump(self) -> None:
-        """Let it print the stacks of its threads."""
+        """Make the program print its threads' stacks."""
         self.signal(signal.SIGUSR1)
         time.sleep(0.5)
 
     def kill(self) -> None:
-        """End it and all that it started. Idempotent."""
+        """Kill the program and its processes. Idempotent."""
         if self._news.descriptor < 0:
             return
-        while processes := session(self.pid):  # one may have just started another
+        while processes := session(self.pid):  # again, because one may have just started another
             for pid in processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -185,7 +191,7 @@ class Program:
             pause = min(2 * pause, 0.2)
         lines = [f"process {pid} {command(pid)}" for pid in processes]
         names = set(os.listdir(self._shared_memory)) - self._before
-        for _ in range(2):  # where it is shared with other programs: one may be just about to remove its own
+        for _ in range(2):  # if /dev/shm is shared, another program may be about to remove its entry
             if names:
                 time.sleep(0.3)
                 names = orphaned(self._shared_memory, names)
@@ -193,7 +199,7 @@ class Program:
 
 
 def session(leader: int) -> list[int]:
-    """Living processes of a session."""
+    """Live processes of a session."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -207,7 +213,7 @@ def session(leader: int) -> list[int]:
 
 
 def command(pid: int) -> str:
-    """Its command line; forked workers have their parent's."""
+    """Command line of a process; forked workers have their parent's."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
     except OSError:
@@ -215,7 +221,7 @@ def command(pid: int) -> str:
 
 
 def orphaned(folder: Path, names: set[str]) -> set[str]:
-    """Those of ``names`` that are still there and that no process has open or mapped."""
+    """Those of ``names`` that still exist and that no process has open or mapped."""
     left = names
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -1,4 +1,4 @@
-"""Trials one after another in a program of their own, and the harness's side of that."""
+"""Run trials one after another in a separate program, supervised by the harness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .programs import Launcher
 
 
 def run(family: str, numbers: list[int], scratch: str, seed: int, share: float, minutes: float) -> None:
-    """Make trials; to be run as a program."""
+    """Run trials. Runs as a program."""
     warnings.simplefilter("ignore")
     module = importlib.import_module(f"torture.{family}")
     for number in numbers:
@@ -35,7 +35,7 @@ def supervise(
     launcher: Launcher,
     report: Callable[[int, Outcome], None],
 ) -> None:
-    """Run trials in programs, a new one after each that hangs, dies or is wrong, and report their outcomes."""
+    """Run trials in programs, restarting after each that hangs or dies; report their outcomes."""
     left = list(numbers)
     family = module.__name__.rpartition(".")[2]
     while left:

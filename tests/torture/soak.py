@@ -1,4 +1,4 @@
-"""Hours of loaders of several kinds at once, in threads of one process, while others draw and fork."""
+"""Run several kinds of loaders in one process for hours, while it draws and forks."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ TITLE = "soak"
 COUNT, EACH, OUTSIDE, LASTS = 1, 1, False, True
 LIMIT_S = 120.0
 OF = ("native", "native, Python samples", "native, errors", "native, persistent", "workers", "workers, device side")
-GROWTH_KB_MAX = 8192  # over the four fifths of the run that are fitted: the allocator's arenas, of some 30 threads
+GROWTH_KB_MAX = 8192  # over the fitted four fifths of the run: the allocator's arenas of some 30 threads
 FIT_MIN_MINUTES = 5.0
 
 
 class Soak:
-    """What the threads share."""
+    """State shared by the threads."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.ends = time.monotonic() + 60 * setting.minutes
         self.failures: list[str] = []
         self.counts: Counter[str] = Counter()
-        # A worker that is forked while another thread draws inherits torch's generator locked, and torch's own hangs.
+        # A worker forked while another thread draws inherits torch's generator locked and hangs, also with torch.
         self.draws_or_forks = threading.Lock()
 
     def is_on(self) -> bool:
         return time.monotonic() < self.ends and len(self.failures) < 20
 
     def load(self, kind: str) -> None:
-        """Loader after loader, of which each epoch is checked, broken off or abandoned."""
+        """Run loaders one after another; check, break off or abandon each epoch."""
         rng = random.Random(f"soak {self.setting.seed} {kind}")
         try:
             while self.is_on():
@@ -66,16 +66,16 @@ class Soak:
             if got != wanted[:most]:
                 self.failures.append(f"{kind}: epoch {epoch} of seed {seed} gave {got} instead of {wanted[:most]}")
             if most < len(wanted):
-                break  # how far the sampler's draws got ahead is not in the list, which is of whole epochs
+                break  # later epochs are unknown: they depend on how far ahead the sampler has drawn
         if rng.random() < 0.2:
-            with self.draws_or_forks, contextlib.suppress(OSError):  # a damaged file's, where there are some
+            with self.draws_or_forks, contextlib.suppress(OSError):  # raised for damaged files
                 abandon(loader, rng)
         if rng.random() < 0.7:
             close(loader)
 
 
 def trial(number: int, setting: Setting) -> Outcome:
-    """The main thread draws, forks and samples what is held."""
+    """Draw, fork and sample resources in the main thread while loaders run in others."""
     for kind in OF:
         warm_up(setting.scratch, kind)
     before, soak = Holdings.now(), Soak(setting)

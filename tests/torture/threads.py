@@ -1,4 +1,4 @@
-"""Several threads: on one iterator, and each with a loader of its own while the main thread draws all the time."""
+"""Several threads on one iterator, or with a loader each while the main thread draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APART = ("native", "native, Python samples", "native, errors", "native, Python s
 
 
 def trial(number: int, setting: Setting) -> Outcome:
-    """Even numbers: threads on one iterator; odd ones: four loaders beside a main thread that draws."""
+    """Share one iterator if ``number`` is even; else run four loaders in threads."""
     outcome = Outcome()
     if number % 2:
         warm_up(setting.scratch, "native")
@@ -44,13 +44,13 @@ def trial(number: int, setting: Setting) -> Outcome:
 
 
 def _shared(kind: str, count: int, setting: Setting, *, ours: bool) -> list[str]:
-    """What went wrong; every batch must be given once."""
+    """Consume one iterator in several threads, and describe failures to give every batch once."""
     wanted = expected(setting.scratch, kind)[0]
     loader: Any = KINDS[kind].loader(setting.scratch, ours=ours)
     batches: Any = iter(loader)
     got: list[int] = []
     what: list[str] = []
-    # Torch's worker iterator never ends where two threads wait for its last batch.
+    # torch's worker iterator hangs if two threads wait for its last batch.
     to_the_end = kind.startswith("native")
 
     def consume(most: int) -> None:
@@ -70,7 +70,7 @@ def _shared(kind: str, count: int, setting: Setting, *, ours: bool) -> list[str]
     for thread in threads:
         thread.join(HUNG_S)
     if any(thread.is_alive() for thread in threads):
-        for process in multiprocessing.active_children():  # of which the iterator hears
+        for process in multiprocessing.active_children():  # the iterator then raises
             process.kill()
         return [HUNG]
     batches = None
@@ -82,7 +82,7 @@ def _shared(kind: str, count: int, setting: Setting, *, ours: bool) -> list[str]
 
 
 def _apart(number: int, setting: Setting, outcome: Outcome) -> None:
-    """Loaders with generators of their own, whose values nobody else's draws may change, nor they anybody's."""
+    """Run loaders with their own generators; no draws may affect each other."""
     seeds = [(number // 2 + place) % 2 for place in range(len(APART))]
     got: list[list[int]] = [[] for _ in APART]
 
@@ -110,6 +110,6 @@ def _apart(number: int, setting: Setting, outcome: Outcome) -> None:
 
 
 def conclude(total: Outcome) -> list[str]:
-    """On a worker iterator we hang no more often than torch does."""
+    """Check that a shared worker iterator hangs no more often than torch's."""
     ran, theirs = (sum(n for name, n in c.items() if name.startswith("one")) for c in (total.counts, total.torch))
     return more_than_torch(total, "one iterator: hung", theirs / ran if theirs else 1.0)

@@ -1,4 +1,4 @@
-"""A timer whose signal handler raises, again and again, wherever the consumer's thread is at that moment."""
+"""Timer signals whose handler raises at random points of the consumer's thread."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ TITLE = "timer interrupts"
 COUNT, EACH, OUTSIDE, PROGRAM = 10_000, 50, False, 5
 LIMIT_S = 120.0
 STUCK_S = 15.0  # for one call; torch joins each of its workers, and a thread, for 5 s
-# An interrupt in the middle of a read breaks torch's queue; with worker processes, a next() that takes this is counted.
+# An interrupt during a read breaks torch's queue; with worker processes, a next() that takes this long counts as stuck.
 GO_ON_S = 3.0
 NATIVE = [name for name in SOUND if name.startswith("native")]
 WORKERS = [name for name in SOUND if name.startswith("workers") and "spawned" not in name]
 
 
 class Timeout(Exception):
-    """Raised by the handler: an error."""
+    """Raised by the handler, as an ``Exception``."""
 
 
 class Interrupt(KeyboardInterrupt):
-    """Likewise, no error."""
+    """Raised by the handler, as a ``KeyboardInterrupt``."""
 
 
 class Stuck(BaseException):
-    """Likewise, when a call has taken too long."""
+    """Raised by the handler if a call takes too long."""
 
 
 _error: type[BaseException] = Stuck
@@ -44,7 +44,7 @@ def _fire(number: int, frame: FrameType | None) -> None:
 
 
 def within(seconds: float, error: type[BaseException], call: Callable[[], Any]) -> Any:
-    """``call()``, in which the handler raises ``error`` after ``seconds``."""
+    """Run ``call()``; the handler raises ``error`` in it after ``seconds``."""
     global _error
     _error = error
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -55,7 +55,7 @@ def within(seconds: float, error: type[BaseException], call: Callable[[], Any]) 
 
 
 class Epoch:
-    """One epoch of a new loader under interrupts; then it is closed."""
+    """One epoch of a new loader under interrupts, then its close."""
 
     def __init__(self, name: str, setting: Setting, rng: random.Random, *, ours: bool) -> None:
         self.randomness = rng
@@ -66,7 +66,7 @@ class Epoch:
         self.batches: Any = None
         self.broken = ""
         self.go_on_s = STUCK_S if name.startswith("native") else GO_ON_S
-        # prefetch_to_device begins the epoch in its first next(), where a sample's error and the handler's look alike.
+        # prefetch_to_device begins the epoch in its first next(), where a Timeout looks like a sample's error.
         self.errors = (Interrupt,) if KINDS[name].prefetch else (Interrupt, Timeout)
 
     def run(self) -> None:
@@ -88,7 +88,7 @@ class Epoch:
             self._interrupted(lambda: close(self.loader), Interrupt, Timeout)
         self._bounded("close()", lambda: close(self.loader))
         self._bounded("dropping the iterator", self._drop)
-        if time.monotonic() - begun > STUCK_S:  # raised where Python ignores it
+        if time.monotonic() - begun > STUCK_S:  # Stuck was raised where Python ignores exceptions
             self.hangs.append(f"closing took {time.monotonic() - begun:.0f} s")
 
     def _interrupted(self, call: Callable[[], Any], *errors: type[BaseException]) -> Any:
@@ -116,7 +116,10 @@ class Epoch:
 
 
 def trial(number: int, setting: Setting) -> Outcome:
-    """:data:`EACH` interrupts of our loader, in every third trial with worker processes; of torch's in every ninth."""
+    """Interrupt our loader :data:`EACH` times; in every ninth trial also torch's.
+
+    Every third trial uses worker processes.
+    """
     signal.signal(signal.SIGALRM, _fire)
     outcome = Outcome(done=EACH)
     kinds = WORKERS if number % 3 == 2 else NATIVE
@@ -154,7 +157,7 @@ def trial(number: int, setting: Setting) -> Outcome:
 
 
 def missing(got: list[int], wanted: list[int]) -> int:
-    """How many of ``wanted`` were left out before the last of ``got``; -1 if ``got`` is no part of it, in order."""
+    """Number of ``wanted`` values skipped in ``got``; -1 if ``got`` is not a subsequence."""
     place = 0
     for value in got:
         if value not in wanted[place:]:
@@ -164,7 +167,7 @@ def missing(got: list[int], wanted: list[int]) -> int:
 
 
 def conclude(total: Outcome) -> list[str]:
-    """We lose no more batches, leave no more and get stuck no more often than torch does for as many interrupts."""
+    """Check that we lose, leave, raise and get stuck no more than torch per interrupt."""
     share = total.torch["interrupts"] / total.counts["interrupts"] if total.torch["interrupts"] else 1.0
     names = ("batches lost", "left something", "raised another error", "stuck in next()")
     return [said for name in names for said in more_than_torch(total, name, share)]

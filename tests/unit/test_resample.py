@@ -228,7 +228,7 @@ def test_misuse_says_what_is_wrong(arguments: dict, message: str) -> None:
 
 
 CSRC = native_shim.CSRC
-LEVELS = [*sorted(map(str, CSRC.glob("resample*.cpp"))), str(CSRC / "tests" / "levels.cpp")]
+LEVELS = [*sorted(map(str, CSRC.glob("resample/*.cpp"))), str(CSRC / "tests" / "levels.cpp")]
 
 
 def test_levels_agree_under_sanitizers(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_levels_agree_under_sanitizers(tmp_path: Path) -> None:
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
     ]
-    subprocess.run(["g++", *flags, *LEVELS, "-o", str(program)], check=True)
+    subprocess.run(["g++", *flags, f"-I{CSRC}", *LEVELS, "-o", str(program)], check=True)
     run = subprocess.run([str(program), "400"], check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -253,7 +253,7 @@ def test_levels_agree_under_sanitizers(tmp_path: Path) -> None:
 def test_neon_agrees_under_emulation(tmp_path: Path) -> None:
     program = tmp_path / "levels"
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-static"]
-    subprocess.run(["aarch64-linux-gnu-g++", *flags, *LEVELS, "-o", str(program)], check=True)
+    subprocess.run(["aarch64-linux-gnu-g++", *flags, f"-I{CSRC}", *LEVELS, "-o", str(program)], check=True)
     run = subprocess.run(["qemu-aarch64", str(program), "300"], check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "best level neon" in run.stdout

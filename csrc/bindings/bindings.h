@@ -1,0 +1,44 @@
+// Helpers shared by the bindings. Arguments are checked and converted with the GIL; then the GIL is released and no
+// Python object is touched.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include <nanobind/nanobind.h>
+
+#include "resample/resample.h"
+
+namespace fastload {
+
+void bind_jpeg(nanobind::module_& m);
+void bind_resample(nanobind::module_& m);
+void bind_draws(nanobind::module_& m);
+void bind_batch(nanobind::module_& m);
+
+// Holds a contiguous view of any bytes-like object. Create and destroy with the GIL.
+class BytesView {
+ public:
+  explicit BytesView(nanobind::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nanobind::python_error();
+  }
+  ~BytesView() {
+    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  }
+  BytesView(BytesView&& other) noexcept : view_(other.view_) { other.view_.obj = nullptr; }
+  BytesView(const BytesView&) = delete;
+  BytesView& operator=(const BytesView&) = delete;
+  BytesView& operator=(BytesView&&) = delete;
+  const std::uint8_t* data() const { return static_cast<const std::uint8_t*>(view_.buf); }
+  std::size_t size() const { return static_cast<std::size_t>(view_.len); }
+
+ private:
+  Py_buffer view_;
+};
+
+Filter filter_from(const std::string& name);
+PassRule pass_rule_from(const std::string& name);
+
+}  // namespace fastload

@@ -1,0 +1,383 @@
+#include "bindings/bindings.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "pool/batch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace fastload {
+namespace {
+
+using Images = nb::ndarray<std::uint8_t, nb::ndim<4>, nb::device::cpu>;
+using Geometries = nb::ndarray<const std::int32_t, nb::shape<-1, 12>, nb::c_contig, nb::device::cpu>;
+
+// How often a wait checks for Python signals (Ctrl-C).
+constexpr double kSignalCheckSeconds = 0.1;
+
+nb::tuple to_tuple(const Outcome& outcome) {
+  return nb::make_tuple(name_of(outcome.status), outcome.error_number, outcome.width, outcome.height, outcome.bytes,
+                        outcome.detail);
+}
+
+// A core job and the Python objects whose memory it uses. Requires the GIL except where it is explicitly released.
+struct Held {
+  std::shared_ptr<Job> job;
+  std::vector<BytesView> views;
+  Images out;
+};
+
+// Abandoned jobs for which a thread is stuck reading a file. Their memory stays until the thread stops using it, or
+// until the process ends.
+std::vector<Held>& given_up() {
+  static auto* jobs = new std::vector<Held>;
+  return *jobs;
+}
+
+void free_given_up() {
+  std::vector<Held>& jobs = given_up();
+  const auto stuck = std::partition(jobs.begin(), jobs.end(), [](const Held& held) { return !held.job->idle(); });
+  const std::vector<Held> done(std::make_move_iterator(stuck), std::make_move_iterator(jobs.end()));
+  jobs.erase(
+      stuck,
+      jobs.end());  // before `done` is destroyed: freeing objects may run any Python code and re-enter this function
+}
+
+class BoundJob {
+ public:
+  BoundJob(std::vector<BytesView> views, Images out) : held_{nullptr, std::move(views), std::move(out)} {}
+  ~BoundJob() {
+    if (held_.job == nullptr) return;
+    const bool waited = waited_ || held_.job->pool_closed();
+    if (!cancel_within(waited ? 0 : kJoinSeconds)) given_up().push_back(std::move(held_));
+    free_given_up();
+  }
+  BoundJob(const BoundJob&) = delete;
+  BoundJob& operator=(const BoundJob&) = delete;
+
+  void attach(std::shared_ptr<Job> job) { held_.job = std::move(job); }
+  Job& job() { return *held_.job; }
+
+  const char* wait(double timeout) {
+    while (true) {
+      const double slice = timeout < 0 || timeout > kSignalCheckSeconds ? kSignalCheckSeconds : timeout;
+      WaitResult result;
+      {
+        nb::gil_scoped_release release;
+        result = held_.job->wait(slice);
+      }
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      switch (result) {
+        case WaitResult::done: return "done";
+        case WaitResult::requested: return "requested";
+        case WaitResult::foreign:
+          throw std::runtime_error("a batch must be waited for in the process that submitted it");
+        case WaitResult::timeout: break;
+      }
+      if (timeout < 0) continue;
+      timeout -= slice;
+      if (timeout <= 0) return "timeout";
+    }
+  }
+
+  bool cancel(double timeout) {
+    while (!cancel_within(timeout < 0 ? kSignalCheckSeconds : timeout)) {
+      if (timeout >= 0) {
+        waited_ = true;
+        return false;
+      }
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+    return true;
+  }
+
+  nb::tuple request() {
+    const Request request = held_.job->request();
+    const char* kind = request.kind == Request::Kind::sample ? "sample"
+                       : request.kind == Request::Kind::exp  ? "exp"
+                                                             : "none";
+    return nb::make_tuple(kind, request.sample, request.value);
+  }
+
+  nb::bytes statuses() {
+    std::string codes;
+    for (std::size_t i = 0; i < held_.job->size(); ++i) codes += static_cast<char>(held_.job->outcome(i).status);
+    return nb::bytes(codes.data(), codes.size());
+  }
+
+  nb::tuple outcome(std::size_t sample) { return to_tuple(at(sample)); }
+
+  nb::object geometry(std::size_t sample) {
+    const Outcome& outcome = at(sample);
+    if (!outcome.drawn) return nb::none();
+    const Geometry& g = outcome.geometry;
+    return nb::make_tuple(g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width, g.window.top,
+                          g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical);
+  }
+
+  // Box (top, left, height, width) to erase of each sample; zeros if there is none or it is not drawn.
+  nb::bytes erased() {
+    std::vector<std::int32_t> boxes;
+    boxes.reserve(4 * held_.job->size());
+    for (std::size_t i = 0; i < held_.job->size(); ++i) {
+      const Outcome& outcome = held_.job->outcome(i);
+      const PixelBox box = outcome.drawn ? outcome.geometry.erased : PixelBox{};
+      boxes.insert(boxes.end(), {box.top, box.left, box.height, box.width});
+    }
+    return nb::bytes(boxes.data(), boxes.size() * sizeof(std::int32_t));
+  }
+
+  nb::object generator_before(std::size_t sample) {
+    Generator generator;
+    if (!held_.job->generator_before(sample, generator)) return nb::none();
+    std::uint8_t state[Generator::kStateBytes];
+    generator.get_state(state);
+    return nb::bytes(state, sizeof state);
+  }
+
+  void skip(nb::bytes state_after) {
+    Generator generator;
+    if (state_after.size() != Generator::kStateBytes ||
+        !generator.set_state(reinterpret_cast<const std::uint8_t*>(state_after.data()))) {
+      throw nb::value_error("state_after must be what torch.Generator.get_state() returns");
+    }
+    held_.job->skip(generator);
+  }
+
+ private:
+  const Outcome& at(std::size_t sample) {
+    if (sample >= held_.job->size()) throw nb::index_error("sample out of range");
+    return held_.job->outcome(sample);
+  }
+
+  bool cancel_within(double seconds) {
+    nb::gil_scoped_release release;
+    return held_.job->cancel(seconds);
+  }
+
+  Held held_;
+  bool waited_ = false;  // whether a wait for a stuck thread has already timed out
+};
+
+// A pool that releases the GIL to close, also when Python drops it.
+class BoundPool {
+ public:
+  explicit BoundPool(int threads) : pool_(std::make_unique<Pool>(threads)) {}
+  ~BoundPool() {
+    nb::gil_scoped_release release;
+    pool_.reset();
+  }
+  BoundPool(const BoundPool&) = delete;
+  BoundPool& operator=(const BoundPool&) = delete;
+
+  Pool& pool() { return *pool_; }
+
+  int resize(int threads) {
+    nb::gil_scoped_release release;
+    return pool_->resize(threads);
+  }
+
+  WorkDone work_done() {
+    nb::gil_scoped_release release;
+    return pool_->work_done();
+  }
+
+  bool close(double timeout) {
+    bool ended;
+    {
+      nb::gil_scoped_release release;
+      ended = pool_->close(timeout);
+    }
+    free_given_up();
+    return ended;
+  }
+
+ private:
+  std::unique_ptr<Pool> pool_;
+};
+
+void require_layout(const Images& out, std::size_t count) {
+  if (out.shape(0) != count) throw nb::value_error("out must have room for exactly one image per input");
+  if (out.shape(3) != 3 || out.stride(3) != 1 || out.stride(2) != 3) {
+    throw nb::value_error("out must be NHWC with 3 channels, and its rows contiguous");
+  }
+}
+
+SampleOptions options_from(const Images& out, const std::string& filter, const std::string& pass_rule,
+                           std::uint64_t max_pixels, bool fast) {
+  SampleOptions options;
+  options.height = static_cast<int>(out.shape(1));
+  options.width = static_cast<int>(out.shape(2));
+  options.filter = filter_from(filter);
+  options.pass_rule = pass_rule_from(pass_rule);
+  options.max_pixels = max_pixels;
+  options.fast = fast;
+  return options;
+}
+
+// A bytes-like object is the file's contents; anything else is a path.
+Input input_from(nb::handle object, std::vector<BytesView>& views) {
+  Input input;
+  if (PyObject_CheckBuffer(object.ptr())) {
+    static const std::uint8_t nothing = 0;
+    views.emplace_back(object);
+    input.data = views.back().data() != nullptr ? views.back().data() : &nothing;
+    input.size = views.back().size();
+    return input;
+  }
+  if (PyUnicode_Check(object.ptr())) {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);  // cached in the str, so encoded only once
+    if (text != nullptr && std::strlen(text) == static_cast<std::size_t>(size)) {
+      input.path.assign(text, static_cast<std::size_t>(size));
+      return input;
+    }
+    PyErr_Clear();  // leave undecodable file names and null bytes to os.fsencode
+  }
+  PyObject* encoded = nullptr;
+  if (PyUnicode_FSConverter(object.ptr(), &encoded) == 0) throw nb::python_error();
+  const nb::bytes path = nb::steal<nb::bytes>(encoded);
+  input.path.assign(path.c_str(), path.size());
+  return input;
+}
+
+// (crop, output size, window, flips): top, left, height, width; height, width; top, left, height, width; two flags.
+Geometry geometry_from(const std::int32_t* g) {
+  Geometry geometry;
+  geometry.crop = {g[0], g[1], g[2], g[3]};
+  geometry.out_height = g[4];
+  geometry.out_width = g[5];
+  geometry.window = {g[6], g[7], g[8], g[9]};
+  geometry.flip_horizontal = g[10] != 0;
+  geometry.flip_vertical = g[11] != 0;
+  return geometry;
+}
+
+// (status, errno, file bytes, width, height, components, subsampling, progressive)
+nb::tuple jpeg_header(nb::handle data) {
+  std::vector<BytesView> views;
+  const Input input = input_from(data, views);
+  JpegHeader header;
+  Outcome outcome;
+  {
+    nb::gil_scoped_release release;
+    load_header(input, header, outcome);
+  }
+  return nb::make_tuple(name_of(outcome.status), outcome.error_number, outcome.bytes, header.width, header.height,
+                        header.components, name_of(header.subsampling), header.progressive);
+}
+
+// One image on the calling thread. `images` is the output: NHWC with N = 1.
+nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t, 12>& geometry,
+                     const std::string& filter, const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
+  std::vector<BytesView> views;
+  const Input input = input_from(data, views);
+  require_layout(out, 1);
+  const SampleOptions options = options_from(out, filter, pass_rule, max_pixels, fast);
+  Outcome outcome;
+  {
+    nb::gil_scoped_release release;
+    process(input, geometry_from(geometry.data()), options, {out.data(), out.stride(1)}, outcome);
+  }
+  return to_tuple(outcome);
+}
+
+BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
+                 std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
+                 std::optional<std::vector<std::uint64_t>> seeds, std::uint64_t number, const std::string& filter,
+                 const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
+  free_given_up();
+  BatchSpec spec;
+  std::vector<BytesView> views;
+  const std::size_t count = nb::len(inputs);
+  views.reserve(count);
+  spec.inputs.reserve(count);
+  for (nb::handle input : inputs) spec.inputs.push_back(input_from(input, views));
+  require_layout(out, count);
+  spec.out = out.data();
+  spec.sample_stride = out.stride(0);
+  spec.row_stride = out.stride(1);
+  spec.options = options_from(out, filter, pass_rule, max_pixels, fast);
+  if (geometry) {
+    for (std::size_t i = 0; i < geometry->shape(0); ++i)
+      spec.geometry.push_back(geometry_from(geometry->data() + 12 * i));
+  }
+  if (plan != nullptr) spec.plan = std::make_shared<const DrawPlan>(*plan);
+  spec.stream = std::move(stream);
+  if (seeds) spec.seeds = std::move(*seeds);
+  spec.number = number;
+  auto bound = std::make_unique<BoundJob>(std::move(views), std::move(out));
+  bound->attach(pool.pool().submit(std::move(spec)));
+  return bound.release();  // Python takes ownership
+}
+
+}  // namespace
+
+void bind_batch(nb::module_& m) {
+  m.def("jpeg_header", &jpeg_header, "data"_a);
+  m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
+        "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false);
+  nb::class_<RandomStream>(m, "RandomStream")
+      .def(nb::new_([](nb::bytes state) {
+             Generator generator;
+             if (state.size() != Generator::kStateBytes ||
+                 !generator.set_state(reinterpret_cast<const std::uint8_t*>(state.data()))) {
+               throw nb::value_error("state must be what torch.Generator.get_state() returns");
+             }
+             return std::make_shared<RandomStream>(generator);
+           }),
+           "state"_a)
+      .def_static(
+          "from_seed", [](std::uint64_t seed) { return std::make_shared<RandomStream>(Generator(seed)); }, "seed"_a);
+
+  nb::class_<BoundJob>(m, "Job")
+      .def("wait", &BoundJob::wait, "timeout"_a = -1.0)
+      .def("cancel", &BoundJob::cancel, "timeout_s"_a = -1.0)
+      .def("request", &BoundJob::request)
+      .def(
+          "provide_exp", [](BoundJob& self, float input, float output) { self.job().provide_exp(input, output); },
+          "input"_a, "output"_a)
+      .def("skip", &BoundJob::skip, "state_after"_a)
+      .def("generator_before", &BoundJob::generator_before, "sample"_a)
+      .def("statuses", &BoundJob::statuses)
+      .def("outcome", &BoundJob::outcome, "sample"_a)
+      .def("geometry", &BoundJob::geometry, "sample"_a)
+      .def("erased", &BoundJob::erased)
+      .def("__len__", [](BoundJob& self) { return self.job().size(); });
+
+  nb::class_<BoundPool>(m, "Pool")
+      .def(nb::init<int>(), "threads"_a)
+      .def_prop_ro("threads", [](BoundPool& pool) { return pool.pool().threads(); })
+      .def("resize", &BoundPool::resize, "threads"_a)
+      .def("work_done",
+           [](BoundPool& pool) {
+             const WorkDone done = pool.work_done();
+             return nb::make_tuple(done.seconds, done.samples);
+           })
+      .def("work_times",
+           [](BoundPool& pool) {
+             const WorkDone done = pool.work_done();
+             return nb::make_tuple(done.seconds, done.busy_seconds, done.read_seconds, done.read_busy_seconds);
+           })
+      .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
+           "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
+           "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false)
+      .def("close", &BoundPool::close, "timeout_s"_a = kJoinSeconds);
+}
+
+}  // namespace fastload

@@ -1,0 +1,78 @@
+// Decodes any region of a JPEG image with libjpeg-turbo, bit for bit as Pillow does. Knows neither Python nor torch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "jpeg/file.h"
+#include "jpeg/jpeg_header.h"
+#include "jpeg/status.h"
+
+namespace fastload {
+
+struct Region {
+  std::uint32_t top = 0;
+  std::uint32_t left = 0;
+  std::uint32_t height = 0;
+  std::uint32_t width = 0;
+};
+
+// Columns of a decoded row: the region's, and the margin that the decoder needs around them.
+struct RowLayout {
+  std::uint32_t left = 0;   // image column of a row's first pixel, <= Region::left
+  std::uint32_t width = 0;  // pixels per row; RGB, 3 bytes each
+};
+
+struct DecodeOptions {
+  std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
+  int scale_denominator = 1;  // 1, 2, 4, 8: decode at 1/n of the size (not Pillow's bits); Region counts scaled pixels
+};
+
+// `ok`, or why this core does not decode images with this header. Thread-safe.
+Status check_supported(const JpegHeader& header, std::uint64_t max_pixels);
+
+// One bit per Subsampling that this libjpeg decodes as the installed Pillow does; all others are `unsupported`.
+// Initially gray, 4:4:4, 4:2:2 and 4:2:0; calibration sets the rest. Thread-safe.
+void set_trusted_subsamplings(std::uint32_t mask);
+std::uint32_t trusted_subsamplings();
+
+// Decodes one image at a time:
+//
+//   Status status = decoder.start(source, header, region, options, layout);
+//   while rows are left and status is ok: status = decoder.read(rows, count);
+//   status = decoder.finish();   // the pixels are valid only if this is `ok`
+//
+// State is reused between images. Not thread-safe: use one per thread. The source must stay valid until finish() or the
+// next start(); once it is stopped, all methods soon return `cancelled`. Never throws.
+class Decoder {
+ public:
+  Decoder();
+  ~Decoder();
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+
+  // `header` is scan_header's result for the same bytes. The region must lie within the (scaled) image. An image with
+  // too many scans for its size is `unsupported` (see kMaxScannedPixels).
+  Status start(ByteSource& source, const JpegHeader& header, const Region& region, const DecodeOptions& options,
+               RowLayout& layout);
+  // Decodes the next `count` rows of the region; each pointer has room for RowLayout::width * 3 bytes.
+  Status read(std::uint8_t* const* rows, int count);
+  // Stops decoding and checks that the rest of the file is valid, as Pillow requires.
+  Status finish();
+  // libjpeg's message about the last image if its status was not ok; else empty.
+  const char* message() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// The calling thread's decoder.
+Decoder& thread_decoder();
+
+// "libjpeg-turbo 2.1.5 (API 62)": the library that this build was compiled against.
+std::string libjpeg_version();
+
+}  // namespace fastload

@@ -1,0 +1,37 @@
+// Parses a JPEG header without libjpeg, and predicts whether Pillow opens the file. Knows neither Python nor torch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "jpeg/file.h"
+#include "jpeg/status.h"
+
+namespace fastload {
+
+// Chroma subsampling; `other` is any combination of sampling factors without a name.
+enum class Subsampling : std::uint8_t { gray, s444, s422, s420, s440, s411, s410, other };
+
+inline constexpr int subsampling_count = 8;
+
+const char* name_of(Subsampling subsampling);
+
+struct JpegHeader {
+  std::uint32_t width = 0;   // pixels
+  std::uint32_t height = 0;  // pixels
+  int components = 0;        // 1 gray, 3 YCbCr or RGB, 4 CMYK or YCCK
+  Subsampling subsampling = Subsampling::other;
+  bool progressive = false;
+  bool arithmetic = false;
+  // One interleaved scan, preceded by all of its quantization and Huffman tables, so that no table left from an earlier
+  // image can be used for this one.
+  bool tables_complete = false;
+};
+
+// Walks the marker segments up to the first scan. `ok` means that every segment is well formed and neither Pillow's
+// marker parser nor libjpeg would complain. Doubtful files get another status, so that the caller asks Pillow. `header`
+// holds what was read before the walk ended (width 0: nothing). Reads no more of a large file than needed. Allocates
+// nothing.
+Status scan_header(ByteSource& source, JpegHeader& header);
+
+}  // namespace fastload

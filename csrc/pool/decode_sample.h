@@ -1,0 +1,42 @@
+// One image from its encoded bytes to its place in the batch. Knows neither Python nor torch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "jpeg/file.h"
+#include "jpeg/jpeg.h"
+#include "resample/resample.h"
+#include "rng/rng.h"
+
+namespace fastload {
+
+// Options common to all images of a batch.
+struct SampleOptions {
+  int height = 0;  // of every output image, pixels
+  int width = 0;
+  Filter filter = Filter::bilinear;
+  PassRule pass_rule = PassRule::horizontal_first;
+  std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
+  // Let libjpeg shrink by 2, 4 or 8 if the crop is at least that much larger than the output. Not Pillow's bits.
+  bool fast = false;
+};
+
+// Where an image's pixels go: `height` rows of `width` RGB pixels.
+struct Target {
+  std::uint8_t* data = nullptr;
+  std::ptrdiff_t row_stride = 0;  // bytes
+};
+
+// Decodes `geometry` of the image into `target`. If the status is not `ok`, the target's contents are unspecified and
+// `detail` has a message. Returns `cancelled` soon after the source is stopped. Thread-safe: uses thread-local state.
+// Throws std::bad_alloc only.
+Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                     const SampleOptions& options, const Target& target, std::string& detail);
+
+// Only libjpeg-turbo's region decode: rows are decoded and dropped, the rest of the file is not read. The lower bound
+// for benchmarks.
+Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail);
+
+}  // namespace fastload

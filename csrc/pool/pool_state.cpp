@@ -1,0 +1,409 @@
+#include "pool/pool_state.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <system_error>
+#include <utility>
+
+#include <time.h>
+#include <unistd.h>
+
+#include "pool/ranges.h"
+
+namespace fastload {
+namespace {
+
+// Limit on buffers kept for later files, over all threads.
+constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
+// Limit on file contents kept between header and decode. There are many while a sample's draws are waited for; files
+// beyond the limit are read again.
+constexpr std::size_t kHeldBytes = std::size_t{64} << 20;
+
+// So that no caller mistakes a partial image for a complete one.
+void blacken(const Target& target, const SampleOptions& options) {
+  for (int y = 0; y < options.height; ++y) {
+    std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
+  }
+}
+
+double seconds_of(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+struct ThreadStart {
+  std::shared_ptr<PoolState> state;
+  int number;
+};
+
+}  // namespace
+
+std::shared_ptr<PoolState> PoolState::create(int threads) {
+  // A forked child leaks the state, because its locks and condition variables may be in any condition there.
+  std::shared_ptr<PoolState> state(new PoolState, [](PoolState* self) {
+    if (!self->foreign()) delete self;
+  });
+  state->process_ = ::getpid();
+  const std::lock_guard<std::mutex> lock(state->mutex_);  // the threads wait until all have been started
+  const int error = state->start_threads(threads);
+  if (state->wanted_ == 0) throw std::system_error(error, std::generic_category(), "cannot start a decode thread");
+  return state;
+}
+
+// Starts the missing ones of threads 0 to wanted - 1, as many as possible. Returns the last error.
+int PoolState::start_threads(int wanted) {
+  // Leave signals to the process's other threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const auto count = static_cast<std::size_t>(wanted);
+  if (threads_.size() < count) threads_.resize(count);
+  int error = 0;
+  std::size_t started = 0;
+  for (; started < count; ++started) {
+    Place& place = threads_[started];
+    if (place.taken) continue;
+    auto* start = new ThreadStart{shared_from_this(), static_cast<int>(started)};
+    error = pthread_create(&place.thread, nullptr, &PoolState::run_thread, start);
+    place.taken = error == 0;
+    if (error != 0) {
+      delete start;
+      break;
+    }
+    ++alive_;
+  }
+  wanted_ = static_cast<int>(started);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return error;
+}
+
+int PoolState::resize(int threads) {
+  std::vector<pthread_t> ended;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (closing_) throw std::runtime_error("the decode pool must be open to be resized, but it is closed");
+    start_threads(threads);  // thread 0 always exists
+    ended.swap(left_);
+    work_.notify_all();  // surplus threads may be asleep
+  }
+  for (const pthread_t thread : ended) pthread_join(thread, nullptr);
+  return wanted_;
+}
+
+// Thread `number` ends. Frees its slot, unless close() has given up on the thread.
+void PoolState::leave(int number) {
+  Place& place = threads_[static_cast<std::size_t>(number)];
+  if (place.taken) left_.push_back(place.thread);
+  place.taken = false;
+  --alive_;
+  changed_.notify_all();
+}
+
+WorkDone PoolState::work_done() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return work_done_;
+}
+
+bool PoolState::foreign() const { return ::getpid() != process_; }
+
+void* PoolState::run_thread(void* argument) {
+  const std::unique_ptr<ThreadStart> start(static_cast<ThreadStart*>(argument));
+  char name[16];  // the kernel's limit, terminating zero included
+  std::snprintf(name, sizeof name, "fl-decode-%d", start->number);
+#if defined(__linux__)
+  pthread_setname_np(pthread_self(), name);
+#endif
+  start->state->work(start->number);
+  return nullptr;
+}
+
+void PoolState::work(int number) {
+  using Clock = std::chrono::steady_clock;
+  std::unique_lock<std::mutex> lock(mutex_);
+  Task task;
+  DecodeRange range;
+  while (closing_ || number < wanted_) {
+    if (pick(task)) {
+      ++task.job->running_;
+      range.enter(task.job.get(), task.job->spec_.number);
+      const Clock::time_point taken = Clock::now();
+      const double busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+      if (task.drawn) {
+        complete(task, lock);
+      } else {
+        begin(task, lock);
+      }
+      work_done_.seconds += std::chrono::duration<double>(Clock::now() - taken).count();
+      work_done_.busy_seconds += seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy;
+      if (--task.job->running_ == 0 && task.job->stop_) changed_.notify_all();
+      task.job.reset();
+    } else if (closing_) {
+      break;
+    } else {
+      range.leave();
+      work_.wait(lock);
+    }
+  }
+  leave(number);
+}
+
+// Serves the first job with any work. Within it, drawn samples precede fresh ones once there are as many as threads, so
+// that few files are held in memory and each is read shortly before it is decoded.
+bool PoolState::pick(Task& task) {
+  for (const auto& job : jobs_) {
+    const bool fresh = !job->again_.empty() || job->next_fresh_ < job->samples_.size();
+    if (!job->ready_.empty() && (!fresh || job->ready_.size() >= static_cast<std::size_t>(wanted_))) {
+      task = {job, job->ready_.front(), true};
+      job->ready_.pop_front();
+      return true;
+    }
+    if (!job->again_.empty()) {
+      task = {job, job->again_.back(), false};
+      job->again_.pop_back();
+      return true;
+    }
+    if (fresh) {
+      task = {job, job->next_fresh_++, false};
+      return true;
+    }
+  }
+  return false;
+}
+
+// A thread's results are private until it holds the lock again. If the job has been cancelled by then, its caller may
+// be gone, so the outcome is dropped and the output is not touched.
+void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
+  Job& job = *task.job;
+  const Input& input = job.spec_.inputs[task.sample];
+  const bool ordered = job.ordered();
+  ByteSource source;
+  source.watch(&job.stop_);
+  source.lend(take_buffer());
+  const KnownExps known = known_exps_;
+  JpegHeader header;
+  Outcome outcome;
+  float unresolved = 0;
+  bool resolved = true;
+  lock.unlock();
+  const double begun = seconds_of(CLOCK_MONOTONIC), busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+  bool failed = !load(input, job.spec_.options.max_pixels, source, header, outcome);
+  const double read_busy = seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy, read = seconds_of(CLOCK_MONOTONIC) - begun;
+  if (!failed && !ordered) {
+    resolved = draw_alone(job, task.sample, header, known, outcome, unresolved);
+    if (outcome.drawn) decode(input, source, header, job.spec_.options, target_of(job, task.sample), outcome);
+    failed = resolved && outcome.status != Status::ok;
+  }
+  if (failed && !job.stop_) blacken(target_of(job, task.sample), job.spec_.options);
+  lock.lock();
+  work_done_.read_seconds += read;
+  work_done_.read_busy_seconds += read_busy;
+  Job::Sample& sample = job.samples_[task.sample];
+  if (ordered && !failed && !job.stop_) {
+    hold(sample, std::move(source));
+  } else {
+    give_buffer(source.take_buffer());
+  }
+  if (job.stop_) return;
+  sample.outcome = std::move(outcome);
+  if (ordered) {
+    sample.header = header;
+    sample.header_read = true;
+    advance_draws(*job.spec_.stream);
+  } else if (resolved) {
+    finish(job, task.sample);
+  } else {
+    job.stuck_.push_back(task.sample);
+    if (job.request_.kind == Request::Kind::none) request(job, Request::Kind::exp, task.sample, unresolved);
+  }
+}
+
+void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
+  Job& job = *task.job;
+  Job::Sample& sample = job.samples_[task.sample];
+  ByteSource source = take_held(sample);
+  if (!source.is_open()) source.lend(take_buffer());
+  const JpegHeader header = sample.header;
+  Outcome outcome = sample.outcome;
+  lock.unlock();
+  decode(job.spec_.inputs[task.sample], source, header, job.spec_.options, target_of(job, task.sample), outcome);
+  if (outcome.status != Status::ok && !job.stop_) blacken(target_of(job, task.sample), job.spec_.options);
+  lock.lock();
+  give_buffer(source.take_buffer());
+  if (job.stop_) return;
+  sample.outcome = std::move(outcome);
+  finish(job, task.sample);
+}
+
+Target PoolState::target_of(const Job& job, std::size_t sample) {
+  const BatchSpec& spec = job.spec_;
+  return {spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(sample), spec.row_stride};
+}
+
+// Finds the geometry of a sample whose draws depend on no other's. On false, exp(`unresolved`) must be known first.
+bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& header, const KnownExps& known,
+                           Outcome& outcome, float& unresolved) {
+  if (job.spec_.plan == nullptr) {
+    outcome.geometry = job.spec_.geometry[index];
+    fastload::complete(outcome.geometry, header);
+  } else {
+    Generator generator(job.spec_.seeds.empty() ? 0 : job.spec_.seeds[index]);
+    const DrawStatus status =
+        job.spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height), *known,
+                            outcome.geometry, unresolved);
+    if (status == DrawStatus::ambiguous_exp) return false;
+    if (status == DrawStatus::crop_too_large) {
+      outcome.status = Status::bad_geometry;
+      return true;
+    }
+  }
+  outcome.drawn = true;
+  return true;
+}
+
+void PoolState::finish(Job& job, std::size_t sample) {
+  if (job.samples_[sample].final) return;
+  job.samples_[sample].final = true;
+  ++work_done_.samples;
+  if (--job.unfinished_ == 0) {
+    delist(job);
+    changed_.notify_all();
+  }
+}
+
+void PoolState::advance_draws(RandomStream& stream) {
+  while (!stream.waiting_.empty() && draw_in_order(*stream.waiting_.front())) stream.waiting_.pop_front();
+  work_.notify_all();
+}
+
+// Makes the draws of samples whose turn it is. Returns whether the whole job is drawn.
+bool PoolState::draw_in_order(Job& job) {
+  RandomStream& stream = *job.spec_.stream;
+  if (job.request_.kind != Request::Kind::none) return false;
+  if (job.marks_.empty()) job.marks_.push_back({0, stream.generator_});
+  for (; job.frontier_ < job.samples_.size(); ++job.frontier_) {
+    Job::Sample& sample = job.samples_[job.frontier_];
+    Outcome& outcome = sample.outcome;
+    if (!sample.header_read) return false;
+    if (outcome.status == Status::cancelled) {
+      float unresolved = 0;
+      const DrawStatus status =
+          job.spec_.plan->run(stream.generator_, static_cast<int>(outcome.width), static_cast<int>(outcome.height),
+                              *known_exps_, outcome.geometry, unresolved);
+      if (status == DrawStatus::ok) {
+        outcome.drawn = true;
+        job.ready_.push_back(job.frontier_);
+        continue;
+      }
+      if (status == DrawStatus::ambiguous_exp) {
+        request(job, Request::Kind::exp, job.frontier_, unresolved);
+        return false;
+      }
+      outcome.status = Status::bad_geometry;
+      give_buffer(take_held(sample).take_buffer());
+      blacken(target_of(job, job.frontier_), job.spec_.options);
+    }
+    request(job, Request::Kind::sample, job.frontier_, 0);
+    return false;
+  }
+  return true;
+}
+
+void PoolState::request(Job& job, Request::Kind kind, std::size_t sample, float value) {
+  job.request_ = {kind, sample, value};
+  changed_.notify_all();
+}
+
+void PoolState::add(const std::shared_ptr<Job>& job) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (closing_) throw std::runtime_error("the decode pool must be open to take a batch, but it is closed");
+  jobs_.push_back(job);
+  if (job->ordered()) job->spec_.stream->waiting_.push_back(job.get());
+  work_.notify_all();
+}
+
+// Ends a job, except for the tasks in progress, whose outcomes are dropped.
+void PoolState::cancel(Job& job) {
+  job.stop_ = true;
+  job.next_fresh_ = job.samples_.size();
+  job.again_.clear();
+  job.stuck_.clear();
+  job.ready_.clear();
+  job.request_ = {};
+  if (job.ordered()) {
+    auto& waiting = job.spec_.stream->waiting_;
+    waiting.erase(std::remove(waiting.begin(), waiting.end(), &job), waiting.end());
+    advance_draws(*job.spec_.stream);  // the stream's next job may have been waiting for this
+  }
+  delist(job);
+  for (Job::Sample& sample : job.samples_) {
+    take_held(sample);
+    sample.final = true;
+  }
+  job.unfinished_ = 0;
+  changed_.notify_all();
+}
+
+void PoolState::delist(Job& job) {
+  const auto listed =
+      std::find_if(jobs_.begin(), jobs_.end(), [&](const std::shared_ptr<Job>& other) { return other.get() == &job; });
+  if (listed != jobs_.end()) jobs_.erase(listed);
+}
+
+bool PoolState::closed() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return closing_;
+}
+
+bool PoolState::close(double timeout_seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  closing_ = true;
+  while (!jobs_.empty()) {
+    const std::shared_ptr<Job> job = jobs_.front();
+    cancel(*job);
+  }
+  work_.notify_all();
+  const bool ended = await(lock, timeout_seconds, [this] { return alive_ == 0; });
+  std::vector<pthread_t> joinable;
+  joinable.swap(left_);
+  for (Place& place : threads_) {
+    if (place.taken) pthread_detach(place.thread);
+    place.taken = false;
+  }
+  lock.unlock();
+  for (const pthread_t thread : joinable) pthread_join(thread, nullptr);
+  return ended;
+}
+
+// Keeps a sample's bytes until its draws are made, or drops them beyond kHeldBytes.
+void PoolState::hold(Job::Sample& sample, ByteSource&& source) {
+  if (source.held_bytes() == 0 || held_bytes_ + source.held_bytes() > kHeldBytes) give_buffer(source.take_buffer());
+  held_bytes_ += source.held_bytes();
+  sample.source = std::move(source);
+}
+
+ByteSource PoolState::take_held(Job::Sample& sample) {
+  held_bytes_ -= sample.source.held_bytes();
+  return std::move(sample.source);
+}
+
+Buffer PoolState::take_buffer() {
+  if (spare_buffers_.empty()) return {};
+  Buffer buffer = std::move(spare_buffers_.back());
+  spare_buffers_.pop_back();
+  spare_bytes_ -= buffer.capacity();
+  return buffer;
+}
+
+void PoolState::give_buffer(Buffer&& buffer) {
+  Buffer dying = std::move(buffer);
+  const std::size_t bytes = dying.capacity();
+  if (bytes == 0 || spare_bytes_ + bytes > kKeptBytes) return;
+  spare_bytes_ += bytes;
+  spare_buffers_.push_back(std::move(dying));
+}
+
+}  // namespace fastload

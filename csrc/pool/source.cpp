@@ -1,0 +1,96 @@
+#include "pool/source.h"
+
+#include <new>
+#include <utility>
+
+namespace fastload {
+namespace {
+
+// The calling thread's file buffer, kept between images.
+Buffer& thread_buffer() {
+  static thread_local Buffer buffer;
+  return buffer;
+}
+
+Status open(const Input& input, ByteSource& source) {
+  try {
+    return source.open(input.path.c_str());
+  } catch (const std::bad_alloc&) {
+    return Status::unsupported;
+  }
+}
+
+Status scan(const Input& input, ByteSource& source, JpegHeader& header, Outcome& outcome) {
+  Status status = Status::ok;
+  if (input.data != nullptr) {
+    source.borrow(input.data, input.size);
+  } else {
+    status = open(input, source);
+  }
+  if (status == Status::ok) {
+    outcome.bytes = source.size();
+    status = scan_header(source, header);
+    outcome.width = header.width;
+    outcome.height = header.height;
+  }
+  outcome.error_number = source.error_number();
+  return status;
+}
+
+}  // namespace
+
+void complete(Geometry& geometry, const JpegHeader& header) {
+  if (geometry.crop.height == 0) {
+    geometry.crop = {0, 0, static_cast<int>(header.height), static_cast<int>(header.width)};
+  }
+  if (geometry.out_height == 0) {
+    geometry.out_height = geometry.crop.height;
+    geometry.out_width = geometry.crop.width;
+  }
+  if (geometry.window.height == 0) geometry.window = {0, 0, geometry.out_height, geometry.out_width};
+}
+
+bool load(const Input& input, std::uint64_t max_pixels, ByteSource& source, JpegHeader& header, Outcome& outcome) {
+  Status status = scan(input, source, header, outcome);
+  if (status == Status::ok) status = check_supported(header, max_pixels);
+  if (status != Status::ok) outcome.status = status;
+  return status == Status::ok;
+}
+
+void load_header(const Input& input, JpegHeader& header, Outcome& outcome) {
+  ByteSource source;
+  source.lend(std::move(thread_buffer()));
+  outcome.status = scan(input, source, header, outcome);
+  thread_buffer() = source.take_buffer();
+}
+
+void decode(const Input& input, ByteSource& source, const JpegHeader& header, const SampleOptions& options,
+            const Target& target, Outcome& outcome) {
+  try {
+    outcome.status = source.is_open() ? Status::ok : open(input, source);
+    if (outcome.status == Status::ok) {
+      outcome.status = decode_sample(source, header, outcome.geometry, options, target, outcome.detail);
+    } else if (outcome.status == Status::corrupt) {
+      outcome.detail = "the file has changed since its header was read";
+    }
+  } catch (const std::bad_alloc&) {
+    outcome.status = Status::unsupported;
+  }
+  outcome.error_number = source.error_number();
+}
+
+void process(const Input& input, const Geometry& geometry, const SampleOptions& options, const Target& target,
+             Outcome& outcome) {
+  ByteSource source;
+  source.lend(std::move(thread_buffer()));
+  JpegHeader header;
+  if (load(input, options.max_pixels, source, header, outcome)) {
+    outcome.geometry = geometry;
+    outcome.drawn = true;
+    complete(outcome.geometry, header);
+    decode(input, source, header, options, target, outcome);
+  }
+  thread_buffer() = source.take_buffer();
+}
+
+}  // namespace fastload

@@ -111,7 +111,7 @@ def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device
 def is_native(iterator: Any) -> bool:
     """Whether ``iterator`` makes batches natively, on the host."""
     native = sys.modules.get("fastload.engines.decode_threads")
-    return native is not None and isinstance(iterator, native.NativeIterator)
+    return isinstance(iterator, getattr(native, "NativeIterator", ()))  # another thread may be importing it
 
 
 class NativeDeviceIterator:

@@ -83,8 +83,9 @@ def start_workers(make: Callable[[], Any]) -> Any:
     try:
         with deferred_signals(_OPEN_IN):
             iterator = make()
-            _live[iterator] = after = weakref.finalize(iterator, _unlink_shared_memory, iterator._workers)
-            after.atexit = False
+            if hasattr(iterator, "_workers"):  # a native one has none
+                _live[iterator] = after = weakref.finalize(iterator, _unlink_shared_memory, iterator._workers)
+                after.atexit = False
             thread = getattr(iterator, "_pin_memory_thread", None)
             if thread is not None:  # torch waits for it indefinitely
                 thread.join = _bounded_join(weakref.ref(thread))

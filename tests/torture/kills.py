@@ -20,6 +20,7 @@ from .programs import Launcher, Program, command, session
 TITLE = "kills of programs and of workers"
 COUNT, EACH, OUTSIDE = 200, 1, True
 GONE_S = 10.0
+SPAWNED_GONE_S = 60.0  # they may be importing torch, on a busy machine
 HEARD_S = 15.0
 # What torch raises: its own error, or an error of the connection that it was reading from.
 RAISED = re.compile(r"RuntimeError: DataLoader worker|(Connection\w*|BrokenPipe|EOF)Error: ")
@@ -73,8 +74,9 @@ def trial(number: int, setting: Setting, launcher: Launcher) -> Outcome:
             did = "a worker killed"
         else:
             program.signal(signal.SIGKILL)
-            ended = program.finish(5.0, GONE_S)
-            what = [f"{GONE_S:g} s later there is {thing}" for thing in ended.left]
+            grace_s = SPAWNED_GONE_S if "spawned" in kind else GONE_S
+            ended = program.finish(5.0, grace_s)
+            what = [f"{grace_s:g} s later there is {thing}" for thing in ended.left]
             did = "the program killed"
         counts = outcome.counts if ours else outcome.torch
         if kind.startswith("workers"):

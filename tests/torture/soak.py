@@ -82,7 +82,8 @@ def trial(number: int, setting: Setting) -> Outcome:
     threads = [threading.Thread(target=soak.load, args=(kind,), name=kind, daemon=True) for kind in OF]
     for thread in threads:
         thread.start()
-    torch.manual_seed(number)
+    with soak.draws_or_forks:  # seeding takes the generator's lock, too
+        torch.manual_seed(number)
     alone = torch.Generator().manual_seed(number)
     begun = next_sample = time.monotonic()
     memory, descriptors, mappings = [], [], []

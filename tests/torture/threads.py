@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 from collections import Counter
@@ -70,8 +71,11 @@ def _shared(kind: str, count: int, setting: Setting, *, ours: bool) -> list[str]
     for thread in threads:
         thread.join(HUNG_S)
     if any(thread.is_alive() for thread in threads):
-        for process in multiprocessing.active_children():  # the iterator then raises
-            process.kill()
+        while children := multiprocessing.active_children():  # of which the iterator hears
+            with contextlib.suppress(RuntimeError):  # torch's, of a worker that was killed, wherever this thread is
+                for process in children:
+                    process.kill()
+                    process.join()
         return [HUNG]
     batches = None
     close(loader)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,6 +19,7 @@ from .outcome import Outcome, Setting, more_than_torch
 TITLE = "timer interrupts"
 COUNT, EACH, OUTSIDE, PROGRAM = 10_000, 50, False, 5
 LIMIT_S = 120.0
+SHARED_MEMORY = Path("/dev/shm")
 STUCK_S = 15.0  # for one call; torch joins each of its workers, and a thread, for 5 s
 # An interrupt during a read breaks torch's queue; with worker processes, a next() that takes this long counts as stuck.
 GO_ON_S = 3.0
@@ -130,6 +133,7 @@ def trial(number: int, setting: Setting) -> Outcome:
         wanted = expected(setting.scratch, name)[0]
         warm_up(setting.scratch, name, ours=ours)
         before = Holdings.now()
+        names = _shared_memory()
         while counts["interrupts"] < EACH:
             epoch = Epoch(name, setting, rng, ours=ours)
             epoch.run()
@@ -153,7 +157,18 @@ def trial(number: int, setting: Setting) -> Outcome:
             outcome.failures += [f"{name}: {what}" for what in wrong if ours]
             if epoch.hangs:
                 break
+        left_names = _shared_memory() - names
+        counts["left shared memory"] += len(left_names)
+        if ours:
+            outcome.failures += [f"{name}: left /dev/shm/{left_name}" for left_name in left_names]
+        for left_name in left_names:
+            (SHARED_MEMORY / left_name).unlink(missing_ok=True)
     return outcome
+
+
+def _shared_memory() -> set[str]:
+    """What lies there; the program's own, where it could have a folder of its own."""
+    return set(os.listdir(SHARED_MEMORY))
 
 
 def missing(got: list[int], wanted: list[int]) -> int:

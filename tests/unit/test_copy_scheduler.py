@@ -172,7 +172,7 @@ def test_copies_are_made_by_the_feeder_and_not_by_the_consumer(make):
     for arrival in queue:
         settle(scheduler)
         scheduler.take(arrival)
-    assert set(scheduler.transfer.threads) == {"fastload-feeder"}
+    assert set(scheduler.transfer.threads) == {"fastload-copy-scheduler"}
     assert scheduler.transfer.numbers == [0, 1, 2, 3, 4]
 
 
@@ -250,7 +250,7 @@ def test_a_worker_whose_batch_raised_an_error_is_passed_over_only_once(make):
         scheduler.take(batch)
         settle(scheduler)
     assert scheduler.transfer.started == ["0.0", "0.1", "1.1", "0.2", "1.2"]
-    assert scheduler.transfer.threads[2:] == ["fastload-feeder"] * 3
+    assert scheduler.transfer.threads[2:] == ["fastload-copy-scheduler"] * 3
 
     early = make(num_workers=2)
     early.take(arrive(early, "0.0"))

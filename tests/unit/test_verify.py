@@ -49,7 +49,7 @@ def test_a_loader_with_a_generator_is_verified_as_it_is(root):
 
 
 def test_a_difference_is_found_and_named(root, monkeypatch):
-    real = decode_pipeline.Line._make
+    real = decode_pipeline.DecodePipeline._make
 
     def spoiled(self, batch, *rest, **more):
         data = real(self, batch, *rest, **more)
@@ -57,7 +57,7 @@ def test_a_difference_is_found_and_named(root, monkeypatch):
             data[0][1, 2, 3, 4] += 1
         return data
 
-    monkeypatch.setattr(decode_pipeline.Line, "_make", spoiled)
+    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_make", spoiled)
     dataset = ImageFolder(root, eval_v1())
     result = verify(lambda: FastLoader(dataset, 3, num_workers=1, device="cpu"))
     assert not result
@@ -67,7 +67,7 @@ def test_a_difference_is_found_and_named(root, monkeypatch):
 
 @pytest.mark.parametrize("randomness", ["worker", "sample"])
 def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, randomness):
-    real = decode_pipeline.Line._make
+    real = decode_pipeline.DecodePipeline._make
     spoiled_index = []
 
     def spoiled(self, batch, *rest, **more):
@@ -77,7 +77,7 @@ def test_the_sample_of_a_difference_is_known_when_shuffled(root, monkeypatch, ra
             spoiled_index.append(batch.indices[1])
         return data
 
-    monkeypatch.setattr(decode_pipeline.Line, "_make", spoiled)
+    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_make", spoiled)
     dataset = ImageFolder(root, eval_v1())
     part = Subset(dataset, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
     result = verify(lambda: FastLoader(part, 3, shuffle=True, num_workers=2, device="cpu", randomness=randomness))

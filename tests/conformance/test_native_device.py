@@ -52,7 +52,7 @@ def test_the_thread_that_issues_copies_works_on_their_device(root, monkeypatch):
     )
     dataset = ImageFolder(root, train_v1())
     assert list(FastLoader(dataset, **ARGUMENTS, **own, engine="native"))
-    assert set_by == {"fastload-feeder": torch.device("cuda", 0)}
+    assert set_by == {"fastload-pipeline": torch.device("cuda", 0)}
 
 
 def compare_on_a_simulated_device(root, monkeypatch, pipeline, persistent=False, prefetch=1, breaks_at=None):

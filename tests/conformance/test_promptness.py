@@ -150,7 +150,7 @@ def test_nothing_is_copied_ahead_when_that_is_turned_off(copies):
         next(iterator)
         assert copies.get(timeout=WAIT_S) == number
         assert copies.empty()
-    assert "fastload-feeder" not in names
+    assert "fastload-copy-scheduler" not in names
 
 
 def test_images_are_laid_out_as_asked(monkeypatch):

@@ -53,7 +53,7 @@ class InstantTransfer:
 
 
 def feeders():
-    return [thread for thread in threading.enumerate() if thread.name == "fastload-feeder"]
+    return [thread for thread in threading.enumerate() if thread.name == "fastload-copy-scheduler"]
 
 
 def closes_promptly(close):

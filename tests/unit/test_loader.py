@@ -160,10 +160,10 @@ def test_an_iterator_does_not_keep_its_loader(cuda):
 def test_the_end_of_an_iterator_ends_its_feeder(cuda):
     loader = FastLoader(Numbers(8), num_workers=1, device="cuda")
     first(loader, 2)
-    assert "fastload-feeder" not in {thread.name for thread in threading.enumerate()}
+    assert "fastload-copy-scheduler" not in {thread.name for thread in threading.enumerate()}
     iterator = iter(loader)
     next(iterator)
-    feeder = next(thread for thread in threading.enumerate() if thread.name == "fastload-feeder")
+    feeder = next(thread for thread in threading.enumerate() if thread.name == "fastload-copy-scheduler")
     assert feeder.daemon
     iterator.close()
     assert not feeder.is_alive()

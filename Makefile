@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture lint format figures docs wheel sanitize simd unsimd clean
+.PHONY: help setup demo bench test torture lint format figures docs wheel sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ setup: ## system library, virtual environment (.venv), packages, native core; on
 
 demo: setup ## load real photographs with DataLoader and with FastLoader; with a GPU, climb the ladder
 	$(BIN)/fastload bench demo $(ARGS)
+
+bench: setup ## every benchmark at tiny size, to see that all work; ARGS='--only peers' picks some
+	$(BIN)/python -m benchmarks all --quick $(ARGS)
 
 test: setup ## all tests; ARGS='-k name' picks some
 	$(BIN)/python -m pytest $(ARGS)
@@ -44,7 +47,7 @@ sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; 
 	scripts/sanitize.sh $(FUZZ_SECONDS)
 
 figures: setup ## write the README's tables and chart from benchmarks/results
-	$(BIN)/python scripts/figures.py
+	$(BIN)/python -m benchmarks figures
 
 docs: setup ## the documentation, in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs build/docs

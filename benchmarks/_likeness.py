@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
+from benchmarks.contenders._job import SIDE, Job
+from benchmarks.contenders._traits import DEVIATION, ENERGY, LEAN, SLANT, traits
+from benchmarks.contenders._traits import MEAN as MEANS
 from fastload._machine import usable_cpus
 from fastload.bench._data import MEAN, STD
-from fastload.bench.contenders._job import SIDE, Job
-from fastload.bench.contenders._traits import DEVIATION, ENERGY, LEAN, SLANT, traits
-from fastload.bench.contenders._traits import MEAN as MEANS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastload.bench._likeness import EPOCHS, Likeness, batch_size, lay_out
-from fastload.bench.contenders._job import Job
-from fastload.bench.contenders._remote import ContenderError
+from benchmarks._likeness import EPOCHS, Likeness, batch_size, lay_out
+from benchmarks.contenders._job import Job
+from benchmarks.contenders._remote import ContenderError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fastload.bench.contenders._remote import Remote, Team
+    from benchmarks.contenders._remote import Remote, Team
 
 CHECKED_BATCHES = 2
 CHECKED_BATCH_SIZE = 16
@@ -30,7 +30,7 @@ def check_outputs(team: Team, data: str) -> dict[str, dict[str, Any]]:
     """Compare each contender's batches of whole images and of random crops, all contenders at once.
 
     Whoever draws crops as torch does, from its generator and in its order, is compared image by image; the others'
-    crops are compared as :mod:`fastload.bench._likeness` says.
+    crops are compared as :mod:`benchmarks._likeness` says.
 
     Raises:
         ValueError: Torchvision cannot read an image.

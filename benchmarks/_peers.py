@@ -1,7 +1,7 @@
 """What the benchmarks against peers share: contenders are gathered and checked once, then asked one thing or several.
 
-A question is a benchmark such as ``loaders``. ``fastload bench peers`` asks several of the same processes, so that the
-seconds in which a dozen libraries are imported are spent once.
+A question is a benchmark such as ``loaders``. ``python -m benchmarks peers`` asks several of the same processes, so
+that the seconds in which a dozen libraries are imported are spent once.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks._outputs import check_outputs
+from benchmarks._pagecache import resident_share
+from benchmarks._setup import setup_of
+from benchmarks.contenders._remote import ContenderError, Remote, Team
 from fastload._machine import usable_cpus
 from fastload.bench._data import image_pool, open_images
-from fastload.bench._outputs import check_outputs
-from fastload.bench._pagecache import resident_share
-from fastload.bench._setup import setup_of
-from fastload.bench.contenders._remote import ContenderError, Remote, Team
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, interleave, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fastload.bench._setup import Setup
+    from benchmarks._setup import Setup
 
     Points = Iterator[dict[str, Any]]
 

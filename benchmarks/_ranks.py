@@ -1,4 +1,4 @@
-"""One process of ``fastload bench multigpu``; torchrun starts it as ``python -m fastload.bench._ranks FOLDER``."""
+"""One process of ``python -m benchmarks multigpu``; torchrun starts it as ``python -m benchmarks._ranks FOLDER``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data.distributed import DistributedSampler
 
+from benchmarks.contenders import ceiling
+from benchmarks.contenders._job import Job, in_model_layout
+from benchmarks.multigpu import CEILING, RankPlan
 from fastload import FastLoader
 from fastload.bench._steps import TrainingStep, run_steps
-from fastload.bench.contenders import ceiling
-from fastload.bench.contenders._job import Job, in_model_layout
-from fastload.bench.multigpu import CEILING, RankPlan
 from fastload.measurement.clock import CudaClock, HostClock
 from fastload.measurement.record import interleave, write_json
 from fastload.measurement.throughput import NATIVE_AHEAD, in_flight

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.contenders._registry import CONTENDERS, loading
+from benchmarks.contenders._remote import Surroundings
 from fastload.bench._data import add_data_argument
-from fastload.bench.contenders._registry import CONTENDERS, loading
-from fastload.bench.contenders._remote import Surroundings
 
 if TYPE_CHECKING:
     import argparse

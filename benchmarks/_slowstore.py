@@ -1,6 +1,6 @@
 """A store that serves objects over a socket at a limited rate: storage that is slow, whatever machine this runs on.
 
-``python -m fastload.bench._slowstore SOCKET OBJECT_BYTES BYTES_PER_S`` listens until its standard input closes. Clients
+``python _slowstore.py SOCKET OBJECT_BYTES BYTES_PER_S`` listens until its standard input closes. Clients
 send eight bytes, an object's number, and get the object; they wait in ``recv`` meanwhile, as they would for a disk.
 """
 
@@ -77,7 +77,7 @@ def slow_store(object_bytes: int, bytes_per_s: float) -> Iterator[Client]:
     """A store in a process of its own, for as long as the context lasts."""
     with tempfile.TemporaryDirectory(prefix="fastload-store-") as folder:
         path = str(Path(folder) / "socket")
-        command = [sys.executable, "-m", "fastload.bench._slowstore", path, str(object_bytes), str(bytes_per_s)]
+        command = [sys.executable, "-P", __file__, path, str(object_bytes), str(bytes_per_s)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             try:
                 if process.stdout is None or process.stdin is None or process.stdout.readline() != b"ready\n":

@@ -1,4 +1,4 @@
-"""Every benchmark in turn, each in a process of its own: ``fastload bench all --json DIR``.
+"""Every benchmark in turn, each in a process of its own: ``python -m benchmarks all --json DIR``.
 
 The questions about peers are one process: their contenders are started once. A benchmark that fails keeps no other from
 running.
@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks._checkout import importable
+from benchmarks.peers import QUESTIONS
 from fastload.bench._data import add_data_argument, check_data
-from fastload.bench.peers import QUESTIONS
+from fastload.commands.cli import BENCH
 from fastload.measurement.console import console, refuse
 
 if TYPE_CHECKING:
@@ -54,12 +56,13 @@ def command(name: str, folder: Path, *, quick: bool, data: Path | None = None) -
     }.get(name, ["--json", str(folder / f"{name}.json")])
     if data is not None and name in TAKE_DATA:
         options = [*options, "--data", str(data)]
-    return [sys.executable, "-m", "fastload", "bench", name, *options, *(["--quick"] if quick else [])]
+    program = ("fastload", "bench") if name in BENCH else ("benchmarks",)
+    return [sys.executable, "-m", *program, name, *options, *(["--quick"] if quick else [])]
 
 
 def run_one(name: str, folder: Path, *, quick: bool, data: Path | None = None) -> Run:
     """Run one benchmark; what it writes is shown as it comes."""
-    console().rule(f"fastload bench {name}")
+    console().rule(name)
     begin = time.perf_counter()
     lines: list[str] = []
     with subprocess.Popen(
@@ -68,7 +71,7 @@ def run_one(name: str, folder: Path, *, quick: bool, data: Path | None = None) -
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env=importable({**os.environ, "PYTHONUNBUFFERED": "1"}),
     ) as process:
         for line in process.stdout or ():
             sys.stdout.write(line)
@@ -78,7 +81,7 @@ def run_one(name: str, folder: Path, *, quick: bool, data: Path | None = None) -
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench all``."""
+    """Declare the options of ``python -m benchmarks all``."""
     add_data_argument(parser)
     parser.add_argument("--json", metavar="DIR", type=Path, help="write NAME.json of each benchmark there")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that all work; the figures mean nothing")
@@ -86,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench all``; 1 when a benchmark failed."""
+    """Run ``python -m benchmarks all``; 1 when a benchmark failed."""
     chosen = args.only.split(",") if args.only else list(ORDER)
     if unknown := [name for name in chosen if name not in ORDER]:
         sys.stderr.write(f"error: --only must be among {', '.join(ORDER)}, got {', '.join(unknown)}\n")
@@ -107,7 +110,7 @@ def show(runs: list[Run], folder: Path) -> None:
     """The summary: what ran, for how long, what failed and with which last words."""
     from rich.table import Table
 
-    table = Table(title="fastload bench all")
+    table = Table(title="python -m benchmarks all")
     for column in ("benchmark", "", "seconds", "figures"):
         table.add_column(column)
     for run in runs:

@@ -1,4 +1,4 @@
-"""Processor seconds per image, and what loading takes from the thread that trains: ``fastload bench cpu``.
+"""Processor seconds per image, and what loading takes from the thread that trains: ``python -m benchmarks cpu``.
 
 All processes and threads of a contender are counted, at a number of threads where nobody waits for a core. The main
 thread's share is what the training loop spends in ``next()``: Python, and starting copies and kernels.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._peers import by_threads, run
-from fastload.bench._setup import add_peer_arguments, add_threads_argument
-from fastload.bench.loaders import measure
+from benchmarks._peers import by_threads, run
+from benchmarks._setup import add_peer_arguments, add_threads_argument
+from benchmarks.loaders import measure
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from fastload.bench._peers import Question
-    from fastload.bench._setup import Setup
+    from benchmarks._peers import Question
+    from benchmarks._setup import Setup
 
 THREADS = (8,)
 
@@ -32,7 +32,7 @@ def describe(result: Mapping[str, Any]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench cpu``."""
+    """Declare the options of ``python -m benchmarks cpu``."""
     add_peer_arguments(parser)
     add_threads_argument(parser, THREADS)
 
@@ -43,5 +43,5 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench cpu``."""
+    """Run ``python -m benchmarks cpu``."""
     return run(args, question)

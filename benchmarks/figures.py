@@ -1,22 +1,24 @@
 """Write the tables and the chart of README and docs from the JSON files in benchmarks/results: none is typed by hand.
 
-``python scripts/figures.py`` writes them; ``--check`` says whether they are up to date and changes nothing.
+``python -m benchmarks figures`` writes them; ``--check`` says whether they are up to date and changes nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastload.bench import _tables
+from benchmarks import _tables
+from benchmarks._checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
@@ -170,24 +172,27 @@ def render(text: str, page: Path = README) -> str:
             if not record.get("complete", True):
                 raise ValueError(f"{path.name} must be of a run that came to its end, but it was cut off")
             body = f"<!-- figures: {name} -->\n{section(record)}\n<!-- end -->"
-        text, count = re.subn(rf"<!-- figures: {name} -->.*?<!-- end -->", lambda _, body=body: body, text, flags=re.S)
-        if count != 1:
-            raise ValueError(f"{page.name} must have the markers of {name!r} once, found {count}")
+        before, *rest = re.split(rf"<!-- figures: {name} -->.*?<!-- end -->", text, flags=re.S)
+        if len(rest) != 1:
+            raise ValueError(f"{page.name} must have the markers of {name!r} once, found {len(rest)}")
+        text = before + body + rest[0]
     return text
 
 
-def main() -> int:
-    """Write, or check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``python -m benchmarks figures``."""
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when something is out of date")
-    arguments = parser.parse_args()
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write, or check."""
     stale = {}
     for page in (README, BENCHMARKS):
         before = page.read_text()
         after = render(before, page)
         if before != after:
             stale[page] = after
-    if arguments.check:
+    if args.check:
         for page in stale:
             sys.stderr.write(f"{page.name} is out of date: run 'make figures'\n")
         return int(bool(stale))
@@ -199,7 +204,3 @@ def main() -> int:
         CHART.parent.mkdir(exist_ok=True)
         draw(json.loads((RESULTS / "ladder.json").read_text()), CHART)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

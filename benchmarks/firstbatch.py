@@ -1,4 +1,4 @@
-"""Time from making a loader to its first batch, beside its peers: ``fastload bench firstbatch``.
+"""Time from making a loader to its first batch, beside its peers: ``python -m benchmarks firstbatch``.
 
 Libraries are imported, the GPU is ready, the list of files is known to whoever needs one; everything else that a loader
 does before its first batch counts: starting processes or threads, building pipelines, FastLoader's check of its recipe.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._peers import by_threads, run, spread_of, take_turns
-from fastload.bench._setup import add_peer_arguments, add_threads_argument
-from fastload.bench.contenders._job import Job
+from benchmarks._peers import by_threads, run, spread_of, take_turns
+from benchmarks._setup import add_peer_arguments, add_threads_argument
+from benchmarks.contenders._job import Job
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from fastload.bench._peers import Gathering, Question
-    from fastload.bench._setup import Setup
-    from fastload.bench.contenders._remote import Remote
+    from benchmarks._peers import Gathering, Question
+    from benchmarks._setup import Setup
+    from benchmarks.contenders._remote import Remote
 
 THREADS = (8,)
 
@@ -51,7 +51,7 @@ def describe(result: Mapping[str, Any]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench firstbatch``."""
+    """Declare the options of ``python -m benchmarks firstbatch``."""
     add_peer_arguments(parser)
     add_threads_argument(parser, THREADS)
 
@@ -62,5 +62,5 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench firstbatch``."""
+    """Run ``python -m benchmarks firstbatch``."""
     return run(args, question)

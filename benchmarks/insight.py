@@ -1,4 +1,4 @@
-"""What looking costs when nobody looks: ``fastload bench insight``.
+"""What looking costs when nobody looks: ``python -m benchmarks insight``.
 
 Each figure is the difference between a loop with one of them in it and the same loop without, the
 two taking turns, divided by the calls in it. No tool is attached, so this is what a program pays for annotations that
@@ -6,7 +6,7 @@ it carries all the time.
 
 A question is a function that takes the repeats and returns its figures in nanoseconds; :data:`QUESTIONS` lists them.
 What statistics and stages add up to is then set beside the time between two real batches, and the loader runs with and
-without statistics; see :mod:`fastload.bench._overhead`.
+without statistics; see :mod:`benchmarks._overhead`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from benchmarks import _overhead
 from fastload import annotate, annotate_modules, capture
-from fastload.bench import _overhead
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, interleave, write_json
 from fastload.nvtx import stages
@@ -209,14 +209,14 @@ def shares(more_ns: Mapping[str, Mapping[str, Any]], seconds: float, repeats: in
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``fastload bench insight``."""
+    """Declare the arguments of ``python -m benchmarks insight``."""
     parser.add_argument("--repeats", type=int, help="repeats of each measurement (default: 30)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench insight``."""
+    """Run ``python -m benchmarks insight``."""
     repeats = args.repeats if args.repeats is not None else 5 if args.quick else 30
     if repeats < 1:
         return refuse(ValueError(f"repeats must be >= 1, got {repeats}"))

@@ -1,4 +1,4 @@
-"""The loader alone, against the number of threads, beside its peers: ``fastload bench loaders``.
+"""The loader alone, against the number of threads, beside its peers: ``python -m benchmarks loaders``.
 
 Nothing is done with the batches: normalized float32 images on the GPU (without one: in host memory). Every contender
 has a process of its own, and stands still while another has its turn.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._peers import attempt, by_threads, rate_figures, run, take_turns, warm_up
-from fastload.bench._setup import add_peer_arguments, add_threads_argument
-from fastload.bench.contenders._job import Job
+from benchmarks._peers import attempt, by_threads, rate_figures, run, take_turns, warm_up
+from benchmarks._setup import add_peer_arguments, add_threads_argument
+from benchmarks.contenders._job import Job
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from fastload.bench._peers import Gathering, Question
-    from fastload.bench._setup import Setup
-    from fastload.bench.contenders._remote import Remote
+    from benchmarks._peers import Gathering, Question
+    from benchmarks._setup import Setup
+    from benchmarks.contenders._remote import Remote
 
 THREADS = (1, 2, 4, 8, 16)
 
@@ -52,7 +52,7 @@ def describe(result: Mapping[str, Any]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench loaders``."""
+    """Declare the options of ``python -m benchmarks loaders``."""
     add_peer_arguments(parser)
     add_threads_argument(parser, THREADS)
 
@@ -63,5 +63,5 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench loaders``."""
+    """Run ``python -m benchmarks loaders``."""
     return run(args, question)

@@ -1,4 +1,4 @@
-"""Memory of the host and of the GPU that a running loader holds, beside its peers: ``fastload bench memory``.
+"""Memory of the host and of the GPU that a running loader holds, beside its peers: ``python -m benchmarks memory``.
 
 What counts is what is added to a process in which everything is imported and the GPU is ready; every turn has a process
 of its own, because libraries keep what they once had. Host memory is
@@ -20,19 +20,19 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._peers import by_threads, run, settle, take_turns
-from fastload.bench._setup import add_peer_arguments, add_threads_argument
-from fastload.bench.contenders._job import Job
-from fastload.bench.contenders._remote import Remote, Surroundings
+from benchmarks._peers import by_threads, run, settle, take_turns
+from benchmarks._setup import add_peer_arguments, add_threads_argument
+from benchmarks.contenders._job import Job
+from benchmarks.contenders._remote import Remote, Surroundings
 from fastload.measurement.record import Spread
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from fastload.bench._peers import Gathering, Question
-    from fastload.bench._setup import Setup
-    from fastload.bench.contenders._processes import Memory
+    from benchmarks._peers import Gathering, Question
+    from benchmarks._setup import Setup
+    from benchmarks.contenders._processes import Memory
 
 THREADS = (16,)
 _INTERVAL_S = 0.1
@@ -156,7 +156,7 @@ def describe(result: Mapping[str, Any]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench memory``."""
+    """Declare the options of ``python -m benchmarks memory``."""
     add_peer_arguments(parser)
     add_threads_argument(parser, THREADS)
 
@@ -167,5 +167,5 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench memory``."""
+    """Run ``python -m benchmarks memory``."""
     return run(args, question)

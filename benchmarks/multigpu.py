@@ -1,4 +1,4 @@
-"""Training on one GPU and on several, one process each: ``fastload bench multigpu``.
+"""Training on one GPU and on several, one process each: ``python -m benchmarks multigpu``.
 
 Started by torchrun (``torch.distributed.run``), with DistributedDataParallel and a DistributedSampler, bf16 autocast.
 Every process has as many threads, or workers, as there are cores for it, 16 at most. The loaders, and the step with its
@@ -24,10 +24,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks._checkout import importable
+from benchmarks._peers import prepared
+from benchmarks._setup import numbers
 from fastload._machine import usable_cpus
 from fastload.bench._data import add_data_argument
-from fastload.bench._peers import prepared
-from fastload.bench._setup import numbers
 from fastload.bench._steps import TINY, check_model
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, ratio, write_json
@@ -90,11 +91,11 @@ class RankRun:
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
                 *("--nproc-per-node", str(processes)),
-                *("-m", "fastload.bench._ranks", str(folder)),
+                *("-m", "benchmarks._ranks", str(folder)),
             ],
             stdout=self._said,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # as torchrun sets it by itself, with a warning
+            env=importable({**os.environ, "OMP_NUM_THREADS": "1"}),  # as torchrun sets it by itself, with a warning
         )
 
     def wait_until_ready(self) -> None:
@@ -187,7 +188,7 @@ def _show(points: Sequence[Mapping[str, Any]]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench multigpu``."""
+    """Declare the options of ``python -m benchmarks multigpu``."""
     add_data_argument(parser)
     parser.add_argument("--processes", type=numbers, help="such as 1,2 (default: 1,2,4, as far as there are GPUs)")
     parser.add_argument("--model", help=f"torchvision's name (default: resnet50; if quick: {TINY})")
@@ -200,7 +201,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """RankRun ``fastload bench multigpu``."""
+    """Run ``python -m benchmarks multigpu``."""
     try:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         model = args.model or ("resnet50" if gpus and not args.quick else TINY)

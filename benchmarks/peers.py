@@ -1,4 +1,4 @@
-"""Several questions to the same processes: ``fastload bench peers --json DIR "loaders --threads 4,16" train``.
+"""Several questions to the same processes: ``python -m benchmarks peers --json DIR "loaders --threads 4,16" train``.
 
 A dozen libraries are imported, and their outputs checked, once for all of them. What a question does not say it takes
 from the command. Each writes a file of its own; one that is asked twice, of others or with other options, adds its
@@ -14,8 +14,8 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastload.bench._peers import gathered
-from fastload.bench._setup import add_peer_arguments, setup_of
+from benchmarks._peers import gathered
+from benchmarks._setup import add_peer_arguments, setup_of
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import write_json
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from fastload.bench._peers import Question
+    from benchmarks._peers import Question
 
 QUESTIONS = ("loaders", "train", "firstbatch", "cpu", "scaling", "memory")
 _OF_ALL = ("data", "python", "site", "quick")
@@ -44,7 +44,7 @@ def parse(text: str, common: argparse.Namespace) -> Question:
     name, *options = shlex.split(text) or [""]
     if name not in QUESTIONS:
         raise ValueError(f"a question must begin with one of {', '.join(QUESTIONS)}, got {text!r}")
-    module: Any = importlib.import_module(f"fastload.bench.{name}")
+    module: Any = importlib.import_module(f"benchmarks.{name}")
     parser = _Parser(prog=name, add_help=False, allow_abbrev=False)
     module.add_arguments(parser)
     args = parser.parse_args(options)
@@ -80,13 +80,13 @@ def _writer(path: Path | None, before: Sequence[Mapping[str, Any]]) -> Callable[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench peers``."""
+    """Declare the options of ``python -m benchmarks peers``."""
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"default: {' '.join(QUESTIONS)}")
     add_peer_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench peers``; ``--json`` is a folder."""
+    """Run ``python -m benchmarks peers``; ``--json`` is a folder."""
     try:
         asked = [parse(text, args) for text in args.questions or QUESTIONS]
         names = tuple(dict.fromkeys(name for question in asked for name in question.setup.names))

@@ -1,4 +1,4 @@
-"""The loader alone against the size of the images and of the batch, beside its peers: ``fastload bench scaling``.
+"""The loader alone against the size of the images and of the batch, beside its peers: ``python -m benchmarks scaling``.
 
 Images of 256 to 4000 px (long edge) are cropped and resized to 224 px as ever, at batches that shrink as the images
 grow; batches of 16 to 1024 are made of images of the usual size. With ``--data`` only the batches change.
@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import loaders
+from benchmarks._peers import Question, prepared, run
+from benchmarks._setup import add_peer_arguments, numbers
 from fastload._machine import usable_cpus
-from fastload.bench import loaders
-from fastload.bench._peers import Question, prepared, run
-from fastload.bench._setup import add_peer_arguments, numbers
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console
 
 if TYPE_CHECKING:
     import argparse
 
-    from fastload.bench._peers import Gathering, Points
-    from fastload.bench._setup import Setup
+    from benchmarks._peers import Gathering, Points
+    from benchmarks._setup import Setup
 
 EDGES = {256: 1000, 500: 1000, 1000: 500, 2000: 160, 4000: 64}
 """Long edge in pixels, and how many images of it: enough to be varied, few enough to be written soon."""
@@ -36,7 +36,7 @@ def batch_size_for(edge_px: int) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench scaling``."""
+    """Declare the options of ``python -m benchmarks scaling``."""
     add_peer_arguments(parser)
     parser.add_argument("--threads", type=int, help="threads or workers (default: the usable cores, at most 16)")
     parser.add_argument("--edges", type=numbers, help=f"long edges in px (default: {','.join(map(str, EDGES))})")
@@ -75,5 +75,5 @@ def _point(gathering: Gathering, setup: Setup, threads: int, known: dict[str, An
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench scaling``."""
+    """Run ``python -m benchmarks scaling``."""
     return run(args, question)

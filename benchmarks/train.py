@@ -1,4 +1,4 @@
-"""Training fed by each loader, as a share of the step with its data on the GPU already: ``fastload bench train``.
+"""Training fed by each loader, as a share of the step with its data on the GPU already: ``python -m benchmarks train``.
 
 bf16 autocast, SGD, channels_last. Times are those of the GPU's clock between the ends of steps; the main thread's is
 its processor time in ``next()``, which the next step waits for. ``--cores`` limits a contender and all that it starts
@@ -10,20 +10,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from benchmarks._peers import Question, attempt, run, settle, spread_of, take_turns
+from benchmarks._setup import add_peer_arguments, numbers
+from benchmarks.contenders._job import Job
 from fastload._machine import usable_cpus
-from fastload.bench._peers import Question, attempt, run, settle, spread_of, take_turns
-from fastload.bench._setup import add_peer_arguments, numbers
 from fastload.bench._steps import TINY, VIT_S, check_model, whole_bursts
-from fastload.bench.contenders._job import Job
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, ratio
 
 if TYPE_CHECKING:
     import argparse
 
-    from fastload.bench._peers import Gathering, Points
-    from fastload.bench._setup import Setup
-    from fastload.bench.contenders._remote import Remote
+    from benchmarks._peers import Gathering, Points
+    from benchmarks._setup import Setup
+    from benchmarks.contenders._remote import Remote
 
 MODELS = ("resnet50", "resnet18", VIT_S)
 CEILING = "ceiling"
@@ -62,7 +62,7 @@ def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench train``."""
+    """Declare the options of ``python -m benchmarks train``."""
     add_peer_arguments(parser)
     parser.add_argument("--models", help=f"torchvision's names, or {VIT_S} (default: {','.join(MODELS)})")
     parser.add_argument("--threads", type=numbers, help="threads or workers, all cores (default: 6,16)")
@@ -96,7 +96,7 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``fastload bench train``."""
+    """Run ``python -m benchmarks train``."""
     return run(args, question)
 
 

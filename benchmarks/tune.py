@@ -1,4 +1,4 @@
-"""Does ``num_workers="auto"`` find the number? ``fastload bench tune`` runs it beside every fixed one.
+"""Does ``num_workers="auto"`` find the number? ``python -m benchmarks tune`` runs it beside every fixed one.
 
 Three workloads: photographs through the native engine, a transform in plain Python through worker processes, and a
 light one whose model is heavy. Every number has a first look for a moment; those far behind the fastest have no part in
@@ -66,7 +66,7 @@ class Workload:
 
 def workloads(device: torch.device, *, quick: bool, data: Path | None, model: str) -> dict[str, Callable[[], Workload]]:
     """All three, each made when it is wanted."""
-    from fastload.bench.verdicts import Ready, Texts
+    from benchmarks.verdicts import Ready, Texts
 
     gpu = device.type == "cuda"
     own: dict[str, Any] = {"device": device, "persistent_workers": True, "drop_last": True}
@@ -278,7 +278,7 @@ def counts_up_to(cores: int) -> list[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench tune``."""
+    """Declare the options of ``python -m benchmarks tune``."""
     from fastload.bench._data import add_data_argument
 
     add_data_argument(parser)
@@ -300,7 +300,7 @@ def _counts(text: str) -> list[int]:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run ``fastload bench tune``; 1 if a workload misses what it is to reach."""
+    """Run ``python -m benchmarks tune``; 1 if a workload misses what it is to reach."""
     from rich.table import Table
 
     from fastload.bench._steps import check_model

@@ -1,4 +1,4 @@
-"""Does the verdict name the bottleneck? ``fastload bench verdicts`` plants eleven, one after the other, and asks.
+"""Does the verdict name the bottleneck? ``python -m benchmarks verdicts`` plants eleven, one after the other, and asks.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
 files, a tokenizer in plain Python, images to normalize on the host, large samples to stack, copies from pageable
@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from benchmarks._slowstore import Client, slow_store
 from fastload import FastLoader
 from fastload._machine import usable_cpus
-from fastload.bench._slowstore import Client, slow_store
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import environment, write_json
 from fastload.stats.verdict import Bottleneck
@@ -368,7 +368,7 @@ def try_plant(plant: Plant, seconds: float) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench verdicts``."""
+    """Declare the options of ``python -m benchmarks verdicts``."""
     parser.add_argument("--seconds", type=float, default=8.0, help="of each planted loop (default: 8)")
     parser.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda")
     parser.add_argument("--plant", action="append", metavar="NAME", help="only this one; may be given again")
@@ -377,7 +377,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run ``fastload bench verdicts``; 1 if a verdict names another bottleneck than was planted."""
+    """Run ``python -m benchmarks verdicts``; 1 if a verdict names another bottleneck than was planted."""
     from rich.table import Table
 
     from fastload.options import resolve_device

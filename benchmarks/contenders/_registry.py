@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastload.bench.contenders._job import Feed, Job
+    from benchmarks.contenders._job import Feed, Job
 
 COMMON = ("torch", "torchvision", "numpy")
 
@@ -84,7 +84,7 @@ class Contender:
         return found
 
     def _import(self) -> Any:
-        return importlib.import_module(f"fastload.bench.contenders.{self.module}")
+        return importlib.import_module(f"benchmarks.contenders.{self.module}")
 
 
 _FFCV = Contender(

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import fastload
+from benchmarks._checkout import ROOT, importable
+from benchmarks.contenders import _processes
+from benchmarks.contenders._registry import CONTENDERS
 from fastload._machine import usable_cpus
-from fastload.bench.contenders import _processes
-from fastload.bench.contenders._registry import CONTENDERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fastload.bench.contenders._job import Job
+    from benchmarks.contenders._job import Job
 
 _PATIENCE_S = 600.0  # for one answer
 
@@ -99,7 +100,7 @@ class Remote:
         python, environment = self._command(self._surroundings)
         with theirs:
             self._process = subprocess.Popen(
-                [python, "-m", "fastload.bench.contenders._serve", self.name, str(theirs.fileno())],
+                [python, "-m", "benchmarks.contenders._serve", self.name, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
@@ -214,15 +215,16 @@ class Remote:
             # Another interpreter shall find this package, and nothing else that lies beside it.
             shelf = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
             (shelf / "fastload").symlink_to(Path(fastload.__file__).resolve().parent)
+            (shelf / "benchmarks").symlink_to(ROOT / "benchmarks")
             metadata = shelf / f"fastload-{fastload.__version__}.dist-info" / "METADATA"
             metadata.parent.mkdir()
             metadata.write_text(f"Metadata-Version: 2.1\nName: fastload\nVersion: {fastload.__version__}\n")
             path.append(str(shelf))
         if inherited := os.environ.get("PYTHONPATH"):
             path.append(inherited)
-        environment = dict(os.environ)
-        if path:
-            environment["PYTHONPATH"] = os.pathsep.join(path)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        if python is None:
+            environment = importable(environment)
         if site is not None and (libraries := Path(site).resolve() / "lib").is_dir():
             inherited = environment.get("LD_LIBRARY_PATH")
             environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(libraries), inherited]))

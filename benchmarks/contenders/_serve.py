@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from benchmarks.contenders import _processes
+from benchmarks.contenders._job import Job
+from benchmarks.contenders._registry import CONTENDERS
+from benchmarks.contenders._traits import traits
 from fastload.bench._data import STD
 from fastload.bench._rungs import take_until
 from fastload.bench._steps import TrainingStep, run_steps
-from fastload.bench.contenders import _processes
-from fastload.bench.contenders._job import Job
-from fastload.bench.contenders._registry import CONTENDERS
-from fastload.bench.contenders._traits import traits
 from fastload.measurement.clock import CudaClock, HostClock
 from fastload.memory.arena import Arena
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fastload.bench.contenders._job import Feed
+    from benchmarks.contenders._job import Feed
 
 
 class Server:

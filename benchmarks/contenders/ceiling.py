@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fastload.bench.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
+from benchmarks.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
 
 
 def missing(variant: str, device: str) -> str | None:

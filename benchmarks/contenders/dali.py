@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.contenders._job import SIDE, Feed, Job
 from fastload.bench._data import MEAN, STD
-from fastload.bench.contenders._job import SIDE, Feed, Job
 
 if TYPE_CHECKING:
     from collections.abc import Generator

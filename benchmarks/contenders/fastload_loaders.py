@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.contenders._job import Feed, Job
 from fastload import FastLoader
 from fastload.bench._rungs import leave_alone
-from fastload.bench.contenders._job import Feed, Job
 
 
 def missing(variant: str, device: str) -> str | None:

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torchvision import transforms
 
+from benchmarks.contenders._job import SIDE, Feed, Job, in_model_layout
 from fastload.bench._data import MEAN, STD
-from fastload.bench.contenders._job import SIDE, Feed, Job, in_model_layout
 
 if TYPE_CHECKING:
     from collections.abc import Generator

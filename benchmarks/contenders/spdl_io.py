@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.contenders._job import SIDE, Feed, Job
 from fastload.bench._data import ENDLESS, MEAN, STD, EndlessDraws
-from fastload.bench.contenders._job import SIDE, Feed, Job
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

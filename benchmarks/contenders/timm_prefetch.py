@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
+from benchmarks.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
 from fastload.bench._data import MEAN, STD
-from fastload.bench.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
 
 
 def missing(variant: str, device: str) -> str | None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
 from fastload.bench._data import MEAN, STD
-from fastload.bench.contenders._job import SIDE, Batches, Feed, Job, in_model_layout
 
 if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastload.bench.contenders import torch_loaders
+from benchmarks.contenders import torch_loaders
 
 if TYPE_CHECKING:
-    from fastload.bench.contenders._job import Feed, Job
+    from benchmarks.contenders._job import Feed, Job
 
 
 def missing(variant: str, device: str) -> str | None:

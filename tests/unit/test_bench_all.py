@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("rich")
 
-from fastload.bench import _peers, peers
-from fastload.bench import all as every
-from fastload.bench._setup import add_peer_arguments
-from fastload.commands.cli import BENCH
+from benchmarks import _peers, peers
+from benchmarks import all as every
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks._checkout import ROOT
+from benchmarks._setup import add_peer_arguments
+from fastload.commands import cli
 
 
 def arguments(*given: str) -> argparse.Namespace:
@@ -29,17 +32,41 @@ def common(*given: str) -> argparse.Namespace:
 
 
 def test_no_benchmark_is_forgotten() -> None:
-    assert {*every.ORDER, *peers.QUESTIONS, "all", "demo", "photos"} == set(BENCH)
+    assert {*every.ORDER, *peers.QUESTIONS, "all", "demo", "figures", "photos"} == {*cli.BENCH, *BENCHMARKS}
+
+
+def test_a_benchmark_has_one_home_and_the_other_command_names_it(capsys) -> None:
+    assert set(cli.IN_CHECKOUT) == set(BENCHMARKS)
+    assert not set(cli.BENCH) & set(BENCHMARKS)
+    for name in BENCHMARKS:
+        assert cli.main(["bench", name, "--quick"]) == 2
+        assert capsys.readouterr().err == f"fastload bench {name} runs from a checkout: python -m benchmarks {name}\n"
+
+
+@pytest.mark.parametrize(("name", "entry"), BENCHMARKS.items())
+def test_every_benchmark_in_the_table_has_its_two_functions(name: str, entry: cli.Command) -> None:
+    module = importlib.import_module(entry.module)
+    module.add_arguments(argparse.ArgumentParser(prog=f"python -m benchmarks {name}"))
+    assert callable(module.main)
+
+
+def test_benchmarks_run_as_a_module() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert all(name in done.stdout for name in BENCHMARKS)
 
 
 def test_data_is_passed_on_to_those_that_take_it(tmp_path) -> None:
     for name in every.ORDER:
         parser = argparse.ArgumentParser()
-        importlib.import_module(f"fastload.bench.{name}").add_arguments(parser)
+        entry = cli.BENCH.get(name, BENCHMARKS.get(name))
+        importlib.import_module(entry.module).add_arguments(parser)
         takes = any("--data" in action.option_strings for action in parser._actions)
         assert (name in every.TAKE_DATA) is takes, name
-        given = every.command(name, tmp_path, quick=True, data=tmp_path / "images")[5:]
-        assert (getattr(parser.parse_args(given), "data", None) == tmp_path / "images") is takes
+        command = every.command(name, tmp_path, quick=True, data=tmp_path / "images")
+        assert (
+            getattr(parser.parse_args(command[command.index(name) + 1 :]), "data", None) == tmp_path / "images"
+        ) is takes
 
 
 def test_data_that_is_none_is_refused(tmp_path, capsys) -> None:

@@ -1,4 +1,4 @@
-"""``fastload bench insight``: statistics are really out in one of the two contenders, and what the figures mean."""
+"""``python -m benchmarks insight``: one of the two contenders has no statistics, and what the figures mean."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from backends import simulated
 from backends.simulated import SimulatedTransfer
 from torch.utils.data import Dataset
 
+from benchmarks import _overhead
+from benchmarks.__main__ import main as run_benchmark
+from benchmarks._overhead import Compared, interval_of_median, stages_of_a_batch, stats_of_a_batch, without_stats
 from fastload import FastLoader
-from fastload.bench import _overhead
-from fastload.bench._overhead import Compared, interval_of_median, stages_of_a_batch, stats_of_a_batch, without_stats
-from fastload.commands import cli
 from fastload.engines import iterators
 
 CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ def test_the_interval_holds_the_median_nineteen_times_in_twenty():
 def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_overhead, "cores_for_loading", lambda: 1)
-    assert cli.main(["bench", "insight", "--quick", "--json", "insight.json"]) == 0
+    assert run_benchmark(["insight", "--quick", "--json", "insight.json"]) == 0
     record = json.loads((tmp_path / "insight.json").read_text())
     assert {"annotate_modules", "stage", "stats", "stats, native"} <= set(record["more_ns"])
     assert set(record["shares"]) == {"native", "worker processes"}

@@ -16,13 +16,13 @@ pytest.importorskip("rich")
 
 from torchvision import transforms as t
 
-from fastload.bench import _likeness
+from benchmarks import _likeness
+from benchmarks._likeness import EPOCHS, Likeness, batch_size, lay_out, torchvision_traits
+from benchmarks._outputs import _wrong, check_outputs, write_expected
+from benchmarks.contenders._job import Job
+from benchmarks.contenders._registry import CONTENDERS
+from benchmarks.contenders._serve import Server
 from fastload.bench._data import MEAN, STD
-from fastload.bench._likeness import EPOCHS, Likeness, batch_size, lay_out, torchvision_traits
-from fastload.bench._outputs import _wrong, check_outputs, write_expected
-from fastload.bench.contenders._job import Job
-from fastload.bench.contenders._registry import CONTENDERS
-from fastload.bench.contenders._serve import Server
 from fastload.bench.photos import PhotoSet, write_photos
 
 ENDING = (t.ToTensor(), t.Normalize(MEAN, STD))

@@ -17,13 +17,15 @@ import pytest
 pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
-from fastload.bench import _peers, _ranks, _rungs, loaders, multigpu, peers, train
-from fastload.bench._outputs import _wrong
-from fastload.bench.contenders import _processes, _serve, fastload_loaders
-from fastload.bench.contenders._job import Feed, Job
-from fastload.bench.contenders._registry import Tolerance
-from fastload.bench.contenders._remote import ContenderError, Remote, Surroundings
-from fastload.bench.memory import host_bytes
+from benchmarks import _peers, _ranks, loaders, multigpu, peers, train
+from benchmarks.__main__ import main as run_benchmark
+from benchmarks._outputs import _wrong
+from benchmarks.contenders import _processes, _serve, fastload_loaders
+from benchmarks.contenders._job import Feed, Job
+from benchmarks.contenders._registry import Tolerance
+from benchmarks.contenders._remote import ContenderError, Remote, Surroundings
+from benchmarks.memory import host_bytes
+from fastload.bench import _rungs
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
 
@@ -85,7 +87,7 @@ def test_an_image_that_cannot_be_read_is_refused_in_one_line(tmp_path, capsys) -
     broken = min(data.glob("*/*.jpg"))
     broken.write_bytes(b"nothing")
     common = ["--quick", "--contenders", "ceiling", "--data", str(data)]
-    assert cli.main(["bench", "loaders", "--threads", "1", *common]) == 2
+    assert run_benchmark(["loaders", "--threads", "1", *common]) == 2
     said = capsys.readouterr().err
     assert broken.name in said
     assert said.count("\n") == 1
@@ -270,7 +272,7 @@ def test_questions_are_answered_by_contenders_that_were_checked(tmp_path, monkey
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     common = ["--quick", "--contenders", "fastload", "--data", str(data), "--json", str(tmp_path / "out")]
     asked = ["loaders --threads 1", "memory --threads 1", "train --threads 1", "loaders --threads 2 --batch-size 4"]
-    assert cli.main(["bench", "peers", *asked, *common]) == 0
+    assert run_benchmark(["peers", *asked, *common]) == 0
     for question in ("loaders", "memory", "train"):
         record = json.loads((tmp_path / "out" / f"{question}.json").read_text())
         assert record["contenders"]["fastload"]["check_training"]["equal"] is True
@@ -287,7 +289,7 @@ def test_questions_are_answered_by_contenders_that_were_checked(tmp_path, monkey
 def test_a_question_that_nobody_can_answer_is_no_success(tmp_path, capsys) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     common = ["--quick", "--contenders", "spdl", "--data", str(data)]
-    assert cli.main(["bench", "loaders", "--threads", "1", *common]) == 1
+    assert run_benchmark(["loaders", "--threads", "1", *common]) == 1
     assert "missing: SPDL: " in capsys.readouterr().out
 
 

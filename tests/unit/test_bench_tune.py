@@ -1,4 +1,4 @@
-"""``fastload bench tune``: how "auto" is judged, when it has settled, and that the whole of it runs."""
+"""``python -m benchmarks tune``: how "auto" is judged, when it has settled, and that the whole of it runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from benchmarks import tune
+from benchmarks.__main__ import main as run_benchmark
+from benchmarks.tune import Products, TunedLoader, Workload, counts_up_to, evaluate, measure, settle, workers_of
 from fastload import FastLoader
-from fastload.bench import tune
-from fastload.bench.tune import Products, TunedLoader, Workload, counts_up_to, evaluate, measure, settle, workers_of
-from fastload.commands import cli
 from fastload.measurement.record import Spread
 from fastload.measurement.throughput import Rate
 
@@ -117,8 +117,8 @@ def test_worker_processes_of_auto_are_counted():
 @pytest.mark.timeout(600)
 def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = ["bench", "tune", "--quick", "--counts", "1", "--json", "tune.json"]
-    assert cli.main(command) == 0
+    command = ["tune", "--quick", "--counts", "1", "--json", "tune.json"]
+    assert run_benchmark(command) == 0
     record = json.loads((tmp_path / "tune.json").read_text())
     assert (len(record["workloads"]), record["complete"]) == (3, True)
     assert record["workloads"]["photographs, native"]["plan"][0].startswith("engine native")
@@ -135,7 +135,7 @@ def test_a_run_that_is_cut_off_keeps_its_workloads(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tune, "measure", cut_off)
-    assert cli.main(["bench", "tune", "--quick", "--json", "tune.json"]) == 130
+    assert run_benchmark(["tune", "--quick", "--json", "tune.json"]) == 130
     record = json.loads((tmp_path / "tune.json").read_text())
     assert list(record["workloads"]) == ["photographs, native"]
     assert record["complete"] is False
@@ -155,7 +155,7 @@ def test_a_run_that_is_cut_off_keeps_its_workloads(tmp_path, monkeypatch):
 )
 def test_wrong_arguments_are_refused(capsys, arguments, message):
     try:
-        code = cli.main(["bench", "tune", *arguments])
+        code = run_benchmark(["tune", *arguments])
     except SystemExit as error:
         code = error.code
     assert code == 2

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-from fastload.bench import _tables
+from benchmarks import _tables, figures
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def figures():
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "scripts" / "figures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("page", ["README", "BENCHMARKS"])
-def test_a_page_is_up_to_date(figures, page):
+def test_a_page_is_up_to_date(page):
     path = getattr(figures, page)
     assert figures.render(path.read_text(), path) == path.read_text(), "run 'make figures'"
 
 
 @pytest.fixture
-def results(figures, tmp_path, monkeypatch):
+def results(tmp_path, monkeypatch):
     """The results, to be changed."""
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -36,7 +27,7 @@ def results(figures, tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_changed_result_makes_the_readme_stale(figures, results):
+def test_a_changed_result_makes_the_readme_stale(results):
     readme = figures.README.read_text()
     record = json.loads((results / "ladder.json").read_text())
     record["rungs"][0]["workers"] = 77
@@ -44,7 +35,7 @@ def test_a_changed_result_makes_the_readme_stale(figures, results):
     assert figures.render(readme) != readme
 
 
-def block(figures, name):
+def block(name):
     """What README says of one record."""
     readme = figures.render(figures.README.read_text())
     return readme.partition(f"<!-- figures: {name} -->")[2].partition("<!-- end -->")[0]
@@ -69,7 +60,7 @@ def peers(question, figure, medians, **point):
     }
 
 
-def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(figures, results):
+def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=4)
     (results / "loaders.json").write_text(json.dumps(record))
     readme = figures.render(figures.README.read_text())
@@ -81,56 +72,56 @@ def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(figures, r
     assert "* FFCV: ffcv is not installed" in docs
 
 
-def test_who_was_not_measured_at_a_point_has_a_dash_there(figures, results):
+def test_who_was_not_measured_at_a_point_has_a_dash_there(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
     (results / "loaders.json").write_text(json.dumps(record))
-    assert "–: not asked" not in block(figures, "loaders")
+    assert "–: not asked" not in block("loaders")
     record["points"].append({"threads": 8, "contenders": {"fastload": record["points"][0]["contenders"]["fastload"]}})
     record["contenders"]["torch"]["failed"] = "it ended"
     (results / "loaders.json").write_text(json.dumps(record))
-    assert "| DataLoader | 1,400 | – |" in block(figures, "loaders")
-    assert "–: not asked, or not measured." in block(figures, "loaders")
+    assert "| DataLoader | 1,400 | – |" in block("loaders")
+    assert "–: not asked, or not measured." in block("loaders")
     docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
     assert "Not measured, or not everywhere:\n\n* DataLoader: it ended\n* FFCV: ffcv is not installed" in docs
 
 
-def test_peers_ahead_of_the_workers_engine_are_named_too(figures, results):
+def test_peers_ahead_of_the_workers_engine_are_named_too(results):
     medians = {"torch": 1400, "dali-gpu": 4000, "fastload": 5000, "fastload-workers": 1300}
     record = peers("loaders", "images_per_s", medians, threads=4)
     record["contenders"]["fastload-workers"] = {"title": "FastLoader, workers"}
     (results / "loaders.json").write_text(json.dumps(record))
-    text = block(figures, "loaders")
+    text = block("loaders")
     assert "No peer that was measured is ahead of FastLoader, native." in text
     assert "Ahead of FastLoader, workers. 4 threads: DALI, GPU decode by 3.1×, DataLoader by 7.7%." in text
     assert "▲" not in text
 
 
 @pytest.mark.parametrize(("held", "said"), [((0, 5, 0), "in 2 of 3 turns they had none"), ((5, 5, 5), "")])
-def test_turns_that_ended_before_there_were_slots_are_counted(figures, results, held, said):
+def test_turns_that_ended_before_there_were_slots_are_counted(results, held, said):
     record = peers("memory", "host_bytes", {"torch": 9e9, "fastload": 4e8, "fastload-workers": 1e10}, threads=16)
     record["contenders"]["fastload-workers"] = {"title": "FastLoader, workers"}
     turns = [{"pinned": {"torch_bytes": 0, "arena_bytes": count}} for count in held]
     record["points"][0]["contenders"]["fastload-workers"]["turns"] = turns
     (results / "memory.json").write_text(json.dumps(record))
-    text = block(figures, "memory")
+    text = block("memory")
     assert ("begin on torch's backend" in text) == bool(said)
     assert said in text
     record["environment"]["gpu"] = None  # where there are no slots
     (results / "memory.json").write_text(json.dumps(record))
-    assert "torch's backend" not in block(figures, "memory")
+    assert "torch's backend" not in block("memory")
 
 
-def test_a_lower_bound_is_explained(figures, results):
+def test_a_lower_bound_is_explained(results):
     record = peers("memory", "host_bytes", {"torch": 9e9, "fastload": 4e8}, threads=16)
     (results / "memory.json").write_text(json.dumps(record))
-    assert "≥" not in block(figures, "memory")
+    assert "≥" not in block("memory")
     record["points"][0]["contenders"]["torch"]["lower_bound"] = True
     (results / "memory.json").write_text(json.dumps(record))
-    assert "| DataLoader | ≥ 9,000 MB |" in block(figures, "memory")
-    assert "≥: what the library pins by itself cannot be seen." in block(figures, "memory")
+    assert "| DataLoader | ≥ 9,000 MB |" in block("memory")
+    assert "≥: what the library pins by itself cannot be seen." in block("memory")
 
 
-def test_turns_are_whole_bursts_of_the_workers(figures, results):
+def test_turns_are_whole_bursts_of_the_workers(results):
     record = peers("train", "share_of_ceiling", {"fastload": 1.0}, model="resnet50", cores=6, threads=6)
     record["points"].append({**record["points"][0], "cores": 16, "threads": 16})
     record["parameters"]["steps"] = 8
@@ -139,7 +130,7 @@ def test_turns_are_whole_bursts_of_the_workers(figures, results):
     assert "turns of 12 or 16 steps;" in docs
 
 
-def test_less_is_better_for_time_and_memory(figures, results):
+def test_less_is_better_for_time_and_memory(results):
     record = peers("firstbatch", "first_batch_s", {"torch": 2.0, "dali-gpu": 0.475, "fastload": 0.5}, threads=8)
     (results / "firstbatch.json").write_text(json.dumps(record))
     readme = figures.render(figures.README.read_text())
@@ -147,11 +138,11 @@ def test_less_is_better_for_time_and_memory(figures, results):
     assert "| DataLoader | 2.00 s |" in readme
 
 
-def test_where_nobody_is_ahead_the_text_says_so(figures, results):
+def test_where_nobody_is_ahead_the_text_says_so(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
     (results / "loaders.json").write_text(json.dumps(record))
-    assert "No peer that was measured is ahead of FastLoader, native." in block(figures, "loaders")
-    assert "▲" not in block(figures, "loaders")
+    assert "No peer that was measured is ahead of FastLoader, native." in block("loaders")
+    assert "▲" not in block("loaders")
 
 
 def test_points_stand_in_order_however_they_were_measured():
@@ -164,7 +155,7 @@ def test_points_stand_in_order_however_they_were_measured():
     assert [one.title for one in _tables.train(record)] == shown
 
 
-def test_one_model_is_shown_with_what_the_loop_has_left(figures, results):
+def test_one_model_is_shown_with_what_the_loop_has_left(results):
     medians = {"torch": 1500, "dali-gpu": 4200, "fastload": 4700}
     record = peers("train", "images_per_s", medians, model="resnet50", cores=6, threads=6)
     loop = {"torch": (0.3, 540.0), "dali-gpu": (0.9, 200.0), "fastload": (1.0, 240.0)}
@@ -176,7 +167,7 @@ def test_one_model_is_shown_with_what_the_loop_has_left(figures, results):
     assert "▲ ahead of FastLoader, native. main thread per batch: DALI, GPU decode by 1.2×." in docs
 
 
-def test_a_table_of_more_columns_than_contenders_is_turned(figures, results):
+def test_a_table_of_more_columns_than_contenders_is_turned(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=1)
     record["points"] += [{**record["points"][0], "threads": threads} for threads in (2, 4, 8)]
     (results / "loaders.json").write_text(json.dumps(record))
@@ -185,7 +176,7 @@ def test_a_table_of_more_columns_than_contenders_is_turned(figures, results):
     assert f"{head}\n|---|--:|--:|--:|\n| 1 thread | 1,400 |" in readme
 
 
-def test_a_quick_run_is_no_result(figures, results):
+def test_a_quick_run_is_no_result(results):
     record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4)
     record["parameters"]["quick"] = True
     (results / "loaders.json").write_text(json.dumps(record))
@@ -193,14 +184,14 @@ def test_a_quick_run_is_no_result(figures, results):
         figures.render(figures.README.read_text())
 
 
-def test_a_run_that_was_cut_off_is_no_result(figures, results):
+def test_a_run_that_was_cut_off_is_no_result(results):
     record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4) | {"complete": False}
     (results / "loaders.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="cut off"):
         figures.render(figures.README.read_text())
 
 
-def test_each_size_of_image_says_what_was_read(figures, results):
+def test_each_size_of_image_says_what_was_read(results):
     record = peers("scaling", "images_per_s", {"torch": 100, "fastload": 500}, batch_size=256)
     data = {"images": 64, "mean_kb": 3625.2, "page_cache_share": None}
     record["points"].insert(0, {**record["points"][0], "edge_px": 4000, "batch_size": 16, "dataset": data})
@@ -212,7 +203,7 @@ def test_each_size_of_image_says_what_was_read(figures, results):
     assert "; 64 images of 3,625 KB." in docs
 
 
-def test_a_table_without_a_result_is_left_out(figures, results):
+def test_a_table_without_a_result_is_left_out(results):
     (results / "loaders.json").unlink(missing_ok=True)
     assert "<!-- figures: loaders -->\n<!-- end -->" in figures.render(figures.README.read_text())
 

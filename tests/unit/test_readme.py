@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import BENCHMARKS
 from fastload.commands import cli
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def commands(program: str) -> list[str]:
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     for page in PAGES:
         lines += re.findall(rf"`({program} [^`\n]+)`", page.read_text())
-    return sorted({line for line in lines if line.split()[:1] == [program]})
+    return sorted({line for line in lines if f"{line} ".startswith(f"{program} ")})
 
 
 def test_pages_have_the_commands_that_these_tests_are_about() -> None:
@@ -53,8 +54,16 @@ def test_make_target_exists(line: str) -> None:
 
 @pytest.mark.parametrize("line", commands("fastload") if PAGES[0].exists() else [])
 def test_fastload_command_exists_and_takes_its_options(line: str) -> None:
-    words = shlex.split(line)[1:]
-    entry = cli.COMMANDS[words.pop(0)]
+    takes_its_options(cli.COMMANDS, shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("line", commands("python -m benchmarks") if PAGES[0].exists() else [])
+def test_benchmark_of_a_checkout_exists_and_takes_its_options(line: str) -> None:
+    takes_its_options(BENCHMARKS, shlex.split(line)[3:])
+
+
+def takes_its_options(table: cli.Table, words: list[str]) -> None:
+    entry = table[words.pop(0)]
     if isinstance(entry, cli.Group) and words:
         entry = entry.commands[words.pop(0)]
     if isinstance(entry, cli.Group):
@@ -79,7 +88,7 @@ def test_make_command_of_the_readme_is_run_before_a_merge(line: str) -> None:
 @pytest.mark.parametrize("line", [line for line in readmes_own("fastload") if " bench " in line])
 def test_benchmark_of_the_readme_is_run_before_a_merge(line: str) -> None:
     """.ci/run runs all of them; the options, too, are taken."""
-    assert re.search(r"fastload bench all --quick", (ROOT / ".ci" / "run").read_text())
+    assert re.search(r"^make bench\b", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
     assert shlex.split(line)[2] in cli.BENCH
 
 

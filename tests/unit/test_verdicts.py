@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from fastload.bench import verdicts
-from fastload.bench._slowstore import slow_store
-from fastload.bench.verdicts import plants
-from fastload.commands import cli
+from benchmarks import verdicts
+from benchmarks.__main__ import main as run_benchmark
+from benchmarks._slowstore import slow_store
+from benchmarks.verdicts import plants
 from fastload.stats.verdict import Bottleneck
 
 ON_CPU = {
@@ -37,7 +37,7 @@ def test_there_are_eleven_and_three_are_the_loops_own(monkeypatch, told, loops_o
 @pytest.mark.timeout(600)
 def test_verdicts_name_what_is_planted_on_a_cpu(tmp_path):
     file = tmp_path / "verdicts.json"
-    assert cli.main(["bench", "verdicts", "--quick", "--device", "cpu", "--json", str(file)]) == 0
+    assert run_benchmark(["verdicts", "--quick", "--device", "cpu", "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     assert {name: plant["verdict"] for name, plant in record["plants"].items()} == ON_CPU
     assert (record["named"], record["of"]) == (8, 8)
@@ -50,13 +50,13 @@ def test_verdicts_name_what_is_planted_on_a_cpu(tmp_path):
 @pytest.mark.timeout(600)
 def test_verdicts_name_all_eleven_on_a_gpu(tmp_path):
     file = tmp_path / "verdicts.json"
-    code = cli.main(["bench", "verdicts", "--quick", "--device", "cuda", "--json", str(file)])
+    code = run_benchmark(["verdicts", "--quick", "--device", "cuda", "--json", str(file)])
     record = json.loads(file.read_text())
     assert (record["named"], record["of"], code) == (11, 11, 0), record
 
 
 def test_a_plant_that_there_is_not_is_refused(capsys):
-    assert cli.main(["bench", "verdicts", "--plant", "weeds"]) == 2
+    assert run_benchmark(["verdicts", "--plant", "weeds"]) == 2
     assert "--plant must be one of 'slow storage'" in capsys.readouterr().err
 
 

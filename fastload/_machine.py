@@ -7,6 +7,7 @@ Containers and batch systems assign a part of the machine through the scheduler'
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = [
     "CpuBudget",
     "MemoryBudget",
     "cpu_budget",
+    "cpu_model",
     "file_descriptor_limits",
     "memory_budget",
     "shared_memory_bytes",
@@ -69,6 +71,18 @@ class MemoryBudget:
     def usable_bytes(self) -> int:
         """The smaller of the machine's available memory and the control groups' allowance."""
         return self.available_bytes if self.left_bytes is None else max(0, min(self.available_bytes, self.left_bytes))
+
+
+def cpu_model() -> str:
+    """The processor's name, such as ``"AMD EPYC 9654 96-Core Processor"``."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def usable_cpus() -> int:

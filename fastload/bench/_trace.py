@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from fastload.profiling.intervals import covered
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from fastload.profiling.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +83,19 @@ def record_activity(
 
 def summarize(events: Iterable[dict[str, Any]], elapsed_s: float) -> GpuActivity:
     """Add up the kernels and the copies from host to device of a Chrome trace (times there are microseconds)."""
-    kernels: list[tuple[float, float]] = []
-    copies: list[tuple[float, float]] = []
+    kernels: list[Interval] = []
+    copies: list[Interval] = []
     copied_bytes = 0
     for event in events:
         category = event.get("cat")
         if category == "kernel":
-            kernels.append((event["ts"], event["ts"] + event["dur"]))
+            kernels.append(_interval(event))
         elif category == "gpu_memcpy" and "HtoD" in event["name"]:
-            copies.append((event["ts"], event["ts"] + event["dur"]))
+            copies.append(_interval(event))
             copied_bytes += int(event["args"]["bytes"])
-    busy_share = covered(kernels) / 1e6 / elapsed_s if kernels else None
-    return GpuActivity(busy_share, copied_bytes, covered(copies) / 1e6)
+    busy_share = covered(kernels) / 1e9 / elapsed_s if kernels else None
+    return GpuActivity(busy_share, copied_bytes, covered(copies) / 1e9)
 
 
-def covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of ``(start, end)`` intervals: what overlaps counts once."""
-    total = 0.0
-    reached = float("-inf")
-    for start, end in sorted(intervals):
-        if end > reached:
-            total += end - max(start, reached)
-            reached = end
-    return total
+def _interval(event: dict[str, Any]) -> Interval:
+    return round(1e3 * event["ts"]), round(1e3 * (event["ts"] + event["dur"]))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload._machine import cpu_budget, usable_cpus
+from fastload._machine import cpu_budget, cpu_model, usable_cpus
 from fastload._version import __version__
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def environment() -> dict[str, Any]:
     record: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "usable_cpus": usable_cpus(),
         "cpus": cpu_budget().online,
         "system": platform.platform(),
@@ -143,14 +143,6 @@ def _commit() -> str | None:
         git("ls-files", "--error-unmatch", "__init__.py")
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".", "../csrc") else "")
     return os.environ.get("FASTLOAD_COMMIT")
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _driver_version() -> str | None:

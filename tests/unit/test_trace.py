@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from fastload.bench._trace import covered, record_activity, summarize
+from fastload.bench._trace import record_activity, summarize
 
 
 def kernel(ts: float, dur: float) -> dict[str, object]:
@@ -13,13 +13,6 @@ def kernel(ts: float, dur: float) -> dict[str, object]:
 
 def copy(ts: float, dur: float, nbytes: int, kind: str = "HtoD (Pinned -> Device)") -> dict[str, object]:
     return {"ph": "X", "cat": "gpu_memcpy", "name": f"Memcpy {kind}", "ts": ts, "dur": dur, "args": {"bytes": nbytes}}
-
-
-def test_overlap_counts_once() -> None:
-    assert covered([]) == 0
-    assert covered([(0, 2), (5, 6)]) == 3
-    assert covered([(5, 6), (0, 10), (9, 12), (2, 3)]) == 12
-    assert covered([(0, 1), (1, 2)]) == 2
 
 
 def test_busy_share_counts_kernels_of_all_streams_but_no_copies() -> None:

@@ -10,7 +10,6 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from fastload import _machine
@@ -82,21 +81,10 @@ def gib(size_bytes: float) -> str:
 
 def check_python() -> Check:
     """Check the interpreter and the processor."""
-    model = _processor_model()
+    model = _machine.cpu_model()
     version = platform.python_version()
     data = {"version": version, "executable": sys.executable, "system": platform.platform(), "processor": model}
     return Check("python", f"{version} on {model}, {platform.system()} {platform.release()}", data=data)
-
-
-def _processor_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def check_torch() -> Check:

@@ -141,7 +141,8 @@ def _commit() -> str | None:
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         # An installed package may lie inside another project's repository, which does not track it.
         git("ls-files", "--error-unmatch", "__init__.py")
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".", "../csrc") else "")
+        sources = (".", "../csrc", "../benchmarks", ":(exclude)../benchmarks/results")
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", *sources) else "")
     return os.environ.get("FASTLOAD_COMMIT")
 
 

@@ -66,7 +66,7 @@ def test_commit_of_a_checkout_without_history_comes_from_the_environment(
     package = tmp_path / "fastload"
     package.mkdir()
     (package / "__init__.py").touch()
-    monkeypatch.setattr(fastload, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(record, "__file__", str(package / "measurement" / "record.py"))
     monkeypatch.delenv("FASTLOAD_COMMIT", raising=False)
     assert record._commit() is None
     monkeypatch.setenv("FASTLOAD_COMMIT", "abc")
@@ -79,6 +79,12 @@ def test_commit_of_a_checkout_without_history_comes_from_the_environment(
     subprocess.run([*git, "commit", "-qm", "first"], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     assert record._commit() == head
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "results" / "new.json").touch()
+    assert record._commit() == head
+    (tmp_path / "benchmarks" / "new.py").touch()
+    assert record._commit() == head + "-dirty"
+    (tmp_path / "benchmarks" / "new.py").unlink()
     (package / "__init__.py").write_text("changed = True\n")
     assert record._commit() == head + "-dirty"
 

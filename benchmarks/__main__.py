@@ -10,18 +10,18 @@ from fastload.commands.cli import Command, Table, dispatch
 
 BENCHMARKS: Final[Table] = {
     "all": Command("benchmarks.all", "every benchmark in turn, each in a process of its own", "bench"),
-    "cpu": Command("benchmarks.cpu", "processor seconds per image, beside peers", "bench"),
+    "cpu": Command("benchmarks.questions:CPU", "processor seconds per image, beside peers", "bench"),
     "figures": Command("benchmarks.figures", "write the tables and the chart of README and docs from results"),
-    "firstbatch": Command("benchmarks.firstbatch", "time to the first batch, beside peers", "bench"),
+    "firstbatch": Command("benchmarks.questions:FIRSTBATCH", "time to the first batch, beside peers", "bench"),
     "insight": Command("benchmarks.insight", "what annotations, stages and windows cost without a tool", "bench"),
-    "loaders": Command("benchmarks.loaders", "loaders alone against threads, beside peers", "bench"),
-    "memory": Command("benchmarks.memory", "host and GPU memory of loaders, beside peers", "bench"),
+    "loaders": Command("benchmarks.questions:LOADERS", "loaders alone against threads, beside peers", "bench"),
+    "memory": Command("benchmarks.questions:MEMORY", "host and GPU memory of loaders, beside peers", "bench"),
     "multigpu": Command("benchmarks.multigpu", "one GPU and several, under torchrun, beside torch", "bench"),
     "peers": Command("benchmarks.peers", "several questions to the same contenders", "bench"),
-    "scaling": Command("benchmarks.scaling", "loaders alone against the size of images and batches", "bench"),
+    "scaling": Command("benchmarks.questions:SCALING", "loaders alone against the size of images and batches", "bench"),
     "tune": Command("benchmarks.tune", "num_workers='auto' beside every fixed number of workers", "bench"),
     "verdicts": Command("benchmarks.verdicts", "whether the verdict names bottlenecks that are planted", "bench"),
-    "train": Command("benchmarks.train", "training fed by each loader, as a share of the ceiling", "bench"),
+    "train": Command("benchmarks.questions:TRAIN", "training fed by each loader, as a share of the ceiling", "bench"),
 }
 
 

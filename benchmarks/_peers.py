@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks._outputs import check_outputs
 from benchmarks._pagecache import resident_share
 from benchmarks._setup import setup_of
+from benchmarks.contenders._job import Job
 from benchmarks.contenders._remote import ContenderError, Remote, Team
-from fastload._machine import usable_cpus
 from fastload.bench._data import image_pool, open_images
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, interleave, write_json
@@ -149,37 +149,6 @@ def run(args: argparse.Namespace, question: Callable[[argparse.Namespace, Setup]
     return 0 if right else 1
 
 
-def by_threads(
-    name: str,
-    args: argparse.Namespace,
-    setup: Setup,
-    default_threads: Sequence[int],
-    measure: Callable[[Gathering, Setup, int], dict[str, Any]],
-    describe: Callable[[Mapping[str, Any]], str],
-) -> Question:
-    """A question that depends on the number of threads.
-
-    Args:
-        name: The benchmark's.
-        args: With ``threads``.
-        setup: Of the question.
-        default_threads: When none are given; those that are more than the usable cores are left out.
-        measure: Every contender at one number of threads: figures by contender.
-        describe: One contender's figures in words.
-    """
-    most = min(2, usable_cpus()) if setup.quick else usable_cpus()
-    counts = args.threads or tuple(n for n in default_threads if n <= most) or (most,)
-
-    def points(gathering: Gathering) -> Points:
-        for threads in counts:
-            results = measure(gathering, setup, threads)
-            for contender, result in results.items():
-                console().print(f"{threads:3} threads, {gathering.team.title(contender)}: {describe(result)}")
-            yield {"threads": threads, "contenders": results}
-
-    return Question(name=name, setup=setup, parameters={"threads": counts}, measure=points)
-
-
 def settle(remote: Remote) -> None:
     """Let a loader that was just opened make what it makes for itself while its first batches are taken."""
     if not remote.ask("settle")["settled"]:
@@ -247,3 +216,31 @@ def rate_figures(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "processor_ms_per_image": spread_of(answers, lambda a: 1e3 * a["processor_s"] / a["images"]),
         "main_thread_us_per_batch": spread_of(answers, lambda a: 1e6 * a["main_thread_s"] / a["batches"]),
     }
+
+
+def rates(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
+    """Measure the loader of every contender alone, at one number of threads."""
+    team = gathering.team
+    job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+    team.open(gathering.present(setup), job)
+    batches: dict[str, int] = {}
+    for remote in gathering.present(setup):
+        with attempt(remote), remote.turn():
+            batches[remote.name] = warm_up(remote, threads, setup.seconds)
+
+    def turn(remote: Remote) -> dict[str, Any]:
+        return remote.ask("run", batches=batches[remote.name])
+
+    answers = take_turns(gathering.present(setup), turn, setup.repeats)
+    team.close_feeds()
+    return {name: {**rate_figures(turns), "batches_per_turn": batches[name]} for name, turns in answers.items()}
+
+
+def describe_rates(result: Mapping[str, Any]) -> str:
+    """A contender's figures in words."""
+    rate = result["images_per_s"]
+    return (
+        f"{rate['median']:,.0f} images/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
+        f"{result['processor_ms_per_image']['median']:.2f} ms of processor per image, "
+        f"main thread {result['main_thread_us_per_batch']['median']:,.0f} µs per batch"
+    )

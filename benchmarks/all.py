@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._checkout import importable
-from benchmarks.peers import QUESTIONS
+from benchmarks.questions import QUESTIONS
 from fastload.bench._data import add_data_argument, check_data
 from fastload.commands.cli import BENCH
 from fastload.measurement.console import console, refuse

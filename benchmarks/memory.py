@@ -20,21 +20,18 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._peers import by_threads, run, settle, take_turns
-from benchmarks._setup import add_peer_arguments, add_threads_argument
+from benchmarks._peers import settle, take_turns
 from benchmarks.contenders._job import Job
 from benchmarks.contenders._remote import Remote, Surroundings
 from fastload.measurement.record import Spread
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping
 
-    from benchmarks._peers import Gathering, Question
+    from benchmarks._peers import Gathering
     from benchmarks._setup import Setup
     from benchmarks.contenders._processes import Memory
 
-THREADS = (16,)
 _INTERVAL_S = 0.1
 _PROBE_BYTES = 1 << 28
 
@@ -153,19 +150,3 @@ def describe(result: Mapping[str, Any]) -> str:
     bound = "at least " if result["lower_bound"] else ""
     host = f"{bound}{result['host_bytes']['median'] / 1e6:,.0f} MB of the host"
     return host if device is None else f"{host}, {device['median'] / 1e6:,.0f} MB of the GPU"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks memory``."""
-    add_peer_arguments(parser)
-    add_threads_argument(parser, THREADS)
-
-
-def question(args: argparse.Namespace, setup: Setup) -> Question:
-    """What is asked."""
-    return by_threads("memory", args, setup, THREADS, measure, describe)
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run ``python -m benchmarks memory``."""
-    return run(args, question)

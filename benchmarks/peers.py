@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._peers import gathered
 from benchmarks._setup import add_peer_arguments, setup_of
+from benchmarks.questions import QUESTIONS
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import write_json
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from benchmarks._peers import Question
 
-QUESTIONS = ("loaders", "train", "firstbatch", "cpu", "scaling", "memory")
 _OF_ALL = ("data", "python", "site", "quick")
 _UNLESS_SAID = ("contenders", "repeats", "seconds", "batch_size")
 
@@ -44,9 +43,9 @@ def parse(text: str, common: argparse.Namespace) -> Question:
     name, *options = shlex.split(text) or [""]
     if name not in QUESTIONS:
         raise ValueError(f"a question must begin with one of {', '.join(QUESTIONS)}, got {text!r}")
-    module: Any = importlib.import_module(f"benchmarks.{name}")
+    benchmark = QUESTIONS[name]
     parser = _Parser(prog=name, add_help=False, allow_abbrev=False)
-    module.add_arguments(parser)
+    benchmark.add_arguments(parser)
     args = parser.parse_args(options)
     if args.json or any(getattr(args, option) for option in _OF_ALL):
         raise ValueError(f"{', '.join(_OF_ALL)} and json must be said for all questions, got {text!r}")
@@ -55,8 +54,7 @@ def parse(text: str, common: argparse.Namespace) -> Question:
     for option in _UNLESS_SAID:
         if getattr(args, option) is None:
             setattr(args, option, getattr(common, option))
-    asked: Question = module.question(args, setup_of(args))
-    return asked
+    return benchmark.question(args, setup_of(args))
 
 
 def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import loaders
-from benchmarks._peers import Question, prepared, run
-from benchmarks._setup import add_peer_arguments, numbers
+from benchmarks._peers import Question, describe_rates, prepared, rates
+from benchmarks._setup import numbers
 from fastload._machine import usable_cpus
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console
@@ -35,9 +34,8 @@ def batch_size_for(edge_px: int) -> int:
     return max(16, min(256, round(256 * (USUAL_EDGE / edge_px) ** 2)))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks scaling``."""
-    add_peer_arguments(parser)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of its own."""
     parser.add_argument("--threads", type=int, help="threads or workers (default: the usable cores, at most 16)")
     parser.add_argument("--edges", type=numbers, help=f"long edges in px (default: {','.join(map(str, EDGES))})")
     parser.add_argument("--batches", type=numbers, help=f"(default: {','.join(map(str, BATCH_SIZES))})")
@@ -66,14 +64,9 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
 
 
 def _point(gathering: Gathering, setup: Setup, threads: int, known: dict[str, Any]) -> dict[str, Any]:
-    results = loaders.measure(gathering, setup, threads)
+    results = rates(gathering, setup, threads)
     where = f"{known['edge_px']} px, " if known else ""
     for name, result in results.items():
         title = gathering.team.title(name)
-        console().print(f"{where}batches of {setup.batch_size}, {title}: {loaders.describe(result)}")
+        console().print(f"{where}batches of {setup.batch_size}, {title}: {describe_rates(result)}")
     return {**known, "batch_size": setup.batch_size, "threads": threads, "contenders": results}
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run ``python -m benchmarks scaling``."""
-    return run(args, question)

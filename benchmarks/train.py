@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._peers import Question, attempt, run, settle, spread_of, take_turns
-from benchmarks._setup import add_peer_arguments, numbers
+from benchmarks._peers import Question, attempt, settle, spread_of, take_turns
+from benchmarks._setup import numbers
 from benchmarks.contenders._job import Job
 from fastload._machine import usable_cpus
 from fastload.bench._steps import TINY, VIT_S, check_model, whole_bursts
@@ -61,9 +61,8 @@ def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps:
     return results
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks train``."""
-    add_peer_arguments(parser)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of its own."""
     parser.add_argument("--models", help=f"torchvision's names, or {VIT_S} (default: {','.join(MODELS)})")
     parser.add_argument("--threads", type=numbers, help="threads or workers, all cores (default: 6,16)")
     parser.add_argument("--cores", type=numbers, help="cores, and as many threads: 4,8")
@@ -93,11 +92,6 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
 
     parameters = {"models": models, "steps": steps, "autocast": "bfloat16"}
     return Question(name="train", setup=setup, parameters=parameters, measure=points)
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run ``python -m benchmarks train``."""
-    return run(args, question)
 
 
 def _limit(gathering: Gathering, cores: int | None) -> None:

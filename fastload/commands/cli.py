@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from fastload._version import __version__
 
@@ -17,7 +17,8 @@ class Command:
     """One subcommand.
 
     Attributes:
-        module: Has ``add_arguments(parser)`` and ``main(args) -> int``; imported when chosen.
+        module: Has ``add_arguments(parser)`` and ``main(args) -> int``; imported when chosen. ``"module:NAME"`` is an
+            object of the module that has them.
         help: One line.
         extra: The extra with its optional dependencies.
     """
@@ -25,6 +26,12 @@ class Command:
     module: str
     help: str
     extra: str | None = None
+
+    def load(self) -> Any:
+        """Import the module and return what has the two functions."""
+        module, _, name = self.module.partition(":")
+        imported = importlib.import_module(module)
+        return getattr(imported, name) if name else imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ def _dispatch(prog: str, table: Table, argv: list[str], description: str | None 
 
 def _run(prog: str, command: Command, argv: list[str]) -> int:
     try:
-        module = importlib.import_module(command.module)
+        module = command.load()
         parser = argparse.ArgumentParser(prog=prog, description=command.help, allow_abbrev=False)
         module.add_arguments(parser)
         code: int = module.main(parser.parse_args(argv))

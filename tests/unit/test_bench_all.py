@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import subprocess
 import sys
 
@@ -16,6 +15,7 @@ from benchmarks import all as every
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks._checkout import ROOT
 from benchmarks._setup import add_peer_arguments
+from benchmarks.questions import QUESTIONS
 from fastload.commands import cli
 
 
@@ -32,7 +32,7 @@ def common(*given: str) -> argparse.Namespace:
 
 
 def test_no_benchmark_is_forgotten() -> None:
-    assert {*every.ORDER, *peers.QUESTIONS, "all", "demo", "figures", "photos"} == {*cli.BENCH, *BENCHMARKS}
+    assert {*every.ORDER, *QUESTIONS, "all", "demo", "figures", "photos"} == {*cli.BENCH, *BENCHMARKS}
 
 
 def test_a_benchmark_has_one_home_and_the_other_command_names_it(capsys) -> None:
@@ -45,7 +45,7 @@ def test_a_benchmark_has_one_home_and_the_other_command_names_it(capsys) -> None
 
 @pytest.mark.parametrize(("name", "entry"), BENCHMARKS.items())
 def test_every_benchmark_in_the_table_has_its_two_functions(name: str, entry: cli.Command) -> None:
-    module = importlib.import_module(entry.module)
+    module = entry.load()
     module.add_arguments(argparse.ArgumentParser(prog=f"python -m benchmarks {name}"))
     assert callable(module.main)
 
@@ -60,7 +60,7 @@ def test_data_is_passed_on_to_those_that_take_it(tmp_path) -> None:
     for name in every.ORDER:
         parser = argparse.ArgumentParser()
         entry = cli.BENCH.get(name, BENCHMARKS.get(name))
-        importlib.import_module(entry.module).add_arguments(parser)
+        entry.load().add_arguments(parser)
         takes = any("--data" in action.option_strings for action in parser._actions)
         assert (name in every.TAKE_DATA) is takes, name
         command = every.command(name, tmp_path, quick=True, data=tmp_path / "images")

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
-from benchmarks import _peers, _ranks, loaders, multigpu, peers, train
+from benchmarks import _peers, _ranks, multigpu, peers, questions, train
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks._outputs import _wrong
 from benchmarks.contenders import _processes, _serve, fastload_loaders
@@ -307,14 +307,14 @@ def test_who_failed_in_one_answer_has_failed() -> None:
 def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     out = tmp_path / "out"
-    measure = loaders.measure
 
     def cut_off(gathering, setup, threads):
         if threads == 2:
             raise KeyboardInterrupt
-        return measure(gathering, setup, threads)
+        return _peers.rates(gathering, setup, threads)
 
-    monkeypatch.setattr(loaders, "measure", cut_off)
+    loaders = questions.by_threads("loaders", (1,), cut_off, _peers.describe_rates)
+    monkeypatch.setitem(questions.QUESTIONS, "loaders", loaders)
     asked = ["loaders --threads 1", "loaders --threads 3,2"]
     with pytest.raises(KeyboardInterrupt):
         peers.main(_arguments(peers, [*asked, "--quick", "--contenders", "fastload", "--data", data, "--json", out]))
@@ -331,7 +331,7 @@ def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> N
     assert len(json.loads(one.read_text())["points"]) == 1
 
 
-def _arguments(module, given) -> argparse.Namespace:
+def _arguments(command, given) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
+    command.add_arguments(parser)
     return parser.parse_args([str(word) for word in given])

@@ -1,0 +1,141 @@
+"""What contenders are asked: a table of the benchmarks against peers.
+
+Every contender has a process of its own, and stands still while another has its turn. Batches are normalized float32
+images on the GPU (without one: in host memory); only ``train`` does something with them.
+
+* ``loaders``: the loader alone, against the number of threads.
+* ``firstbatch``: time from making a loader to its first batch. Libraries are imported, the GPU is ready, the list of
+  files is known; everything else counts: starting processes or threads, building pipelines, FastLoader's check.
+* ``cpu``: processor seconds per image of all processes and threads of a contender, at a number of threads where nobody
+  waits for a core; and what the training loop spends in ``next()``: Python, and starting copies and kernels.
+* ``memory``, ``scaling``, ``train``: see :mod:`benchmarks.memory`, :mod:`benchmarks.scaling`, :mod:`benchmarks.train`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks import memory, scaling, train
+from benchmarks._peers import Question, describe_rates, rates, run, spread_of, take_turns
+from benchmarks._setup import add_peer_arguments, add_threads_argument
+from benchmarks.contenders._job import Job
+from fastload._machine import usable_cpus
+from fastload.measurement.console import console
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
+
+    from benchmarks._peers import Gathering, Points
+    from benchmarks._setup import Setup
+    from benchmarks.contenders._remote import Remote
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBenchmark:
+    """One benchmark against peers, as a command and as a question among several.
+
+    Attributes:
+        add_options: Declares options of its own.
+        question: Makes the question that the options ask.
+    """
+
+    add_options: Callable[[argparse.ArgumentParser], None]
+    question: Callable[[argparse.Namespace, Setup], Question]
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options of the command."""
+        add_peer_arguments(parser)
+        self.add_options(parser)
+
+    def main(self, args: argparse.Namespace) -> int:
+        """Run it as a command and return the exit code."""
+        return run(args, self.question)
+
+
+def by_threads(
+    name: str,
+    default_threads: Sequence[int],
+    measure: Callable[[Gathering, Setup, int], dict[str, Any]],
+    describe: Callable[[Mapping[str, Any]], str],
+) -> PeerBenchmark:
+    """Return a benchmark that depends on the number of threads.
+
+    Args:
+        name: The benchmark's.
+        default_threads: When none are given; those that are more than the usable cores are left out.
+        measure: Every contender at one number of threads: figures by contender.
+        describe: One contender's figures in words.
+    """
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        add_threads_argument(parser, default_threads)
+
+    def question(args: argparse.Namespace, setup: Setup) -> Question:
+        most = min(2, usable_cpus()) if setup.quick else usable_cpus()
+        counts = args.threads or tuple(n for n in default_threads if n <= most) or (most,)
+
+        def points(gathering: Gathering) -> Points:
+            for threads in counts:
+                results = measure(gathering, setup, threads)
+                for contender, result in results.items():
+                    console().print(f"{threads:3} threads, {gathering.team.title(contender)}: {describe(result)}")
+                yield {"threads": threads, "contenders": results}
+
+        return Question(name=name, setup=setup, parameters={"threads": counts}, measure=points)
+
+    return PeerBenchmark(add_options, question)
+
+
+def first_batch(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
+    """Time the first batch of every contender; the first loader of each process is not counted."""
+    job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+
+    def turn(remote: Remote) -> dict[str, Any]:
+        answer = remote.ask("open", **job.record())
+        remote.ask("close")
+        return answer
+
+    gathering.team.open(gathering.present(setup), job)
+    gathering.team.close_feeds()
+    answers = take_turns(gathering.present(setup), turn, setup.repeats)
+    return {
+        name: {
+            "first_batch_s": spread_of(turns, lambda a: a["first_batch_s"]),
+            "constructed_s": spread_of(turns, lambda a: a["constructed_s"]),
+        }
+        for name, turns in answers.items()
+    }
+
+
+def describe_first_batch(result: Mapping[str, Any]) -> str:
+    """A contender's figures in words."""
+    first = result["first_batch_s"]
+    return f"first batch after {first['median']:.3f} s ({first['min']:.3f} to {first['max']:.3f})"
+
+
+def describe_processor(result: Mapping[str, Any]) -> str:
+    """A contender's figures in words."""
+    per_image, main_thread = result["processor_ms_per_image"], result["main_thread_us_per_batch"]
+    return (
+        f"{per_image['median']:.3f} ms of processor per image ({per_image['min']:.3f} to {per_image['max']:.3f}), "
+        f"{main_thread['median']:,.0f} µs of the main thread per batch"
+    )
+
+
+LOADERS: Final = by_threads("loaders", (1, 2, 4, 8, 16), rates, describe_rates)
+TRAIN: Final = PeerBenchmark(train.add_options, train.question)
+FIRSTBATCH: Final = by_threads("firstbatch", (8,), first_batch, describe_first_batch)
+CPU: Final = by_threads("cpu", (8,), rates, describe_processor)
+SCALING: Final = PeerBenchmark(scaling.add_options, scaling.question)
+MEMORY: Final = by_threads("memory", (16,), memory.measure, memory.describe)
+
+QUESTIONS: Final = {
+    "loaders": LOADERS,
+    "train": TRAIN,
+    "firstbatch": FIRSTBATCH,
+    "cpu": CPU,
+    "scaling": SCALING,
+    "memory": MEMORY,
+}

@@ -104,11 +104,11 @@ def test_turns_that_ended_before_there_were_slots_are_counted(results, held, sai
     record["points"][0]["contenders"]["fastload-workers"]["turns"] = turns
     (results / "memory.json").write_text(json.dumps(record))
     text = block("memory")
-    assert ("begin on torch's backend" in text) == bool(said)
+    assert ("begin on torch's path" in text) == bool(said)
     assert said in text
     record["environment"]["gpu"] = None  # where there are no slots
     (results / "memory.json").write_text(json.dumps(record))
-    assert "torch's backend" not in block("memory")
+    assert "torch's path" not in block("memory")
 
 
 def test_a_lower_bound_is_explained(results):

@@ -1,4 +1,4 @@
-# Two commands: `make demo` shows what FastLoader does, `make test` runs every test. Each sets up what it needs first.
+# Two commands: `make demo` shows what FastLoader does, `make test` checks it in minutes. Each sets up what it needs first.
 PYTHON ?= python3
 VENV ?= .venv
 FASTLOAD_WERROR ?= OFF
@@ -8,10 +8,10 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture lint format figures docs wheel sanitize simd unsimd clean
+.PHONY: help setup demo test test-all torture lint format figures docs wheel sanitize simd unsimd clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## system library, virtual environment (.venv), packages, native core; only what is missing
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" FASTLOAD_WERROR="$(FASTLOAD_WERROR)" scripts/setup.sh
@@ -19,8 +19,11 @@ setup: ## system library, virtual environment (.venv), packages, native core; on
 demo: setup ## load real photographs with DataLoader and with FastLoader; with a GPU, climb the ladder
 	$(BIN)/fastload bench demo $(ARGS)
 
-test: setup ## all tests; ARGS='-k name' picks some
+test: setup ## all tests but the slow ones, in 6 minutes on two cores; ARGS='-k name' picks some
 	$(BIN)/python -m pytest $(ARGS)
+
+test-all: setup ## every test: frameworks, start methods, examples, commands of the documentation, benchmarks
+	$(BIN)/python -m pytest --all $(ARGS)
 
 torture: setup ## hostile trials beside torch's DataLoader, 90 minutes and 120 of soak; ARGS='--only kills --share 0.1'
 	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)

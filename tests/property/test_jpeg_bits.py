@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jpeg_writer import FACTORS, write_jpeg
@@ -16,7 +17,7 @@ from PIL import Image
 from fastload.pipeline.calibration import FILTERS
 from fastload.vision import decode
 
-EXAMPLES = int(os.environ.get("FASTLOAD_EXAMPLES", "250"))
+EXAMPLES = int(os.environ.get("FASTLOAD_EXAMPLES", examples(250)))
 # Around block and MCU sizes, where the decoder's special cases are.
 LENGTHS = st.one_of(
     st.integers(1, 70), st.sampled_from([1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200])

@@ -41,7 +41,7 @@ format: setup ## let ruff and clang-format change the files
 
 wheel: setup ## a wheel with libjpeg-turbo inside, in dist/, tested in an empty environment
 	PYTHON=$(BIN)/python scripts/wheel.sh dist
-	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest tests/wheel
+	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest --all tests/wheel
 
 sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; needs clang
 	scripts/sanitize.sh $(FUZZ_SECONDS)

@@ -37,10 +37,14 @@ process.current_process()._config["semprefix"] = f"/mp_{os.getpid()}_"
 MAKER = re.compile(r"^(?:torch_|psm_|sem\.mp_|pym-)(\d+)[_-]")
 UNMARKED = re.compile(r"^(?:psm_|sem\.)")
 
+LASTING_PROCESSES: set[int] = set()  # what tests share and is no test's own
+LASTING_DESCRIPTORS: set[int] = set()
+
 _may_have_children = True  # a process was started since the last look, or the last look found one
 
 
-def _a_process_is_started() -> None:
+def a_process_is_started() -> None:
+    """Let the next look search for children."""
     global _may_have_children
     _may_have_children = True
 
@@ -48,17 +52,17 @@ def _a_process_is_started() -> None:
 def _noted(start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
     def noted(*args: Any, **options: Any) -> Any:
-        _a_process_is_started()
+        a_process_is_started()
         try:
             return start(*args, **options)
         finally:
-            _a_process_is_started()
+            a_process_is_started()
 
     return noted
 
 
 # Every way in which Python starts a process that stays. Before and after: another thread may look in between.
-os.register_at_fork(before=_a_process_is_started, after_in_parent=_a_process_is_started)
+os.register_at_fork(before=a_process_is_started, after_in_parent=a_process_is_started)
 _posixsubprocess.fork_exec = subprocess._fork_exec = _noted(_posixsubprocess.fork_exec)
 os.posix_spawn, os.posix_spawnp = _noted(os.posix_spawn), _noted(os.posix_spawnp)
 
@@ -136,7 +140,7 @@ def _children() -> frozenset[psutil.Process]:
     if not _may_have_children:
         return frozenset()
     _may_have_children = forkserver._forkserver._forkserver_pid is not None  # which starts processes by itself
-    helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}
+    helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid, *LASTING_PROCESSES}
     found = frozenset(child for child in psutil.Process().children(recursive=True) if child.pid not in helpers)
     _may_have_children |= bool(found)
     return found
@@ -204,6 +208,7 @@ def _held() -> tuple[set[str], set[str]]:
 
 def _descriptors() -> frozenset[tuple[int, str]]:
     helpers = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}
+    helpers |= LASTING_DESCRIPTORS
     cuda = torch.cuda.is_initialized()
     found = set()
     for name in os.listdir("/proc/self/fd"):

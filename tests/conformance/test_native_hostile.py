@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
+import interpreters
 import numpy as np
 import pytest
 import torch
@@ -898,6 +899,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_workers_do_not_see_what_main_has_set(tmp_path):
     root = make_folder(tmp_path / "photos", 12)
     (root / "class1" / "004.jpg").write_bytes(jpeg(4, 90, 120)[:-900])
@@ -954,9 +956,9 @@ next(iterator)
 """
 
 
-def ended(root, then, *, persistent=False, timeout=60):
+def ended(root, then, *, persistent=False):
     code = SCRIPT.format(root=str(root), then=then, persistent=persistent)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, check=False)
+    return interpreters.run(["-c", code])
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -982,6 +984,6 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("then", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_control_c_while_a_batch_is_waited_for(folder, tmp_path, then):
-    """No process is left: it would keep the pipe open that is read here to its end."""
-    ran = ended(folder, INTERRUPTED.format(fifo=str(tmp_path / "fifo"), then=then), timeout=30)
+    """No process is left: it would come to the server of interpreters, where the watch over leftovers sees it."""
+    ran = ended(folder, INTERRUPTED.format(fifo=str(tmp_path / "fifo"), then=then))
     assert (ran.stdout, ran.stderr) == ("interrupted\n", "")

@@ -189,6 +189,7 @@ def program(backend, body, folder):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(backend, tmp_path):
     """In a process of its own: torch's handler of a dead child raises wherever the main thread happens to be.
 
@@ -227,6 +228,7 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(backend, tmp_pa
     assert all("is killed by signal: Killed" in line or "exited unexpectedly" in line for line in errors)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_everything(backend, tmp_path):
     if backend.name == "plain":
         pytest.skip("torch's own, and slow to start")

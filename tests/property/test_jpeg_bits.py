@@ -108,6 +108,7 @@ def test_any_crop_resizes_to_pillows_pixels(
 @pytest.mark.skipif("FASTLOAD_SLOW" not in os.environ, reason="takes minutes; FASTLOAD_SLOW=1 runs it")
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("subsampling", list(FACTORS))
+@pytest.mark.slow
 def test_every_region_of_a_small_file(subsampling: str, progressive: bool) -> None:
     height, width = 35, 37
     file = write_jpeg(width, height, FACTORS[subsampling], progressive=progressive, seed=1)

@@ -237,6 +237,7 @@ def test_a_dataset_that_cannot_be_pickled_gets_torchs_own_error(cores, method):
     loader.close()
 
 
+@pytest.mark.slow
 def test_spawned_workers_are_chosen_as_well(cores):
     cores(2)
     with FastLoader(Costly(12, 0.002), batch_size=2, num_workers="auto", multiprocessing_context="spawn") as loader:
@@ -513,6 +514,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_trial_leaves_no_process():
     child = subprocess.Popen(
         [sys.executable, "-c", CTRL_C],

@@ -450,6 +450,7 @@ for _ in iterator:
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_workers():
     """Else that may be taking a batch from a worker that ends, and prints a traceback."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))

@@ -84,6 +84,7 @@ def test_benchmark_of_the_readme_is_run_before_a_merge(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in readmes_own("fastload") if " bench " not in line])
+@pytest.mark.slow
 def test_command_of_the_readme_runs(line: str, tmp_path: Path) -> None:
     """In a folder with the files that it speaks of."""
     script = "from torch.utils.data import DataLoader; print([batch.tolist() for batch in DataLoader(range(30))])"

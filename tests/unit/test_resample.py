@@ -231,6 +231,7 @@ CSRC = native_shim.CSRC
 LEVELS = [*sorted(map(str, CSRC.glob("resample/*.cpp"))), str(CSRC / "tests" / "levels.cpp")]
 
 
+@pytest.mark.slow
 def test_levels_agree_under_sanitizers(tmp_path: Path) -> None:
     program = tmp_path / "levels"
     flags = [
@@ -250,6 +251,7 @@ def test_levels_agree_under_sanitizers(tmp_path: Path) -> None:
     shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("qemu-aarch64") is None,
     reason="needs g++-aarch64-linux-gnu and qemu-user",
 )
+@pytest.mark.slow
 def test_neon_agrees_under_emulation(tmp_path: Path) -> None:
     program = tmp_path / "levels"
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-static"]

@@ -88,6 +88,7 @@ def test_pillows_bits_are_others():
 
 
 @bytes_are_resized
+@pytest.mark.slow
 def test_a_torch_that_resizes_by_way_of_floats_is_noticed():
     code = "from fastload.pipeline.tensor_resize import tensor_filters; print('torch_bilinear' in tensor_filters())"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}

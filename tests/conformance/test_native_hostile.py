@@ -570,7 +570,7 @@ def test_a_forked_child_that_asks_for_a_batch_hears_that_it_is_not_its_own(folde
 
 def wait_for(child):
     """Its exit status, within 30 seconds; else it is killed."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     if ended[0] == 0:
@@ -687,7 +687,7 @@ def test_a_process_that_starts_while_its_loader_is_closed_ends(mixed, monkeypatc
     process.kill()
     process.close()
     closed.set()
-    other.join(30)
+    other.join(60)
     loader.close()
     assert not survivors(before)
 
@@ -719,7 +719,7 @@ def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(tmp_path, folder
         waits.wait(30)
         time.sleep(0.05)
         iterator.close()
-        consumer.join(30)
+        consumer.join(60)
     assert errors == ["the FastLoader of this iterator was closed"]
 
 

@@ -248,7 +248,7 @@ def test_ctrl_c_ends_everything(backend, tmp_path):
         _, err = process.communicate(timeout=WAIT_S)
         assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT, 1)
         assert "KeyboardInterrupt" in err
-        _, alive = psutil.wait_procs(workers, timeout=10)
+        _, alive = psutil.wait_procs(workers, timeout=WAIT_S)
         assert not alive
     finally:
         if process.poll() is None:

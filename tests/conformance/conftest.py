@@ -1,22 +1,12 @@
-"""The backends on which every case of this folder is run; in the quick suite only the simulated one.
-
-It takes everything that a GPU would: the pin-memory thread, slots, copies ahead. The other two do less.
-"""
+"""The backends on which every case of this folder is run; in the quick suite only the simulated one."""
 
 from __future__ import annotations
 
 import pytest
-from backends import BACKENDS, Road, simulated
+from backends import BACKENDS, Road, parameters, simulated
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("plain", marks=pytest.mark.slow),
-        pytest.param("wrapped", marks=pytest.mark.slow),
-        "simulated",
-        pytest.param("gpu", marks=pytest.mark.gpu),
-    ]
-)
+@pytest.fixture(params=parameters(*BACKENDS))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Road:
     if request.param == "simulated":
         simulated.install(monkeypatch)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import BACKENDS, simulated
+from backends import BACKENDS, parameters, simulated
 from backends.datasets import Numbers
 from torch.utils.data import DataLoader, SequentialSampler
 
@@ -35,7 +35,7 @@ def interrupts():
     signal.signal(signal.SIGINT, former)
 
 
-@pytest.fixture(params=WITH_WORKERS)
+@pytest.fixture(params=parameters(*WITH_WORKERS))
 def make(request, monkeypatch):
     """Makes a FastLoader whose batches come from two worker processes."""
     if request.param == "simulated":

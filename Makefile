@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 FASTLOAD_WERROR ?= OFF
+JOBS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -20,10 +21,10 @@ demo: setup ## load real photographs with DataLoader and with FastLoader; with a
 	$(BIN)/fastload bench demo $(ARGS)
 
 test: setup ## all tests but the slow ones, in 6 minutes on two cores; ARGS='-k name' picks some
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-all: setup ## every test: frameworks, start methods, examples, commands of the documentation, benchmarks
-	$(BIN)/python -m pytest --all $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --all $(ARGS)
 
 torture: setup ## hostile trials beside torch's DataLoader, 90 minutes and 120 of soak; ARGS='--only kills --share 0.1'
 	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)

@@ -15,7 +15,7 @@ def test_output_arguments_variables_and_folder_are_the_programs_own(tmp_path):
         "import os, sys; print(sys.argv, os.environ['ONE'], os.getcwd()); print('wrong', file=sys.stderr); sys.exit(3)"
     )
     done = interpreters.run(["-c", code, "x"], env={**os.environ, "ONE": "1"}, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (1, f"['-c', 'x'] 1 {tmp_path}\n", "wrong\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, f"['-c', 'x'] 1 {tmp_path}\n", "wrong\n")
 
 
 def test_nothing_of_fastload_is_there_and_what_a_program_does_reaches_no_other():

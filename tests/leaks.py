@@ -93,7 +93,8 @@ def survivors(before: Holdings, grace_s: float = 5.0) -> list[str]:
     while left := _beyond(before, lasting):
         if slept_s > grace_s:
             break
-        gc.collect()
+        if slept_s > 0.02:  # most go by themselves meanwhile, and a collection takes as long as many tests
+            gc.collect()
         multiprocessing.active_children()  # reaps those that have ended
         if resource_sharer._resource_sharer._address is not None:
             resource_sharer.stop(timeout=1)

@@ -408,6 +408,7 @@ def test_a_worker_that_does_not_end_is_killed_when_closing_is_interrupted(monkey
         host._workers[0], "join", lambda timeout: BaseProcess.join(host._workers[0], 0.1)
     )  # and not 5 s
     interrupted_by(loader.close)
+    BaseProcess.join(host._workers[0], WAIT_S)
     assert host._workers[0].exitcode == -signal.SIGKILL
     os.close(ready)
     os.close(dataset.tells)

@@ -1,17 +1,18 @@
-# Two commands: `make demo` shows what FastLoader does, `make test` runs every test. Each sets up what it needs first.
+# Two commands: `make demo` shows what FastLoader does, `make test` checks it in minutes. Each sets up what it needs first.
 PYTHON ?= python3
 VENV ?= .venv
 FASTLOAD_WERROR ?= OFF
+JOBS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test torture lint format figures docs wheel sanitize simd unsimd clean
+.PHONY: help setup demo bench test test-all torture lint format figures docs wheel sanitize simd unsimd clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## system library, virtual environment (.venv), packages, native core; only what is missing
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" FASTLOAD_WERROR="$(FASTLOAD_WERROR)" scripts/setup.sh
@@ -22,8 +23,11 @@ demo: setup ## load real photographs with DataLoader and with FastLoader; with a
 bench: setup ## every benchmark at tiny size, to see that all work; ARGS='--only peers' picks some
 	$(BIN)/python -m benchmarks all --quick $(ARGS)
 
-test: setup ## all tests; ARGS='-k name' picks some
-	$(BIN)/python -m pytest $(ARGS)
+test: setup ## all tests but the slow ones, in 6 minutes on two cores; ARGS='-k name' picks some
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-all: setup ## every test: frameworks, start methods, examples, commands of the documentation, benchmarks
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --all $(ARGS)
 
 torture: setup ## hostile trials beside torch's DataLoader, 90 minutes and 120 of soak; ARGS='--only kills --share 0.1'
 	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)
@@ -41,7 +45,7 @@ format: setup ## let ruff and clang-format change the files
 
 wheel: setup ## a wheel with libjpeg-turbo inside, in dist/, tested in an empty environment
 	PYTHON=$(BIN)/python scripts/wheel.sh dist
-	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest tests/wheel
+	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest --all tests/wheel
 
 sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; needs clang
 	scripts/sanitize.sh $(FUZZ_SECONDS)

@@ -1,13 +1,14 @@
-"""For every test: what it leaves behind is an error, and what needs a GPU says so."""
+"""For every test: what it leaves behind is an error, what needs a GPU says so, and what is slow waits for ``--all``."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
-import hypothesis
+import effort
 import pytest
 import torch
 from leaks import Holdings, survivors
@@ -15,14 +16,35 @@ from leaks import Holdings, survivors
 HERE = Path(__file__).parent
 WATCHED = ("conformance", "property", "unit")
 
-hypothesis.settings.register_profile("fastload", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("fastload")
-
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So a shell starts what is to run in the background. All programs that the tests start would inherit it, and Ctrl-C
     # would do nothing there.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run slow tests, too, and let Hypothesis try many examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    effort.load_profile(everything=config.getoption("all"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out slow tests, unless all are asked for, or one by its name, or some by a marker."""
+    named = any("::" in argument for argument in config.args)
+    if config.getoption("all") or config.getoption("markexpr") or named:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no later collection, nor a process that is forked, walks through all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

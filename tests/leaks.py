@@ -1,17 +1,26 @@
-"""What a process holds (threads, children, shared memory, descriptors), and what of it outlived a test."""
+"""What a process holds (threads, children, shared memory, descriptors), and what of it outlived a test.
+
+One look takes 0.1 ms: it reads ``/proc/self`` and lists ``/dev/shm``. Other processes are read on suspicion only: for
+children once this process has started one, for the owner of shared memory once there is an entry that was not there.
+"""
 
 from __future__ import annotations
 
+import _posixsubprocess
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
 import re
+import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, process, resource_sharer, resource_tracker, shared_memory
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -27,6 +36,35 @@ shared_memory._SHM_SAFE_NAME_LENGTH = len(shared_memory._SHM_NAME_PREFIX) + 8
 process.current_process()._config["semprefix"] = f"/mp_{os.getpid()}_"
 MAKER = re.compile(r"^(?:torch_|psm_|sem\.mp_|pym-)(\d+)[_-]")
 UNMARKED = re.compile(r"^(?:psm_|sem\.)")
+
+LASTING_PROCESSES: set[int] = set()  # what tests share and is no test's own
+LASTING_DESCRIPTORS: set[int] = set()
+
+_may_have_children = True  # a process was started since the last look, or the last look found one
+
+
+def a_process_is_started() -> None:
+    """Let the next look search for children."""
+    global _may_have_children
+    _may_have_children = True
+
+
+def _noted(start: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(start)
+    def noted(*args: Any, **options: Any) -> Any:
+        a_process_is_started()
+        try:
+            return start(*args, **options)
+        finally:
+            a_process_is_started()
+
+    return noted
+
+
+# Every way in which Python starts a process that stays. Before and after: another thread may look in between.
+os.register_at_fork(before=a_process_is_started, after_in_parent=a_process_is_started)
+_posixsubprocess.fork_exec = subprocess._fork_exec = _noted(_posixsubprocess.fork_exec)
+os.posix_spawn, os.posix_spawnp = _noted(os.posix_spawn), _noted(os.posix_spawnp)
 
 
 @dataclass(frozen=True)
@@ -55,7 +93,8 @@ def survivors(before: Holdings, grace_s: float = 5.0) -> list[str]:
     while left := _beyond(before, lasting):
         if slept_s > grace_s:
             break
-        gc.collect()
+        if slept_s > 0.02:  # most go by themselves meanwhile, and a collection takes as long as many tests
+            gc.collect()
         multiprocessing.active_children()  # reaps those that have ended
         if resource_sharer._resource_sharer._address is not None:
             resource_sharer.stop(timeout=1)
@@ -97,8 +136,15 @@ def _threads() -> frozenset[threading.Thread]:
 
 
 def _children() -> frozenset[psutil.Process]:
-    helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}
-    return frozenset(child for child in psutil.Process().children(recursive=True) if child.pid not in helpers)
+    """Search all processes for ours (2 ms and more), unless there can be none."""
+    global _may_have_children
+    if not _may_have_children:
+        return frozenset()
+    _may_have_children = forkserver._forkserver._forkserver_pid is not None  # which starts processes by itself
+    helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid, *LASTING_PROCESSES}
+    found = frozenset(child for child in psutil.Process().children(recursive=True) if child.pid not in helpers)
+    _may_have_children |= bool(found)
+    return found
 
 
 def _describe(process: psutil.Process) -> str:
@@ -118,27 +164,37 @@ def _ours(names: frozenset[str]) -> list[str]:
     open or mapped, and so is what has a name of another kind. A name of multiprocessing's that tells no process is ours
     only if one of our processes has it open or mapped.
     """
-    if not names:
-        return []
-    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    held, held_by_others = _held(family)
-    ours = set()
-    for name in names:
+    ours, doubtful = set(), set()
+    for name in filter(_is_this_users, names):
         maker = MAKER.match(name)
-        if maker is not None and psutil.pid_exists(int(maker[1])):
-            is_ours = int(maker[1]) in family
-        elif maker is None and UNMARKED.match(name):
-            is_ours = name in held
-        else:
-            is_ours = name not in held_by_others
-        with contextlib.suppress(OSError):  # some are gone by now
-            if is_ours and (SHARED_MEMORY / name).stat().st_uid == os.getuid():
+        if maker is None or not psutil.pid_exists(int(maker[1])):
+            doubtful.add(name)
+        elif _is_in_the_family(int(maker[1])):
+            ours.add(name)
+    if doubtful:
+        held, held_by_others = _held()
+        for name in filter(_is_this_users, doubtful):  # some are gone by now
+            if name in held if UNMARKED.match(name) and MAKER.match(name) is None else name not in held_by_others:
                 ours.add(name)
     return sorted(ours)
 
 
-def _held(family: set[int]) -> tuple[set[str], set[str]]:
-    """What of shared memory processes of ``family`` have open or mapped, and what others have."""
+def _is_this_users(name: str) -> bool:
+    with contextlib.suppress(OSError):
+        return (SHARED_MEMORY / name).stat().st_uid == os.getuid()
+    return False
+
+
+def _is_in_the_family(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return os.getpid() in (pid, *(parent.pid for parent in process.parents()))
+    return False
+
+
+def _held() -> tuple[set[str], set[str]]:
+    """What of shared memory our processes have open or mapped, and what others have. Reads all processes (50 ms)."""
+    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     held: set[str] = set()
     held_by_others: set[str] = set()
     for pid in psutil.pids():
@@ -153,6 +209,7 @@ def _held(family: set[int]) -> tuple[set[str], set[str]]:
 
 def _descriptors() -> frozenset[tuple[int, str]]:
     helpers = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}
+    helpers |= LASTING_DESCRIPTORS
     cuda = torch.cuda.is_initialized()
     found = set()
     for name in os.listdir("/proc/self/fd"):

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
@@ -78,6 +79,15 @@ BACKENDS = {
     "simulated": Road("simulated", {"device": "cuda"}),
     "gpu": Road("gpu", {"device": "cuda"}),
 }
+
+# The one of the quick suite. It takes everything that a GPU would: the pin-memory thread, slots, copies ahead.
+QUICK = "simulated"
+
+
+def parameters(*names: str) -> list[Any]:
+    """Backends for a parametrized test; those but one are slow, and ``gpu`` needs a device."""
+    marks: dict[str, tuple[pytest.MarkDecorator, ...]] = {QUICK: (), "gpu": (pytest.mark.gpu,)}
+    return [pytest.param(name, marks=marks.get(name, (pytest.mark.slow,))) for name in names]
 
 
 @dataclasses.dataclass

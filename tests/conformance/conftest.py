@@ -1,12 +1,12 @@
-"""The backends on which every case of this folder is run."""
+"""The backends on which every case of this folder is run; in the quick suite only the simulated one."""
 
 from __future__ import annotations
 
 import pytest
-from backends import BACKENDS, Road, simulated
+from backends import BACKENDS, Road, parameters, simulated
 
 
-@pytest.fixture(params=["plain", "wrapped", "simulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.fixture(params=parameters(*BACKENDS))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Road:
     if request.param == "simulated":
         simulated.install(monkeypatch)

@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
+import interpreters
 import numpy as np
 import pytest
 import torch
@@ -569,7 +570,7 @@ def test_a_forked_child_that_asks_for_a_batch_hears_that_it_is_not_its_own(folde
 
 def wait_for(child):
     """Its exit status, within 30 seconds; else it is killed."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     if ended[0] == 0:
@@ -686,7 +687,7 @@ def test_a_process_that_starts_while_its_loader_is_closed_ends(mixed, monkeypatc
     process.kill()
     process.close()
     closed.set()
-    other.join(30)
+    other.join(60)
     loader.close()
     assert not survivors(before)
 
@@ -718,7 +719,7 @@ def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(tmp_path, folder
         waits.wait(30)
         time.sleep(0.05)
         iterator.close()
-        consumer.join(30)
+        consumer.join(60)
     assert errors == ["the FastLoader of this iterator was closed"]
 
 
@@ -898,6 +899,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_workers_do_not_see_what_main_has_set(tmp_path):
     root = make_folder(tmp_path / "photos", 12)
     (root / "class1" / "004.jpg").write_bytes(jpeg(4, 90, 120)[:-900])
@@ -954,9 +956,9 @@ next(iterator)
 """
 
 
-def ended(root, then, *, persistent=False, timeout=60):
+def ended(root, then, *, persistent=False):
     code = SCRIPT.format(root=str(root), then=then, persistent=persistent)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, check=False)
+    return interpreters.run(["-c", code])
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -982,6 +984,6 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("then", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_control_c_while_a_batch_is_waited_for(folder, tmp_path, then):
-    """No process is left: it would keep the pipe open that is read here to its end."""
-    ran = ended(folder, INTERRUPTED.format(fifo=str(tmp_path / "fifo"), then=then), timeout=30)
+    """No process is left: it would come to the server of interpreters, where the watch over leftovers sees it."""
+    ran = ended(folder, INTERRUPTED.format(fifo=str(tmp_path / "fifo"), then=then))
     assert (ran.stdout, ran.stderr) == ("interrupted\n", "")

@@ -189,6 +189,7 @@ def program(backend, body, folder):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(backend, tmp_path):
     """In a process of its own: torch's handler of a dead child raises wherever the main thread happens to be.
 
@@ -227,6 +228,7 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(backend, tmp_pa
     assert all("is killed by signal: Killed" in line or "exited unexpectedly" in line for line in errors)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_everything(backend, tmp_path):
     if backend.name == "plain":
         pytest.skip("torch's own, and slow to start")
@@ -246,7 +248,7 @@ def test_ctrl_c_ends_everything(backend, tmp_path):
         _, err = process.communicate(timeout=WAIT_S)
         assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT, 1)
         assert "KeyboardInterrupt" in err
-        _, alive = psutil.wait_procs(workers, timeout=10)
+        _, alive = psutil.wait_procs(workers, timeout=WAIT_S)
         assert not alive
     finally:
         if process.poll() is None:

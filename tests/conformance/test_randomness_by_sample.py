@@ -292,6 +292,7 @@ def test_the_users_first_call_sees_the_users_dataset():
     assert_same(batches(seen), by_hand(Draws(), range(11)))
 
 
+@pytest.mark.slow
 def test_spawned_workers_know_the_epoch():
     arguments = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"}
     seen = batches(epochs_of(lambda: workers(Draws(), **arguments)))

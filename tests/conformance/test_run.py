@@ -11,6 +11,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FASTLOAD = (sys.executable, "-m", "fastload", "run")
 
 

@@ -10,6 +10,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def run(package, path, source, *options, stderr=False):
     """Run a script that uses ``package`` under ``fastload run``; it must succeed."""

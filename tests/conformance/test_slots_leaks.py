@@ -280,6 +280,7 @@ def running(tmp_path):
         watched.end()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_program_is_killed(running):
     watched = running("for batch in iterator: pass")
     watched.process.kill()
@@ -287,6 +288,7 @@ def test_nothing_is_left_when_the_program_is_killed(running):
     watched.all_gone()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_ctrl_c(running):
     watched = running("for batch in iterator: pass")
     os.killpg(watched.process.pid, signal.SIGINT)
@@ -297,6 +299,7 @@ def test_nothing_is_left_after_ctrl_c(running):
 
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "del loader", "next(iterator); batch = next(iterator)"])
+@pytest.mark.slow
 def test_nothing_is_left_or_said_when_the_program_ends_in_the_middle_of_an_epoch(running, end):
     watched = running(end)
     _, err = watched.process.communicate(timeout=WAIT_S)
@@ -304,6 +307,7 @@ def test_nothing_is_left_or_said_when_the_program_ends_in_the_middle_of_an_epoch
     watched.all_gone()
 
 
+@pytest.mark.slow
 def test_an_error_in_the_program_leaves_nothing(running):
     watched = running("raise ValueError('of the training loop')")
     _, err = watched.process.communicate(timeout=WAIT_S)
@@ -312,6 +316,7 @@ def test_an_error_in_the_program_leaves_nothing(running):
     watched.all_gone()
 
 
+@pytest.mark.slow
 def test_the_slot_of_a_worker_that_is_killed_while_it_fills_it_serves_the_next_epoch(tmp_path):
     """In a program of its own: torch's handler of a dead child raises wherever the main thread happens to be."""
     body = """
@@ -368,6 +373,7 @@ def small_shared_memory() -> list[str]:
     return command
 
 
+@pytest.mark.slow
 def test_a_small_dev_shm_gives_one_clear_error(tmp_path):
     """The first batch, whose size says how large a slot must be, goes through torch's own shared memory."""
     body = """
@@ -388,6 +394,7 @@ def test_a_small_dev_shm_gives_one_clear_error(tmp_path):
     assert all(re.search(r"shared memory.*(No space left|limit)", line) for line in lines), out
 
 
+@pytest.mark.slow
 def test_slots_do_not_count_against_dev_shm(tmp_path):
     """Not one batch would fit there."""
     body = """

@@ -183,6 +183,7 @@ def test_length_of_a_stream_is_checked_by_the_iterator(backend):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.slow
 def test_start_methods(backend, method):
     """The results are those of forked workers. Forked ones are what all other cases use."""
     if method == "forkserver" and backend.name == "plain":

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import interpreters
 import pytest
 
 __all__ = ["Event", "Range", "Trace", "injection_library", "run_traced"]
@@ -178,7 +179,10 @@ def run_traced(
     timeout_s: float = 120,
     check: bool = True,
 ) -> Trace:
-    """Run a script in a fresh interpreter with the tool attached, and return what the tool received.
+    """Run a script with the tool attached, and return what the tool received.
+
+    Python source or a script runs in a fork of an interpreter that has imported torch but neither fastload nor NVTX;
+    other arguments get a fresh interpreter.
 
     Args:
         script: Python source, the path of a script, or the interpreter's arguments (``["-m", "module", "argument"]``).
@@ -202,14 +206,12 @@ def run_traced(
         "NVTX_INJECTION64_PATH": str(injection_library()),
         "FASTLOAD_NVTX_LOG": str(log),
     }
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=environment | dict(env or {}),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    environment |= dict(env or {})
+    if isinstance(script, str | Path):
+        done = interpreters.run(arguments, env=environment, timeout_s=timeout_s)
+    else:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert not check or done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     lines = log.read_text().splitlines() if log.exists() else []
     return Trace(tuple(Event(**json.loads(line)) for line in lines), done.stdout, done.stderr)

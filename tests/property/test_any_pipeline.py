@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torchvision.transforms as v1
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from photos import MEAN, STD, make_folder
@@ -72,7 +73,7 @@ def root(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("photos"), 7)
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(pipelines(), pipelines_on_tensors()))
 def test_any_pipeline(root, pipeline):
     recipe = read_recipe(ImageFolder(root, pipeline))

@@ -8,6 +8,7 @@ import native_shim
 import numpy as np
 import PIL
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_shim import FILTERS, SIMD_LEVELS, Resize
@@ -48,7 +49,7 @@ def jobs(draw: st.DrawFn) -> dict:
     }
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(job=jobs(), seed=st.integers(0, 1000), extreme=st.booleans(), chunk=st.integers(1, 16), margin=st.integers(0, 3))
 def test_any_resize_equals_pillow(job: dict, seed: int, extreme: bool, chunk: int, margin: int) -> None:
     lib = native_shim.library()

@@ -14,6 +14,7 @@ import torch
 from backends import assert_same, normal
 from backends.batches import Bag, Opaque, Pair, Row, Stack
 from backends.tensors import Subclass, dense, made, seen, slot
+from effort import examples
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
@@ -30,7 +31,7 @@ from fastload.memory.packing import Packed, Packer, collate_into, unpack
 from fastload.memory.slots import SlotPool, SlotWriter
 
 SMALL = 256  # so that small batches have large tensors
-few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jpeg_writer import FACTORS, write_jpeg
@@ -16,7 +17,7 @@ from PIL import Image
 from fastload.pipeline.calibration import FILTERS
 from fastload.vision import decode
 
-EXAMPLES = int(os.environ.get("FASTLOAD_EXAMPLES", "250"))
+EXAMPLES = int(os.environ.get("FASTLOAD_EXAMPLES", examples(250)))
 # Around block and MCU sizes, where the decoder's special cases are.
 LENGTHS = st.one_of(
     st.integers(1, 70), st.sampled_from([1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200])
@@ -107,6 +108,7 @@ def test_any_crop_resizes_to_pillows_pixels(
 @pytest.mark.skipif("FASTLOAD_SLOW" not in os.environ, reason="takes minutes; FASTLOAD_SLOW=1 runs it")
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("subsampling", list(FACTORS))
+@pytest.mark.slow
 def test_every_region_of_a_small_file(subsampling: str, progressive: bool) -> None:
     height, width = 35, 37
     file = write_jpeg(width, height, FACTORS[subsampling], progressive=progressive, seed=1)

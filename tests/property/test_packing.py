@@ -15,6 +15,7 @@ import torch
 from backends import assert_same
 from backends.batches import Bag, Frozen, Opaque, Pair, Record, Row, Stack
 from backends.tensors import Subclass, dense, made, seen, slot
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ NAMES = (
     "float8_e4m3fn float8_e5m2"
 )
 DTYPES = [getattr(torch, name) for name in NAMES.split()]
-few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module", autouse=True)

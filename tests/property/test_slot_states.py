@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -290,5 +291,5 @@ def descriptors() -> set[tuple[str, str]]:
 
 TestRounds = Rounds.TestCase
 TestRounds.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(150), stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

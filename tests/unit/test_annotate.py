@@ -364,7 +364,9 @@ def stack(samples):
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
+)
 @pytest.mark.parametrize("loader", ["DataLoader", "FastLoader"])
 def test_workers_have_the_annotations(tmp_path, method, loader):
     trace = run_traced(
@@ -393,7 +395,7 @@ if __name__ == "__main__":
     assert ("its message function cannot be sent there" in trace.stderr) == (method != "fork")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_failing_sample_leaves_no_range_open_in_its_worker(tmp_path, method):
     trace = run_traced(
         LOADERS
@@ -414,6 +416,7 @@ if __name__ == "__main__":
     assert {"read 0.jpg", "read 1.jpg", "read 2.jpg"} <= set(names(trace))  # ranges() fails on an open range
 
 
+@pytest.mark.slow
 def test_a_removed_annotation_does_not_reach_new_workers(tmp_path):
     trace = run_traced(
         LOADERS
@@ -431,6 +434,7 @@ if __name__ == "__main__":
     assert names(trace) == ["Files.read"] * 6
 
 
+@pytest.mark.slow
 def test_an_annotation_that_the_main_module_makes_when_imported_is_made_once_in_a_worker(tmp_path):
     trace = run_traced(
         LOADERS
@@ -444,6 +448,7 @@ if __name__ == "__main__":
     assert names(trace) == ["Files.read"] * 6
 
 
+@pytest.mark.slow
 def test_processes_of_processes_have_the_annotations(tmp_path):
     trace = run_traced(
         """
@@ -464,6 +469,7 @@ if __name__ == "__main__":
     assert len(trace.pids) == 3
 
 
+@pytest.mark.slow
 def test_what_cannot_be_annotated_in_a_worker_does_not_keep_it_from_starting(tmp_path):
     trace = run_traced(
         LOADERS

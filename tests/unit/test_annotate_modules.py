@@ -311,7 +311,7 @@ threads = [threading.Thread(target=train) for _ in range(3)]
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_model_in_worker_processes_has_its_ranges(tmp_path, method):
     trace = run_traced(
         MODELS

@@ -103,6 +103,7 @@ def test_the_interval_holds_the_median_nineteen_times_in_twenty():
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_overhead, "cores_for_loading", lambda: 1)

@@ -25,6 +25,8 @@ from benchmarks.contenders._serve import Server
 from fastload.bench._data import MEAN, STD
 from fastload.bench.photos import PhotoSet, write_photos
 
+pytestmark = pytest.mark.slow
+
 ENDING = (t.ToTensor(), t.Normalize(MEAN, STD))
 CROP, FLIP = t.RandomResizedCrop(224), t.RandomHorizontalFlip()
 

@@ -82,6 +82,7 @@ def test_pixels_may_be_off_by_the_tolerance_alone() -> None:
     assert "labels" in (_wrong({**seen, "labels_equal": False}, Tolerance(mean=0.5, why="")) or "")
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_be_read_is_refused_in_one_line(tmp_path, capsys) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=8, classes=2, edge_px=64)).path
     broken = min(data.glob("*/*.jpg"))
@@ -131,6 +132,7 @@ def test_what_was_ready_before_training_is_taken_first() -> None:
     assert measured["torch-pinned"]["images_per_s"]["median"] == 10
 
 
+@pytest.mark.slow
 def test_several_gpus_that_are_cut_off_keep_their_points(tmp_path, monkeypatch) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=8, classes=2, edge_px=64)).path
     file, kept = tmp_path / "multigpu.json", []
@@ -168,6 +170,7 @@ def ceiling():
     remote.end()
 
 
+@pytest.mark.slow
 def test_a_contender_keeps_to_its_cores(ceiling) -> None:
     usable = len(os.sched_getaffinity(0))
     assert ceiling.ask("limit", cores=1) == {"cores": 1}
@@ -239,6 +242,7 @@ def test_threads_that_end_or_begin_meanwhile_do_not_stop_that(monkeypatch) -> No
     assert kept == {1: usable[:1], 3: usable[:1]}
 
 
+@pytest.mark.slow
 def test_a_contender_that_dies_is_an_error_and_can_begin_again(ceiling) -> None:
     os.kill(ceiling.group, 9)
     with pytest.raises(ContenderError, match="ceiling"):
@@ -249,6 +253,7 @@ def test_a_contender_that_dies_is_an_error_and_can_begin_again(ceiling) -> None:
     assert "failed" not in ceiling.record()
 
 
+@pytest.mark.slow
 def test_another_interpreter_finds_the_package(tmp_path) -> None:
     elsewhere = tmp_path / "python"
     elsewhere.write_text(f'#!/bin/sh\ncd / && exec {sys.executable} "$@"\n')
@@ -260,6 +265,7 @@ def test_another_interpreter_finds_the_package(tmp_path) -> None:
         remote.end()
 
 
+@pytest.mark.slow
 def test_questions_are_answered_by_contenders_that_were_checked(tmp_path, monkeypatch) -> None:
     ask, requests = Remote.ask, []
 
@@ -286,6 +292,7 @@ def test_questions_are_answered_by_contenders_that_were_checked(tmp_path, monkey
 
 
 @pytest.mark.skipif(importlib.util.find_spec("spdl") is not None, reason="SPDL is installed")
+@pytest.mark.slow
 def test_a_question_that_nobody_can_answer_is_no_success(tmp_path, capsys) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     common = ["--quick", "--contenders", "spdl", "--data", str(data)]
@@ -304,6 +311,7 @@ def test_who_failed_in_one_answer_has_failed() -> None:
     assert answers[0]["points"] == [1]
 
 
+@pytest.mark.slow
 def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
     out = tmp_path / "out"

@@ -108,6 +108,7 @@ def test_numbers_that_are_far_behind_take_no_turns(monkeypatch):
     assert result["fastest"] in (2, 4)
 
 
+@pytest.mark.slow
 def test_worker_processes_of_auto_are_counted():
     with FastLoader(Numbers(8), batch_size=4, num_workers="auto", device="cpu") as loader:
         list(loader)
@@ -115,6 +116,7 @@ def test_worker_processes_of_auto_are_counted():
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["tune", "--quick", "--counts", "1", "--json", "tune.json"]
@@ -127,6 +129,7 @@ def test_the_command_writes_every_figure(tmp_path, monkeypatch, capsys):
     assert "of the rate with 1 workers" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_off_keeps_its_workloads(tmp_path, monkeypatch):
     def cut_off(workload, *_, **__):
         if not workload.is_native:

@@ -182,7 +182,7 @@ def test_ended_loops_stay_ended(recorder):
     assert len(capture(list(range(2)), 5, 5, end=True)) == 2
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loader", ["DataLoader", "FastLoader"])
 def test_a_tool_sees_each_step_with_the_number_of_its_batch(tmp_path, loader, method):
     trace = run_traced(
@@ -343,6 +343,7 @@ EPOCHS = """
     ("window", "said"),
     [("3:2", "6 2\n6 2\nthe end\n"), ("3:2:end", "5 2\n0 2\nthe end\n"), ("3:2:exit", "")],
 )
+@pytest.mark.slow
 def test_a_script_under_run_gets_one_window_at_the_first_loader_past_its_warmup(tmp_path, window, said):
     trace = tmp_path / "trace.json"
     done = run_script(tmp_path, EPOCHS, FASTLOAD_CAPTURE=window, FASTLOAD_CAPTURE_TRACE=str(trace))
@@ -350,6 +351,7 @@ def test_a_script_under_run_gets_one_window_at_the_first_loader_past_its_warmup(
     assert [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]].count("step") == 2
 
 
+@pytest.mark.slow
 def test_a_tool_sees_the_steps_of_a_script_under_run(tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(EPOCHS))
     arguments = ["-m", "fastload", "run", "--explain", str(tmp_path / "script.py")]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 
+import interpreters
 import pytest
 
 import fastload
@@ -49,12 +50,12 @@ def test_a_command_is_imported_only_when_chosen():
         "before = set(sys.modules)\n"  # what is public is there already, fastload.verify for one
         f"import fastload.commands.cli\nprint({modules!r} & (sys.modules.keys() - before))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = interpreters.run(["-c", code])
     assert done.stdout == "set()\n"
 
 
 def test_the_package_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "fastload", "--version"], capture_output=True, text=True, check=False)
+    done = interpreters.run(["-m", "fastload", "--version"])
     assert (done.returncode, done.stdout) == (0, f"fastload {fastload.__version__}\n")
 
 
@@ -193,6 +194,7 @@ def test_run_without_a_program_says_so(capsys, argv):
 
 
 @pytest.mark.parametrize("option", ["-E", "-I"])
+@pytest.mark.slow
 def test_run_refuses_a_python_that_ignores_its_environment(option):
     command = [sys.executable, option, "-m", "fastload", "run", "-c", "pass"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

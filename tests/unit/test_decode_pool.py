@@ -259,7 +259,7 @@ def test_dropped_job_is_cancelled(pool: _core.Pool) -> None:
     del jobs[0]
     del jobs[1]
     assert finish(jobs[0]) == ["ok"] * 50
-    assert time.perf_counter() - begun < 30
+    assert time.perf_counter() - begun < 100
 
 
 def test_close_wakes_waiters_and_refuses_new_work() -> None:
@@ -270,7 +270,7 @@ def test_close_wakes_waiters_and_refuses_new_work() -> None:
     waiter.start()
     time.sleep(0.05)
     assert pool.close() is True
-    waiter.join(10)
+    waiter.join(60)
     assert answers == ["done"]
     assert finish(jobs[-1]) == ["cancelled"] * 50
     with pytest.raises(RuntimeError, match="must be open"):
@@ -281,9 +281,9 @@ def test_close_wakes_waiters_and_refuses_new_work() -> None:
 def test_close_with_a_request_open_does_not_hang(tmp_path: Path) -> None:
     pool = _core.Pool(2)
     job = pool.submit([tmp_path / "missing"], room(1), plan=train_plan(), stream=_core.RandomStream(state_of(1)))
-    assert job.wait(10.0) == "requested"
+    assert job.wait(60.0) == "requested"
     pool.close()
-    assert job.wait(10.0) == "done"
+    assert job.wait(60.0) == "done"
 
 
 def names_of_threads() -> set[str]:
@@ -294,7 +294,7 @@ def test_threads_have_names_and_go_with_the_pool() -> None:
     close_pools()
     pool = _core.Pool(3)
     assert pool.threads == 3
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while {f"fl-decode-{i}" for i in range(3)} - names_of_threads() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert {f"fl-decode-{i}" for i in range(3)} <= names_of_threads()
@@ -311,7 +311,7 @@ def test_interrupt_ends_a_wait() -> None:
     pool.close()
 
 
-def exit_code_of(child: int, seconds: float = 30) -> int | None:
+def exit_code_of(child: int, seconds: float = 100) -> int | None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)

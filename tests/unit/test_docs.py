@@ -82,6 +82,7 @@ def what_the_pages_speak_of(photos: Path) -> dict[str, Any]:
 @IN_CHECKOUT
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.slow
 def test_code_on_the_page_runs_and_prints_what_it_says(
     page: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import interpreters
 import pytest
 
 from fastload import _machine
@@ -78,6 +79,7 @@ def test_text_names_every_check_and_every_remedy(report):
         assert " ".join(check.remedy.split()) in joined
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_and_nothing_else():
     done = subprocess.run(
         [sys.executable, "-m", "fastload", "doctor", "--json", "--no-measure"],
@@ -94,7 +96,7 @@ def test_a_core_that_does_not_load_is_reported_with_exit_status_1():
         "import sys; sys.modules['fastload._core'] = None\n"
         "from fastload.commands.cli import main; sys.exit(main(['doctor', '--json', '--no-measure']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = interpreters.run(["-c", code])
     assert done.returncode == 1, done.stderr
     core = json.loads(done.stdout)["checks"]["native core"]
     assert core["status"] == "missing"

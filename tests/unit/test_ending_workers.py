@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import BACKENDS, simulated
+from backends import BACKENDS, parameters, simulated
 from backends.datasets import Numbers
 from torch.utils.data import DataLoader, SequentialSampler
 
@@ -35,7 +35,7 @@ def interrupts():
     signal.signal(signal.SIGINT, former)
 
 
-@pytest.fixture(params=WITH_WORKERS)
+@pytest.fixture(params=parameters(*WITH_WORKERS))
 def make(request, monkeypatch):
     """Makes a FastLoader whose batches come from two worker processes."""
     if request.param == "simulated":
@@ -408,6 +408,7 @@ def test_a_worker_that_does_not_end_is_killed_when_closing_is_interrupted(monkey
         host._workers[0], "join", lambda timeout: BaseProcess.join(host._workers[0], 0.1)
     )  # and not 5 s
     interrupted_by(loader.close)
+    BaseProcess.join(host._workers[0], WAIT_S)
     assert host._workers[0].exitcode == -signal.SIGKILL
     os.close(ready)
     os.close(dataset.tells)
@@ -450,6 +451,7 @@ for _ in iterator:
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_workers():
     """Else that may be taking a batch from a worker that ends, and prints a traceback."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))

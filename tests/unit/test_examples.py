@@ -23,7 +23,7 @@ SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 NEEDS = {"train_lightning.py": "lightning", "train_accelerate.py": "accelerate", "train_timm.py": "timm"}
 NEEDS |= {"train_webdataset.py": "webdataset"}
 SMALL = ["--model", "resnet18", "--batch-size", "8", "--image-size", "48", "--workers", "1"]
-pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="tests of a checkout")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not EXAMPLES.is_dir(), reason="tests of a checkout")]
 
 
 def run(script: str, *arguments: str, launcher: tuple[str, ...] = (), cwd: Path | None = None):

@@ -145,7 +145,7 @@ def test_a_transfer_looks_outside_the_lock_that_its_consumer_takes():
 
     def look(between_s):
         taken = []
-        other = threading.Thread(target=lambda: taken.append(transfer._lock.acquire(timeout=10)))
+        other = threading.Thread(target=lambda: taken.append(transfer._lock.acquire(timeout=60)))
         other.start()
         other.join()
         assert (taken, between_s) == ([True], 0.5)

@@ -16,7 +16,10 @@ from interrupts import interrupted_at_every_opcode
 
 from fastload import FastLoader
 from fastload._batch import HostBatch
+from fastload.device import feeder as feeding
+from fastload.engines import copy_scheduler
 from fastload.engines.copy_scheduler import CopyScheduler
+from fastload.memory import slots
 from fastload.memory.arena import SlotState, Token
 from fastload.memory.slots import SlotPool, SlotWriter
 from fastload.torch_workers import signals
@@ -25,7 +28,8 @@ from fastload.torch_workers import signals
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 WAIT_S = 30
-PROMPT_S = 4.0  # less than a join that ran into its bound
+LONG_S = 100.0  # what a join is bounded by here, so that a busy machine is told from a join that ran into it
+PROMPT_S = LONG_S / 2
 
 
 class InstantTransfer:
@@ -69,6 +73,8 @@ def closes_promptly(close):
 def few_moments(monkeypatch):
     """Deferring takes a few bytecodes for each number of a signal; one that matters will do."""
     monkeypatch.setattr(signals, "_NUMBERS", (signal.SIGINT,))
+    for module in (feeding, copy_scheduler, slots):
+        monkeypatch.setattr(module, "JOIN_S", LONG_S)
 
 
 @pytest.fixture

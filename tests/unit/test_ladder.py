@@ -316,6 +316,7 @@ class TinyStep:
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+@pytest.mark.slow
 def test_whole_climb_without_cuda(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "TrainingStep", TinyStep)
     TinyStep.seen = []
@@ -364,6 +365,7 @@ def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(pho
     assert "needs a GPU" in (tmp_path / "ladder.svg").read_text()
 
 
+@pytest.mark.slow
 def test_command_writes_figures_and_chart(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

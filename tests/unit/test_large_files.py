@@ -151,7 +151,7 @@ def test_gigabyte_files_take_no_gigabytes(tmp_path: Path) -> None:
     out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
     statuses, took, grown = json.loads(out)
     assert statuses == [status for _, status in kinds.values()] * 4
-    assert took < 5
+    assert took < 50  # reading them would take minutes
     assert grown < 20e6
 
 

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from backends import BACKENDS, raised_by, simulated
+from backends import BACKENDS, parameters, raised_by, simulated
 from backends.datasets import Images, Numbers, Pids, collect, first
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
@@ -169,7 +169,7 @@ def test_the_end_of_an_iterator_ends_its_feeder(cuda):
     assert not feeder.is_alive()
 
 
-@pytest.mark.parametrize("backend", ["wrapped", "simulated"])
+@pytest.mark.parametrize("backend", parameters("wrapped", "simulated"))
 def test_an_iterator_that_could_not_be_made_leaves_nothing(monkeypatch, backend):
     if backend == "simulated":
         simulated.install(monkeypatch)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
+import interpreters
 import pytest
 
 from fastload._machine import (
@@ -25,7 +24,9 @@ V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid,nodev - cgroup2 cgroup2 rw,nsd
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    done = interpreters.run(["-c", code])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture

@@ -216,6 +216,7 @@ print(read.reasons if isinstance(read, Refusal) else read.pipeline.ops[0][0])
     ],
     ids=["nothing", "by another of torchvision's", "the name"],
 )
+@pytest.mark.slow
 def test_v2_is_not_imported_for_v1_and_what_was_patched_before_is_seen(root, before, said):
     code = IN_A_PROCESS_OF_ITS_OWN.format(root=str(root), before=before)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
@@ -327,6 +328,7 @@ print("no JPEG images" in str(loader.plan))
 """
 
 
+@pytest.mark.slow
 def test_where_warnings_are_errors_a_folder_of_png_stays_with_the_workers(tmp_path, root):
     (tmp_path / "class").mkdir()
     for number, path in enumerate(sorted(root.rglob("*.jpg"))[:4]):

@@ -44,7 +44,7 @@ def decode_threads() -> list[str]:
 
 
 def wait_for_threads(count: int) -> list[str]:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while len(decode_threads()) != count and time.monotonic() < end:
         time.sleep(0.005)
     return decode_threads()

@@ -76,6 +76,7 @@ def run(*argv):
     ("sleep", "workers", "verdict"),
     [(0.02, 2, "storage-bound"), (0.02, 0, "storage-bound"), (0, 0, "Python-bound")],
 )
+@pytest.mark.slow
 def test_a_script_is_profiled_without_a_gpu_and_without_nsys(here, capfd, sleep, workers, verdict):
     assert run("--json", "--png", "x.png", "--", "python", script(here, sleep, workers)) == 0
     out, err = capfd.readouterr()
@@ -98,6 +99,7 @@ def test_a_script_is_profiled_without_a_gpu_and_without_nsys(here, capfd, sleep,
     assert noise == [], "the profiler's library keeps to itself"
 
 
+@pytest.mark.slow
 def test_what_the_user_wants_to_hear_of_the_profilers_library_is_heard(here, capfd, monkeypatch):
     monkeypatch.setenv("KINETO_LOG_LEVEL", "3")
     assert run("--json", "--no-html", "--", "python", script(here, workers=0)) == 0
@@ -129,6 +131,7 @@ def test_names_are_no_formulas_in_a_picture(here):
     assert (here / "x.svg").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_the_script_may_go_on_and_its_exit_code_counts(here, capfd):
     path = script(here)
     path.write_text(path.read_text() + "    sys.exit(7)\n")
@@ -144,6 +147,7 @@ def test_a_script_that_fails_before_the_window_is_not_blamed_on_the_profiler(her
     assert "the program ended with exit code 3 before the capture window" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_script_without_a_loader_says_so(here, capfd):
     assert run("--", sys.executable, "-c", "import torch") == 1
     assert "none iterates a DataLoader; ask for fewer --warmup steps" in capfd.readouterr().err
@@ -248,6 +252,7 @@ def test_what_the_script_inherits(here, nsys, capfd, monkeypatch):
     assert inherited["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)
 
 
+@pytest.mark.slow
 def test_what_nsys_loses_torch_profiler_records(here, nsys, capfd):
     nsys(records="pass")
     assert run("--json", "--", "python", script(here)) == 0
@@ -265,6 +270,7 @@ def test_a_program_that_fails_under_nsys_is_not_run_again(here, nsys, capfd):
     assert "nsys recorded nothing: the program ended with exit code 3 before" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_recording_that_cannot_be_read_is_made_again(here, nsys, capfd):
     """Whatever the program's exit code was: there was something to record."""
     nsys(records="open(output + '.nsys-rep', 'w').write('damaged')")
@@ -288,6 +294,7 @@ def test_a_file_is_no_folder_to_keep_a_recording_in(here, capfd):
     assert not (here / "ran").exists()
 
 
+@pytest.mark.slow
 def test_nsys_may_be_insisted_on(here, nsys, capfd):
     assert run("--with", "nsys", "--", "python", script(here)) == 1
     assert "nsys (Nsight Systems) was not found" in capfd.readouterr().err
@@ -296,6 +303,7 @@ def test_nsys_may_be_insisted_on(here, nsys, capfd):
     assert "nsys recorded nothing" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_loaders_own_verdict_is_part_of_the_report(here, nsys, capfd):
     nsys()
     said = {"bottleneck": "decode", "evidence": ["90% went into decoding"], "remedy": "decode less"}

@@ -27,6 +27,7 @@ def test_the_installed_torch_is_reproduced() -> None:
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])
+@pytest.mark.slow
 def test_any_cpu_capability_is_reproduced(capability: str) -> None:
     code = "from fastload.pipeline.random_stream import calibrate_stream as c; assert c() is not None"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import interpreters
 import pytest
 
 from fastload.nvtx import file_sink
@@ -117,7 +118,8 @@ with _nvtx.stage("wait", 3):
 def test_stages_of_a_process_and_of_its_forks_go_to_files_of_their_own(tmp_path):
     environment = {**os.environ, "FASTLOAD_RANGES": str(tmp_path)}
     environment.pop("NVTX_INJECTION64_PATH", None)
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, env=environment)
+    done = interpreters.run(["-c", PROGRAM], env=environment)
+    assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.jsonl"))) == 2
     found = records(tmp_path)
     assert {tuple(record[3:6]) for record in found if len(record) == 8} == {
@@ -130,4 +132,5 @@ def test_stages_of_a_process_and_of_its_forks_go_to_files_of_their_own(tmp_path)
 def test_without_the_variable_stages_cost_nothing(monkeypatch):
     code = "from fastload import _nvtx; assert not _nvtx.active()"
     environment = {key: value for key, value in os.environ.items() if key != "FASTLOAD_RANGES"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    done = interpreters.run(["-c", code], env=environment)
+    assert done.returncode == 0, done.stderr

@@ -82,7 +82,7 @@ def readmes_own(program: str) -> list[str]:
 @pytest.mark.parametrize("line", readmes_own("make"))
 def test_make_command_of_the_readme_is_run_before_a_merge(line: str) -> None:
     ci = (ROOT / ".ci" / "run").read_text()
-    assert re.search(rf"^{re.escape(line)}( ARGS=--quick)?$", ci, flags=re.MULTILINE)
+    assert re.search(rf"^{re.escape(line)}(-all| ARGS=--quick)?$", ci, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("line", [line for line in readmes_own("fastload") if " bench " in line])
@@ -93,6 +93,7 @@ def test_benchmark_of_the_readme_is_run_before_a_merge(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in readmes_own("fastload") if " bench " not in line])
+@pytest.mark.slow
 def test_command_of_the_readme_runs(line: str, tmp_path: Path) -> None:
     """In a folder with the files that it speaks of."""
     script = "from torch.utils.data import DataLoader; print([batch.tolist() for batch in DataLoader(range(30))])"

@@ -14,6 +14,7 @@ import native_shim
 import numpy as np
 import PIL
 import pytest
+from cases import check_each
 from native_shim import FILTERS, SIMD_LEVELS, Resize
 from PIL import Image
 
@@ -88,81 +89,89 @@ def resize(pixels: np.ndarray, out_size: tuple[int, int], resample: str, **optio
     return Resize(size, out_size, resample=resample, channels=pixels.shape[2], **options)(pixels, **call)
 
 
-@pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize("resample", FILTER_NAMES)
-@pytest.mark.parametrize(("size", "out_size"), SIZES)
-def test_resize_equals_pillow(
-    level: str, size: tuple[int, int], out_size: tuple[int, int], resample: str, channels: int
-) -> None:
-    for extreme in (False, True):
+def test_resize_equals_pillow(level: str) -> None:
+    def check(sizes: tuple[tuple[int, int], tuple[int, int]], resample: str, channels: int, extreme: bool) -> None:
+        size, out_size = sizes
         pixels = pixels_of(size, channels, extreme=extreme)
         assert np.array_equal(resize(pixels, out_size, resample), pillow(pixels, out_size, resample))
 
+    check_each(check, SIZES, FILTER_NAMES, (3, 1), (False, True))
 
-@pytest.mark.parametrize("scale", [1.02, 1.49, 1.98, 2.7, 3.3, 4.2, 7.5, 17.0, 40.0])
-@pytest.mark.parametrize("resample", ["bilinear", "lanczos"])
-def test_every_number_of_taps(level: str, resample: str, scale: float) -> None:
-    for out in (1, 15, 16, 17, 23, 24, 33):
+
+def test_every_number_of_taps(level: str) -> None:
+    def check(resample: str, scale: float, out: int) -> None:
         pixels = pixels_of((max(1, round(out * scale)), max(1, round(21 * scale))))
         assert np.array_equal(resize(pixels, (out, 21), resample), pillow(pixels, (out, 21), resample))
 
+    scales = (1.02, 1.49, 1.98, 2.7, 3.3, 4.2, 7.5, 17.0, 40.0)
+    check_each(check, ("bilinear", "lanczos"), scales, (1, 15, 16, 17, 23, 24, 33))
 
-@pytest.mark.parametrize("resample", FILTER_NAMES)
-def test_weights_to_the_last_unit(resample: str) -> None:
+
+def test_weights_to_the_last_unit() -> None:
     # A weight wrong by one unit of 2^-22 changes about one value in 10,000 that it takes part in: it takes many values.
-    sizes = [((600, 500), (331, 352)), ((351, 420), (520, 360)), ((640, 480), (224, 299))]
-    for seed, (size, out_size) in enumerate(sizes * 3):
-        pixels = pixels_of(size, seed=seed)
+    def check(resample: str, sizes: tuple[tuple[int, int], tuple[int, int]], turn: int) -> None:
+        size, out_size = sizes
+        pixels = pixels_of(size, seed=10 * turn + size[0])
         assert np.array_equal(resize(pixels, out_size, resample), pillow(pixels, out_size, resample))
 
+    sizes = (((600, 500), (331, 352)), ((351, 420), (520, 360)), ((640, 480), (224, 299)))
+    check_each(check, FILTER_NAMES, sizes, range(3))
 
-@pytest.mark.parametrize("out_width", range(1, 45))
-def test_every_row_length_writes_its_row_and_no_more(level: str, out_width: int) -> None:
+
+def test_every_row_length_writes_its_row_and_no_more(level: str) -> None:
     pixels = pixels_of((53, 9))
-    assert np.array_equal(resize(pixels, (out_width, 7), "bicubic"), pillow(pixels, (out_width, 7), "bicubic"))
+
+    def check(out_width: int) -> None:
+        assert np.array_equal(resize(pixels, (out_width, 7), "bicubic"), pillow(pixels, (out_width, 7), "bicubic"))
+
+    check_each(check, range(1, 45))
 
 
-@pytest.mark.parametrize("resample", FILTER_NAMES)
-@pytest.mark.parametrize("box", [(0.25, 3.5, 70.75, 41.0), (10, 5, 74, 53), (3, 0, 67, 60), (79.5, 59.5, 80, 60)])
-def test_box(level: str, box: tuple[float, float, float, float], resample: str) -> None:
+def test_box(level: str) -> None:
     pixels = pixels_of((80, 60))
-    assert np.array_equal(resize(pixels, (64, 48), resample, box=box), pillow(pixels, (64, 48), resample, box))
+
+    def check(box: tuple[float, float, float, float], resample: str) -> None:
+        assert np.array_equal(resize(pixels, (64, 48), resample, box=box), pillow(pixels, (64, 48), resample, box))
+
+    boxes = ((0.25, 3.5, 70.75, 41.0), (10, 5, 74, 53), (3, 0, 67, 60), (79.5, 59.5, 80, 60))
+    check_each(check, boxes, FILTER_NAMES)
 
 
-@pytest.mark.parametrize("resample", FILTER_NAMES)
-@pytest.mark.parametrize("flips", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("out_size", [(90, 70), (130, 60), (60, 100), (110, 85)])
-def test_window_and_flips(level: str, out_size: tuple[int, int], flips: tuple[bool, bool], resample: str) -> None:
+def test_window_and_flips(level: str) -> None:
     pixels = pixels_of((110, 85))
     top, left, height, width = 13, 7, 41, 50
-    expected = pillow(pixels, out_size, resample)[top : top + height, left : left + width]
-    expected = expected[:: -1 if flips[1] else 1, :: -1 if flips[0] else 1]
-    options = {"window": (top, left, height, width), "flip_horizontal": flips[0], "flip_vertical": flips[1]}
-    assert np.array_equal(resize(pixels, out_size, resample, **options), expected)
-    assert np.array_equal(resize(pixels, out_size, resample, stream=5, **options), expected)
+
+    def check(out_size: tuple[int, int], flip_horizontal: bool, flip_vertical: bool, resample: str) -> None:
+        expected = pillow(pixels, out_size, resample)[top : top + height, left : left + width]
+        expected = expected[:: -1 if flip_vertical else 1, :: -1 if flip_horizontal else 1]
+        window = (top, left, height, width)
+        options = {"window": window, "flip_horizontal": flip_horizontal, "flip_vertical": flip_vertical}
+        assert np.array_equal(resize(pixels, out_size, resample, **options), expected)
+        assert np.array_equal(resize(pixels, out_size, resample, stream=5, **options), expected)
+
+    check_each(check, ((90, 70), (130, 60), (60, 100), (110, 85)), (False, True), (False, True), FILTER_NAMES)
 
 
-@pytest.mark.parametrize("flip", [False, True])
-@pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize("width", [1, 2, 5, 6, 11, 16, 17, 47])
-def test_crop_alone_is_a_copy(level: str, width: int, channels: int, flip: bool) -> None:
-    pixels = pixels_of((60, 20), channels)
-    got = resize(pixels, (60, 20), "bilinear", window=(3, 4, 9, width), flip_horizontal=flip)
-    assert np.array_equal(got, pixels[3:12, 4 : 4 + width][:, :: -1 if flip else 1])
+def test_crop_alone_is_a_copy(level: str) -> None:
+    def check(width: int, channels: int, flip: bool) -> None:
+        pixels = pixels_of((60, 20), channels)
+        got = resize(pixels, (60, 20), "bilinear", window=(3, 4, 9, width), flip_horizontal=flip)
+        assert np.array_equal(got, pixels[3:12, 4 : 4 + width][:, :: -1 if flip else 1])
+
+    check_each(check, (1, 2, 5, 6, 11, 16, 17, 47), (3, 1), (False, True))
 
 
-@pytest.mark.parametrize("order", [False, True])
-@pytest.mark.parametrize("chunk", [1, 2, 7, 16])
-@pytest.mark.parametrize("resample", ["nearest", "bilinear", "lanczos"])
-@pytest.mark.parametrize(("size", "out_size"), [((90, 140), (50, 60)), ((90, 40), (50, 80)), ((50, 90), (50, 33))])
-def test_streamed_equals_whole(
-    level: str, size: tuple[int, int], out_size: tuple[int, int], resample: str, chunk: int, order: bool
-) -> None:
-    pixels = pixels_of(size)
-    whole = resize(pixels, out_size, resample, vertical_first=order)
-    for margin in (0, 2):
-        got = resize(pixels, out_size, resample, vertical_first=order, margin=margin, stream=chunk)
-        assert np.array_equal(got, whole)
+def test_streamed_equals_whole(level: str) -> None:
+    def check(sizes: tuple[tuple[int, int], tuple[int, int]], resample: str, chunk: int, order: bool) -> None:
+        size, out_size = sizes
+        pixels = pixels_of(size)
+        whole = resize(pixels, out_size, resample, vertical_first=order)
+        for margin in (0, 2):
+            got = resize(pixels, out_size, resample, vertical_first=order, margin=margin, stream=chunk)
+            assert np.array_equal(got, whole)
+
+    sizes = (((90, 140), (50, 60)), ((90, 40), (50, 80)), ((50, 90), (50, 33)))
+    check_each(check, sizes, ("nearest", "bilinear", "lanczos"), (1, 2, 7, 16), (False, True))
 
 
 def test_pixels_outside_of_the_region_do_not_matter(level: str) -> None:
@@ -231,6 +240,7 @@ CSRC = native_shim.CSRC
 LEVELS = [*sorted(map(str, CSRC.glob("resample/*.cpp"))), str(CSRC / "tests" / "levels.cpp")]
 
 
+@pytest.mark.slow
 def test_levels_agree_under_sanitizers(tmp_path: Path) -> None:
     program = tmp_path / "levels"
     flags = [
@@ -250,6 +260,7 @@ def test_levels_agree_under_sanitizers(tmp_path: Path) -> None:
     shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("qemu-aarch64") is None,
     reason="needs g++-aarch64-linux-gnu and qemu-user",
 )
+@pytest.mark.slow
 def test_neon_agrees_under_emulation(tmp_path: Path) -> None:
     program = tmp_path / "levels"
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-static"]

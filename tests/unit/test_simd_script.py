@@ -19,7 +19,10 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "simd.py"
 QUICK = {"PIP_NO_COMPILE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
-pytestmark = pytest.mark.skipif(".post" in PIL.__version__, reason="Pillow-SIMD itself is in place here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(".post" in PIL.__version__, reason="Pillow-SIMD itself is in place here"),
+]
 
 
 def load_script():

@@ -114,7 +114,7 @@ def fill(connection, writer):
     connection.recv()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_another_process_fills_a_slot(make_pool, method):
     pool = make_pool(homes=2)
     context = multiprocessing.get_context(method)

@@ -43,7 +43,7 @@ def release():
     open(gate, "wb").close()
 
 def soon(begun):
-    return time.monotonic() - begun < 2
+    return time.monotonic() - begun < 30  # a stalled read is released by the script alone
 """
 
 
@@ -69,7 +69,7 @@ def run(script: str, tmp_path: Path, **more: str) -> None:
         env={**os.environ, **preload, **more},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -197,7 +197,7 @@ def test_stuck_read_in_the_middle_of_a_pool_that_shrinks(tmp_path: Path) -> None
         begun = time.monotonic()
         for threads in (1, 3, 1, 2):
             assert pool.resize(threads) == threads
-        assert submit(pool, sound)[0].wait(1.9) == "done"
+        assert submit(pool, sound)[0].wait(30.0) == "done"
         assert soon(begun)
         release()
         assert job.wait() == "done"

@@ -233,7 +233,7 @@ def test_statistics_are_asked_for_outside_the_loaders_lock():
 
     def totals():
         taken = []
-        other = threading.Thread(target=lambda: taken.append(runtime._lock.acquire(timeout=10)))
+        other = threading.Thread(target=lambda: taken.append(runtime._lock.acquire(timeout=60)))
         other.start()
         other.join()
         assert taken == [True]

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode
@@ -67,7 +68,7 @@ def test_every_level_gives_torchs_bits(level, name, extreme, source_size, size):
 
 
 @bytes_are_resized
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.tuples(SIDE, SIDE), st.tuples(SIDE, SIDE), st.sampled_from(sorted(TENSOR_FILTERS)), st.integers(0, 99))
 def test_any_resize(source_size, size, name, seed):
     if TENSOR_FILTERS[name] in tensor_filters():
@@ -87,6 +88,7 @@ def test_pillows_bits_are_others():
 
 
 @bytes_are_resized
+@pytest.mark.slow
 def test_a_torch_that_resizes_by_way_of_floats_is_noticed():
     code = "from fastload.pipeline.tensor_resize import tensor_filters; print('torch_bilinear' in tensor_filters())"
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}

@@ -266,6 +266,7 @@ def test_bench_ceiling_refuses_wrong_arguments(factories, capsys, arguments, mes
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_bench_ceiling_runs_with_nothing_given(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["bench", "ceiling", "--quick"]) == 0

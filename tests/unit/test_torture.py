@@ -26,6 +26,7 @@ def launcher(tmp_path_factory):
     launcher.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_stays_is_named_and_ended(launcher):
     program = launcher.start("torture.planted:leave_a_process")
     ended = program.finish(30.0, grace_s=0.1)
@@ -34,6 +35,7 @@ def test_a_process_that_stays_is_named_and_ended(launcher):
     assert session(program.pid) == []
 
 
+@pytest.mark.slow
 def test_shared_memory_that_stays_is_named(launcher):
     try:
         assert launcher.start("torture.planted:leave_shared_memory").finish(30.0).left == ("/dev/shm/planted",)
@@ -41,6 +43,7 @@ def test_shared_memory_that_stays_is_named(launcher):
         Path("/dev/shm/planted").unlink(missing_ok=True)  # where the programs may not have one of their own
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_is_ended_and_says_where(launcher):
     program = launcher.start("torture.planted:hang")
     assert program.next(30.0) == {"phase": "hanging"}
@@ -50,6 +53,7 @@ def test_a_program_that_hangs_is_ended_and_says_where(launcher):
     assert session(program.pid) == []
 
 
+@pytest.mark.slow
 def test_a_series_goes_on_after_each_fault(launcher, tmp_path):
     outcomes = {}
     series.supervise(planted, range(5), Setting(tmp_path, 0, 1.0, 0.0), launcher, outcomes.__setitem__)

@@ -414,6 +414,7 @@ tell()
 """
 
 
+@pytest.mark.slow
 def test_in_a_process_that_patches_first_and_then_imports_what_is_lazy(root):
     """A plugin registered before Pillow's own, as pillow-heif does it, and Pillow's later ones are no patches."""
     code = SCRIPT.format(root=str(root))

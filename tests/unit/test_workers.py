@@ -163,7 +163,7 @@ def test_an_error_at_the_start_of_an_epoch_passes_through():
     assert type(raised_by(lambda: start_epoch(view))) is ConnectionError
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("parent", ["dead", "here"])
 def test_a_worker_whose_parent_was_killed_while_it_started_ends(start_method, parent):
     context = multiprocessing.get_context(start_method)

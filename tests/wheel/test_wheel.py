@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 ASKED = os.environ.get("FASTLOAD_WHEEL", "")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not ASKED, reason="takes a minute; FASTLOAD_WHEEL=1 runs it"),
     pytest.mark.timeout(900),
 ]

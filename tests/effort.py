@@ -1,0 +1,23 @@
+"""How many examples Hypothesis tries in a test: few in the quick suite, all of them with ``pytest --all``."""
+
+from __future__ import annotations
+
+import hypothesis
+
+QUICK_SHARE = 0.1
+AT_LEAST = 8
+
+
+def load_profile(*, everything: bool) -> None:
+    """Choose how hard Hypothesis tries, before tests are imported."""
+    common = hypothesis.settings(deadline=None, print_blob=True)
+    hypothesis.settings.register_profile("quick", common, max_examples=examples(100, share=QUICK_SHARE))
+    hypothesis.settings.register_profile("all", common, max_examples=100)
+    hypothesis.settings.load_profile("all" if everything else "quick")
+
+
+def examples(count: int, *, share: float | None = None) -> int:
+    """Return ``count`` of examples with ``--all`` and a tenth of it, but at least 8, in the quick suite."""
+    if share is None:
+        share = 1.0 if hypothesis.settings.get_current_profile_name() == "all" else QUICK_SHARE
+    return max(min(count, AT_LEAST), round(count * share))

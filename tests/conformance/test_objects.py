@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 import fastload
 from fastload import FastLoader
+from fastload.engines.loader_state import state_of
 
 OWN = {
     "device": "cpu",
@@ -49,7 +50,7 @@ def test_a_copy_has_the_same_arguments_and_a_runtime_of_its_own(how):
     collect(loader)
     twin = COPIES[how](loader)
     assert {name: vars(twin)[name] for name in OWN} == OWN
-    assert twin._state is not loader._state
+    assert state_of(twin) is not state_of(loader)
     loader.close()
     assert len(collect(twin)) == 3
 
@@ -69,7 +70,7 @@ def test_a_copy_of_a_subclass_with_a_state_of_its_own_has_a_runtime_of_its_own(h
     loader = OwnState(Numbers(6), batch_size=2)
     twin = COPIES[how](loader)
     assert twin.said
-    assert twin._state is not loader._state
+    assert state_of(twin) is not state_of(loader)
     assert len(collect(twin)) == 3
 
 
@@ -85,7 +86,7 @@ def test_a_copy_of_a_subclass_with_slots_has_a_runtime_of_its_own(how):
     loader.noted = 5
     twin = COPIES[how](loader)
     assert twin.noted == 5
-    assert twin._state is not loader._state
+    assert state_of(twin) is not state_of(loader)
     assert len(collect(twin)) == 3
 
 
@@ -444,7 +445,7 @@ def test_a_dropped_loader_is_gone_at_once(monkeypatch, name, persistent):
         iterator = iter(loader)
         next(iterator)
         workers = iterator._workers
-        gone = [weakref.ref(loader), weakref.ref(iterator), weakref.ref(loader._state)]
+        gone = [weakref.ref(loader), weakref.ref(iterator), weakref.ref(state_of(loader))]
         del iterator
         del loader
         assert [reference() for reference in gone] == [None] * 3

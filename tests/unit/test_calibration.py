@@ -13,8 +13,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
-from fastload.pipeline import calibration
-from fastload.pipeline.calibration import FILTERS, _calibrate
+from fastload.pipeline.calibration import FILTERS, _calibrate, calibrate
 from fastload.pipeline.probes import SUBSAMPLINGS, probe
 from fastload.vision import DecodeError, decode
 
@@ -24,11 +23,11 @@ def calibrated_anew() -> Iterator[None]:
     _calibrate.cache_clear()
     yield
     _calibrate.cache_clear()
-    calibration()
+    calibrate()
 
 
 def test_installed_pillow_is_matched_in_full() -> None:
-    found = calibration()
+    found = calibrate()
     assert found.pillow == PIL.__version__
     assert found.libjpeg == _core.libjpeg_version()
     assert found.subsamplings == set(SUBSAMPLINGS)
@@ -60,7 +59,7 @@ def test_subsampling_that_pillow_decodes_otherwise_is_refused(monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(import_module("fastload.pipeline.calibration"), "JpegImageFile", other_libjpeg)
-        assert calibration().subsamplings == set(SUBSAMPLINGS) - {"4:4:0"}
+        assert calibrate().subsamplings == set(SUBSAMPLINGS) - {"4:4:0"}
     decode(write_jpeg(20, 20, FACTORS["4:2:0"]))
     with pytest.raises(DecodeError) as caught:
         decode(write_jpeg(20, 20, FACTORS["4:4:0"]))
@@ -75,7 +74,7 @@ def test_filter_that_pillow_computes_otherwise_is_refused(monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(Image.Image, "resize", other_pillow)
-        assert calibration().filters == set(FILTERS) - {"lanczos"}
+        assert calibrate().filters == set(FILTERS) - {"lanczos"}
     file = write_jpeg(20, 20)
     decode(file, size=(5, 5))
     with pytest.raises(ValueError, match="interpolation must be one that gives the pixels of the installed Pillow"):
@@ -96,7 +95,7 @@ def test_order_of_passes_is_the_installed_pillows(monkeypatch: pytest.MonkeyPatc
         return real(real(self, (size[0], self.height), resample), size, resample)
 
     monkeypatch.setattr(Image.Image, "resize", in_order)
-    found = calibration()
+    found = calibrate()
     assert found.pass_rule == ("tall_vertical_first" if vertical_first else "horizontal_first")
     assert found.filters == set(FILTERS)
 
@@ -106,7 +105,7 @@ def test_no_rule_fits_an_unknown_pillow(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         Image.Image, "resize", lambda self, size, resample: real(self, size, resample).point(lambda value: value ^ 1)
     )
-    found = calibration()
+    found = calibrate()
     assert found.pass_rule is None
     assert not found.filters
     assert decode(write_jpeg(20, 20)).any()  # decoding alone is not in doubt

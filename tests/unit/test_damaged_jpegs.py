@@ -175,7 +175,7 @@ def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     finally:
         done.set()
         shrinker.join()
-    assert set(seen) <= {"ok", "truncated", "not_jpeg"}
+    assert set(seen) <= {"ok", "truncated", "corrupt", "not_jpeg"}
     assert len(seen) > 1
 
 

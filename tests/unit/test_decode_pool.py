@@ -20,7 +20,7 @@ from PIL import Image
 from torchvision import transforms
 
 from fastload import _core
-from fastload.pipeline import calibration
+from fastload.pipeline.calibration import calibrate
 from fastload.vision import decode_batch
 from fastload.vision._pools import close_pools
 
@@ -70,7 +70,7 @@ def room(count: int) -> NDArray[np.uint8]:
 
 
 def pass_rule() -> str:
-    return calibration().pass_rule or "horizontal_first"
+    return calibrate().pass_rule or "horizontal_first"
 
 
 def finish(job: _core.Job, *, timeout: float = 30.0) -> list[str]:

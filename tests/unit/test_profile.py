@@ -58,7 +58,7 @@ def fonts():
 def here(tmp_path, monkeypatch):
     """A folder of its own, and no profiler of this machine's."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profile.nsight, "find_nsight", lambda *_: None)
+    monkeypatch.setattr(profile.nsys, "find_nsight", lambda *_: None)
     return tmp_path
 
 
@@ -216,7 +216,7 @@ def nsys(here, monkeypatch):
         path = here / "nsys"
         path.write_text(NSYS.format(python=sys.executable, records=records))
         path.chmod(0o755)
-        for module in (profile, profile.nsight):
+        for module in (profile, profile.nsys):
             monkeypatch.setattr(module, "find_nsight", lambda *_: path)
         return path
 

@@ -103,12 +103,12 @@ def test_a_fetch_that_waits_for_a_core_does_not_sleep(domain, tmp_path):
 
 PROGRAM = """
 import os
-from fastload import _nvtx
-assert _nvtx.active()
-_nvtx.name_thread("trainer")
-with _nvtx.stage("wait", 3):
+from fastload.nvtx import stages
+assert stages.active()
+stages.name_thread("trainer")
+with stages.stage("wait", 3):
     if os.fork() == 0:
-        with _nvtx.stage("fetch", 4):
+        with stages.stage("fetch", 4):
             pass
         os._exit(0)
     os.wait()
@@ -130,7 +130,7 @@ def test_stages_of_a_process_and_of_its_forks_go_to_files_of_their_own(tmp_path)
 
 
 def test_without_the_variable_stages_cost_nothing(monkeypatch):
-    code = "from fastload import _nvtx; assert not _nvtx.active()"
+    code = "from fastload.nvtx import stages; assert not stages.active()"
     environment = {key: value for key, value in os.environ.items() if key != "FASTLOAD_RANGES"}
     done = interpreters.run(["-c", code], env=environment)
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,7 @@ toc_object_entries_show_parents = "hide"
 _ELSEWHERE = "torch numpy np tqdm collections multiprocessing argparse os io types typing typing_extensions enum"
 _BARE = (
     "Any Literal Self Buffer Path PathLike NDArray ArrayLike ModuleType TracebackType Callable Iterable Iterator "
-    "Sequence Mapping DataLoader Dataset Sampler BaseContext optional callable T T_co F _Out Device Accelerate Rng "
+    "Sequence Mapping DataLoader Dataset Sampler BaseContext optional callable T T_co F _Out Device Engine Randomness "
     "Source Window"
 )
 nitpick_ignore_regex = [

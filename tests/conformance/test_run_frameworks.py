@@ -119,7 +119,8 @@ def test_torchdatas_stateful_loader_is_a_fastloader_that_keeps_its_state(tmp_pat
                 loader = make(num_workers, persistent)
                 assert isinstance(loader, FastLoader) and type(loader).__name__ == "StatefulDataLoader"
                 again = pickle.loads(pickle.dumps(loader))
-                assert loader.device_prefetch == again.device_prefetch == 3 and vars(again).get("_state") is not vars(loader)["_state"]
+                assert loader.device_prefetch == again.device_prefetch == 3
+                assert vars(again).get("_state") is not vars(loader)["_state"]
                 assert loader.plan.engine == "torch" and "prefetch_to_device" in loader.plan.notes[-1]
                 iterator = iter(loader)
                 lists(next(iterator) for _ in range(5))

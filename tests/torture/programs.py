@@ -190,11 +190,7 @@ class Program:
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
         lines = [f"process {pid} {command(pid)}" for pid in processes]
-        names = set(os.listdir(self._shared_memory)) - self._before
-        for _ in range(2):  # if /dev/shm is shared, another program may be about to remove its entry
-            if names:
-                time.sleep(0.3)
-                names = orphaned(self._shared_memory, names)
+        names = left_in(self._shared_memory, self._before)
         return (*lines, *(f"/dev/shm/{name}" for name in names))
 
 
@@ -218,6 +214,16 @@ def command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
     except OSError:
         return ""
+
+
+def left_in(folder: Path, before: set[str]) -> set[str]:
+    """New entries of a folder of shared memory that no process uses and that stay."""
+    names = set(os.listdir(folder)) - before
+    for _ in range(2):  # where it is shared with other programs: one may be just about to remove its own
+        if names:
+            time.sleep(0.3)
+            names = orphaned(folder, names)
+    return names
 
 
 def orphaned(folder: Path, names: set[str]) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from .holdings import Holdings, beyond
 from .loaders import KINDS, SOUND, checksum, close, expected, warm_up
 from .outcome import Outcome, Setting, more_than_torch
+from .programs import left_in
 
 TITLE = "timer interrupts"
 COUNT, EACH, OUTSIDE, PROGRAM = 10_000, 50, False, 5
@@ -133,7 +134,7 @@ def trial(number: int, setting: Setting) -> Outcome:
         wanted = expected(setting.scratch, name)[0]
         warm_up(setting.scratch, name, ours=ours)
         before = Holdings.now()
-        names = _shared_memory()
+        shared = set(os.listdir(SHARED_MEMORY))
         while counts["interrupts"] < EACH:
             epoch = Epoch(name, setting, rng, ours=ours)
             epoch.run()
@@ -157,18 +158,13 @@ def trial(number: int, setting: Setting) -> Outcome:
             outcome.failures += [f"{name}: {what}" for what in wrong if ours]
             if epoch.hangs:
                 break
-        left_names = _shared_memory() - names
+        left_names = left_in(SHARED_MEMORY, shared)
         counts["left shared memory"] += len(left_names)
         if ours:
             outcome.failures += [f"{name}: left /dev/shm/{left_name}" for left_name in left_names]
         for left_name in left_names:
             (SHARED_MEMORY / left_name).unlink(missing_ok=True)
     return outcome
-
-
-def _shared_memory() -> set[str]:
-    """What lies there; the program's own, where it could have a folder of its own."""
-    return set(os.listdir(SHARED_MEMORY))
 
 
 def missing(got: list[int], wanted: list[int]) -> int:

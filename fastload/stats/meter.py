@@ -163,7 +163,7 @@ class NextData:
         self.meter = meter
         self._in_order = getattr(iterator, "_in_order", True)
         self._workers = hasattr(iterator, "_rcvd_idx")
-        self._line = getattr(iterator, "_line", None)
+        self._pipeline = getattr(iterator, "_decode_pipeline", None)
         self._consuming = threading.RLock()
 
     def __call__(self) -> Any:  # noqa: D102
@@ -181,9 +181,9 @@ class NextData:
             if not isinstance(error, StopIteration):
                 after_error(iterator, error)
             raise
-        if self._line is not None:
-            line = self._line
-            meter.got(asked, None, (("decode", line.decoded_at), ("epilogue", line.made_at)), line.images)
+        if (pipeline := self._pipeline) is not None:
+            stages = (("decode", pipeline.decoded_at), ("epilogue", pipeline.made_at))
+            meter.got(asked, None, stages, pipeline.images)
         else:
             batch = iterator._rcvd_idx - 1 if self._workers else iterator._num_yielded
             meter.got(asked, batch if self._in_order else None)

@@ -87,6 +87,7 @@ def test_what_accelerate_prepares_is_pickled_and_copied_as_torchs(tmp_path):
         from accelerate import Accelerator
         from torch.utils.data import DataLoader
         from fastload import FastLoader
+        from fastload.engines.loader_state import state_of
 
         accelerator = Accelerator(cpu=True)
         for batch_size in (2, None):
@@ -94,7 +95,7 @@ def test_what_accelerate_prepares_is_pickled_and_copied_as_torchs(tmp_path):
             expected = [batch.tolist() for batch in prepared]
             for again in (pickle.loads(pickle.dumps(prepared)), copy.deepcopy(prepared)):
                 assert type(again) is type(prepared) and isinstance(again.base_dataloader, FastLoader)
-                assert vars(again).get("_state") is not vars(prepared)["_state"] and again.base_dataloader is not again
+                assert state_of(again.base_dataloader) is not state_of(prepared.base_dataloader) and again.base_dataloader is not again
                 assert [batch.tolist() for batch in again] == expected, again
         """,
     )
@@ -107,6 +108,7 @@ def test_torchdatas_stateful_loader_is_a_fastloader_that_keeps_its_state(tmp_pat
         from torchdata.stateful_dataloader import StatefulDataLoader
         import fastload
         from fastload import FastLoader
+        from fastload.engines.loader_state import state_of
 
         def make(num_workers, persistent=False):
             return StatefulDataLoader(range(64), 2, True, num_workers=num_workers, persistent_workers=persistent)
@@ -120,7 +122,7 @@ def test_torchdatas_stateful_loader_is_a_fastloader_that_keeps_its_state(tmp_pat
                 assert isinstance(loader, FastLoader) and type(loader).__name__ == "StatefulDataLoader"
                 again = pickle.loads(pickle.dumps(loader))
                 assert loader.device_prefetch == again.device_prefetch == 3
-                assert vars(again).get("_state") is not vars(loader)["_state"]
+                assert state_of(again) is not state_of(loader)
                 assert loader.plan.engine == "torch" and "prefetch_to_device" in loader.plan.notes[-1]
                 iterator = iter(loader)
                 lists(next(iterator) for _ in range(5))

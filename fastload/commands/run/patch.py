@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fastload.engines.loader_state import state_of
 from fastload.engines.workers import first_call_of
 from fastload.loader import FastLoader
-from fastload.options import Options, has_own_iterator
+from fastload.options import LoaderConfig, Options, has_own_iterator
 from fastload.profiling.capture import capture_from_environment
 from fastload.stats.explain import LoaderLog
 from fastload.stats.meter import Meter, NextData, board_for, measure
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _Iterate = Callable[[Any], Any]
 
-TorchDataLoader: Final[type[Any]] = FastLoader.__bases__[0]
+TorchDataLoader: Final[type[Any]] = LoaderConfig.__bases__[0]
 
 _MEMORY_FORMATS: Final = {
     "channels_last": torch.channels_last,

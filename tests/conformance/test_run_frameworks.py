@@ -95,7 +95,8 @@ def test_what_accelerate_prepares_is_pickled_and_copied_as_torchs(tmp_path):
             expected = [batch.tolist() for batch in prepared]
             for again in (pickle.loads(pickle.dumps(prepared)), copy.deepcopy(prepared)):
                 assert type(again) is type(prepared) and isinstance(again.base_dataloader, FastLoader)
-                assert state_of(again.base_dataloader) is not state_of(prepared.base_dataloader) and again.base_dataloader is not again
+                assert state_of(again.base_dataloader) is not state_of(prepared.base_dataloader)
+                assert again.base_dataloader is not again
                 assert [batch.tolist() for batch in again] == expected, again
         """,
     )

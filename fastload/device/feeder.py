@@ -112,7 +112,7 @@ class Feeder:
         self.transfer = transfer
         self._depth = depth
         self.states = states
-        self.scheduler: SimpleQueue[Arrived] = SimpleQueue()
+        self.arrivals: SimpleQueue[Arrived] = SimpleQueue()
         # Numbers of batches being handed over, which makes room; any other value tells the thread to end.
         self.told: SimpleQueue[Any] = SimpleQueue()
         self._handed = 0
@@ -158,8 +158,8 @@ class Feeder:
         source, self._source = self._source, iter(())
         try:
             if error is not None:
-                self.scheduler.put(Arrived(number, error=error))
-            self.scheduler.put(Arrived(number, state=self._state()))
+                self.arrivals.put(Arrived(number, error=error))
+            self.arrivals.put(Arrived(number, state=self._state()))
             if isinstance(source, Generator):  # other iterators may still be in use by the user
                 source.close()
             del source
@@ -193,7 +193,7 @@ class Feeder:
                     copied = self.transfer.start(batch, number)
                 except BaseException as caught:  # noqa: BLE001 - as above
                     error = caught
-            self.scheduler.put(Arrived(number, copied, error, state))
+            self.arrivals.put(Arrived(number, copied, error, state))
             if borrowed and copied is not None:  # the source may overwrite its memory when the next batch is requested
                 copied.wait_copied()
             return True
@@ -227,9 +227,9 @@ class Feeder:
         """Drop the waiting batches, and leave an end message for a waiting consumer."""
         try:
             while True:
-                self.scheduler.get_nowait()
+                self.arrivals.get_nowait()
         except Empty:
-            self.scheduler.put(Arrived(0))
+            self.arrivals.put(Arrived(0))
 
     def close(self) -> None:
         """Stop reading; wait at most 5 s for the thread and its copies.
@@ -291,12 +291,12 @@ class Prefetching(Generic[T]):
             while not taken:
                 with suppress(Empty):
                     # No Python code runs between queue and list: at an interrupt, the batch is in one of them.
-                    taken.extend(islice(iter(partial(feeder.scheduler.get, True, WAKE_S), None), 1))
+                    taken.extend(islice(iter(partial(feeder.arrivals.get, True, WAKE_S), None), 1))
         arrived = taken[0]
         at_end = arrived.copied is None and arrived.error is None
         batch: Any = None
         if at_end:
-            feeder.scheduler.put(arrived)  # for the next call of next()
+            feeder.arrivals.put(arrived)  # for the next call of next()
         elif not feeder.closed:
             if arrived.copied is not None:
                 batch = feeder.transfer.take(arrived.copied)

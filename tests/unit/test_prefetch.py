@@ -383,7 +383,7 @@ def test_closing_while_a_copy_waits_for_room_waits_for_that_copy(feed):
     assert iterator._feeder.transfer.held.wait(WAIT_S)
     closer = threading.Thread(target=iterator.close)
     closer.start()
-    assert iterator._feeder.scheduler.get(timeout=WAIT_S).copied is None  # the end, put there by the closer
+    assert iterator._feeder.arrivals.get(timeout=WAIT_S).copied is None  # the end, put there by the closer
     assert closer.is_alive()
     iterator._feeder.transfer.room.set()
     closer.join(WAIT_S)
@@ -553,7 +553,7 @@ def test_closing_waits_for_a_busy_thread_as_long_as_torch_does_for_a_worker(feed
     iterator._feeder.transfer.room.set()
     iterator._feeder._thread.join(WAIT_S)
     assert not iterator._feeder._thread.is_alive()
-    assert iterator._feeder.scheduler.qsize() == 1  # the end alone: nothing on the device is held
+    assert iterator._feeder.arrivals.qsize() == 1  # the end alone: nothing on the device is held
 
 
 def test_several_threads_share_the_batches_of_one_iterator(feed):

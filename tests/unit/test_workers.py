@@ -132,7 +132,7 @@ def test_workers_do_not_collect_the_garbage_that_they_inherit(already_frozen):
         view = view_of(DataLoader(Collecting(3), num_workers=2))
         assert [int(index) for index in start_epoch(view)] == [0, 1, 2]
         assert log.empty()
-        assert gc.get_freeze_count() == frozen  # nothing of it in this process
+        assert gc.get_freeze_count() <= frozen  # nothing of it in this process; what was frozen may go meanwhile
     finally:
         gc.enable()
         gc.unfreeze()

@@ -25,7 +25,7 @@ from fastload.memory.packing import CannotPackError, EscapedError, Packer, colla
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.stats.fetch_timer import MeasuredWorker
-from fastload.torch_workers.processes import restart_workers, start_frozen
+from fastload.torch_workers.processes import is_alive, restart_workers, start_frozen
 from fastload.torch_workers.signals import usual_signals
 
 if TYPE_CHECKING:
@@ -155,19 +155,9 @@ class TakesSignals:
     def __call__(self, worker_id: int) -> None:  # noqa: D102
         usual_signals()
         torch._C._set_worker_signal_handlers()  # in C, underneath Python's
-        if os.getppid() != self.parent and not _exists(self.parent):  # a fork server's workers have another parent
+        if os.getppid() != self.parent and not is_alive(self.parent):  # a fork server's workers have another parent
             os._exit(1)
         self.first_call(worker_id)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def first_call_of(

@@ -21,13 +21,12 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from fastload.memory.arena import PAGE, SLOTS_MAX, TOKEN_BYTES, Arena, Mapping, SlotState, Token
-from fastload.torch_workers.processes import JOIN_S
+from fastload.torch_workers.processes import JOIN_S, is_alive
 from fastload.torch_workers.signals import deferred_signals
 
 HOMES_MAX: Final = 64  # each has two file descriptors
@@ -284,7 +283,7 @@ class SlotPool:
                 for index in range(arena.count):
                     if arena.descriptor < 0:
                         break  # freeing its last slot closed it
-                    if arena.mapping.state(index) == SlotState.FILLING and not _is_alive(arena.mapping.owner(index)):
+                    if arena.mapping.state(index) == SlotState.FILLING and not is_alive(arena.mapping.owner(index)):
                         self._free(arena, index)
 
     def close(self) -> None:
@@ -308,14 +307,6 @@ class SlotPool:
                 self._arenas.clear()
                 homes, self._homes = self._homes, ()
                 _close_all(*(end for pipe in homes for end in pipe))
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether process ``pid`` may still write; a zombie cannot."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 class SlotWriter:

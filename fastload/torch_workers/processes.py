@@ -52,6 +52,9 @@ def _end_with_the_program() -> None:
 
 
 def _disown() -> None:
+    """In a forked child: the workers and their shared memory are the parent's."""
+    for after in _live.values():
+        after.detach()
     _live.clear()
 
 
@@ -261,7 +264,16 @@ def _unlink_shared_memory(workers: list[Any]) -> None:
         theirs = tuple(f"torch_{worker.pid}_" for worker in workers)
         for file in Path("/dev/shm").glob("torch_*"):
             if file.name.startswith(theirs):
-                file.unlink(missing_ok=True)
+                with contextlib.suppress(PermissionError):  # another user's, of a process that had the same id
+                    file.unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether process ``pid`` exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 def _close(queue: Any) -> None:

@@ -340,6 +340,37 @@ def test_shared_memory_of_ended_workers_is_unlinked_where_nobody_opens_it_by_nam
             file.unlink(missing_ok=True)
 
 
+def test_a_forked_child_leaves_the_shared_memory_of_its_parents_workers_alone(make):
+    iterator = iter(make())
+    host = host_of(iterator) or iterator
+    after = shutdown._live[host]
+    pid = os.fork()
+    if not pid:
+        os._exit(int(after.alive))
+    assert os.waitpid(pid, 0)[1] == 0
+    assert after.alive
+    shutdown.shut_down(host)
+    assert not after.alive
+
+
+def test_shared_memory_that_may_not_be_unlinked_does_not_keep_closing(make, monkeypatch):
+    iterator = iter(make())
+    host = host_of(iterator) or iterator
+    file = Path(f"/dev/shm/torch_{host._workers[0].pid}_1_0")
+
+    def unlink(self, missing_ok=False):
+        raise PermissionError(self)
+
+    try:
+        file.touch()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", unlink)
+            shutdown.shut_down(host)
+        assert ended(host)
+    finally:
+        file.unlink()
+
+
 def test_a_lock_that_an_interrupted_next_left_taken_keeps_nobody(pinning, monkeypatch):
     """Not even torch's own shutdown, when the iterator is dropped."""
     monkeypatch.setattr(shutdown, "_LEFT_S", 0.05)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import tarfile
+import types
 
 import pytest
 import torch
@@ -283,3 +285,9 @@ def test_what_is_not_supported_natively_runs_in_the_workers(folder, monkeypatch,
     assert FastLoader(dataset_of(), device="cpu", **arguments).plan.engine == "torch"
     with pytest.raises(ValueError, match="engine='native'"):
         FastLoader(dataset_of(), **NATIVE, **arguments)
+
+
+def test_a_loader_of_worker_processes_may_start_while_another_thread_imports_the_native_engine(monkeypatch):
+    module = types.ModuleType("fastload.engines.decode_threads")  # without its class as yet
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert list(FastLoader(range(4), num_workers=1, device="cpu"))

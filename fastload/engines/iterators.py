@@ -93,11 +93,11 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
 
     images_of = host_images(recipe, torch.contiguous_format)
     dtype = loader.dtype
-    pins = loader.pin_memory and can_pin()
+    pinned = loader.pin_memory and can_pin()
 
     def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
         data = [finish(images_of(pixels, boxes), None, dtype), targets]
-        return pin_memory(data) if pins else data  # type: ignore[no-untyped-call]
+        return pin_memory(data) if pinned else data  # type: ignore[no-untyped-call]
 
     return NativeIterator(loader, recipe, process, finish_batch, finish_is_epilogue=True)
 
@@ -139,7 +139,7 @@ class NativeDeviceIterator:
 
         self.device = device
         self.transfer = transfer = Transfer(device, stream, None, loader.dtype)
-        pins = has_streams(device) and loader.max_pinned_bytes != 0
+        pinned = pins(loader, device)
         wanted = loader.memory_format
         layout = torch.channels_last if wanted == torch.channels_last else torch.contiguous_format
         table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
@@ -148,7 +148,7 @@ class NativeDeviceIterator:
 
         def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
             images = TableImages(pixels, table, layout, Erased.of(erasing, boxes))
-            data = [images, pin_memory(targets) if pins else targets]  # type: ignore[no-untyped-call]
+            data = [images, pin_memory(targets) if pinned else targets]  # type: ignore[no-untyped-call]
             return data if stream is None else transfer.start(data, number)
 
         self._host: Any = NativeIterator(
@@ -156,7 +156,7 @@ class NativeDeviceIterator:
             recipe,
             process,
             finish_batch,
-            pin=pins,
+            pin=pinned,
             ahead=max(1, loader.device_prefetch),
             device=device,
             device_totals=None if transfer.clock is None else transfer.totals,
@@ -244,14 +244,14 @@ class DeviceIterator:
 
     def __init__(self, loader: LoaderConfig[Any], device: torch.device) -> None:
         self.device = device
-        streams = has_streams(device)
-        side_stream = state_of(loader).copy_stream(device) if streams and loader.device_prefetch else None
+        self._state = state_of(loader)
+        side_stream = self._state.copy_stream(device) if has_streams(device) and loader.device_prefetch else None
         memory_format = None if device.type == "cpu" else loader.memory_format
         self.transfer = Transfer(device, side_stream, memory_format, loader.dtype)
         self._pins = pins(loader, device)
         asked_to_pin = loader.pin_memory and can_pin()
         takes_turns = loader.in_order and loader.num_workers > 0
-        slots = state_of(loader).slot_pool(loader, device)
+        slots = self._state.slot_pool(loader, device)
         self.scheduler = CopyScheduler(
             self.transfer,
             num_workers=loader.num_workers if takes_turns else 1,
@@ -263,7 +263,6 @@ class DeviceIterator:
         )
         writer = None if slots is None else SlotWriter(slots.handle)
         self._collate = Collate(loader.collate_fn, self.scheduler.key, writer)
-        self._state = state_of(loader)
         self._number = 0
         self._board = board_for(loader)
         self._meter = Meter(self._board, loader.batch_size)

@@ -161,7 +161,9 @@ class LoaderState:
 
 def state_of(loader: Any) -> LoaderState:
     """Return a loader's state; makes one if it has none, as in a copy. Thread-safe."""
-    state: LoaderState = vars(loader).setdefault("_state", LoaderState())
+    state: LoaderState | None = vars(loader).get("_state")
+    if state is None:
+        state = vars(loader).setdefault("_state", LoaderState())  # the same one for two threads
     return state
 
 

@@ -10,8 +10,6 @@ imported, on frozen garbage, or on what is imported at all, needs :mod:`subproce
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import json
 import os
 import select
@@ -23,8 +21,6 @@ import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def run(
@@ -111,47 +107,9 @@ class _Server:
 _server: _Server | None = None
 
 
-def _serve() -> list[str]:
-    """Fork for each request from standard input and report its end; returns the arguments in the program."""
-    import torchvision.datasets
-    import torchvision.transforms.v2  # noqa: F401
-
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the tests
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a program leaves behind comes here and is seen as the tests' own
-    os.write(1, b"ready\n")
-    gc.freeze()  # else each program copies all of it when it collects garbage, at its end if not before: 1.2 s
-    while line := _request():
-        request: dict[str, Any] = json.loads(line)
-        program = os.fork()
-        if program == 0:
-            return _become(request)
-        os.write(1, f"{program}\n".encode())
-        ended = 0
-        while ended != program:  # orphans, too
-            ended, status = os.wait()
-        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
-    os._exit(0)
-
-
-def _request() -> bytes:
-    """The next line of standard input. Reaps orphans meanwhile."""
-    line = b""
-    while not line.endswith(b"\n"):
-        while not select.select([0], [], [], 0.2)[0]:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, os.WNOHANG)
-        part = os.read(0, 1 << 16)
-        if not part:
-            return b""
-        line += part
-    return line
-
-
 def _become(request: dict[str, Any]) -> list[str]:
     """Be a program: a group, variables, a folder and output of its own, signals as a shell would leave them."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the server
     kinds = {0: (os.devnull, os.O_RDONLY), 1: (request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)}
     kinds[2] = (request["err"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for target, (path, flags) in kinds.items():
@@ -187,5 +145,9 @@ def _main_module(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    import torchvision.datasets
+    import torchvision.transforms.v2  # noqa: F401
+    from fork_server import serve
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end us, when they are interrupted, by closing the pipe
-    exec(*_main_module(_serve()))
+    exec(*_main_module(_become(serve())))

@@ -56,5 +56,4 @@ def install_native(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         FastLoader arguments for it; nothing can be pinned here.
     """
     install(monkeypatch)
-    monkeypatch.setattr(iterators, "Transfer", SimulatedTransfer)
     return {"device": "cuda", "max_pinned_bytes": 0}

@@ -99,10 +99,7 @@ def test_native_batches_in_host_memory(folder, monkeypatch, pin_memory):
 
 @pytest.mark.parametrize("device_prefetch", [0, 1])
 def test_native_batches_on_a_device(folder, monkeypatch, device_prefetch):
-    simulated.install(monkeypatch)
-    monkeypatch.setattr(iterators, "Transfer", simulated.SimulatedTransfer)
-    monkeypatch.setattr(iterators, "has_streams", lambda device: False)
-    own = {"device": "cuda", "engine": "native", "device_prefetch": device_prefetch}
+    own = {**simulated.install_native(monkeypatch), "engine": "native", "device_prefetch": device_prefetch}
     torch.manual_seed(0)
     theirs = list(DataLoader(ImageFolder(folder, train_v1()), 3, num_workers=1))
     torch.manual_seed(0)

@@ -1,0 +1,37 @@
+// Pillow's and torchvision's changes of colour on uint8 RGB images, bit for bit. Knows neither Python nor torch.
+//
+// Each function says which call it reproduces. All levels of SIMD (resample.h) give the same bits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "image/image.h"
+
+namespace fastload {
+
+// Value of each level of each channel: what Image.point(table) does.
+using LevelTable = std::array<std::array<std::uint8_t, 256>, 3>;
+
+void apply_table(const LevelTable& table, Image image);  // in place
+
+// ImageEnhance.Brightness(image).enhance(factor); torchvision's adjust_brightness. In place, as are all below.
+void adjust_brightness(Image image, double factor);
+// ImageEnhance.Contrast: blends with the rounded mean of the grey image.
+void adjust_contrast(Image image, double factor);
+// ImageEnhance.Color: blends with the grey image.
+void adjust_saturation(Image image, double factor);
+// torchvision's adjust_hue on a PIL image. `shift` is what it adds to Pillow's hue, uint8(hue_factor * 255).
+void adjust_hue(Image image, std::uint8_t shift);
+// ImageEnhance.Sharpness: blends with ImageFilter.SMOOTH.
+void adjust_sharpness(Image image, double factor);
+// Image.convert("L"), three times.
+void to_grayscale(Image image);
+// ImageOps.
+void invert(Image image);
+void posterize(Image image, int bits);
+void solarize(Image image, int threshold);
+void autocontrast(Image image);
+void equalize(Image image);
+
+}  // namespace fastload

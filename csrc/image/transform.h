@@ -1,0 +1,33 @@
+// Pillow's Image.transform, transpose and torchvision's pad on uint8 RGB images, bit for bit. Knows neither Python nor
+// torch.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "image/image.h"
+
+namespace fastload {
+
+enum class Sampling { nearest, bilinear, bicubic };  // Pillow's filters for transforms
+
+using Color = std::array<std::uint8_t, 3>;
+
+// Image.transform(size of `out`, AFFINE, matrix, sampling, fillcolor=fill). `out` must not overlap `in`.
+void transform_affine(ConstImage in, Image out, const std::array<double, 6>& matrix, Sampling sampling, Color fill);
+// The same with PERSPECTIVE and eight coefficients.
+void transform_perspective(ConstImage in, Image out, const std::array<double, 8>& coefficients, Sampling sampling,
+                           Color fill);
+
+enum class Transpose { flip_horizontal, flip_vertical, rotate_90, rotate_180, rotate_270 };  // Pillow's, anticlockwise
+
+// Image.transpose. `out` must not overlap `in`.
+void transpose(ConstImage in, Image out, Transpose how);
+
+enum class PadMode { constant, edge, reflect, symmetric };  // torchvision's
+
+// torchvision's pad; the margins to the right and below are what `out` has more. Negative margins are not allowed.
+// reflect needs margins smaller than the side, symmetric at most as large.
+void pad(ConstImage in, Image out, int left, int top, PadMode mode, Color fill);
+
+}  // namespace fastload

@@ -22,22 +22,17 @@ class Generator:
     def get_state(self) -> bytes: ...
     def set_state(self, state: bytes) -> None: ...
 
-# Draws the random parameters of a chain of transforms, in torchvision's order. add() raises ValueError if the chain
-# cannot be reduced to one crop, resize, window and flip.
+# Applies steps, given as (kind, fields), to an image, whose memory may change. Returns whether they fit the image and
+# the result fits `out`. Both are HWC with 3 channels.
+def apply_steps(
+    steps: Sequence[tuple[str, dict[str, Any]]], image: _Array, out: _Array, pass_rule: str = "horizontal_first"
+) -> bool: ...
+
+# Draws the random parameters of a chain of transforms, in torchvision's order. What kinds and fields there are is in
+# fastload/pipeline/ops.py. add() raises ValueError if an argument is invalid.
 class DrawPlan:
     def __init__(self) -> None: ...
-    def add(
-        self,
-        kind: str,
-        *,
-        height: int = 0,
-        width: int = 0,
-        max_size: int = 0,
-        p: float = 0.5,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (0.75, 4 / 3),
-        log_ratio: tuple[float, float] = (0.0, 0.0),
-    ) -> None: ...
+    def add(self, kind: str, **fields: Any) -> None: ...
     def set_uniform_rule(self, fused: bool, excludes_upper: bool) -> None: ...
     def draw(
         self, generator: Generator, width: int, height: int, known: Sequence[tuple[float, float]] = ...

@@ -142,8 +142,8 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     if isinstance(workers, AutoWorkers):
         threads = f"1 to {cores_for_loading()} decode threads"
     height, width = recipe.pipeline.size
-    names = ", ".join(type(step).__name__ for step in recipe.pipeline.geometry)
-    names += " (with torch's arithmetic for tensors)" if recipe.pipeline.interpolation.startswith("torch_") else ""
+    names = ", ".join(recipe.pipeline.names)
+    names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
     steps = [Step("decode", threads, f"JPEG files to {height}x{width} pixels, uint8: {names}{_seeded(loader)}")]
     table = recipe.pipeline.table
     becomes = "" if table is None else ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)

@@ -16,7 +16,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-SOURCES = [*sorted(CSRC.glob("resample/*.cpp")), CSRC / "rng" / "rng.cpp", CSRC / "tests" / "shim.cpp"]
+SOURCES = [*sorted(CSRC.glob("resample/*.cpp")), *sorted(CSRC.glob("rng/*.cpp")), CSRC / "tests" / "shim.cpp"]
 FILTERS = {
     "nearest": (0, Image.Resampling.NEAREST),
     "box": (1, Image.Resampling.BOX),

@@ -1,18 +1,22 @@
 #include "bindings/bindings.h"
 
+#include <algorithm>
+#include <array>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "rng/rng.h"
+#include "rng/draw_plan.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -45,11 +49,11 @@ PassRule pass_rule_from(const std::string& name) {
 
 namespace {
 
-using Image = nb::ndarray<std::uint8_t, nb::ndim<3>, nb::device::cpu>;
-using ConstImage = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::device::cpu>;
+using Array = nb::ndarray<std::uint8_t, nb::ndim<3>, nb::device::cpu>;
+using ConstArray = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::device::cpu>;
 
-template <typename Array>
-void require_rows(const Array& array, const char* name) {
+template <typename Any>
+void require_rows(const Any& array, const char* name) {
   const std::int64_t channels = static_cast<std::int64_t>(array.shape(2));
   if ((channels != 1 && channels != 3) || (array.stride(2) != 1 && channels != 1) || array.stride(1) != channels) {
     throw nb::value_error((std::string(name) + " must be HWC with 1 or 3 channels, and its rows contiguous").c_str());
@@ -57,7 +61,7 @@ void require_rows(const Array& array, const char* name) {
 }
 
 // Pillow's Image.resize of a whole image.
-void resize(const ConstImage& source, Image out, const std::string& filter, const std::string& pass_rule) {
+void resize(const ConstArray& source, Array out, const std::string& filter, const std::string& pass_rule) {
   static thread_local Resampler resampler;
   require_rows(source, "source");
   require_rows(out, "out");
@@ -84,41 +88,177 @@ void resize(const ConstImage& source, Image out, const std::string& filter, cons
   if (!fits) throw nb::value_error(error.c_str());
 }
 
-DrawOp::Kind kind_from(const std::string& name) {
-  using Kind = DrawOp::Kind;
-  static const std::pair<const char*, Kind> kinds[] = {
-      {"random_resized_crop", Kind::random_resized_crop},
-      {"random_crop_v1", Kind::random_crop_v1},
-      {"random_crop_v2", Kind::random_crop_v2},
-      {"center_crop", Kind::center_crop},
-      {"resize", Kind::resize},
-      {"resize_shorter", Kind::resize_shorter},
-      {"horizontal_flip", Kind::horizontal_flip},
-      {"vertical_flip", Kind::vertical_flip},
-      {"random_erasing", Kind::random_erasing},
-  };
-  for (const auto& [text, kind] : kinds) {
+template <typename Kind, std::size_t count>
+Kind named(const std::pair<const char*, Kind> (&names)[count], const std::string& name, const char* what) {
+  for (const auto& [text, kind] : names) {
     if (name == text) return kind;
   }
-  throw nb::value_error(("no such transform: " + name).c_str());
+  throw nb::value_error((std::string("no such ") + what + ": " + name).c_str());
 }
 
-void add(DrawPlan& plan, const std::string& kind, int height, int width, int max_size, double p,
-         std::pair<double, double> scale, std::pair<double, double> ratio, std::pair<float, float> log_ratio) {
+constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
+    {"random_resized_crop", DrawOp::Kind::random_resized_crop},
+    {"random_crop_v1", DrawOp::Kind::random_crop_v1},
+    {"random_crop_v2", DrawOp::Kind::random_crop_v2},
+    {"center_crop", DrawOp::Kind::center_crop},
+    {"resize", DrawOp::Kind::resize},
+    {"resize_shorter", DrawOp::Kind::resize_shorter},
+    {"horizontal_flip", DrawOp::Kind::horizontal_flip},
+    {"vertical_flip", DrawOp::Kind::vertical_flip},
+    {"random_erasing", DrawOp::Kind::random_erasing},
+    {"choose", DrawOp::Kind::choose},
+    {"chance", DrawOp::Kind::chance},
+    {"auto_augment_v1", DrawOp::Kind::auto_augment_v1},
+    {"color_jitter", DrawOp::Kind::color_jitter},
+};
+// Steps are ops too; their names are those of the fields of Step::Kind.
+constexpr std::pair<const char*, Step::Kind> kSteps[] = {
+    {"brightness", Step::Kind::brightness}, {"contrast", Step::Kind::contrast},
+    {"saturation", Step::Kind::saturation}, {"hue", Step::Kind::hue},
+    {"sharpness", Step::Kind::sharpness},   {"grayscale", Step::Kind::grayscale},
+    {"invert", Step::Kind::invert},         {"posterize", Step::Kind::posterize},
+    {"solarize", Step::Kind::solarize},     {"autocontrast", Step::Kind::autocontrast},
+    {"equalize", Step::Kind::equalize},     {"rotate_90", Step::Kind::rotate_90},
+    {"rotate_180", Step::Kind::rotate_180}, {"rotate_270", Step::Kind::rotate_270},
+    {"affine", Step::Kind::affine},         {"pad", Step::Kind::pad},
+};
+constexpr std::pair<const char*, DrawOp::Comparison> kComparisons[] = {
+    {"less", DrawOp::Comparison::less},
+    {"less_or_equal", DrawOp::Comparison::less_or_equal},
+    {"less_as_double", DrawOp::Comparison::less_as_double},
+};
+constexpr std::pair<const char*, Sampling> kSamplings[] = {
+    {"nearest", Sampling::nearest},
+    {"bilinear", Sampling::bilinear},
+    {"bicubic", Sampling::bicubic},
+};
+constexpr std::pair<const char*, PadMode> kPadModes[] = {
+    {"constant", PadMode::constant},
+    {"edge", PadMode::edge},
+    {"reflect", PadMode::reflect},
+    {"symmetric", PadMode::symmetric},
+};
+
+constexpr int kDeepest = 60;  // nesting of branches
+
+DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth);
+
+std::vector<std::vector<DrawOp>> branches_from(nb::handle object, int depth) {
+  if (depth > kDeepest) throw nb::value_error("transforms are nested too deep");
+  std::vector<std::vector<DrawOp>> branches;
+  for (nb::handle branch : nb::cast<nb::sequence>(object)) {
+    branches.emplace_back();
+    for (nb::handle entry : nb::cast<nb::sequence>(branch)) {
+      const auto op = nb::cast<std::pair<std::string, nb::dict>>(entry);
+      branches.back().push_back(op_from(op.first, op.second, depth));
+    }
+  }
+  return branches;
+}
+
+std::array<DrawOp::Jitter, 4> jitters_from(nb::handle object) {
+  std::array<DrawOp::Jitter, 4> jitters;
+  const auto ranges = nb::cast<std::array<std::optional<std::pair<double, double>>, 4>>(object);
+  for (std::size_t i = 0; i < 4; ++i) {
+    if (ranges[i]) jitters[i] = {true, ranges[i]->first, ranges[i]->second};
+  }
+  return jitters;
+}
+
+// Throws a ValueError for an unknown kind and a TypeError for an unknown field or a value of another type.
+DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
   DrawOp op;
-  op.kind = kind_from(kind);
-  op.height = height;
-  op.width = width;
-  op.max_size = max_size;
-  op.p = p;
-  op.scale[0] = scale.first;
-  op.scale[1] = scale.second;
-  op.ratio[0] = ratio.first;
-  op.ratio[1] = ratio.second;
-  op.log_ratio[0] = log_ratio.first;
-  op.log_ratio[1] = log_ratio.second;
+  op.kind = DrawOp::Kind::step;
+  const bool is_op =
+      std::any_of(std::begin(kOps), std::end(kOps), [&](const auto& entry) { return kind == entry.first; });
+  if (is_op) {
+    op.kind = named(kOps, kind, "transform");
+  } else {
+    op.step.kind = named(kSteps, kind, "transform");
+  }
+  for (const auto& [key, value] : fields) {
+    const auto name = nb::cast<std::string>(key);
+    try {
+      const auto pair = [value = value] { return nb::cast<std::pair<double, double>>(value); };
+      const auto set = [](double (&to)[2], const std::pair<double, double>& from) {
+        to[0] = from.first;
+        to[1] = from.second;
+      };
+      if (name == "height") {
+        op.height = nb::cast<int>(value);
+      } else if (name == "width") {
+        op.width = nb::cast<int>(value);
+      } else if (name == "max_size") {
+        op.max_size = nb::cast<int>(value);
+      } else if (name == "p") {
+        op.p = nb::cast<double>(value);
+      } else if (name == "scale") {
+        set(op.scale, pair());
+      } else if (name == "ratio") {
+        set(op.ratio, pair());
+      } else if (name == "log_ratio") {
+        op.log_ratio[0] = static_cast<float>(pair().first);
+        op.log_ratio[1] = static_cast<float>(pair().second);
+      } else if (name == "filter") {
+        op.filter = filter_from(nb::cast<std::string>(value));
+      } else if (name == "comparison") {
+        op.comparison = named(kComparisons, nb::cast<std::string>(value), "comparison");
+      } else if (name == "branches") {
+        op.branches = branches_from(value, depth + 1);
+      } else if (name == "chances") {
+        op.chances = nb::cast<std::vector<double>>(value);
+      } else if (name == "jitters") {
+        op.jitters = jitters_from(value);
+      } else if (name == "value") {
+        op.step.value = nb::cast<double>(value);
+      } else if (name == "matrix") {
+        op.step.matrix = nb::cast<std::array<double, 6>>(value);
+      } else if (name == "sampling") {
+        op.step.sampling = named(kSamplings, nb::cast<std::string>(value), "sampling");
+      } else if (name == "fill") {
+        op.step.fill = nb::cast<Color>(value);
+      } else if (name == "mode") {
+        op.step.mode = named(kPadModes, nb::cast<std::string>(value), "mode");
+      } else if (name == "margins") {  // top, left, bottom, right
+        const auto [top, left, bottom, right] = nb::cast<std::array<int, 4>>(value);
+        op.step.box = {top, left, bottom, right};
+      } else {
+        throw nb::type_error((kind + " has no field " + name).c_str());
+      }
+    } catch (const nb::cast_error&) {
+      throw nb::type_error((kind + "'s " + name + " has a wrong type").c_str());
+    }
+  }
+  return op;
+}
+
+void add(DrawPlan& plan, const std::string& kind, const nb::kwargs& fields) {
   std::string error;
-  if (!plan.add(op, error)) throw nb::value_error(error.c_str());
+  if (!plan.add(op_from(kind, fields, 0), error)) throw nb::value_error(error.c_str());
+}
+
+// Applies steps to an image, whose memory may change. Returns whether they fit it and the result fits `out`.
+bool apply_to(nb::sequence entries, Array image, Array out, const std::string& pass_rule) {
+  require_rows(image, "image");
+  require_rows(out, "out");
+  if (image.shape(2) != 3 || out.shape(2) != 3) throw nb::value_error("images must have 3 channels");
+  DrawPlan plan;
+  std::string error;
+  for (nb::handle entry : entries) {
+    const auto [kind, fields] = nb::cast<std::pair<std::string, nb::dict>>(entry);
+    const DrawOp op = op_from(kind, fields, 0);
+    if (op.kind != DrawOp::Kind::step) throw nb::value_error((kind + " is no step").c_str());
+    if (!plan.add(op, error)) throw nb::value_error(error.c_str());
+  }
+  Generator generator;
+  Geometry geometry;
+  float unresolved = 0;
+  const auto height = static_cast<int>(image.shape(0)), width = static_cast<int>(image.shape(1));
+  if (plan.run(generator, width, height, {}, geometry, unresolved) != DrawStatus::ok) return false;
+  const PassRule rule = pass_rule_from(pass_rule);
+  nb::gil_scoped_release release;
+  return apply_steps(geometry.steps, rule, {image.data(), image.stride(0), height, width},
+                     {out.data(), out.stride(0), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1))});
 }
 
 nb::bytes state_of(const Generator& generator) {
@@ -164,6 +304,8 @@ void bind_resample(nb::module_& m) {
 }
 
 void bind_draws(nb::module_& m) {
+  m.def("apply_steps", &apply_to, "steps"_a, "image"_a.noconvert(), "out"_a.noconvert(),
+        "pass_rule"_a = "horizontal_first");
   nb::class_<Generator>(m, "Generator")
       .def(nb::init<std::uint64_t>(), "seed"_a)
       .def("seed", &Generator::seed, "seed"_a)
@@ -196,10 +338,7 @@ void bind_draws(nb::module_& m) {
 
   nb::class_<DrawPlan>(m, "DrawPlan")
       .def(nb::init<>())
-      .def("add", &add, "kind"_a, nb::kw_only(), "height"_a = 0, "width"_a = 0, "max_size"_a = 0, "p"_a = 0.5,
-           "scale"_a = std::pair<double, double>(0.08, 1.0),
-           "ratio"_a = std::pair<double, double>(3.0 / 4.0, 4.0 / 3.0),
-           "log_ratio"_a = std::pair<float, float>(0.0f, 0.0f))
+      .def("add", &add, "kind"_a, "fields"_a)
       .def(
           "set_uniform_rule",
           [](DrawPlan& self, bool fused, bool excludes_upper) {

@@ -17,7 +17,7 @@
 #include "jpeg/jpeg_header.h"
 #include "pool/decode_sample.h"
 #include "pool/source.h"
-#include "rng/rng.h"
+#include "rng/draw_plan.h"
 
 namespace fastload {
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "image/steps.h"
 #include "jpeg/file.h"
 
 namespace fastload {
@@ -138,7 +139,7 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
   job.window = geometry.window;
   job.flip_horizontal = geometry.flip_horizontal;
   job.flip_vertical = geometry.flip_vertical;
-  job.filter = options.filter;
+  job.filter = geometry.filter.value_or(options.filter);
   job.order = pass_order(options.pass_rule, job.width, job.height, job.out_width, job.out_height);
   if (!resampler.prepare(job, detail)) return Status::bad_geometry;
   return stream(
@@ -154,15 +155,30 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
 
 Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                      const SampleOptions& options, const Target& target, std::string& detail) {
-  if (geometry.window.height != options.height || geometry.window.width != options.width ||
-      !lies_within(geometry.crop, header.width, header.height) ||
-      !lies_within(geometry.window, geometry.out_width, geometry.out_height)) {
+  const PixelBox& window = geometry.window;
+  const bool fits = window.height == options.height && window.width == options.width;
+  if ((!fits && geometry.steps.empty()) || !lies_within(geometry.crop, header.width, header.height) ||
+      !lies_within(window, geometry.out_width, geometry.out_height)) {
     return Status::bad_geometry;
+  }
+  static thread_local Buffer decoded;  // what the steps begin with, if it does not fit the target
+  Target first = target;
+  if (!fits) {
+    first.row_stride = std::ptrdiff_t{3} * window.width;
+    decoded.resize(static_cast<std::size_t>(first.row_stride) * static_cast<std::size_t>(window.height));
+    first.data = decoded.data();
   }
   const Encoded image{source, header, thread_decoder()};
   const bool resizes = geometry.out_width != geometry.crop.width || geometry.out_height != geometry.crop.height;
-  return resizes ? resize_window(image, geometry, options, target, detail)
-                 : copy_window(image, geometry, options, target, detail);
+  Status status = resizes ? resize_window(image, geometry, options, first, detail)
+                          : copy_window(image, geometry, options, first, detail);
+  if (status == Status::ok && !geometry.steps.empty() &&
+      !apply_steps(geometry.steps, options.pass_rule, {first.data, first.row_stride, window.height, window.width},
+                   {target.data, target.row_stride, options.height, options.width})) {
+    status = Status::bad_geometry;
+  }
+  decoded.shrink(kKeptScratchBytes);
+  return status;
 }
 
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail) {

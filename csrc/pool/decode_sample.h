@@ -8,7 +8,7 @@
 #include "jpeg/file.h"
 #include "jpeg/jpeg.h"
 #include "resample/resample.h"
-#include "rng/rng.h"
+#include "rng/draw_plan.h"
 
 namespace fastload {
 

@@ -10,7 +10,7 @@
 #include "jpeg/jpeg_header.h"
 #include "jpeg/status.h"
 #include "pool/decode_sample.h"
-#include "rng/rng.h"
+#include "rng/draw_plan.h"
 
 namespace fastload {
 

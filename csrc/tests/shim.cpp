@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "resample/resample.h"
-#include "rng/rng.h"
+#include "rng/draw_plan.h"
 
 using namespace fastload;
 

@@ -90,5 +90,5 @@ def _key(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
     require = loader.engine == "native"
     color = None if pipeline.erasing is None else pipeline.erasing.color.tolist()
-    made = repr((pipeline.ops, color, pipeline.image, torch.get_default_dtype()))
+    made = repr((pipeline.nodes, color, pipeline.image, torch.get_default_dtype()))
     return id(loader.dataset), made, table, repr(sorted(recipe.options.items())), require

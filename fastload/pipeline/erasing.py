@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fastload.pipeline.supported import is_v2
+from fastload.pipeline.ops import is_v2
 from fastload.pipeline.unsupported import Refused, name_of
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from fastload.pipeline.calibration import calibrate
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.monkeypatch_check import Originals
 from fastload.pipeline.random_stream import calibrate_stream
+from fastload.pipeline.step_calibration import differing_step, leaves
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
 from fastload.pipeline.transforms import read_transform
 from fastload.pipeline.unsupported import Refused, name_of
@@ -204,11 +205,11 @@ def _plan(pipeline: Pipeline) -> _core.DrawPlan:
     from fastload import _core
 
     plan = _core.DrawPlan()
-    for kind, fields in pipeline.ops:
+    for kind, fields in pipeline.nodes:
         try:
             plan.add(kind, **fields)
         except (TypeError, ValueError, OverflowError) as error:
-            raise Refused(f"the transforms cannot be one crop, resize and flip: {error}") from error
+            raise Refused(f"the transforms have arguments that are not supported natively: {error}") from error
     if pipeline.draws:
         stream = calibrate_stream()
         if stream is None:
@@ -219,20 +220,22 @@ def _plan(pipeline: Pipeline) -> _core.DrawPlan:
 
 def _options(pipeline: Pipeline) -> dict[str, Any]:
     calibration = calibrate()
-    resizes = any(kind in ("resize", "resize_shorter", "random_resized_crop") for kind, _ in pipeline.ops)
+    filters = {fields["filter"] for _, fields in leaves(pipeline.nodes) if "filter" in fields}
     if not calibration.subsamplings:
         raise Refused(f"Pillow {calibration.pillow} decodes JPEG otherwise than libjpeg {calibration.libjpeg}")
-    if resizes and pipeline.interpolation in TENSOR_FILTERS.values():
-        if pipeline.interpolation not in tensor_filters():
-            how = pipeline.interpolation.removeprefix("torch_")
-            raise Refused(
-                f"torch {torch.__version__} resizes uint8 tensors ({how}) otherwise here than the native core; "
-                "put the resize before the image becomes a tensor"
-            )
-    elif resizes and (calibration.pass_rule is None or pipeline.interpolation not in calibration.filters):
-        raise Refused(f"Pillow {calibration.pillow} resizes ({pipeline.interpolation}) otherwise than the native core")
+    for name in filters:
+        if name in TENSOR_FILTERS.values():
+            if name not in tensor_filters():
+                how = name.removeprefix("torch_")
+                raise Refused(
+                    f"torch {torch.__version__} resizes uint8 tensors ({how}) otherwise here than the native core; "
+                    "put the resize before the image becomes a tensor"
+                )
+        elif calibration.pass_rule is None or name not in calibration.filters:
+            raise Refused(f"Pillow {calibration.pillow} resizes ({name}) otherwise than the native core")
+    if (step := differing_step(pipeline.nodes)) is not None:
+        raise Refused(f"Pillow {calibration.pillow} or torchvision computes {step} otherwise than the native core")
     return {
-        "filter": pipeline.interpolation,
         "pass_rule": calibration.pass_rule or "horizontal_first",
         "max_pixels": pixel_limit(Image.MAX_IMAGE_PIXELS),  # for larger images Pillow warns or raises: let it
     }

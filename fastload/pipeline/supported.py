@@ -12,16 +12,12 @@ import torch
 import torchvision.transforms  # noqa: F401 - v1
 
 from fastload.pipeline.monkeypatch_check import Originals, imported
+from fastload.pipeline.ops import OPS, V2
 
 _ROLES: Final = {
     "Compose": "compose",
     "Identity": "identity",
-    "RandomResizedCrop": "random_resized_crop",
-    "Resize": "resize",
-    "CenterCrop": "center_crop",
-    "RandomCrop": "random_crop",
-    "RandomHorizontalFlip": "horizontal_flip",
-    "RandomVerticalFlip": "vertical_flip",
+    "RGB": "identity",  # of an image that is RGB already
     "ToTensor": "to_tensor",
     "PILToTensor": "to_tensor",
     "ToImage": "to_tensor",
@@ -30,13 +26,9 @@ _ROLES: Final = {
     "Normalize": "elementwise",
     "ToPureTensor": "elementwise",
     "RandomErasing": "erasing",
+    **dict.fromkeys(OPS, "op"),
 }
-FLIPS: Final = ("horizontal_flip", "vertical_flip")
-RESIZES: Final = ("resize", "random_resized_crop")
-RANDOM: Final = ("random_resized_crop", "random_crop", *FLIPS)
-GEOMETRY: Final = (*RESIZES, "center_crop", "random_crop", *FLIPS)
 
-_V2: Final = "torchvision.transforms.v2"
 _roles: dict[type, str] = {torch.nn.Identity: "identity"}
 _learnt: set[str] = set()
 ORIGINALS: Final = Originals((torch.nn.Identity,))
@@ -44,16 +36,11 @@ ORIGINALS: Final = Originals((torch.nn.Identity,))
 
 def role_of(transform: Any) -> str | None:
     """A transform's role; ``None`` if its exact class is not supported natively."""
-    for name in ("torchvision.transforms", _V2):
+    for name in ("torchvision.transforms", V2):
         if name not in _learnt and (module := imported(name)) is not None:
             _learn(module)
             _learnt.add(name)
     return _roles.get(type(transform))
-
-
-def is_v2(transform: Any) -> bool:
-    """Whether a natively supported transform is from torchvision's v2."""
-    return type(transform).__module__.startswith(f"{_V2}.")
 
 
 def _learn(module: Any) -> None:

@@ -1,4 +1,4 @@
-"""Split a torchvision pipeline into geometry, changes of values, and erasing.
+"""Split a torchvision pipeline into ops on images, changes of values, and erasing.
 
 A crop or flip moves pixels without changing them, so it may come before or after per-pixel changes. A resize computes
 new values: Pillow's (images) and torch's (uint8 tensors) give different bits. Resizes of float tensors give others
@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.transforms.functional import pil_modes_mapping, pil_to_tensor
+from torchvision.transforms.functional import pil_to_tensor
 
-from fastload.pipeline.calibration import FILTERS
 from fastload.pipeline.erasing import Erasing, erased_by, read_erasing
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
-from fastload.pipeline.supported import FLIPS, GEOMETRY, ORIGINALS, RANDOM, RESIZES, is_v2, role_of
+from fastload.pipeline.ops import OPS, Node, Place, is_v2, pillow_filter
+from fastload.pipeline.supported import ORIGINALS, role_of
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 from fastload.pipeline.unsupported import Refused, name_of
 from fastload.pipeline.watched_functions import check_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -35,11 +35,10 @@ class Pipeline:
     """A transform in parts.
 
     Attributes:
-        geometry: The user's transforms that move or resize pixels, in order.
+        names: Names of the transforms of images, in order.
         tensor: The user's transform that makes a tensor of the image, and those that change its values, in order.
-        pixel_steps: ``geometry`` and the transform that makes a tensor, in order.
-        ops: ``geometry`` and ``erasing`` for ``_core.DrawPlan.add``.
-        interpolation: The core's filter for the resize, Pillow's or torch's; ``"bilinear"`` if there is none.
+        pixel_steps: The user's transforms of images and the one that makes a tensor, in order.
+        nodes: The transforms of images and ``erasing`` for ``_core.DrawPlan.add``.
         size: ``(height, width)`` of every image at the end, pixels.
         draws: Whether anything is drawn at random.
         table: ``(3, 256)``: value that ``tensor`` gives each level of each channel; ``None`` if images stay uint8.
@@ -47,16 +46,20 @@ class Pipeline:
         image: Type of a sample's image when it is collated.
     """
 
-    geometry: tuple[Callable[[Any], Any], ...]
+    names: tuple[str, ...]
     tensor: tuple[Callable[[Any], Any], ...]
     pixel_steps: tuple[Callable[[Any], Any], ...]
-    ops: tuple[tuple[str, dict[str, Any]], ...]
-    interpolation: str
+    nodes: tuple[Node, ...]
     size: tuple[int, int]
     draws: bool
     table: torch.Tensor | None
     erasing: Erasing | None
     image: type[torch.Tensor]
+
+    @property
+    def resizes_tensors(self) -> bool:
+        """Whether a resize has torch's arithmetic for uint8 tensors."""
+        return any(str(fields.get("filter", "")).startswith("torch_") for _, fields in self.nodes)
 
     def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Compute a sample's pixels, ``(H, W, 3)``, with the user's transforms and torch's default generator."""
@@ -80,18 +83,16 @@ def read_transform(transform: Any) -> Pipeline:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
     steps = list(_flat(transform, 0))
     roles = [role_of(step) for step in steps]
-    draws = any(role in (*RANDOM, "erasing") for role in roles)
+    pairs = list(zip(steps, roles, strict=True))
+    draws = any(role == "erasing" or (role == "op" and OPS[type(step).__name__].draws) for step, role in pairs)
     check_libraries(v2=any(is_v2(step) for step in (transform, *steps)))
     check_modes()
     if draws:
         check_dtype()
-    geometry = [step for step, role in zip(steps, roles, strict=True) if role in GEOMETRY]
     tensor: list[Any] = []
-    for position, (step, role) in enumerate(zip(steps, roles, strict=True)):
-        if role in RESIZES and tensor:
-            _check_tensor_resize(step, tensor)
-        elif role == "center_crop" and tensor:
-            _check_padding(step, tensor)
+    for position, (step, role) in enumerate(pairs):
+        if role == "op" and tensor:
+            _check_on_tensor(step, tensor)
         elif role == "to_tensor":
             if tensor:
                 raise Refused(f"{name_of(step)} comes after {name_of(tensor[0])}, which made a tensor; leave it out")
@@ -105,31 +106,53 @@ def read_transform(transform: Any) -> Pipeline:
         elif role == "erasing":
             if not tensor:
                 raise Refused(f"{name_of(step)} comes before the image becomes a tensor; put it after ToTensor()")
-            if late := [later for later in steps[position + 1 :] if role_of(later) in (*GEOMETRY, "erasing")]:
+            if late := [later for later in steps[position + 1 :] if role_of(later) in ("op", "erasing")]:
                 raise Refused(f"{name_of(late[0])} comes after {name_of(step)}; put it before")
     if not tensor:
         raise Refused("the transform ends with a PIL image; end it with ToTensor()")
-    ops, interpolation = _lower(steps)
-    size = _final_size(ops)
+    place = Place(None, is_tensor=False, read=_read_inner)
+    nodes = _read(steps, place)
+    if place.size is None:
+        raise Refused("nothing gives the images one size; add RandomResizedCrop, or Resize and CenterCrop")
     table = table_of(tensor)
     erasing = None
     if "erasing" in roles:
-        place = roles.index("erasing")
-        parts = steps[:place], steps[place + 1 :]
-        before, after = ([other for other in part if role_of(other) not in GEOMETRY] for part in parts)
-        erasing, op = read_erasing(steps[place], before, after)
-        ops = [*ops, op]
-    pixel_steps = tuple(step for step in steps if role_of(step) in (*GEOMETRY, "to_tensor"))
+        position = roles.index("erasing")
+        parts = steps[:position], steps[position + 1 :]
+        before, after = ([other for other in part if role_of(other) != "op"] for part in parts)
+        erasing, op = read_erasing(steps[position], before, after)
+        nodes.append(op)
+    pixel_steps = tuple(step for step in steps if role_of(step) in ("op", "to_tensor"))
     image = type(_through(tensor, np.zeros((1, 1, 3), np.uint8)))
-    return Pipeline(
-        tuple(geometry), tuple(tensor), pixel_steps, tuple(ops), interpolation, size, draws, table, erasing, image
-    )
+    names = tuple(type(step).__name__ for step in steps if role_of(step) == "op")
+    return Pipeline(names, tuple(tensor), pixel_steps, tuple(nodes), place.size, draws, table, erasing, image)
 
 
-def _check_tensor_resize(step: Any, tensor: list[Any]) -> None:
-    """Refuse to resize a tensor, unless it is uint8, by v2, with antialiasing."""
+def _read(steps: Iterable[Any], place: Place) -> list[Node]:
+    """Read transforms into nodes. Those that make or change a tensor only change the place."""
+    nodes: list[Node] = []
+    for step in _flat_all(steps):
+        role = role_of(step)
+        place.is_tensor = place.is_tensor or role == "to_tensor"
+        if role != "op":
+            continue
+        try:
+            nodes += OPS[type(step).__name__].read(step, place)
+        except (TypeError, ValueError) as error:
+            raise Refused(f"{name_of(step)} has arguments that are not supported natively ({error})") from error
+    return nodes
+
+
+def _check_on_tensor(step: Any, tensor: list[Any]) -> None:
+    """Refuse what gives a tensor other values than Pillow's image, or would resize floats."""
     name = name_of(step)
     before = f"put it before {name_of(tensor[0])}"
+    if not OPS[type(step).__name__].moves:
+        raise Refused(f"{name} comes after {name_of(tensor[-1])}, and changes tensors otherwise than images; {before}")
+    if type(step).__name__ == "CenterCrop":
+        _check_padding(step, tensor)
+    if type(step).__name__ not in ("Resize", "RandomResizedCrop"):
+        return
     if not is_v2(step):
         raise Refused(f"{name} of torchvision's v1 resizes tensors by way of floats; use v2's, or {before}")
     try:
@@ -140,7 +163,7 @@ def _check_tensor_resize(step: Any, tensor: list[Any]) -> None:
         raise Refused(f"{name} comes after {name_of(tensor[-1])} and would resize floats; {before}")
     if step.antialias is not True:
         raise Refused(f"{name} resizes a tensor with antialias={step.antialias}; use True, or {before}")
-    if _pillow_filter(step) not in TENSOR_FILTERS:
+    if pillow_filter(step) not in TENSOR_FILTERS:
         raise Refused(f"{name} resizes a tensor with {step.interpolation!r}; use BILINEAR, or {before}")
 
 
@@ -152,6 +175,19 @@ def _check_padding(step: Any, tensor: list[Any]) -> None:
             f"{name_of(step)} comes after {name_of(tensor[-1])} and would pad small images with 0, which is not black "
             "there; put it before"
         )
+
+
+def _read_inner(steps: Iterable[Any], place: Place) -> list[Node]:
+    """Read the transforms within a transform, which are all of images."""
+    inner = list(_flat_all(steps))
+    if other := [step for step in inner if role_of(step) != "op"]:
+        raise Refused(f"{name_of(other[0])} stands within another transform; put it outside")
+    return _read(inner, place)
+
+
+def _flat_all(steps: Iterable[Any]) -> Iterator[Any]:
+    for step in steps:
+        yield from _flat(step, 0)
 
 
 def _flat(transform: Any, depth: int) -> Iterator[Any]:
@@ -176,82 +212,6 @@ def _why_unknown(cls: type) -> str:
     if known is not None:
         return f"is a subclass of {known.__name__}, whose methods may be its own; use {known.__name__} itself"
     return "is your own, and only torchvision's run natively; leave it out or replace it by one of those"
-
-
-def _lower(steps: list[Any]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
-    ops: list[tuple[str, dict[str, Any]]] = []
-    interpolation, is_tensor = "bilinear", False
-    for step in steps:
-        role = role_of(step)
-        is_tensor = is_tensor or role == "to_tensor"
-        if role is None or role not in GEOMETRY:
-            continue
-        try:
-            ops.append(_op(step, role))
-        except (TypeError, ValueError) as error:
-            raise Refused(f"{name_of(step)} has arguments that are not supported natively ({error})") from error
-        if role in RESIZES:
-            interpolation = _pillow_filter(step)
-            if is_tensor:
-                interpolation = TENSOR_FILTERS[interpolation]
-            elif getattr(step, "antialias", True) not in (True, None):
-                raise Refused(f"{name_of(step)} has antialias={step.antialias}, which PIL images ignore; use True")
-    return ops, interpolation
-
-
-def _op(step: Any, role: str) -> tuple[str, dict[str, Any]]:
-    if role in FLIPS:
-        return role, {"p": float(step.p)}
-    if role == "resize":
-        return _resize(step)
-    height, width = (int(side) for side in step.size)
-    fields: dict[str, Any] = {"height": height, "width": width}
-    if role == "center_crop":
-        return "center_crop", fields
-    if role == "random_crop":
-        if step.padding is not None or step.pad_if_needed:
-            raise Refused(f"{name_of(step)} pads; leave out padding and pad_if_needed")
-        return ("random_crop_v2" if is_v2(step) else "random_crop_v1"), fields
-    scale = tuple(float(value) for value in step.scale)
-    ratio = tuple(float(value) for value in step.ratio)
-    if len(scale) != 2 or len(ratio) != 2:
-        raise ValueError("scale and ratio must be pairs")
-    log_ratio = step._log_ratio if is_v2(step) else torch.log(torch.tensor(step.ratio))
-    if log_ratio.dtype != torch.float32:
-        raise ValueError("ratio must be of float32")
-    return "random_resized_crop", {**fields, "scale": scale, "ratio": ratio, "log_ratio": tuple(log_ratio.tolist())}
-
-
-def _resize(step: Any) -> tuple[str, dict[str, Any]]:
-    size = [step.size] if isinstance(step.size, int) else step.size
-    if size is None:
-        raise Refused(f"{name_of(step)} has size=None, so images differ in size; give it a size")
-    sides = [int(side) for side in size]
-    if len(sides) == 2:
-        if step.max_size is not None:
-            raise Refused(f"{name_of(step)} has a size of two and max_size; leave out max_size")
-        return "resize", {"height": sides[0], "width": sides[1]}
-    return "resize_shorter", {"height": sides[0], "max_size": 0 if step.max_size is None else int(step.max_size)}
-
-
-def _pillow_filter(step: Any) -> str:
-    for mode, number in pil_modes_mapping.items():
-        if step.interpolation == mode or step.interpolation in (mode.value, number):
-            for name, resampling in FILTERS.items():
-                if int(resampling) == number:
-                    return name
-    raise Refused(
-        f"{name_of(step)} has interpolation {step.interpolation!r}, which is not supported natively; use BILINEAR"
-    )
-
-
-def _final_size(ops: list[tuple[str, dict[str, Any]]]) -> tuple[int, int]:
-    for kind, fields in reversed(ops):
-        if kind == "resize_shorter":
-            raise Refused("Resize of the shorter side leaves images of different sizes; add a CenterCrop")
-        if "height" in fields:
-            return fields["height"], fields["width"]
-    raise Refused("nothing gives the images one size; add RandomResizedCrop, or Resize and CenterCrop")
 
 
 def table_of(tensor: list[Any]) -> torch.Tensor | None:

@@ -1,0 +1,52 @@
+// Steps on a decoded image, one after the other. Knows neither Python nor torch.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "image/image.h"
+#include "image/transform.h"
+#include "resample/resample.h"
+
+namespace fastload {
+
+// One step with all its parameters. Fields not listed for its kind are ignored.
+struct Step {
+  enum class Kind {
+    brightness,       // value: the factor
+    contrast,         // value
+    saturation,       // value
+    hue,              // value: the shift, 0 to 255
+    sharpness,        // value
+    grayscale,        //
+    invert,           //
+    posterize,        // value: bits
+    solarize,         // value: the threshold, a whole number
+    autocontrast,     //
+    equalize,         //
+    flip_horizontal,  //
+    flip_vertical,    //
+    rotate_90,        // anticlockwise, as are the others
+    rotate_180,       //
+    rotate_270,       //
+    affine,           // matrix, sampling, fill
+    crop,             // box
+    pad,              // box: margins at the top and left, and the new size; mode, fill
+    resize,           // box: the new size; filter
+  };
+  Kind kind = Kind::invert;
+  double value = 0;
+  std::array<double, 6> matrix{};
+  Sampling sampling = Sampling::nearest;
+  Color fill{};
+  PixelBox box;
+  PadMode mode = PadMode::constant;
+  Filter filter = Filter::bilinear;
+};
+
+// Applies `steps` to `image`, whose memory may change, and writes the result into `out`. Both may be the same image.
+// Returns false if a step does not fit its image or the result does not fit `out`; the contents are then unspecified.
+// Thread-safe: uses thread-local buffers. Throws std::bad_alloc only.
+bool apply_steps(const std::vector<Step>& steps, PassRule pass_rule, Image image, Image out);
+
+}  // namespace fastload

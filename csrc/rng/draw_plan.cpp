@@ -1,0 +1,408 @@
+#include "rng/draw_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace fastload {
+namespace {
+
+// Python's int(round(x)): ties to even, as nearbyint rounds in the default mode.
+int round_half_even(double x) { return static_cast<int>(std::nearbyint(x)); }
+
+struct Size {
+  int height;
+  int width;
+  bool operator==(const Size& other) const { return height == other.height && width == other.width; }
+};
+
+// The crop that RandomResizedCrop derives from an area and an aspect ratio.
+Size size_of(double area, float ratio) {
+  return {round_half_even(std::sqrt(area / ratio)), round_half_even(std::sqrt(area * ratio))};
+}
+
+// What to make of an image by the ops so far. Crops, one resize and flips become part of the region decode; what cannot
+// becomes a step. A flip mirrors every later crop.
+struct Course {
+  Geometry& geometry;
+  Size size;  // of the image after the ops so far
+  bool resized = false;
+
+  bool decoded() const { return !geometry.steps.empty(); }
+
+  void crop(int top, int left, int height, int width) {
+    if (decoded()) {
+      if (Size{height, width} == size) return;
+      add(Step::Kind::crop).box = {top, left, height, width};
+    } else {
+      if (geometry.flip_vertical) top = size.height - top - height;
+      if (geometry.flip_horizontal) left = size.width - left - width;
+      PixelBox& box = resized ? geometry.window : geometry.crop;
+      box = {box.top + top, box.left + left, height, width};
+      if (!resized) set_target(height, width);
+    }
+    size = {height, width};
+  }
+
+  void resize(int height, int width, Filter filter) {
+    // Pillow's resize is not exactly symmetric, so flip-then-resize differs from resize-then-flip.
+    if (decoded() || resized || geometry.flip_horizontal || geometry.flip_vertical) {
+      Step& step = add(Step::Kind::resize);
+      step.box = {0, 0, height, width};
+      step.filter = filter;
+    } else {
+      set_target(height, width);
+      geometry.filter = filter;
+      resized = true;
+    }
+    size = {height, width};
+  }
+
+  void flip_horizontally() {
+    if (decoded()) {
+      add(Step::Kind::flip_horizontal);
+    } else {
+      geometry.flip_horizontal ^= true;
+    }
+  }
+
+  void flip_vertically() {
+    if (decoded()) {
+      add(Step::Kind::flip_vertical);
+    } else {
+      geometry.flip_vertical ^= true;
+    }
+  }
+
+  Step& add(Step::Kind kind) {
+    geometry.steps.emplace_back().kind = kind;
+    return geometry.steps.back();
+  }
+
+  // Returns false if the step does not fit the image.
+  bool append(Step step) {
+    PixelBox& box = step.box;
+    switch (step.kind) {
+      case Step::Kind::pad:  // its box holds the margins: top, left, bottom, right
+        if (std::int64_t{size.height} + box.top + box.height > kLargestSide ||
+            std::int64_t{size.width} + box.left + box.width > kLargestSide) {
+          return false;
+        }
+        size = {size.height + box.top + box.height, size.width + box.left + box.width};
+        box.height = size.height;
+        box.width = size.width;
+        break;
+      case Step::Kind::rotate_90:
+      case Step::Kind::rotate_270: std::swap(size.height, size.width); break;
+      default: break;
+    }
+    geometry.steps.push_back(step);
+    return true;
+  }
+
+  void set_target(int height, int width) {
+    geometry.out_height = height;
+    geometry.out_width = width;
+    geometry.window = {0, 0, height, width};
+  }
+
+ private:
+  static constexpr std::int64_t kLargestSide = 1 << 20;
+};
+
+}  // namespace
+
+namespace {
+
+bool is_pair(const double (&pair)[2], double least) {
+  return least <= pair[0] && pair[0] <= pair[1] && std::isfinite(pair[1]);
+}
+
+// Why an op's arguments are invalid; empty if they are not.
+std::string fault(const DrawOp& op) {
+  using Kind = DrawOp::Kind;
+  const bool crops = op.kind == Kind::random_crop_v1 || op.kind == Kind::random_crop_v2 || op.kind == Kind::center_crop;
+  const bool draws_size = op.kind == Kind::random_resized_crop || op.kind == Kind::random_erasing;
+  const bool chances = op.kind == Kind::horizontal_flip || op.kind == Kind::vertical_flip ||
+                       op.kind == Kind::random_erasing || op.kind == Kind::chance;
+  if (chances && !(op.p >= 0.0 && op.p <= 1.0)) return "p must be within [0, 1], got " + std::to_string(op.p);
+  if (crops || op.kind == Kind::random_resized_crop || op.kind == Kind::resize || op.kind == Kind::resize_shorter) {
+    if (op.height < 1 || (op.kind != Kind::resize_shorter && op.width < 1)) {
+      return "sizes must be > 0, got " + std::to_string(op.height) + " x " + std::to_string(op.width);
+    }
+  }
+  if (op.kind == Kind::resize_shorter && op.max_size != 0 && op.max_size <= op.height) {
+    return "max_size must be greater than the size, got " + std::to_string(op.max_size);
+  }
+  if (draws_size &&
+      !(is_pair(op.scale, 0) && is_pair(op.ratio, 0) && op.ratio[0] > 0 && op.log_ratio[0] <= op.log_ratio[1])) {
+    return "scale and ratio must be positive (min, max) pairs";
+  }
+  const std::size_t branches = op.branches.size();
+  if (op.kind == Kind::choose && branches == 0) return "there is nothing to choose from";
+  if (op.kind == Kind::chance && (branches < 1 || branches > 2)) return "a chance has one or two branches";
+  if (op.kind == Kind::auto_augment_v1 && (branches == 0 || branches % 4 != 0 || op.chances.size() != branches / 2)) {
+    return "a policy has four branches and two chances";
+  }
+  if (op.kind == Kind::color_jitter) {
+    for (const DrawOp::Jitter& jitter : op.jitters) {
+      if (jitter.on && !(jitter.low <= jitter.high && std::isfinite(jitter.low) && std::isfinite(jitter.high))) {
+        return "a jitter must be a (min, max) pair";
+      }
+    }
+  }
+  if (op.kind == Kind::step && op.step.kind == Step::Kind::pad) {
+    const PixelBox& margins = op.step.box;
+    if (margins.top < 0 || margins.left < 0 || margins.height < 0 || margins.width < 0) return "margins must be >= 0";
+  }
+  for (const std::vector<DrawOp>& branch : op.branches) {
+    for (const DrawOp& inner : branch) {
+      if (inner.kind == Kind::random_erasing) return "an erasing must come last";
+      if (std::string reason = fault(inner); !reason.empty()) return reason;
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+bool DrawPlan::add(const DrawOp& op, std::string& error) {
+  error = erases_ ? "nothing can follow an erasing" : fault(op);
+  if (!error.empty()) return false;
+  erases_ = op.kind == DrawOp::Kind::random_erasing;
+  ops_.push_back(op);
+  return true;
+}
+
+namespace {
+
+// Draws the next area and aspect ratio and computes the size. On false, exp(`unresolved`) must be known first.
+bool draw_size(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image, Generator& generator,
+               Size& size, float& unresolved) {
+  const double area = static_cast<double>(image.height) * image.width;
+  const double target_area = area * generator.uniform(op.scale[0], op.scale[1], rule);
+  const float x = generator.uniform(op.log_ratio[0], op.log_ratio[1], rule);
+  const auto resolved = std::find_if(known.begin(), known.end(), [x](KnownExp entry) { return entry.input == x; });
+  if (resolved != known.end()) {
+    size = size_of(target_area, resolved->output);
+    return true;
+  }
+  // torch's float32 exp depends on the CPU and the math library (MKL, Sleef, libm). All of them err by less than 1 ulp,
+  // so the result is the correctly rounded value or one of its two neighbours. Width and height are monotonic in it: if
+  // the neighbours give the same size, torch gets it too.
+  const auto ratio = static_cast<float>(std::exp(static_cast<double>(x)));
+  size = size_of(target_area, std::nextafter(ratio, 0.0f));
+  unresolved = x;
+  return size == size_of(target_area, std::nextafter(ratio, std::numeric_limits<float>::infinity()));
+}
+
+PixelBox draw_place(Size size, Size image, Generator& generator) {
+  const auto top = static_cast<int>(generator.randint(0, image.height - size.height + 1));
+  const auto left = static_cast<int>(generator.randint(0, image.width - size.width + 1));
+  return {top, left, size.height, size.width};
+}
+
+// torchvision's RandomErasing.get_params (v1) and make_params (v2). Its aspect ratio is height by width, but a crop's
+// is width by height. The box is shorter than the image on both sides, or nothing is erased.
+DrawStatus draw_erasing(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image,
+                        Generator& generator, PixelBox& box, float& unresolved) {
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    Size size{};
+    if (!draw_size(op, rule, known, image, generator, size, unresolved)) return DrawStatus::ambiguous_exp;
+    std::swap(size.height, size.width);
+    if (size.height < image.height && size.width < image.width) {
+      box = draw_place(size, image, generator);
+      break;
+    }
+  }
+  return DrawStatus::ok;
+}
+
+// torchvision's RandomResizedCrop.get_params (v1) and make_params (v2), which draw the same numbers.
+DrawStatus draw_resized_crop(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image,
+                             Generator& generator, PixelBox& box, float& unresolved) {
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    Size size{};
+    if (!draw_size(op, rule, known, image, generator, size, unresolved)) return DrawStatus::ambiguous_exp;
+    if (0 < size.width && size.width <= image.width && 0 < size.height && size.height <= image.height) {
+      box = draw_place(size, image, generator);
+      return DrawStatus::ok;
+    }
+  }
+  const double in_ratio = static_cast<double>(image.width) / image.height;
+  Size size = image;
+  if (in_ratio < op.ratio[0]) {
+    size.height = round_half_even(image.width / op.ratio[0]);
+  } else if (in_ratio > op.ratio[1]) {
+    size.width = round_half_even(image.height * op.ratio[1]);
+  }
+  box = {(image.height - size.height) / 2, (image.width - size.width) / 2, size.height, size.width};
+  return size.height > 0 && size.width > 0 ? DrawStatus::ok : DrawStatus::crop_too_large;
+}
+
+// torchvision's size for the shorter side; Python's int() truncates.
+Size shorter_side_to(const DrawOp& op, Size image) {
+  const int shorter = std::min(image.height, image.width), longer = std::max(image.height, image.width);
+  int new_shorter = op.height;
+  auto new_longer = static_cast<int>(static_cast<double>(op.height) * longer / shorter);
+  if (op.max_size != 0 && new_longer > op.max_size) {
+    new_shorter = static_cast<int>(static_cast<double>(op.max_size) * new_shorter / new_longer);
+    new_longer = op.max_size;
+  }
+  return image.width <= image.height ? Size{new_longer, new_shorter} : Size{new_shorter, new_longer};
+}
+
+// torch.randperm(4).
+std::array<int, 4> permutation_of_4(Generator& generator) {
+  std::array<int, 4> order{0, 1, 2, 3};
+  for (std::uint32_t i = 0; i < 3; ++i) std::swap(order[i], order[i + generator.random() % (4 - i)]);
+  return order;
+}
+
+bool meets(float r, double p, DrawOp::Comparison comparison) {
+  switch (comparison) {
+    case DrawOp::Comparison::less: return r < static_cast<float>(p);
+    case DrawOp::Comparison::less_or_equal: return r <= static_cast<float>(p);
+    case DrawOp::Comparison::less_as_double: break;
+  }
+  return static_cast<double>(r) < p;
+}
+
+void jitter(const DrawOp& op, UniformRule rule, Generator& generator, Course& course) {
+  static constexpr Step::Kind kinds[] = {Step::Kind::brightness, Step::Kind::contrast, Step::Kind::saturation,
+                                         Step::Kind::hue};
+  const std::array<int, 4> order = permutation_of_4(generator);
+  double values[4] = {};
+  for (std::size_t i = 0; i < 4; ++i) {
+    const DrawOp::Jitter& range = op.jitters[i];
+    if (range.on) values[i] = generator.uniform(range.low, range.high, rule);
+  }
+  for (const int i : order) {
+    const auto index = static_cast<std::size_t>(i);
+    if (!op.jitters[index].on) continue;
+    Step& step = course.add(kinds[index]);
+    // torchvision's adjust_hue truncates the shift to a whole number, which wraps around at 256.
+    step.value = step.kind == Step::Kind::hue
+                     ? static_cast<std::uint8_t>(static_cast<std::int32_t>(values[index] * 255))
+                     : values[index];
+  }
+}
+
+class Run {
+ public:
+  Run(UniformRule rule, const std::vector<KnownExp>& known, Generator& generator, Geometry& geometry, Size size)
+      : unresolved(0), rule_(rule), known_(known), generator_(generator), course_{geometry, size} {
+    course_.crop(0, 0, size.height, size.width);
+  }
+
+  DrawStatus apply(const std::vector<DrawOp>& ops) {
+    for (const DrawOp& op : ops) {
+      const DrawStatus status = apply(op);
+      if (status != DrawStatus::ok) return status;
+    }
+    return DrawStatus::ok;
+  }
+
+  float unresolved;
+
+ private:
+  DrawStatus apply(const DrawOp& op);
+  DrawStatus apply_policy(const DrawOp& op);
+
+  UniformRule rule_;
+  const std::vector<KnownExp>& known_;
+  Generator& generator_;
+  Course course_;
+};
+
+// torchvision's first AutoAugment draws for both of a policy's steps before it looks at either. A policy's branches are
+// its first step with a negative and a positive magnitude, then its second.
+DrawStatus Run::apply_policy(const DrawOp& op) {
+  const auto policies = static_cast<std::int64_t>(op.branches.size() / 4);
+  const auto policy = static_cast<std::size_t>(generator_.randint(0, policies));
+  const float draws[] = {generator_.rand(), generator_.rand()};
+  const std::int64_t signs[] = {generator_.randint(0, 2), generator_.randint(0, 2)};
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (!meets(draws[i], op.chances[2 * policy + i], DrawOp::Comparison::less_or_equal)) continue;
+    const auto sign = static_cast<std::size_t>(signs[i]);
+    const DrawStatus status = apply(op.branches[4 * policy + 2 * i + sign]);
+    if (status != DrawStatus::ok) return status;
+  }
+  return DrawStatus::ok;
+}
+
+DrawStatus Run::apply(const DrawOp& op) {
+  using Kind = DrawOp::Kind;
+  const Size image = course_.size;
+  const bool is_crop =
+      op.kind == Kind::random_crop_v1 || op.kind == Kind::random_crop_v2 || op.kind == Kind::center_crop;
+  if (is_crop && (op.height > image.height || op.width > image.width)) return DrawStatus::crop_too_large;
+  const int spare_height = image.height - op.height, spare_width = image.width - op.width;
+  switch (op.kind) {
+    case Kind::random_resized_crop: {
+      PixelBox box;
+      const DrawStatus status = draw_resized_crop(op, rule_, known_, image, generator_, box, unresolved);
+      if (status != DrawStatus::ok) return status;
+      course_.crop(box.top, box.left, box.height, box.width);
+      course_.resize(op.height, op.width, op.filter);
+      break;
+    }
+    case Kind::random_crop_v1:
+    case Kind::random_crop_v2: {
+      const bool always = op.kind == Kind::random_crop_v1 && (spare_height > 0 || spare_width > 0);
+      const auto top = always || spare_height > 0 ? generator_.randint(0, spare_height + 1) : 0;
+      const auto left = always || spare_width > 0 ? generator_.randint(0, spare_width + 1) : 0;
+      course_.crop(static_cast<int>(top), static_cast<int>(left), op.height, op.width);
+      break;
+    }
+    case Kind::center_crop:
+      course_.crop(round_half_even(spare_height / 2.0), round_half_even(spare_width / 2.0), op.height, op.width);
+      break;
+    case Kind::resize: course_.resize(op.height, op.width, op.filter); break;
+    case Kind::resize_shorter: {
+      const Size size = shorter_side_to(op, image);
+      if (size.height < 1 || size.width < 1) return DrawStatus::crop_too_large;
+      course_.resize(size.height, size.width, op.filter);
+      break;
+    }
+    // torch compares the float32 draw with p rounded to float32. v1 flips if r < p, v2 returns early if r >= p.
+    case Kind::horizontal_flip:
+      if (generator_.rand() < static_cast<float>(op.p)) course_.flip_horizontally();
+      break;
+    case Kind::vertical_flip:
+      if (generator_.rand() < static_cast<float>(op.p)) course_.flip_vertically();
+      break;
+    case Kind::step: return course_.append(op.step) ? DrawStatus::ok : DrawStatus::crop_too_large;
+    case Kind::choose: {
+      const auto branches = static_cast<std::int64_t>(op.branches.size());
+      return apply(op.branches[static_cast<std::size_t>(generator_.randint(0, branches))]);
+    }
+    case Kind::chance:
+      if (meets(generator_.rand(), op.p, op.comparison)) return apply(op.branches[0]);
+      if (op.branches.size() > 1) return apply(op.branches[1]);
+      break;
+    case Kind::auto_augment_v1: return apply_policy(op);
+    case Kind::color_jitter: jitter(op, rule_, generator_, course_); break;
+    case Kind::random_erasing:
+      if (!(generator_.rand() < static_cast<float>(op.p))) break;
+      return draw_erasing(op, rule_, known_, image, generator_, course_.geometry.erased, unresolved);
+  }
+  return DrawStatus::ok;
+}
+
+}  // namespace
+
+DrawStatus DrawPlan::run(Generator& generator, int width, int height, const std::vector<KnownExp>& known,
+                         Geometry& geometry, float& unresolved) const {
+  const Generator before = generator;
+  geometry = {};
+  Run run(uniform_rule, known, generator, geometry, {height, width});
+  const DrawStatus status = run.apply(ops_);
+  unresolved = run.unresolved;
+  if (status != DrawStatus::ok) generator = before;
+  return status;
+}
+
+}  // namespace fastload

@@ -1,0 +1,101 @@
+// Draws the random parameters of a chain of transforms exactly as torchvision does. Knows neither Python nor torch.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "image/steps.h"
+#include "resample/resample.h"
+#include "rng/generator.h"
+
+namespace fastload {
+
+// One transform. Fields not listed for its kind are ignored.
+struct DrawOp {
+  enum class Kind {
+    random_resized_crop,  // height, width, scale, ratio, log_ratio; torchvision v1 and v2 draw the same
+    random_crop_v1,       // height, width; draws for both axes unless the sizes are equal
+    random_crop_v2,       // height, width; draws only for the axes that shrink
+    center_crop,          // height, width; no draw
+    resize,               // height, width; no draw
+    resize_shorter,       // height: the shorter side; max_size or 0; no draw
+    horizontal_flip,      // p
+    vertical_flip,        // p
+    random_erasing,       // p, scale, ratio, log_ratio; torchvision v1 and v2 draw the same
+    step,                 // step; no draw
+    choose,               // branches: one of them is drawn by randint
+    chance,               // p, comparison, branches: the first if the draw meets p, else the second, if any
+    auto_augment_v1,      // branches: four for each policy, see draw_plan.cpp; chances: two for each policy
+    color_jitter,         // jitters: brightness, contrast, saturation, hue in the order of a drawn permutation
+  };
+  // How a draw r of rand() meets p. torch compares the float32 draw with p rounded to float32; .item() gives a double.
+  enum class Comparison { less, less_or_equal, less_as_double };
+  // A range from which a factor is drawn; off: no draw and no step.
+  struct Jitter {
+    bool on = false;
+    double low = 0;
+    double high = 0;
+  };
+  Kind kind = Kind::horizontal_flip;
+  int height = 0;
+  int width = 0;
+  int max_size = 0;
+  double p = 0.5;
+  double scale[2] = {0.08, 1.0};
+  double ratio[2] = {3.0 / 4.0, 4.0 / 3.0};
+  float log_ratio[2] = {0, 0};       // torch.log(torch.tensor(ratio)), computed by torch
+  Filter filter = Filter::bilinear;  // of a resize
+  Comparison comparison = Comparison::less;
+  Step step;
+  std::vector<std::vector<DrawOp>> branches;
+  std::vector<double> chances;
+  std::array<Jitter, 4> jitters;
+};
+
+// What to make of one image: crop it to `crop`, resize to out_height x out_width (no resize if that is the crop's
+// size), keep `window`, flip, then apply `steps`.
+struct Geometry {
+  PixelBox crop;
+  int out_height = 0;
+  int out_width = 0;
+  PixelBox window;
+  bool flip_horizontal = false;
+  bool flip_vertical = false;
+  std::optional<Filter> filter;  // of the resize; none: the batch's
+  std::vector<Step> steps;
+  PixelBox erased;  // box of the finished image that the caller must fill. Height or width 0: none
+};
+
+enum class DrawStatus {
+  ok,
+  // torch.exp(x) of one draw may round either way on this CPU, and the difference would change the crop. Compute it
+  // with torch (x is `unresolved`), append {x, exp(x)} to `known` and run again. About one sample in 50,000.
+  ambiguous_exp,
+  crop_too_large,  // a crop larger than the image, or a resize to nothing: torchvision pads or raises
+};
+
+struct KnownExp {
+  float input;
+  float output;
+};
+
+class DrawPlan {
+ public:
+  // Appends a transform. Returns false, with the reason in `error`, if its arguments are invalid or it follows an
+  // erasing.
+  bool add(const DrawOp& op, std::string& error);
+
+  UniformRule uniform_rule;
+  // Draws one sample's parameters for an image of width x height, in torchvision's order. Changes `generator` only if
+  // it returns ok.
+  DrawStatus run(Generator& generator, int width, int height, const std::vector<KnownExp>& known, Geometry& geometry,
+                 float& unresolved) const;
+
+ private:
+  std::vector<DrawOp> ops_;
+  bool erases_ = false;
+};
+
+}  // namespace fastload

@@ -1,0 +1,125 @@
+#include "rng/generator.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace fastload {
+namespace {
+
+constexpr std::uint32_t kBlock = 624;
+constexpr std::uint32_t kShift = 397;
+
+std::uint32_t twist(std::uint32_t u, std::uint32_t v) {
+  const std::uint32_t mixed = (u & 0x80000000u) | (v & 0x7fffffffu);
+  return (mixed >> 1) ^ (v & 1u ? 0x9908b0dfu : 0u);
+}
+
+template <class T>
+T load(const std::uint8_t* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof value);
+  return value;
+}
+
+template <class T>
+void store(std::uint8_t* bytes, T value) {
+  std::memcpy(bytes, &value, sizeof value);
+}
+
+// torch.Generator's state in memory on 64-bit little-endian machines: the seed; how many numbers are left; whether it
+// is seeded; the index of the next number; 624 words of 64 bits each; then cached normal samples.
+constexpr std::size_t kSeedAt = 0, kLeftAt = 8, kSeededAt = 12, kNextAt = 16, kWordsAt = 24;
+constexpr std::size_t kNormalsAt = kWordsAt + kBlock * sizeof(std::uint64_t);
+
+}  // namespace
+
+void Generator::seed(std::uint64_t seed) {
+  initial_seed_ = seed;
+  left_ = 1;
+  next_ = 0;
+  state_[0] = static_cast<std::uint32_t>(seed);
+  for (std::uint32_t i = 1; i < kBlock; ++i) state_[i] = 1812433253u * (state_[i - 1] ^ (state_[i - 1] >> 30)) + i;
+  normals_.fill(0);
+}
+
+void Generator::next_block() {
+  for (std::uint32_t i = 0; i < kBlock - kShift; ++i) state_[i] = state_[i + kShift] ^ twist(state_[i], state_[i + 1]);
+  for (std::uint32_t i = kBlock - kShift; i < kBlock - 1; ++i) {
+    state_[i] = state_[i + kShift - kBlock] ^ twist(state_[i], state_[i + 1]);
+  }
+  state_[kBlock - 1] = state_[kShift - 1] ^ twist(state_[kBlock - 1], state_[0]);
+  left_ = kBlock;
+  next_ = 0;
+}
+
+std::uint32_t Generator::random() {
+  if (--left_ == 0) next_block();
+  std::uint32_t y = state_[next_++];
+  y ^= y >> 11;
+  y ^= (y << 7) & 0x9d2c5680u;
+  y ^= (y << 15) & 0xefc60000u;
+  return y ^ (y >> 18);
+}
+
+std::uint64_t Generator::random64() {
+  const std::uint64_t high = random();
+  return high << 32 | random();
+}
+
+float Generator::uniform(double from_double, double to_double, UniformRule rule) {
+  const auto from = static_cast<float>(from_double), to = static_cast<float>(to_double);
+  const float x = rand(), span = to - from;
+  const float value = rule.fused ? std::fma(x, span, from) : x * span + from;
+  return rule.excludes_upper && value == to ? from : value;
+}
+
+std::int64_t Generator::randint(std::int64_t low, std::int64_t high) {
+  const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
+  const std::uint64_t bits = range >= 1ull << 28 ? random64() : random();
+  return static_cast<std::int64_t>(bits % range + static_cast<std::uint64_t>(low));
+}
+
+void Generator::get_state(std::uint8_t out[kStateBytes]) const {
+  store<std::uint64_t>(out + kSeedAt, initial_seed_);
+  store<std::int32_t>(out + kLeftAt, left_);
+  store<std::int32_t>(out + kSeededAt, 1);
+  store<std::uint64_t>(out + kNextAt, next_);
+  for (std::uint32_t i = 0; i < kBlock; ++i) store<std::uint64_t>(out + kWordsAt + 8 * i, state_[i]);
+  std::memcpy(out + kNormalsAt, normals_.data(), normals_.size());
+}
+
+bool Generator::set_state(const std::uint8_t in[kStateBytes]) {
+  const auto left = load<std::int32_t>(in + kLeftAt);
+  const auto next = load<std::uint64_t>(in + kNextAt);
+  // `left` and `next` are redundant, except before the first block.
+  const bool fresh = left == 1 && next == 0;
+  const bool inside =
+      left >= 1 && left <= static_cast<std::int32_t>(kBlock) && next == kBlock + 1 - static_cast<std::uint64_t>(left);
+  if (load<std::int32_t>(in + kSeededAt) != 1 || !(fresh || inside)) return false;
+  for (std::uint32_t i = 0; i < kBlock; ++i) {
+    if (load<std::uint64_t>(in + kWordsAt + 8 * i) > std::numeric_limits<std::uint32_t>::max()) return false;
+  }
+  initial_seed_ = load<std::uint64_t>(in + kSeedAt);
+  left_ = left;
+  next_ = static_cast<std::uint32_t>(next);
+  for (std::uint32_t i = 0; i < kBlock; ++i) {
+    state_[i] = static_cast<std::uint32_t>(load<std::uint64_t>(in + kWordsAt + 8 * i));
+  }
+  std::memcpy(normals_.data(), in + kNormalsAt, normals_.size());
+  return true;
+}
+
+std::uint64_t seed_for_index(std::uint64_t seed, std::uint64_t epoch, std::uint64_t index) {
+  // SplitMix64's steps (Steele, Lea, Flood 2014), absorbing one number after the other.
+  std::uint64_t state = 0;
+  for (const std::uint64_t word : {seed, epoch, index}) {
+    state = (state ^ word) + 0x9e3779b97f4a7c15ull;
+    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9ull;
+    state = (state ^ (state >> 27)) * 0x94d049bb133111ebull;
+    state ^= state >> 31;
+  }
+  return state & std::numeric_limits<std::int64_t>::max();
+}
+
+}  // namespace fastload

@@ -98,7 +98,18 @@ def erasing_bytes():
     return v2.Compose([v2.PILToTensor(), v2.RandomResizedCrop(SIZE), v2.RandomErasing(0.8, ratio=(0.5, 1.5), value=77)])
 
 
-_OF_IMAGES = (train_v1, train_v2, eval_v1, eval_v2, random_crop)
+def randaugment_v1():
+    steps = [v1.RandomResizedCrop(SIZE), v1.RandomHorizontalFlip(), v1.RandAugment(), v1.ToTensor()]
+    return v1.Compose([*steps, v1.Normalize(MEAN, STD), v1.RandomErasing(0.3)])
+
+
+def jitter_v2():
+    steps = [v2.RandomResizedCrop(SIZE), v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8)]
+    steps += [v2.RandomGrayscale(0.2), v2.RandomSolarize(128, 0.2), v2.RandomHorizontalFlip(), v2.ToImage()]
+    return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True)])
+
+
+_OF_IMAGES = (randaugment_v1, jitter_v2, train_v1, train_v2, eval_v1, eval_v2, random_crop)
 _OF_TENSORS = (train_on_tensors, eval_on_tensors, erasing_v1, erasing_v2, erasing_bytes)
 PIPELINES = {f.__name__: f for f in (*_OF_IMAGES, *_OF_TENSORS)}
 

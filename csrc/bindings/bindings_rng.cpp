@@ -324,6 +324,14 @@ void bind_draws(nb::module_& m) {
             return self.uniform(from, to, UniformRule{fused, excludes_upper});
           },
           "low"_a, "high"_a, "fused"_a = true, "excludes_upper"_a = true)
+      .def(
+          "randperm",
+          [](Generator& self, std::uint16_t count) {
+            std::vector<int> order(count);
+            self.randperm(order.data(), count);
+            return order;
+          },
+          "count"_a)
       .def("get_state", &state_of)
       .def(
           "set_state",

@@ -254,13 +254,6 @@ Size shorter_side_to(const DrawOp& op, Size image) {
   return image.width <= image.height ? Size{new_longer, new_shorter} : Size{new_shorter, new_longer};
 }
 
-// torch.randperm(4).
-std::array<int, 4> permutation_of_4(Generator& generator) {
-  std::array<int, 4> order{0, 1, 2, 3};
-  for (std::uint32_t i = 0; i < 3; ++i) std::swap(order[i], order[i + generator.random() % (4 - i)]);
-  return order;
-}
-
 bool meets(float r, double p, DrawOp::Comparison comparison) {
   switch (comparison) {
     case DrawOp::Comparison::less: return r < static_cast<float>(p);
@@ -273,7 +266,8 @@ bool meets(float r, double p, DrawOp::Comparison comparison) {
 void jitter(const DrawOp& op, UniformRule rule, Generator& generator, Course& course) {
   static constexpr Step::Kind kinds[] = {Step::Kind::brightness, Step::Kind::contrast, Step::Kind::saturation,
                                          Step::Kind::hue};
-  const std::array<int, 4> order = permutation_of_4(generator);
+  std::array<int, 4> order;
+  generator.randperm(order.data(), 4);
   double values[4] = {};
   for (std::size_t i = 0; i < 4; ++i) {
     const DrawOp::Jitter& range = op.jitters[i];

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <utility>
 
 namespace fastload {
 namespace {
@@ -78,6 +80,13 @@ std::int64_t Generator::randint(std::int64_t low, std::int64_t high) {
   const std::uint64_t range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
   const std::uint64_t bits = range >= 1ull << 28 ? random64() : random();
   return static_cast<std::int64_t>(bits % range + static_cast<std::uint64_t>(low));
+}
+
+void Generator::randperm(int* order, int count) {
+  std::iota(order, order + count, 0);
+  for (int i = 0; i < count - 1; ++i) {
+    std::swap(order[i], order[i + static_cast<int>(random() % static_cast<std::uint32_t>(count - i))]);
+  }
 }
 
 void Generator::get_state(std::uint8_t out[kStateBytes]) const {

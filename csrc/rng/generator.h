@@ -28,6 +28,8 @@ class Generator {
   float rand() { return static_cast<float>(random() & 0xffffffu) * 0x1p-24f; }  // torch.rand(1)
   std::int64_t randint(std::int64_t low, std::int64_t high);  // torch.randint(low, high, (1,)); low < high
 
+  void randperm(int* order, int count);  // torch.randperm(count)
+
   // torch.Generator's get_state() and set_state() layout, including cached normal samples (no op here draws any).
   void get_state(std::uint8_t out[kStateBytes]) const;
   bool set_state(const std::uint8_t in[kStateBytes]);  // false, and no change, if the state is invalid

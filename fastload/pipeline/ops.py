@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import torch
 from PIL import Image
@@ -335,7 +335,7 @@ class _Recorder:
     """An image of Pillow's that notes how it would be transformed, with torchvision's own arguments."""
 
     def __init__(self, height: int, width: int) -> None:
-        self.image: Any = Image.new("RGB", (width, height))
+        self.image = cast("Any", Image.new("RGB", (width, height)))
         self.image.transform = self._transform
         self.image.transpose = self._transpose
         self._made: list[tuple[Any, ...]] = []
@@ -357,11 +357,11 @@ class _Recorder:
             turns = Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270
             return [(f"rotate_{90 * (turns.index(arguments) + 1)}", {})]
         size, method, matrix, resample = arguments
-        samplings = {Image.NEAREST: "nearest", Image.BILINEAR: "bilinear", Image.BICUBIC: "bicubic"}
+        samplings = {Image.Resampling[name.upper()]: name for name in ("nearest", "bilinear", "bicubic")}
         if (
             size != self.image.size
             or len(matrix) != 6
-            or method != Image.AFFINE
+            or method != Image.Transform.AFFINE
             or resample not in samplings
             or rest.keys() > {"fillcolor"}
         ):

@@ -65,11 +65,17 @@ def _calibrate() -> StreamCalibration | None:
 
 
 def _same_integers() -> bool:
-    """Compare seeding, ``rand``, ``randint`` and the state afterwards."""
+    """Compare seeding, ``rand``, ``randint``, ``randperm`` and the state afterwards."""
     seed = 2**40 + 7
     core, generator = _core.Generator(seed), torch.Generator().manual_seed(seed)
     for _ in range(_DRAWS):
         if core.rand() != torch.rand(1, generator=generator).item():
+            return False
+        if [core.rand(), core.rand()] != torch.rand((2,), generator=generator).tolist():
+            return False
+        if [core.randint(0, 2), core.randint(0, 2)] != torch.randint(2, (2,), generator=generator).tolist():
+            return False
+        if core.randperm(4) != torch.randperm(4, generator=generator).tolist():
             return False
         for high in _RANGES:
             if core.randint(0, high) != torch.randint(0, high, (1,), generator=generator).item():

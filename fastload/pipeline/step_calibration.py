@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from fastload.pipeline.ops import Node
 
-_SAMPLINGS: Final = {"nearest": Image.NEAREST, "bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}
 _HUES: Final = (-0.5, -0.13, 0.02, 0.37)
 _lock: Final = threading.Lock()
 
@@ -43,7 +42,7 @@ _REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     "rotate_180": lambda image: image.transpose(Image.Transpose.ROTATE_180),
     "rotate_270": lambda image: image.transpose(Image.Transpose.ROTATE_270),
     "affine": lambda image, matrix, sampling, fill: image.transform(
-        image.size, Image.AFFINE, matrix, _SAMPLINGS[sampling], fillcolor=fill
+        image.size, Image.Transform.AFFINE, matrix, Image.Resampling[sampling.upper()], fillcolor=fill
     ),
     "pad": _pad,
 }

@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 
 _MODULES: Final = (
     "PIL.Image",
+    "PIL.ImageEnhance",
     "PIL.ImageFile",
+    "PIL.ImageFilter",
     "PIL.ImageMode",
+    "PIL.ImageOps",
+    "PIL.ImageStat",
     "PIL.JpegImagePlugin",
     "PIL.MpoImagePlugin",
     "PIL.TiffImagePlugin",  # reads EXIF
@@ -41,6 +45,7 @@ _MODULES: Final = (
     "torch.utils.data._utils.worker",
     "torchvision.transforms._functional_pil",
     "torchvision.transforms._functional_tensor",
+    "torchvision.transforms.autoaugment",
     "torchvision.transforms.functional",
 )
 _V2_MODULES: Final = (
@@ -48,7 +53,7 @@ _V2_MODULES: Final = (
     "torchvision.transforms.v2.functional",
     *(
         f"torchvision.transforms.v2.functional.{name}"
-        for name in ("_augment", "_geometry", "_meta", "_misc", "_type_conversion", "_utils")
+        for name in ("_augment", "_color", "_geometry", "_meta", "_misc", "_type_conversion", "_utils")
     ),
     "torchvision.tv_tensors",
     "torchvision.tv_tensors._image",
@@ -59,11 +64,11 @@ _V2_MODULES: Final = (
 _WRITING: Final = ("save", "show", "_show", "__repr__", "_repr_image", "_repr_jpeg_", "_repr_png_", "_repr_pretty_")
 _DRAWING: Final = (
     *("as_tensor", "default_generator", "empty", "exp", "from_numpy", "get_default_dtype", "log", "manual_seed"),
-    *("rand", "randint", "stack", "tensor", "zeros"),
+    *("arange", "linspace", "rand", "randint", "randperm", "stack", "tensor", "zeros"),
 )
 _METHODS: Final = (
     *("__bool__", "__getitem__", "__lt__", "__setitem__", "__torch_function__", "clone", "contiguous", "exp", "flip"),
-    *("item", "log", "numpy", "permute", "squeeze", "to", "tolist", "uniform_", "unsqueeze", "view"),
+    *("int", "item", "log", "numpy", "permute", "round", "squeeze", "to", "tolist", "uniform_", "unsqueeze", "view"),
 )
 _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (folder, ("default_loader", "pil_loader")),
@@ -72,7 +77,7 @@ _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (JpegImagePlugin, ("MARKER",)),
     (np, ("array", "asarray", "ascontiguousarray", "frombuffer")),
     (builtins, ("abs", "isinstance", "len", "max", "min", "open", "range", "round")),
-    (math, ("ceil", "exp", "floor", "log", "sqrt")),
+    (math, ("atan", "ceil", "cos", "degrees", "exp", "floor", "log", "radians", "sin", "sqrt", "tan")),
     (torch, _DRAWING),
     (torch.utils.data, ("default_collate",)),
     (torch.random, ("default_generator", "manual_seed")),

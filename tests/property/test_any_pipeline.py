@@ -68,6 +68,56 @@ def pipelines_on_tensors(draw):
     return v2.Compose(steps)
 
 
+@st.composite
+def color_steps(draw, module):
+    """A transform that changes colours, or moves pixels other than a crop does."""
+    p = draw(st.floats(0, 1))
+    low, high = sorted(draw(st.tuples(st.floats(0, 3), st.floats(0, 3))))
+    jitter = {name: (low, high) for name in ("brightness", "contrast", "saturation") if draw(st.booleans())}
+    hue = draw(st.sampled_from([0, 0.1, 0.5]))
+    sampling = draw(st.sampled_from([v1.InterpolationMode.NEAREST, v1.InterpolationMode.BILINEAR]))
+    fill = draw(st.sampled_from([None, 0, 130, (1, 20, 255)]))
+    how = {"interpolation": sampling, "fill": fill}
+    policy = draw(st.sampled_from(list(v1.AutoAugmentPolicy)))
+    steps = [
+        module.ColorJitter(**jitter, hue=hue),
+        module.Grayscale(3),
+        module.RandomGrayscale(p),
+        module.RandomInvert(p),
+        module.RandomPosterize(draw(st.integers(0, 8)), p),
+        module.RandomSolarize(draw(st.one_of(st.integers(0, 256), st.floats(0, 256))), p),
+        module.RandomAutocontrast(p),
+        module.RandomEqualize(p),
+        module.RandomAdjustSharpness(draw(st.floats(0, 4)), p),
+        module.RandAugment(draw(st.integers(0, 4)), draw(st.integers(0, 30)), **how),
+        module.TrivialAugmentWide(draw(st.integers(2, 40)), **how),
+        module.AutoAugment(policy, **how),
+        module.RandomApply([module.ColorJitter(0.4, 0.4, 0.4, hue), module.RandomHorizontalFlip(0.3)], p),
+        module.Pad(draw(st.integers(0, 9)), (3, 5, 200), draw(st.sampled_from(["constant", "edge", "symmetric"]))),
+    ]
+    return draw(st.sampled_from(steps))
+
+
+@st.composite
+def programs(draw):
+    """Crops, resizes and flips in any order, with changes of colours among them and behind."""
+    module = draw(st.sampled_from([v1, v2]))
+    size = draw(st.tuples(SIDES, SIDES))
+    mode = draw(MODES)
+    moves = [
+        module.Resize(draw(st.one_of(SIDES, st.tuples(SIDES, SIDES))), interpolation=mode),
+        module.RandomResizedCrop(size, interpolation=mode),
+        module.CenterCrop(size),
+        module.RandomCrop(size, padding=draw(st.sampled_from([None, 4, (1, 2), (3, 0, 1, 2)])), fill=(9, 80, 7)),
+        module.RandomHorizontalFlip(),
+        module.RandomVerticalFlip(0.3),
+    ]
+    before = draw(st.lists(st.one_of(st.sampled_from(moves), color_steps(module)), max_size=3))
+    behind = draw(st.lists(st.one_of(st.sampled_from(moves[-3:]), color_steps(module)), max_size=3))
+    tensor = draw(st.sampled_from([[v1.ToTensor()], [v1.PILToTensor()], [v1.ToTensor(), v1.Normalize(MEAN, STD)]]))
+    return module.Compose([*before, moves[1], *behind, *tensor])
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("photos"), 7)
@@ -76,6 +126,16 @@ def root(tmp_path_factory):
 @settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(pipelines(), pipelines_on_tensors()))
 def test_any_pipeline(root, pipeline):
+    _compare(root, pipeline)
+
+
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(programs())
+def test_any_program(root, pipeline):
+    _compare(root, pipeline)
+
+
+def _compare(root, pipeline):
     recipe = read_recipe(ImageFolder(root, pipeline))
     if isinstance(recipe, Refusal):
         assert recipe.reasons

@@ -16,7 +16,7 @@ import torchvision.transforms as v1
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from photos import PIPELINES
-from property.test_any_pipeline import pipelines, pipelines_on_tensors
+from property.test_any_pipeline import pipelines, pipelines_on_tensors, programs
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -50,17 +50,11 @@ def _numpy_noise(image: Any) -> Any:
 
 # Transforms that do not run natively, or only in part; each is put in front of a pipeline.
 OTHERS: tuple[Callable[[], Any], ...] = (
-    lambda: v1.ColorJitter(0.4, 0.4, 0.4, 0.1),
-    lambda: v2.RandomApply([v2.ColorJitter(0.3)], 0.5),
-    lambda: v1.RandomGrayscale(0.3),
     lambda: Grayish(3),
     lambda: v1.RandomRotation(20),
     lambda: v2.RandomPerspective(),
     lambda: v1.GaussianBlur(3),
-    lambda: v2.TrivialAugmentWide(),
-    lambda: v1.RandAugment(),
     lambda: v2.AugMix(),
-    lambda: v1.Pad(5),
     lambda: v1.Lambda(_numpy_noise),
 )
 SAMPLERS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -78,7 +72,9 @@ SAMPLERS: dict[str, Callable[[int], dict[str, Any]]] = {
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
     """Draw a pipeline, a folder and a loader's arguments."""
-    pipeline = draw(st.one_of(pipelines(), pipelines_on_tensors(), st.sampled_from(list(PIPELINES.values()))))
+    pipeline = draw(
+        st.one_of(pipelines(), pipelines_on_tensors(), programs(), st.sampled_from(list(PIPELINES.values())))
+    )
     pipeline = pipeline() if pipeline in PIPELINES.values() else pipeline
     if draw(st.integers(0, 3)) == 0:
         pipeline = type(pipeline)([draw(st.sampled_from(OTHERS))(), *pipeline.transforms])

@@ -73,7 +73,7 @@ def _same_integers() -> bool:
             return False
         if [core.rand(), core.rand()] != torch.rand((2,), generator=generator).tolist():
             return False
-        if [core.randint(0, 2), core.randint(0, 2)] != torch.randint(2, (2,), generator=generator).tolist():
+        if [core.randint(0, 2), core.randint(0, 2)] != torch.randint(0, 2, (2,), generator=generator).tolist():
             return False
         if core.randperm(4) != torch.randperm(4, generator=generator).tolist():
             return False

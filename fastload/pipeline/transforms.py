@@ -23,6 +23,7 @@ from fastload.pipeline.supported import ORIGINALS, role_of
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 from fastload.pipeline.unsupported import Refused, name_of
 from fastload.pipeline.watched_functions import check_libraries
+from fastload.pipeline.wrappers import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -191,15 +192,16 @@ def _flat_all(steps: Iterable[Any]) -> Iterator[Any]:
 
 
 def _flat(transform: Any, depth: int) -> Iterator[Any]:
+    if depth > 50:
+        raise Refused("transforms are nested more than 50 deep")
     role = role_of(transform)
-    if role is None:
+    parts = parts_of(transform) if role is None else transform.transforms if role == "compose" else None
+    if role is None and parts is None:
         raise Refused(f"transform {name_of(transform)} {_why_unknown(type(transform))}")
-    if (patched := ORIGINALS.patched(transform)) is not None:
+    if role is not None and (patched := ORIGINALS.patched(transform)) is not None:
         raise Refused(patched)
-    if role == "compose":
-        if depth > 50:
-            raise Refused("Compose is nested more than 50 deep")
-        for part in transform.transforms:
+    if parts is not None:
+        for part in parts:
             yield from _flat(part, depth + 1)
     elif role != "identity":
         yield transform

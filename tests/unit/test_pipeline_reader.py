@@ -79,7 +79,6 @@ REFUSED = {
         [OwnCrop(8), TO_TENSOR],
         "transform OwnCrop is a subclass of RandomResizedCrop, whose methods may be its own; use RandomResizedCrop",
     ),
-    "module": ([torch.nn.Sequential(v1.RandomResizedCrop(8)), TO_TENSOR], "Sequential is not supported natively yet"),
     "gradients": (
         [v1.RandomResizedCrop(8), TO_TENSOR, v1.Normalize(torch.zeros(3, requires_grad=True), torch.ones(3))],
         "would require gradients",

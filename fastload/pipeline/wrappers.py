@@ -88,9 +88,9 @@ def _is_plain(function: Any, arguments: int) -> bool:
 
 
 def _alike(code: CodeType, other: CodeType) -> bool:
-    """Whether two functions do the same, but for constants and an attribute's name."""
+    """Whether two functions do the same, but for constants and the names of attributes."""
     same = code.co_code == other.co_code and code.co_flags | CO_NESTED == other.co_flags | CO_NESTED
-    return same and len(code.co_names) == len(other.co_names) and code.co_names[1:] == other.co_names[1:]
+    return same and len(code.co_names) == len(other.co_names)
 
 
 def _own_constants(function: FunctionType) -> list[Any]:

@@ -49,9 +49,9 @@ def parts_of(transform: Any) -> list[Any] | None:
 
 
 def _converts_to_rgb(function: Any) -> bool:
-    return (
-        _is_plain(function, 1) and _alike(function.__code__, _TO_RGB.__code__) and _own_constants(function) == ["RGB"]
-    )
+    if not _is_plain(function, 1) or not _alike(function.__code__, _TO_RGB.__code__):
+        return False
+    return function.__code__.co_names == ("convert",) and _own_constants(function) == ["RGB"]
 
 
 def _wrapped(transform: Any) -> Any:

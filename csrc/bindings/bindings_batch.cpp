@@ -282,6 +282,15 @@ nb::tuple jpeg_header(nb::handle data) {
                         header.components, name_of(header.subsampling), header.progressive);
 }
 
+// Where the file's only scan ends, or 0 if the core may not decode it or decoding could fail.
+std::size_t scan_end(nb::bytes data, std::uint64_t max_pixels) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(data.data());
+  JpegHeader header;
+  ByteSource source(bytes, data.size());
+  if (scan_header(source, header) != Status::ok || check_supported(header, max_pixels) != Status::ok) return 0;
+  return end_of_scan(bytes, data.size(), header);
+}
+
 // One image on the calling thread. `images` is the output: NHWC with N = 1.
 nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t, 12>& geometry,
                      const std::string& filter, const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
@@ -330,6 +339,7 @@ BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional
 
 void bind_batch(nb::module_& m) {
   m.def("jpeg_header", &jpeg_header, "data"_a);
+  m.def("scan_end", &scan_end, "data"_a, "max_pixels"_a = 0);
   m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false);
   nb::class_<RandomStream>(m, "RandomStream")

@@ -1,5 +1,6 @@
 #include "jpeg/jpeg_header.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -186,8 +187,19 @@ struct Tables {
       if (kind > 1 || slot > 3) return false;
       (kind ? ac : dc) |= 1u << slot;
       std::size_t symbols = 0;
-      for (int i = 1; i <= 16; ++i) symbols += segment.data[at + i];
-      at += 17 + symbols;
+      std::uint32_t code = 0;  // the next one of the length
+      for (int i = 1; i <= 16; ++i, code <<= 1) {
+        const std::uint8_t count = segment.data[at + static_cast<std::size_t>(i)];
+        symbols += count;
+        code += count;
+        if (count != 0 && code >= 1u << i) return false;  // libjpeg keeps the code of all ones free
+      }
+      at += 17;
+      if (symbols > 256 || symbols > segment.size - at) return false;
+      const bool too_large = kind == 0 && std::any_of(segment.data + at, segment.data + at + symbols,
+                                                      [](std::uint8_t symbol) { return symbol > 15; });
+      if (too_large) return false;
+      at += symbols;
     }
     return at == segment.size;
   }
@@ -340,7 +352,9 @@ Status scan_header(ByteSource& source, JpegHeader& header) {
     if (span.size < length) return source.failure_or(Status::truncated);
     const Segment segment{span.data + 2, length - 2};
     at += length;
+    if (marker == 0xDD && length != 4) return Status::corrupt;
     if (marker == 0xDA) {
+      header.scan_at = at;
       if (!frame.seen) return Status::corrupt;
       if (frame_status == Status::ok && !header.progressive && !header.arithmetic) {
         header.tables_complete = tables.suffice(frame, segment);
@@ -360,6 +374,21 @@ Status scan_header(ByteSource& source, JpegHeader& header) {
       frame.keep(segment);
     }
   }
+}
+
+std::size_t end_of_scan(const std::uint8_t* data, std::size_t size, const JpegHeader& header) {
+  if (!header.tables_complete || header.scan_at == 0) return 0;
+  const std::uint8_t* const end = data + size;
+  const std::uint8_t* at = data + header.scan_at;
+  while (at < end) {
+    const auto left = static_cast<std::size_t>(end - at);
+    at = static_cast<const std::uint8_t*>(std::memchr(at, 0xFF, left));
+    if (at == nullptr || end - at < 2) return 0;
+    if (at[1] == 0xD9) return static_cast<std::size_t>(at + 2 - data);
+    if (at[1] != 0 && !(at[1] >= 0xD0 && at[1] <= 0xD7)) return 0;
+    at += 2;
+  }
+  return 0;
 }
 
 }  // namespace fastload

@@ -26,6 +26,7 @@ struct JpegHeader {
   // One interleaved scan, preceded by all of its quantization and Huffman tables, so that no table left from an earlier
   // image can be used for this one.
   bool tables_complete = false;
+  std::size_t scan_at = 0;  // where the first scan's data begins, bytes; 0: not found
 };
 
 // Walks the marker segments up to the first scan. `ok` means that every segment is well formed and neither Pillow's
@@ -33,5 +34,10 @@ struct JpegHeader {
 // holds what was read before the walk ended (width 0: nothing). Reads no more of a large file than needed. Allocates
 // nothing.
 Status scan_header(ByteSource& source, JpegHeader& header);
+
+// The end of a file's only scan, behind the end marker, bytes. 0 if decoding could fail: the file is not baseline with
+// one scan, or has other markers in it than restarts. Otherwise libjpeg decodes the whole image, whatever the scan's
+// bits are.
+std::size_t end_of_scan(const std::uint8_t* data, std::size_t size, const JpegHeader& header);
 
 }  // namespace fastload

@@ -9,6 +9,7 @@ draw from the sampler earlier than torch does, and after an early ``break`` the 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
@@ -140,6 +141,21 @@ class SendsPromptly:
             self.worker_init_fn(worker_id)
 
 
+class MakesLazyImages:
+    """A worker's first call: makes Pillow's images lazy, then runs the user's ``worker_init_fn``."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self.worker_init_fn = worker_init_fn
+
+    def __call__(self, worker_id: int) -> None:  # noqa: D102
+        if "PIL.Image" in sys.modules and importlib.util.find_spec("fastload._core") is not None:
+            from fastload.engines import lazy_images
+
+            lazy_images.install()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
 class TakesSignals:
     """A worker's first call: restores the signal handlers that were set before workers started.
 
@@ -164,8 +180,9 @@ def first_call_of(
     loader: Any, worker_init_fn: Callable[[int], None] | None, board: SharedCounters
 ) -> Callable[[int], None]:
     """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
-    promptly = worker_init_fn if loader.engine == "torch" else SendsPromptly(worker_init_fn)
-    return TakesSignals(MeasuredWorker(promptly, board))
+    if loader.engine != "torch":
+        worker_init_fn = SendsPromptly(MakesLazyImages(worker_init_fn))
+    return TakesSignals(MeasuredWorker(worker_init_fn, board))
 
 
 def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+// Kernels behind color.h, one set per level of SIMD. All sets give the same bits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "image/color.h"
+#include "resample/resample.h"
+
+namespace fastload {
+
+struct Bounds {
+  std::array<std::uint8_t, 3> low{255, 255, 255};
+  std::array<std::uint8_t, 3> high{};
+};
+
+struct ColorKernels {
+  void (*apply_table)(const LevelTable& table, Image image);
+  void (*blend_with_level)(int level, float factor, Image image);
+  void (*blend_with_gray)(float factor, Image image);
+  void (*blend_with_smooth)(float factor, Image image);
+  void (*shift_hue)(std::uint8_t shift, Image image);
+  void (*to_grayscale)(Image image);
+  std::uint64_t (*sum_of_gray)(ConstImage image);
+  Bounds (*bounds)(ConstImage image);  // of each channel; `image` has at least one pixel
+};
+
+extern const ColorKernels kPortableColor;
+#if defined(__x86_64__)
+extern const ColorKernels kAvx2Color;
+extern const ColorKernels kAvx512Color;
+#endif
+
+}  // namespace fastload

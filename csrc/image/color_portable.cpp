@@ -1,0 +1,56 @@
+// Changes of colour in plain C++.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "image/color_blocks.h"
+#include "image/color_kernels.h"
+
+#define FASTLOAD_TARGET
+
+namespace fastload {
+namespace {
+
+inline void split(const std::uint8_t* bytes, Planes& planes) {
+  for (int i = 0; i < kBlock; ++i) {
+    planes.red[i] = bytes[i * 3];
+    planes.green[i] = bytes[i * 3 + 1];
+    planes.blue[i] = bytes[i * 3 + 2];
+  }
+}
+
+inline void merge(const Planes& planes, std::uint8_t* bytes) {
+  for (int i = 0; i < kBlock; ++i) {
+    bytes[i * 3] = planes.red[i];
+    bytes[i * 3 + 1] = planes.green[i];
+    bytes[i * 3 + 2] = planes.blue[i];
+  }
+}
+
+class LookUp {
+ public:
+  explicit LookUp(const LevelTable& table) : table_(table) {}
+
+  void operator()(Planes& planes) const {
+    for (int i = 0; i < kBlock; ++i) {
+      planes.red[i] = table_[0][planes.red[i]];
+      planes.green[i] = table_[1][planes.green[i]];
+      planes.blue[i] = table_[2][planes.blue[i]];
+    }
+  }
+
+ private:
+  const LevelTable& table_;
+};
+
+}  // namespace
+}  // namespace fastload
+
+#include "image/color_loops.h"
+
+namespace fastload {
+const ColorKernels kPortableColor = kLoops;
+}  // namespace fastload

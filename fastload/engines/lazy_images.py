@@ -313,16 +313,13 @@ def install() -> bool:
     global _checks
     if not _originals:
         found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
-        if (
-            not isinstance(found["im"], property)
-            or not calibrate().subsamplings
-            or any(map(_is_patched, found.values()))
-        ):
+        plain = isinstance(found["im"], property) and not any(map(_is_patched, found.values()))
+        if not plain or not calibrate().subsamplings:
             return False
         _originals.update(found)
-        _checks = CHECKED
-        for cls, attribute, method in _METHODS.values():
-            setattr(cls, attribute, method)
+    _checks = CHECKED
+    for cls, attribute, method in _METHODS.values():
+        setattr(cls, attribute, method)
     return True
 
 

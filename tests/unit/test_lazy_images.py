@@ -1,0 +1,255 @@
+"""Lazy images cannot be told from ordinary ones: classes, infos, pixels, errors, and files are left as Pillow does."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jpeg_writer import FACTORS, write_jpeg
+from photos import jpeg
+from PIL import Image, ImageFile, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
+
+from fastload.engines import lazy_images
+from fastload.engines.lazy_images import Pending
+
+FILES = {
+    "4:2:0": jpeg(1, 90, 121, subsampling=2),
+    "4:4:4": jpeg(2, 61, 47, subsampling=0),
+    "progressive": jpeg(3, 50, 60, progressive=True),
+    "gray": jpeg(4, 50, 60, mode="L"),
+    "restarts": write_jpeg(60, 50, FACTORS["4:2:0"], seed=3, restart=3),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended():
+    yield
+    lazy_images.uninstall()
+    lazy_images._originals.clear()
+
+
+def lazily(function, data, checks=0):
+    assert lazy_images.install()
+    lazy_images._checks = checks
+    try:
+        return outcome(function, data)
+    finally:
+        lazy_images.uninstall()
+
+
+def outcome(function, data):
+    """What a function makes of an opened file, or its error."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return value_of(function(image))
+    except Exception as error:
+        return type(error), str(error)
+
+
+def value_of(made):
+    if isinstance(made, Image.Image):
+        info = {key: value for key, value in made.info.items() if key != "icc_profile"}
+        return type(made), made.mode, made.size, info, made.tobytes(), made.format, made.readonly
+    if isinstance(made, list | tuple):
+        return [value_of(part) for part in made]
+    return made.tolist() if isinstance(made, np.ndarray) else made
+
+
+def rgb_crop(image):
+    return image.convert("RGB").crop((5, 6, 40, 45))
+
+
+def many_crops(image):
+    image = image.convert("RGB")
+    return [image.crop((i, 2 * i, 30 + i, 40 + i)).resize((20, 17), 2) for i in range(6)]
+
+
+USES = {
+    "load": lambda image: (image.load(), image)[1],
+    "pixel access": lambda image: image.load()[3, 4],
+    "access of a copy": lambda image: image.convert("RGB").load()[3, 4],
+    "convert": lambda image: image.convert("RGB"),
+    "convert twice": lambda image: [image.convert("RGB").convert("RGB"), image],
+    "convert to L": lambda image: image.convert("RGB").convert("L"),
+    "convert with a matrix": lambda image: image.convert("RGB").convert("L", (0.3, 0.3, 0.3, 0)),
+    "crop": rgb_crop,
+    "crop of the file": lambda image: image.crop((5, 6, 40, 45)),
+    "crop beyond": lambda image: image.convert("RGB").crop((-5, 6, 40, 450)),
+    "crop of nothing": lambda image: image.convert("RGB").crop((5, 6, 5, 6)),
+    "crop inside out": lambda image: image.convert("RGB").crop((9, 6, 5, 8)),
+    "crop by halves": lambda image: image.convert("RGB").crop((0.5, 1.5, 20.5, 30.49)),
+    "crop of a crop": lambda image: rgb_crop(image).crop((3, 4, 20, 22)),
+    "resize": lambda image: image.convert("RGB").resize((31, 22)),
+    "resize to itself": lambda image: image.convert("RGB").resize(image.size, 2),
+    "nearest": lambda image: image.convert("RGB").resize((31, 22), 0),
+    "reducing gap": lambda image: image.convert("RGB").resize((11, 12), 2, reducing_gap=2.0),
+    "resize of a box": lambda image: image.convert("RGB").resize((11, 12), 2, (1.5, 2.5, 30.0, 40.0)),
+    "unknown filter": lambda image: image.convert("RGB").resize((11, 12), 77),
+    "negative size": lambda image: image.convert("RGB").resize((-1, 12)),
+    "size of floats": lambda image: image.convert("RGB").resize((10.0, 12)),
+    "array of sizes": lambda image: image.convert("RGB").resize(np.array([10, 12])),
+    "crop, resize, crop, flip": lambda image: ImageOps.mirror(rgb_crop(image).resize((30, 30), 3).crop((1, 2, 28, 25))),
+    "flip, crop": lambda image: ImageOps.flip(ImageOps.mirror(image.convert("RGB"))).crop((2, 7, 22, 33)),
+    "flip, resize": lambda image: ImageOps.mirror(rgb_crop(image)).resize((12, 9), 2),
+    "two resizes": lambda image: image.convert("RGB").resize((40, 44), 2).resize((20, 21), 3),
+    "rotate": lambda image: image.convert("RGB").rotate(20),
+    "transpose": lambda image: image.convert("RGB").transpose(Image.Transpose.ROTATE_90),
+    "many crops": many_crops,
+    "array": lambda image: np.array(image.convert("RGB")),
+    "array of the file": np.asarray,
+    "pickle": lambda image: pickle.loads(pickle.dumps(image.convert("RGB"))),
+    "copy": lambda image: [image.copy(), copy.copy(image.convert("RGB")), copy.deepcopy(rgb_crop(image))],
+    "equal": lambda image: image.convert("RGB") == image.convert("RGB"),
+    "exif": lambda image: (dict(image.getexif()), rgb_crop(image)),
+    "draft": lambda image: (image.draft("RGB", (20, 20)), image.convert("RGB"))[1],
+    "draft to L": lambda image: (image.draft("L", None), image.convert("RGB"))[1],
+    "thumbnail": lambda image: (image.thumbnail((20, 20)), image)[1],
+    "paste into": lambda image: (image.paste((1, 2, 3), (0, 0, 5, 5)), image)[1],
+    "paste from": lambda image: (Image.new("RGB", (99, 99)).paste(rgb_crop(image), (3, 3)), 0)[1],
+    "put a pixel": lambda image: (c := rgb_crop(image), c.putpixel((1, 1), (9, 9, 9)), c)[2],
+    "change a copy": lambda image: (c := rgb_crop(image), d := c.copy(), d.putpixel((1, 1), (9, 9, 9)), [c, d])[3],
+    "blend": lambda image: Image.blend(rgb_crop(image), rgb_crop(image).resize((35, 39)), 0.3),
+    "split": lambda image: image.convert("RGB").split(),
+    "histogram": lambda image: rgb_crop(image).histogram(),
+    "closed": lambda image: (c := image.convert("RGB"), c.close(), c.tobytes())[2],
+    "bands": lambda image: (image.convert("RGB").getbands(), image.convert("RGB").getbbox()),
+    "repr": lambda image: repr(image.convert("RGB"))[:40],
+    "file": lambda image: (image.load(), image.fp, image.tile)[1:],
+    "save": lambda image: (out := io.BytesIO(), rgb_crop(image).save(out, "PNG"), out.getvalue())[2],
+    "exif transpose": lambda image: ImageOps.exif_transpose(image),
+    "verify": lambda image: image.verify(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", FILES)
+def test_any_use_gives_what_an_ordinary_image_gives(use, name):
+    assert lazily(USES[use], FILES[name]) == outcome(USES[use], FILES[name])
+
+
+def test_crops_of_a_file_do_not_decode_it():
+    def pending(image):
+        made = rgb_crop(image).resize((20, 21), 2)
+        return [type(vars(each)["_im"]) is Pending for each in (image, made)]
+
+    assert lazily(pending, FILES["4:2:0"]) == [True, True]
+    assert lazily(lambda image: type(vars(image.convert("RGB"))["_im"]) is Pending, FILES["progressive"]) is False
+
+
+def test_the_file_is_left_where_pillow_leaves_it(tmp_path):
+    big = jpeg(5, 700, 900, quality=95) + b"behind the end" * 20_000
+    assert len(big) > 3 * 65536
+    for number, data in enumerate([*FILES.values(), big]):
+        path = tmp_path / f"{number}.jpg"
+        path.write_bytes(data)
+
+        def places(path=path):
+            with open(path, "rb") as file:
+                image = Image.open(file)
+                before = file.tell()
+                image.convert("RGB")
+                after = file.tell(), file.closed
+            with Image.open(path) as image:
+                image.convert("RGB")
+                own = image.fp
+            return before, after, own
+
+        expected = places()
+        assert lazy_images.install()
+        try:
+            assert places() == expected
+        finally:
+            lazy_images.uninstall()
+
+
+@pytest.mark.parametrize("length", range(0, len(FILES["restarts"]), 7))
+def test_a_truncated_file_raises_at_once(length):
+    data = FILES["restarts"][:length]
+    assert lazily(lambda image: image.convert("RGB") and None, data) == outcome(
+        lambda image: image.convert("RGB") and None, data
+    )
+
+
+def test_damaged_files_give_the_same_pixels_or_errors():
+    rng = random.Random(1)
+    for _ in range(400):
+        data = bytearray(FILES[rng.choice(["4:2:0", "restarts", "4:4:4"])])
+        for _ in range(rng.choice([1, 2, 4])):
+            at = rng.randrange(2, len(data))
+            data[at : at + rng.choice([0, 1])] = bytes([rng.choice([0xFF, rng.randrange(256)])])
+        for use in ("convert", "crop, resize, crop, flip"):
+            assert lazily(USES[use], bytes(data)) == outcome(USES[use], bytes(data)), data.hex()
+
+
+def test_truncated_images_may_be_allowed(monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    data = FILES["4:2:0"][:-200]
+    assert lazily(rgb_crop, data) == outcome(rgb_crop, data)
+
+
+def test_huge_images_warn_as_often(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+    with pytest.warns(Image.DecompressionBombWarning) as expected:
+        outcome(rgb_crop, FILES["4:4:4"])
+    with pytest.warns(Image.DecompressionBombWarning) as seen:
+        lazily(rgb_crop, FILES["4:4:4"])
+    assert [str(each.message) for each in seen] == [str(each.message) for each in expected]
+
+
+def test_other_bits_than_pillows_end_it(monkeypatch):
+    decode = lazy_images._core.decode
+
+    def wrong(data, out, *arguments, **rest):
+        result = decode(data, out, *arguments, **rest)
+        out[0, 0, 0, 0] ^= 1
+        return result
+
+    monkeypatch.setattr(lazy_images._core, "decode", wrong)
+    assert lazy_images.install()
+    lazy_images._checks = 2
+    try:
+        made = outcome(rgb_crop, FILES["4:2:0"])
+        assert Image.Image.crop is lazy_images._originals["crop"]
+    finally:
+        lazy_images.uninstall()
+    assert made == outcome(rgb_crop, FILES["4:2:0"])
+
+
+def test_a_patched_pillow_stays_as_it_is(monkeypatch):
+    lazy_images.uninstall()
+    monkeypatch.setattr(lazy_images, "_originals", {})
+    monkeypatch.setattr(JpegImageFile.__mro__[2], "crop", lambda self, box=None: self)
+    assert not lazy_images.install()
+
+
+BOXES = st.tuples(*[st.integers(-5, 70)] * 4)
+STEPS = st.one_of(
+    st.tuples(st.just("crop"), BOXES),
+    st.tuples(
+        st.just("resize"), st.tuples(st.integers(1, 60), st.integers(1, 60)), st.sampled_from([None, 0, 1, 2, 3, 4, 5])
+    ),
+    st.tuples(st.just("transpose"), st.integers(0, 6)),
+    st.tuples(st.just("copy")),
+    st.tuples(st.just("convert"), st.sampled_from(["RGB", "L"])),
+)
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(list(FILES)), st.lists(STEPS, max_size=5), st.integers(0, 2))
+def test_any_steps(name, steps, checks):
+    def run(image):
+        made = []
+        image = image.convert("RGB")
+        for step, *arguments in steps:
+            image = getattr(image, step)(*arguments)
+            made.append(image)
+        return made[-1:] + made[:1]
+
+    assert lazily(run, FILES[name], checks) == outcome(run, FILES[name])

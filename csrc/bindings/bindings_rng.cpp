@@ -118,7 +118,9 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"sharpness", Step::Kind::sharpness},   {"grayscale", Step::Kind::grayscale},
     {"invert", Step::Kind::invert},         {"posterize", Step::Kind::posterize},
     {"solarize", Step::Kind::solarize},     {"autocontrast", Step::Kind::autocontrast},
-    {"equalize", Step::Kind::equalize},     {"rotate_90", Step::Kind::rotate_90},
+    {"equalize", Step::Kind::equalize},     {"flip_horizontal", Step::Kind::flip_horizontal},
+    {"flip_vertical", Step::Kind::flip_vertical},
+    {"rotate_90", Step::Kind::rotate_90},
     {"rotate_180", Step::Kind::rotate_180}, {"rotate_270", Step::Kind::rotate_270},
     {"affine", Step::Kind::affine},         {"pad", Step::Kind::pad},
 };

@@ -1,27 +1,36 @@
 """Lazy images: in a worker process, Pillow decodes only the part of a JPEG file that is used, and natively.
 
 :func:`install` changes methods of Pillow's images in this process. ``Image.open(...).convert("RGB")`` then notes the
-file's bytes, and ``crop``, ``resize`` and flips note what to do. The first access to the pixels does all of it in one
-region decode, with Pillow's bits. The images' classes, modes, sizes and infos are Pillow's, and so are errors: a file
-whose decoding could fail is decoded by Pillow, at once.
+file's bytes; ``crop``, ``resize``, flips, affine transforms and torchvision's changes of colour note what to do. The
+first access to the pixels does all of it natively in one go, with the same bits. The images' classes, modes, sizes and
+infos are Pillow's, and so are errors: a file whose decoding could fail is decoded by Pillow, at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
+import math
 import sys
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
+from torchvision.transforms import _functional_pil
 
 from fastload import _core
 from fastload.pipeline.calibration import FILTERS, calibrate
+from fastload.pipeline.step_calibration import REFERENCES, differing_step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+
+    from fastload.pipeline.ops import Node
 
 _NAMES: Final = {int(resampling): name for name, resampling in FILTERS.items()}
 PARTS_MAX: Final = 2
@@ -29,7 +38,11 @@ PARTS_MAX: Final = 2
 CHECKED: Final = 2
 """The first parts in a process, which Pillow decodes as well. If its bits differ, images are lazy no more."""
 
+_FACTORS: Final = (0.0, 0.3, 1.0, 1.7, 3.0)
 _originals: dict[str, Any] = {}
+_functions: dict[str, Any] = {}
+_exact: set[str] = set()
+_keeps_info: dict[str, bool] = {}
 _checks = 0
 
 
@@ -42,30 +55,32 @@ class _File:
         self._parts = 0
         self._whole: NDArray[np.uint8] | None = None
 
-    def part(self, pending: Pending) -> Any:
-        """Decode a part; return a core image of Pillow's."""
+    def part(self, pending: Pending) -> NDArray[np.uint8]:
+        """Decode a part, ``(H, W, 3)``."""
         global _checks
         pixels = self._native(pending)
         if pixels is None:
             return pending.by_pillow(self._by_pillow())
-        width, height = pending.size
-        core = Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1).im
         if _checks > 0:
             _checks -= 1
             expected = pending.by_pillow(self._by_pillow())
-            if _bytes(core) != _bytes(expected):
+            if not np.array_equal(pixels, expected):
                 uninstall()
                 return expected
-        return core
+        return pixels
 
     def _native(self, pending: Pending) -> NDArray[np.uint8] | None:
-        """Decode a part natively; ``None`` if the core does not decode this file."""
+        """Make a part natively; ``None`` if the core does not decode this file."""
         self._parts += 1
         if self._whole is None and self._parts <= PARTS_MAX:
-            return self._decoded(pending)
-        if self._whole is None:
-            self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
-        return None if self._whole is None else pending.of(self._whole)
+            pixels = self._decoded(pending)
+        else:
+            if self._whole is None:
+                self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
+            pixels = None if self._whole is None else pending.of(self._whole)
+        if pixels is not None and pending.steps and not _core.apply_steps(pending.steps, pixels, pixels):
+            return None
+        return pixels
 
     def _decoded(self, pending: Pending) -> NDArray[np.uint8] | None:
         width, height = pending.size
@@ -80,7 +95,7 @@ class _File:
             return image.im
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
     """Stands for the pixels of an image until they are used.
 
@@ -92,6 +107,7 @@ class Pending:
         window: The part of the resized image; the whole of it if ``None``.
         mirrored: Whether to flip the result horizontally.
         flipped: Whether to flip it vertically.
+        steps: What to do then, for ``_core.apply_steps``. Keeps the size.
     """
 
     file: _File
@@ -101,9 +117,11 @@ class Pending:
     window: tuple[int, int, int, int] | None = None
     mirrored: bool = False
     flipped: bool = False
+    steps: tuple[Node, ...] = ()
+    _pixels: NDArray[np.uint8] | None = field(default=None, init=False)
 
-    mode = "RGB"
-    readonly = 0
+    mode: ClassVar = "RGB"
+    readonly: ClassVar = 0
 
     @property
     def size(self) -> tuple[int, int]:
@@ -116,8 +134,10 @@ class Pending:
             return self.window
         return self.box if self.target is None else (0, 0, *self.target)
 
-    def cropped(self, box: tuple[int, int, int, int]) -> Pending:
-        """Crop to a box within the image."""
+    def cropped(self, box: tuple[int, int, int, int]) -> Pending | None:
+        """Crop to a box within the image; ``None`` if it is too late for that."""
+        if self.steps:
+            return None
         width, height = self.size
         left, top, right, bottom = box
         if self.mirrored:
@@ -130,21 +150,34 @@ class Pending:
 
     def resized(self, size: tuple[int, int], name: str) -> Pending | None:
         """Resize; ``None`` if the core cannot do it in the same pass."""
-        if self.target is not None or self.mirrored or self.flipped:
+        if self.target is not None or self.mirrored or self.flipped or self.steps:
             return None
         return replace(self, target=size, filter=name)
 
     def turned(self, method: int) -> Pending | None:
         """Transpose; ``None`` if it is no flip."""
-        if method == Image.Transpose.FLIP_LEFT_RIGHT:
-            return replace(self, mirrored=not self.mirrored)
-        if method == Image.Transpose.FLIP_TOP_BOTTOM:
-            return replace(self, flipped=not self.flipped)
-        return None
+        if method not in (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM):
+            return None
+        mirrors = method == Image.Transpose.FLIP_LEFT_RIGHT
+        kind = "flip_horizontal" if mirrors else "flip_vertical"
+        if self.steps:
+            return self.changed(kind, {}) if kind in _exact else None
+        return replace(self, mirrored=not self.mirrored) if mirrors else replace(self, flipped=not self.flipped)
 
-    def pixels(self) -> Any:
-        """Decode; return a core image of Pillow's."""
-        return self.file.part(self)
+    def changed(self, kind: str, fields: dict[str, Any]) -> Pending:
+        """Add a step."""
+        return replace(self, steps=(*self.steps, (kind, fields)))
+
+    def pixels(self) -> NDArray[np.uint8]:
+        """Make the pixels, ``(H, W, 3)``. They are kept and must not be changed."""
+        if self._pixels is None:
+            self._pixels = self.file.part(self)
+        return self._pixels
+
+    def core(self) -> Any:
+        """Make a core image of Pillow's."""
+        pixels = self.pixels()
+        return Image.frombuffer("RGB", self.size, pixels, "raw", "RGB", 0, 1).im
 
     def geometry(self) -> tuple[int, ...]:
         """What to do, for ``_core.decode``."""
@@ -167,8 +200,8 @@ class Pending:
             pixels = out[top:bottom, left:right]
         return np.ascontiguousarray(pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1])
 
-    def by_pillow(self, whole: Any) -> Any:
-        """Do the same to the whole core image."""
+    def by_pillow(self, whole: Any) -> NDArray[np.uint8]:
+        """Do the same to the whole core image by Pillow."""
         core = whole.crop(self.box)
         if self.target is not None:
             core = core.resize(self.target, FILTERS[self.filter], (0, 0, *core.size))
@@ -178,7 +211,10 @@ class Pending:
             core = core.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.flipped:
             core = core.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        return core
+        image = Image.Image()._new(core)
+        for kind, fields in self.steps:
+            image = REFERENCES[kind](image, **fields)
+        return np.array(image)
 
 
 def _note(image: JpegImageFile) -> None:
@@ -229,8 +265,7 @@ def _is_needless(image: Any) -> bool:
 def _im(self: Image.Image) -> Any:
     im: Any = self._im
     if type(im) is Pending:
-        im = im.pixels()
-        self._im = im
+        self._im = im = im.core()
         return im
     return _originals["im"].fget(self)
 
@@ -263,7 +298,9 @@ def _crop(self: Image.Image, box: Any = None) -> Image.Image:
     if pending is not None and box != (0, 0, *self.size):
         left, top, right, bottom = map(int, map(round, box))
         if 0 <= left < right <= self.width and 0 <= top < bottom <= self.height:
-            return self._new(cast("Any", pending.cropped((left, top, right, bottom))))
+            cropped = pending.cropped((left, top, right, bottom))
+            if cropped is not None:
+                return self._new(cast("Any", cropped))
     return cast("Image.Image", _originals["crop"](self, box))
 
 
@@ -287,21 +324,137 @@ def _transpose(self: Image.Image, method: Any) -> Image.Image:
     return _originals["transpose"](self, method) if turned is None else self._new(cast("Any", turned))
 
 
+def _transform(
+    self: Image.Image,
+    size: Any,
+    method: Any,
+    data: Any = None,
+    resample: Any = 0,
+    fill: Any = 1,
+    fillcolor: Any = None,
+) -> Image.Image:
+    original = _originals["transform"]
+    pending = _pending(self) if method == Image.Transform.AFFINE and fill == 1 and "affine" in _exact else None
+    sampling = _SAMPLINGS.get(resample) if isinstance(resample, int) else None
+    plain = size == self.size and type(data) in (tuple, list) and len(data) == 6 and sampling is not None
+    color = (0, 0, 0) if fillcolor is None else fillcolor
+    plain = plain and type(color) is tuple and len(color) == 3 and all(type(part) is int for part in color)
+    if pending is None or not plain or not all(type(number) in (int, float) for number in data):
+        return cast("Image.Image", original(self, size, method, data, resample, fill, fillcolor))
+    if not all(0 <= part <= 255 for part in color):
+        return cast("Image.Image", original(self, size, method, data, resample, fill, fillcolor))
+    fields = {"matrix": tuple(map(float, data)), "sampling": sampling, "fill": color}
+    return _changed(self, pending, "affine", fields)
+
+
+def _changed(image: Image.Image, pending: Pending, kind: str, fields: dict[str, Any]) -> Image.Image:
+    result = image._new(cast("Any", pending.changed(kind, fields)))
+    if not _keeps_info[kind]:
+        result.info = {}
+    return result
+
+
+def _array_interface(self: Image.Image) -> dict[str, Any]:
+    im: Any = self._im
+    if type(im) is not Pending:
+        return cast("dict[str, Any]", _originals["array"].fget(self))
+    width, height = im.size
+    return {"version": 3, "shape": (height, width, 3), "typestr": "|u1", "data": im.pixels().tobytes()}
+
+
 _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "load_file": (ImageFile.ImageFile, "load", _load_file),
     "load": (Image.Image, "load", _load),
     "im": (Image.Image, "im", property(_im, _set_im)),
+    "array": (Image.Image, "__array_interface__", property(_array_interface)),
     "copy": (Image.Image, "copy", _copy),
     "__copy__": (Image.Image, "__copy__", _copy),
     "convert": (Image.Image, "convert", _convert),
     "crop": (Image.Image, "crop", _crop),
     "resize": (Image.Image, "resize", _resize),
     "transpose": (Image.Image, "transpose", _transpose),
+    "transform": (Image.Image, "transform", _transform),
 }
 
+_SAMPLINGS: Final = {int(Image.Resampling[name.upper()]): name for name in ("nearest", "bilinear", "bicubic")}
 
-def _bytes(core: Any) -> bytes:
-    return Image.Image()._new(core).tobytes()
+
+def _factor(kind: str, name: str) -> Callable[..., Node | None]:
+    def read(*arguments: Any, **rest: Any) -> Node | None:
+        (value,) = arguments or (rest[name],)
+        return (kind, {"value": float(value)}) if type(value) in (int, float) else None
+
+    return read
+
+
+def _hue(hue_factor: Any) -> Node | None:
+    if type(hue_factor) not in (int, float) or not -0.5 <= hue_factor <= 0.5:
+        return None
+    return "hue", {"value": float(np.int32(hue_factor * 255).astype(np.uint8))}
+
+
+def _posterize(bits: Any) -> Node | None:
+    return ("posterize", {"value": float(bits)}) if type(bits) is int and 1 <= bits <= 8 else None
+
+
+def _solarize(threshold: Any) -> Node | None:
+    if type(threshold) not in (int, float) or not math.isfinite(threshold):
+        return None
+    return "solarize", {"value": float(max(0, min(256, math.ceil(threshold))))}
+
+
+def _grayscale(num_output_channels: Any) -> Node | None:
+    return ("grayscale", {}) if num_output_channels == 3 else None
+
+
+_FUNCTIONS: Final[dict[str, Callable[..., Node | None]]] = {
+    "adjust_brightness": _factor("brightness", "brightness_factor"),
+    "adjust_contrast": _factor("contrast", "contrast_factor"),
+    "adjust_saturation": _factor("saturation", "saturation_factor"),
+    "adjust_sharpness": _factor("sharpness", "sharpness_factor"),
+    "adjust_hue": _hue,
+    "to_grayscale": _grayscale,
+    "invert": lambda: ("invert", {}),
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "autocontrast": lambda: ("autocontrast", {}),
+    "equalize": lambda: ("equalize", {}),
+}
+"""By the name of torchvision's function for PIL images: reads its arguments into a step."""
+_EXAMPLES: Final[tuple[Node, ...]] = (
+    *((kind, {"value": value}) for kind in ("brightness", "contrast", "saturation", "sharpness") for value in _FACTORS),
+    *(("hue", {"value": value}) for value in (0.0, 5.0, 94.0, 129.0, 223.0)),
+    *(("posterize", {"value": float(value)}) for value in range(1, 9)),
+    *(("solarize", {"value": float(value)}) for value in (0, 1, 100, 255, 256)),
+    *((kind, {}) for kind in ("grayscale", "invert", "autocontrast", "equalize", "flip_horizontal", "flip_vertical")),
+    *(
+        ("affine", {"matrix": matrix, "sampling": sampling, "fill": (3, 200, 90)})
+        for sampling in ("nearest", "bilinear", "bicubic")
+        for matrix in (
+            (1.0, 0.3, 0.0, 0.0, 1.0, 0.0),
+            (1.0, 0.0, -7.0, 0.0, 1.0, 4.0),
+            (0.9, -0.4, 11.5, 0.4, 0.9, -8.25),
+        )
+    ),
+)
+
+
+def _function(name: str, original: Any) -> Any:
+    """Wrap torchvision's function, so that it adds a step to pending pixels."""
+    read = _FUNCTIONS[name]
+
+    @functools.wraps(original)
+    def function(img: Any, *arguments: Any, **rest: Any) -> Any:
+        pending = _pending(img) if isinstance(img, Image.Image) else None
+        node = None
+        if pending is not None:
+            with contextlib.suppress(TypeError, KeyError, ValueError):  # the original raises its own
+                node = read(*arguments, **rest)
+        if pending is None or node is None or node[0] not in _exact:
+            return original(img, *arguments, **rest)
+        return _changed(img, pending, *node)
+
+    return function
 
 
 def _pass_rule() -> str:
@@ -313,21 +466,50 @@ def install() -> bool:
     global _checks
     if not _originals:
         found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
-        plain = isinstance(found["im"], property) and not any(map(_is_patched, found.values()))
-        if not plain or not calibrate().subsamplings:
+        plain = isinstance(found["im"], property) and isinstance(found["array"], property)
+        if not plain or any(map(_is_patched, found.values())) or not calibrate().subsamplings:
             return False
         _originals.update(found)
+        _learn()
     _checks = CHECKED
     for cls, attribute, method in _METHODS.values():
         setattr(cls, attribute, method)
+    for name, original in _functions.items():
+        _replace_function(name, original, _function(name, original))
     return True
 
 
 def uninstall() -> None:
     """Make images as Pillow does. Those that are lazy stay so until their pixels are used."""
     for name, (cls, attribute, _) in _METHODS.items():
-        if name in _originals and name != "im":
+        if name in _originals and name not in ("im", "array"):
             setattr(cls, attribute, _originals[name])
+    for name, original in _functions.items():
+        _replace_function(name, getattr(_functional_pil, name), original)
+
+
+def _learn() -> None:
+    """Find the steps whose bits are Pillow's, and torchvision's functions for them that are not patched."""
+    differing = {kind for kind, fields in _EXAMPLES if differing_step([(kind, fields)]) is not None}
+    probe = Image.new("RGB", (3, 2))
+    probe.info["kept"] = True
+    for kind, fields in _EXAMPLES:
+        if kind not in differing:
+            _exact.add(kind)
+            _keeps_info[kind] = "kept" in REFERENCES[kind](probe, **fields).info
+    for name in _FUNCTIONS:
+        original = getattr(_functional_pil, name, None)
+        if getattr(original, "__module__", None) == _functional_pil.__name__:
+            _functions[name] = original
+
+
+def _replace_function(name: str, old: Any, new: Any) -> None:
+    """Replace a function of torchvision's, and the same one in v2's table of kernels."""
+    setattr(_functional_pil, name, new)
+    v2: Any = sys.modules.get("torchvision.transforms.v2.functional._utils")
+    for kernels in getattr(v2, "_KERNEL_REGISTRY", {}).values():
+        if kernels.get(Image.Image) is old:
+            kernels[Image.Image] = new
 
 
 def _is_patched(method: Any) -> bool:

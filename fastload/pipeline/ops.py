@@ -218,8 +218,8 @@ def _chance(kind: str, comparison_v1: str, value: str | None = None) -> Callable
 def _parameter(kind: str, value: float) -> float:
     if kind == "solarize":
         return float(max(0, min(256, math.ceil(value))))  # Pillow compares whole levels with it
-    if kind == "posterize" and not 0 <= value <= 8:
-        raise ValueError("bits must be from 0 to 8")
+    if kind == "posterize" and not 1 <= value <= 8:
+        raise ValueError("bits must be from 1 to 8")
     return float(value)
 
 

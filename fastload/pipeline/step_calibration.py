@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fastload.pipeline.ops import Node
 
-_HUES: Final = (-0.5, -0.13, 0.02, 0.37)
+_SHIFTS: Final = (0, 5, 94, 127, 129, 223, 255)
 _lock: Final = threading.Lock()
 
 
@@ -27,7 +27,7 @@ def _pad(image: Image.Image, *, margins: tuple[int, int, int, int], mode: str, f
     return result
 
 
-_REFERENCES: Final[dict[str, Callable[..., Any]]] = {
+REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     "brightness": lambda image, value: functional.adjust_brightness(image, value),
     "contrast": lambda image, value: functional.adjust_contrast(image, value),
     "saturation": lambda image, value: functional.adjust_saturation(image, value),
@@ -38,6 +38,9 @@ _REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     "solarize": lambda image, value: functional.solarize(image, value),
     "autocontrast": functional.autocontrast,
     "equalize": functional.equalize,
+    "hue": lambda image, value: functional.adjust_hue(image, (value if value < 128 else value - 256) / 255),
+    "flip_horizontal": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "flip_vertical": lambda image: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
     "rotate_90": lambda image: image.transpose(Image.Transpose.ROTATE_90),
     "rotate_180": lambda image: image.transpose(Image.Transpose.ROTATE_180),
     "rotate_270": lambda image: image.transpose(Image.Transpose.ROTATE_270),
@@ -46,6 +49,9 @@ _REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     ),
     "pad": _pad,
 }
+
+
+"""What Pillow or torchvision does for each kind of step."""
 
 
 def leaves(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -70,12 +76,12 @@ def differing_step(nodes: Iterable[Node]) -> str | None:
                 names = ("brightness", "contrast", "saturation")
                 pairs = zip(names, fields["jitters"], strict=False)
                 steps = [(name, value) for name, pair in pairs if pair is not None for value in (*pair, sum(pair) / 2)]
+                if fields["jitters"][3] is not None:
+                    steps += [("hue", value) for value in _SHIFTS]
                 for name, value in steps:
                     if not _same_as_reference(name, (("value", value),)):
                         return name
-                if fields["jitters"][3] is not None and not all(map(_same_hue, _HUES)):
-                    return "hue"
-            elif kind in _REFERENCES and not _same_as_reference(kind, tuple(sorted(fields.items()))):
+            elif kind in REFERENCES and not _same_as_reference(kind, tuple(sorted(fields.items()))):
                 return kind
     return None
 
@@ -92,17 +98,7 @@ def _probe() -> Image.Image:
 
 @cache
 def _same_as_reference(kind: str, fields: tuple[tuple[str, Any], ...]) -> bool:
-    return _same(kind, dict(fields), _REFERENCES[kind](_probe(), **dict(fields)))
-
-
-@cache
-def _same_hue(factor: float) -> bool:
-    shift = int(np.int32(factor * 255).astype(np.uint8))
-    return _same("hue", {"value": shift}, functional.adjust_hue(_probe(), factor))
-
-
-def _same(kind: str, fields: dict[str, Any], expected: Image.Image) -> bool:
-    wanted = np.asarray(expected)
+    wanted = np.asarray(REFERENCES[kind](_probe(), **dict(fields)))
     got = np.empty_like(wanted)
-    fits = _core.apply_steps([(kind, fields)], np.array(_probe()), got)
+    fits = _core.apply_steps([(kind, dict(fields))], np.array(_probe()), got)
     return fits and bool(np.array_equal(got, wanted))

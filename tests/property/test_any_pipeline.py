@@ -84,7 +84,7 @@ def color_steps(draw, module):
         module.Grayscale(3),
         module.RandomGrayscale(p),
         module.RandomInvert(p),
-        module.RandomPosterize(draw(st.integers(0, 8)), p),
+        module.RandomPosterize(draw(st.integers(1, 8)), p),
         module.RandomSolarize(draw(st.one_of(st.integers(0, 256), st.floats(0, 256))), p),
         module.RandomAutocontrast(p),
         module.RandomEqualize(p),

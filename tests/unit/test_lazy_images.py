@@ -9,12 +9,15 @@ import random
 
 import numpy as np
 import pytest
+import torch
+import torchvision.transforms as v1
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jpeg_writer import FACTORS, write_jpeg
 from photos import jpeg
 from PIL import Image, ImageFile, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
+from torchvision.transforms import functional, v2
 
 from fastload.engines import lazy_images
 from fastload.engines.lazy_images import Pending
@@ -132,6 +135,66 @@ USES = {
 @pytest.mark.parametrize("name", FILES)
 def test_any_use_gives_what_an_ordinary_image_gives(use, name):
     assert lazily(USES[use], FILES[name]) == outcome(USES[use], FILES[name])
+
+
+SKEWED = [[1, 1], [8, 0], [9, 9], [0, 8]]
+FUNCTIONS = {
+    "brightness": lambda image: functional.adjust_brightness(image, 1.7),
+    "contrast": lambda image: functional.adjust_contrast(image, 0.3),
+    "saturation": lambda image: functional.adjust_saturation(image, 2),
+    "sharpness": lambda image: functional.adjust_sharpness(image, 0.0),
+    "hue": lambda image: functional.adjust_hue(image, -0.21),
+    "hue out of range": lambda image: functional.adjust_hue(image, 0.7),
+    "factor of another type": lambda image: functional.adjust_brightness(image, np.float32(0.3)),
+    "factor missing": lambda image: functional._functional_pil.adjust_brightness(image),
+    "grayscale": lambda image: functional.to_grayscale(image, 3),
+    "one channel": lambda image: functional.to_grayscale(image, 1),
+    "invert": functional.invert,
+    "posterize": lambda image: functional.posterize(image, 3),
+    "posterize to nothing": lambda image: functional.posterize(image, 0),
+    "solarize": lambda image: functional.solarize(image, 99.5),
+    "autocontrast": functional.autocontrast,
+    "equalize": functional.equalize,
+    "affine": lambda image: functional.affine(image, 20, [3, 4], 0.9, [5, 2], fill=[1, 2, 3]),
+    "bilinear affine": lambda image: functional.affine(image, 20, [3, 4], 0.9, [5, 2], v1.InterpolationMode.BILINEAR),
+    "rotate": lambda image: functional.rotate(image, 33),
+    "expand": lambda image: functional.rotate(image, 33, expand=True),
+    "perspective": lambda image: functional.perspective(
+        image, [[0, 0], [9, 0], [9, 9], [0, 9]], [[1, 1], [8, 0], [9, 9], [0, 8]]
+    ),
+    "blur": lambda image: functional.gaussian_blur(image, [3, 3]),
+    "ten crop": lambda image: functional.ten_crop(image, [20, 22]),
+    "tensor": lambda image: functional.to_tensor(image).numpy(),
+    "to PIL tensor": lambda image: functional.pil_to_tensor(image).numpy(),
+    "pad": lambda image: functional.pad(image, 3, 7, "constant"),
+    "v2 saturation": lambda image: v2.functional.adjust_saturation(image, 0.2),
+    "v2 hue": lambda image: v2.functional.adjust_hue(image, 0.2),
+    "v2 image": lambda image: v2.functional.to_image(image).numpy(),
+    "two steps": lambda image: functional.hflip(functional.invert(functional.adjust_hue(image, 0.4))),
+    "crop of a step": lambda image: functional.equalize(image).crop((3, 4, 22, 30)).resize((9, 9)),
+    "policies": lambda image: (torch.manual_seed(2), [v1.RandAugment(3)(image) for _ in range(9)])[1],
+    "v2 policies": lambda image: (torch.manual_seed(3), [v2.TrivialAugmentWide()(image) for _ in range(9)])[1],
+    "jitter": lambda image: (torch.manual_seed(4), [v1.ColorJitter(0.4, 0.4, 0.4, 0.2)(image) for _ in range(5)])[1],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("checks", [0, 1])
+def test_any_function_of_torchvision_gives_the_same(name, checks):
+    def use(image):
+        image.info["own"] = 1
+        image = image.convert("RGB")
+        return [FUNCTIONS[name](image), FUNCTIONS[name](image.crop((3, 4, 60, 50)).resize((40, 33), 2))]
+
+    assert lazily(use, FILES["4:2:0"], checks) == outcome(use, FILES["4:2:0"])
+
+
+def test_steps_of_the_kernels_do_not_decode_the_image():
+    def pending(image):
+        image = functional.adjust_hue(image.convert("RGB"), 0.1)
+        return type(vars(functional.affine(image, 20, [3, 4], 0.9, [5, 2]))["_im"]) is Pending
+
+    assert lazily(pending, FILES["4:2:0"])
 
 
 def test_crops_of_a_file_do_not_decode_it():

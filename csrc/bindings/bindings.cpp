@@ -68,4 +68,5 @@ NB_MODULE(_core, m) {
   fastload::bind_resample(m);
   fastload::bind_draws(m);
   fastload::bind_batch(m);
+  fastload::bind_transform(m);
 }

@@ -144,11 +144,12 @@ bool outside_or_nan(const ConstImage& in, Point p, const Color& fill, std::uint8
 
 double linear(double a, double b, double d) { return a + (b - a) * d; }
 
-double cubic(const double* v, double d) {
-  const double p2 = v[2] - v[0];
-  const double p3 = 2 * (v[0] - v[1]) + v[2] - v[3];
-  const double p4 = v[1] - v[0] - v[2] + v[3];
-  return v[1] + d * (p2 + d * (p3 + d * p4));
+template <class Number>
+double cubic(Number v0, Number v1, Number v2, Number v3, double d) {
+  const double p2 = v2 - v0;
+  const double p3 = 2 * (v0 - v1) + v2 - v3;
+  const double p4 = v1 - v0 - v2 + v3;
+  return v1 + d * (p2 + d * (p3 + d * p4));
 }
 
 // Correctly rounded to 15 decimals, as Python's round(): printf and strtod are exact, with ties to even.
@@ -185,7 +186,7 @@ void nearest_pixel(const ConstImage& in, Point p, const Color& fill, std::uint8_
 void bilinear_pixel(const ConstImage& in, Point p, const Color& fill, std::uint8_t* out) {
   if (outside_or_nan(in, p, fill, out)) return;
   p = {p.x - 0.5, p.y - 0.5};
-  const int x = static_cast<int>(std::floor(p.x)), y = static_cast<int>(std::floor(p.y));
+  const int x = p.x < 0 ? -1 : static_cast<int>(p.x), y = p.y < 0 ? -1 : static_cast<int>(p.y);
   const double dx = p.x - x, dy = p.y - y;
   const std::uint8_t* top = in.row(std::max(y, 0));
   const std::uint8_t* bottom = in.row(std::min(y + 1, in.height - 1));
@@ -199,7 +200,7 @@ void bilinear_pixel(const ConstImage& in, Point p, const Color& fill, std::uint8
 void bicubic_pixel(const ConstImage& in, Point p, const Color& fill, std::uint8_t* out) {
   if (outside_or_nan(in, p, fill, out)) return;
   p = {p.x - 0.5, p.y - 0.5};
-  const int x = static_cast<int>(std::floor(p.x)), y = static_cast<int>(std::floor(p.y));
+  const int x = p.x < 0 ? -1 : static_cast<int>(p.x), y = p.y < 0 ? -1 : static_cast<int>(p.y);
   const double dx = p.x - x, dy = p.y - y;
   const std::uint8_t* rows[4];
   int columns[4];
@@ -208,13 +209,11 @@ void bicubic_pixel(const ConstImage& in, Point p, const Color& fill, std::uint8_
     columns[i] = 3 * std::clamp(x - 1 + i, 0, in.width - 1);
   }
   for (int c = 0; c < 3; ++c) {
-    double down[4];
-    for (int i = 0; i < 4; ++i) {
-      double across[4];
-      for (int j = 0; j < 4; ++j) across[j] = rows[i][columns[j] + c];
-      down[i] = cubic(across, dx);
-    }
-    out[c] = static_cast<std::uint8_t>(std::clamp(cubic(down, dy), 0.0, 255.0));
+    const auto across = [&](const std::uint8_t* row) {
+      return cubic<int>(row[columns[0] + c], row[columns[1] + c], row[columns[2] + c], row[columns[3] + c], dx);
+    };
+    const double value = cubic(across(rows[0]), across(rows[1]), across(rows[2]), across(rows[3]), dy);
+    out[c] = static_cast<std::uint8_t>(std::clamp(value, 0.0, 255.0));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "image/transform_kernels.h"
@@ -51,11 +52,16 @@ FASTLOAD_AVX2 inline __m256d linear(__m256d a, __m256d difference, double d) {
   return _mm256_add_pd(a, _mm256_mul_pd(difference, _mm256_set1_pd(d)));
 }
 
-// Two neighbours in a row of 8 readable bytes, weighted.
+// The four bytes at `p` as dwords: a pixel and one more.
+FASTLOAD_AVX2 inline __m128i load_pixel(const std::uint8_t* p) {
+  std::int32_t pixel;
+  std::memcpy(&pixel, p, 4);
+  return _mm_cvtepu8_epi32(_mm_cvtsi32_si128(pixel));
+}
+
+// Two neighbours in a row of 7 readable bytes, weighted.
 FASTLOAD_AVX2 inline __m256d linear_row(const std::uint8_t* p, double d) {
-  const __m128i spread = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-  const __m128i pair = _mm_shuffle_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), spread);
-  const __m128i left = _mm_cvtepu8_epi32(pair), right = _mm_cvtepu8_epi32(_mm_srli_si128(pair, 4));
+  const __m128i left = load_pixel(p), right = load_pixel(p + 3);
   return linear(_mm256_cvtepi32_pd(left), _mm256_cvtepi32_pd(_mm_sub_epi32(right, left)), d);
 }
 
@@ -69,18 +75,15 @@ FASTLOAD_AVX2 inline __m256d cubic(__m256d v0, __m256d v1, __m256d v2, __m256d v
   return _mm256_add_pd(v1, _mm256_mul_pd(at, _mm256_add_pd(p2, _mm256_mul_pd(at, inner))));
 }
 
-// Four neighbours in a row of 16 readable bytes, weighted.
+// Four neighbours in a row of 13 readable bytes, weighted.
 FASTLOAD_AVX2 inline __m256d cubic_row(const std::uint8_t* p, double d) {
-  const __m128i four = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), unpacked_rgb());
-  return cubic(_mm256_cvtepi32_pd(_mm_cvtepu8_epi32(four)),
-               _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_srli_si128(four, 4))),
-               _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_srli_si128(four, 8))),
-               _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_srli_si128(four, 12))), d);
+  return cubic(_mm256_cvtepi32_pd(load_pixel(p)), _mm256_cvtepi32_pd(load_pixel(p + 3)),
+               _mm256_cvtepi32_pd(load_pixel(p + 6)), _mm256_cvtepi32_pd(load_pixel(p + 9)), d);
 }
 
 template <class Map>
 FASTLOAD_AVX2 void bilinear(const ConstImage& in, const Image& out, const Map& map, const Color& fill) {
-  // Two columns, and 8 bytes to read; two rows.
+  // Two columns, and a byte beyond them; two rows.
   const double most_x = in.width - 2, most_y = in.height - 1;
   for (int y = 0; y < out.height; ++y) {
     std::uint8_t* target = out.row(y);
@@ -91,19 +94,18 @@ FASTLOAD_AVX2 void bilinear(const ConstImage& in, const Image& out, const Map& m
         bilinear_pixel(in, p, fill, target);
         continue;
       }
-      const int column = static_cast<int>(left), row = static_cast<int>(top);
-      const std::uint8_t* source = in.row(row) + 3 * column;
-      const __m256d above = linear_row(source, left - column);
-      const __m256d below = linear_row(source + in.stride, left - column);
-      store_pixel(target, linear(above, _mm256_sub_pd(below, above), top - row));
+      const double d = left - std::floor(left);
+      const std::uint8_t* source = in.row(static_cast<int>(top)) + 3 * static_cast<int>(left);
+      const __m256d above = linear_row(source, d), below = linear_row(source + in.stride, d);
+      store_pixel(target, linear(above, _mm256_sub_pd(below, above), top - std::floor(top)));
     }
   }
 }
 
 template <class Map>
 FASTLOAD_AVX2 void bicubic(const ConstImage& in, const Image& out, const Map& map, const Color& fill) {
-  // Columns -1 to 2, and 16 bytes to read; rows -1 to 2.
-  const double most_x = in.width - 4, most_y = in.height - 2;
+  // Columns -1 to 2, and a byte beyond them; rows -1 to 2.
+  const double most_x = in.width - 3, most_y = in.height - 2;
   for (int y = 0; y < out.height; ++y) {
     std::uint8_t* target = out.row(y);
     for (int x = 0; x < out.width; ++x, target += 3) {
@@ -113,11 +115,11 @@ FASTLOAD_AVX2 void bicubic(const ConstImage& in, const Image& out, const Map& ma
         bicubic_pixel(in, p, fill, target);
         continue;
       }
-      const int column = static_cast<int>(left), row = static_cast<int>(top);
-      const double d = left - column;
-      const std::uint8_t* source = in.row(row - 1) + 3 * (column - 1);
-      store_pixel(target, cubic(cubic_row(source, d), cubic_row(source + in.stride, d),
-                                cubic_row(source + 2 * in.stride, d), cubic_row(source + 3 * in.stride, d), top - row));
+      const double d = left - std::floor(left);
+      const std::uint8_t* source = in.row(static_cast<int>(top) - 1) + 3 * (static_cast<int>(left) - 1);
+      store_pixel(target,
+                  cubic(cubic_row(source, d), cubic_row(source + in.stride, d), cubic_row(source + 2 * in.stride, d),
+                        cubic_row(source + 3 * in.stride, d), top - std::floor(top)));
     }
   }
 }

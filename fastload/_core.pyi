@@ -130,6 +130,44 @@ def decode(
     max_pixels: int = 0,
     fast: bool = False,
 ) -> _Outcome: ...
+# Pillow's GaussianBlur, in place. Images here and below are HWC, with contiguous rows at any distance.
+def gaussian_blur(image: _Array, radius: float | tuple[float, float]) -> None: ...
+# torchvision's _get_inverse_affine_matrix.
+def inverse_affine_matrix(
+    center: Sequence[float], angle: float, translate: Sequence[float], scale: float, shear: Sequence[float]
+) -> list[float]: ...
+# torchvision's pad; the margins to the right and below are what `out` has more.
+def pad(
+    source: _Array,
+    out: _Array,
+    left: int,
+    top: int,
+    mode: Literal["constant", "edge", "reflect", "symmetric"],
+    fill: Sequence[int],
+) -> None: ...
+# The matrix of Pillow's Image.rotate, without expand.
+def rotation_matrix(angle: float, center: Sequence[float]) -> list[float]: ...
+# Pillow's Image.transform.
+def transform_affine(
+    source: _Array,
+    out: _Array,
+    matrix: Sequence[float],
+    sampling: Literal["nearest", "bilinear", "bicubic"],
+    fill: Sequence[int],
+) -> None: ...
+def transform_perspective(
+    source: _Array,
+    out: _Array,
+    coefficients: Sequence[float],
+    sampling: Literal["nearest", "bilinear", "bicubic"],
+    fill: Sequence[int],
+) -> None: ...
+# Pillow's Image.transpose, anticlockwise.
+def transpose(
+    source: _Array,
+    out: _Array,
+    how: Literal["flip_horizontal", "flip_vertical", "rotate_90", "rotate_180", "rotate_270"],
+) -> None: ...
 def decode_and_drop(images: Sequence[Buffer], boxes: Sequence[tuple[int, int, int, int]]) -> None: ...
 
 # Where a JPEG file's only scan ends, bytes, if it can be decoded without an error; otherwise 0.

@@ -69,4 +69,5 @@ NB_MODULE(_core, m) {
   fastload::bind_draws(m);
   fastload::bind_batch(m);
   fastload::bind_color(m);
+  fastload::bind_transform(m);
 }

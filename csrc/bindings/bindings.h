@@ -18,6 +18,7 @@ void bind_resample(nanobind::module_& m);
 void bind_draws(nanobind::module_& m);
 void bind_batch(nanobind::module_& m);
 void bind_color(nanobind::module_& m);
+void bind_transform(nanobind::module_& m);
 
 // Holds a contiguous view of any bytes-like object. Create and destroy with the GIL.
 class BytesView {

@@ -13,7 +13,8 @@ enum class Sampling { nearest, bilinear, bicubic };  // Pillow's filters for tra
 
 using Color = std::array<std::uint8_t, 3>;
 
-// Image.transform(size of `out`, AFFINE, matrix, sampling, fillcolor=fill). `out` must not overlap `in`.
+// Image.transform(size of `out`, AFFINE, matrix, sampling, fillcolor=fill). `out` must not overlap `in`, which must not
+// be empty. Any matrix is valid, also with infinities and NaN.
 void transform_affine(ConstImage in, Image out, const std::array<double, 6>& matrix, Sampling sampling, Color fill);
 // The same with PERSPECTIVE and eight coefficients.
 void transform_perspective(ConstImage in, Image out, const std::array<double, 8>& coefficients, Sampling sampling,
@@ -29,5 +30,13 @@ enum class PadMode { constant, edge, reflect, symmetric };  // torchvision's
 // torchvision's pad; the margins to the right and below are what `out` has more. Negative margins are not allowed.
 // reflect needs margins smaller than the side, symmetric at most as large.
 void pad(ConstImage in, Image out, int left, int top, PadMode mode, Color fill);
+
+// The matrix with which Image.rotate(angle, center=center), without expand, calls Image.transform. Pillow's center is
+// (width / 2, height / 2) if the caller gives none. Multiples of 90 degrees without a center are transposes instead.
+std::array<double, 6> rotation_matrix(double angle, std::array<double, 2> center);
+
+// torchvision.transforms.functional._get_inverse_affine_matrix. `angle` and `shear` in degrees; scale must not be 0.
+std::array<double, 6> inverse_affine_matrix(std::array<double, 2> center, double angle, std::array<double, 2> translate,
+                                            double scale, std::array<double, 2> shear);
 
 }  // namespace fastload

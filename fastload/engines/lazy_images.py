@@ -198,7 +198,7 @@ class Pending:
             _core.resize(pixels, out, self.filter, _pass_rule())
             left, top, right, bottom = self._area()
             pixels = out[top:bottom, left:right]
-        return np.ascontiguousarray(pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1])
+        return pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1].copy()
 
     def by_pillow(self, whole: Any) -> NDArray[np.uint8]:
         """Do the same to the whole core image by Pillow."""

@@ -35,6 +35,9 @@ FILES = {
 def ended():
     yield
     lazy_images.uninstall()
+    for name, original in lazy_images._originals.items():  # of pending images, which are no more
+        cls, attribute, _ = lazy_images._METHODS[name]
+        setattr(cls, attribute, original)
     lazy_images._originals.clear()
 
 

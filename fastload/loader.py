@@ -33,7 +33,7 @@ from fastload.pipeline.eligibility import read_loader
 from fastload.plan import Plan, make_plan
 from fastload.stats.diagnosis import Report
 from fastload.stats.diagnosis import report as report_of
-from fastload.stats.meter import Meter, board_for, go_on, measure
+from fastload.stats.meter import Meter, counters_for, go_on, measure
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import refresh
@@ -281,16 +281,16 @@ class FastLoader(LoaderConfig[T_co]):
         former: Any = self._iterator
         if persists and former is not None:
             return go_on(former, self)  # type: ignore[no-any-return]
-        board = board_for(self)
+        counters = counters_for(self)
         view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         if self.num_workers:
-            vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, board)
+            vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, counters)
         make = functools.partial(DataLoader.__iter__, view)
         iterator: Any = start_workers(make) if self.num_workers else make()
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
-        state_of(self).measure(iterator, measure(iterator, Meter(board, self.batch_size)))
+        state_of(self).measure(iterator, measure(iterator, Meter(counters, self.batch_size)))
         if persists:
             self._iterator = iterator
         return iterator  # type: ignore[no-any-return]

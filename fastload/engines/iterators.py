@@ -21,7 +21,7 @@ from fastload.memory.limits import pins
 from fastload.memory.slots import SlotWriter
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
-from fastload.stats.meter import Meter, board_for, measure, measure_here
+from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
 from fastload.torch_workers.signals import deferred_signals
 from fastload.torch_workers.view import refresh, view_of
@@ -264,8 +264,8 @@ class DeviceIterator:
         writer = None if slots is None else SlotWriter(slots.handle)
         self._collate = Collate(loader.collate_fn, self.scheduler.key, writer)
         self._number = 0
-        self._board = board_for(loader)
-        self._meter = Meter(self._board, loader.batch_size)
+        self._counters = counters_for(loader)
+        self._meter = Meter(self._counters, loader.batch_size)
         self._view = view_of(loader, **self._changes(loader))
         self._consuming = threading.RLock()  # one next() at a time: threads may share the iterator, as torch's
         self._finalizer = weakref.finalize(self, _end_device, self.transfer, self.scheduler, self._state)
@@ -282,7 +282,7 @@ class DeviceIterator:
         changes = {"collate_fn": self._collate, **stages_of(loader)}
         if loader.num_workers:
             first_call = changes.get("worker_init_fn", loader.worker_init_fn)
-            changes["worker_init_fn"] = first_call_of(loader, first_call, self._board)
+            changes["worker_init_fn"] = first_call_of(loader, first_call, self._counters)
         if self._pins:
             changes |= {"pin_memory": True}
             if not loader.pin_memory:

@@ -190,7 +190,7 @@ class NextData:
         return data
 
 
-def board_for(loader: Any) -> SharedCounters:
+def counters_for(loader: Any) -> SharedCounters:
     """Create the shared counters for one iterator of ``loader``."""
     workers = loader.num_workers
     if not workers:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from backends import BACKENDS, Road, parameters, simulated
+from backends import BACKENDS, Backend, parameters, simulated
 
 
 @pytest.fixture(params=parameters(*BACKENDS))
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Road:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     if request.param == "simulated":
         simulated.install(monkeypatch)
     module, _, test = request.node.nodeid.rpartition("::")

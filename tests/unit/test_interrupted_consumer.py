@@ -64,8 +64,8 @@ def closes_promptly(close):
     before = time.monotonic()
     close()
     assert time.monotonic() - before < PROMPT_S
-    for feeder in feeders():  # one that was not known yet ends by itself
-        feeder.join(WAIT_S)
+    for thread in feeders():  # one that was not known yet ends by itself
+        thread.join(WAIT_S)
     assert feeders() == []
 
 
@@ -96,7 +96,7 @@ def test_taking_a_batch(device):
 
 
 def test_the_arrival_of_a_batch_in_the_consumers_thread(device):
-    """As without workers; here the feeder is started."""
+    """As without workers; here the thread is started."""
 
     def make():
         return CopyScheduler(InstantTransfer(), 1, 1, False, None)
@@ -128,11 +128,11 @@ def test_the_feeder_ends_with_its_owner_though_nobody_closes(device):
     scheduler = CopyScheduler(InstantTransfer(), 1, 1, False, None)
     scheduler.serve(owner)
     HostBatch(0, 0, scheduler.key).pin_memory()
-    feeder = scheduler._feeder
-    assert feeder.is_alive()
+    thread = scheduler._thread
+    assert thread.is_alive()
     del owner
-    feeder.join(WAIT_S)
-    assert not feeder.is_alive()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
 
 
 def test_closing_an_iterator(monkeypatch):
@@ -171,7 +171,7 @@ def test_asking_for_the_next_batch(monkeypatch):
 
 
 def test_dropping_an_iterator(monkeypatch):
-    """The feeder ends, also where Python loses the call of a finalizer, and what it would have freed can be freed."""
+    """The thread ends, also where Python loses the call of a finalizer, and what it would have freed can be freed."""
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)  # pytest's keeps what was in use
     simulated.install(monkeypatch)
 

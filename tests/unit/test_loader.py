@@ -157,16 +157,16 @@ def test_an_iterator_does_not_keep_its_loader(cuda):
     assert len(list(iterator)) == 8
 
 
-def test_the_end_of_an_iterator_ends_its_feeder(cuda):
+def test_the_end_of_an_iterator_ends_its_copy_thread(cuda):
     loader = FastLoader(Numbers(8), num_workers=1, device="cuda")
     first(loader, 2)
     assert "fastload-copy-scheduler" not in {thread.name for thread in threading.enumerate()}
     iterator = iter(loader)
     next(iterator)
-    feeder = next(thread for thread in threading.enumerate() if thread.name == "fastload-copy-scheduler")
-    assert feeder.daemon
+    thread = next(thread for thread in threading.enumerate() if thread.name == "fastload-copy-scheduler")
+    assert thread.daemon
     iterator.close()
-    assert not feeder.is_alive()
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("backend", parameters("wrapped", "simulated"))

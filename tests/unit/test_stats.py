@@ -62,13 +62,13 @@ def clock(monkeypatch):
     return found
 
 
-def test_a_wait_is_divided_by_the_road_of_its_batch(clock):
-    board = SharedCounters(1, 4)
-    meter = Meter(board, 8)
+def test_a_wait_is_divided_by_the_stages_of_its_batch(clock):
+    counters = SharedCounters(1, 4)
+    meter = Meter(counters, 8)
     meter.got(meter.ask(), None)  # the first of the epoch: start-up
     clock.now = 103.0
     asked = meter.ask()
-    board.note(1, 5, fetch=104.0, collate=106.0, made=107.0)
+    counters.note(1, 5, fetch=104.0, collate=106.0, made=107.0)
     clock.now = 112.0
     meter.got(asked, 1, [("ipc", 108.0), ("pin", 110.0), ("h2d", 111.5)])
     counts = meter.totals()
@@ -126,10 +126,10 @@ def test_a_device_that_does_not_idle_while_the_loop_waits_is_busy():
 
 
 def test_what_is_ready_is_what_is_made_and_not_taken(clock):
-    board = SharedCounters(2, 4)
-    meter = Meter(board, 8)
-    board.add(0, 0, 3)
-    board.add(1, 0, 1)
+    counters = SharedCounters(2, 4)
+    meter = Meter(counters, 8)
+    counters.add(0, 0, 3)
+    counters.add(1, 0, 1)
     assert meter.ready() == 4
     meter.got(meter.ask(), None)
     assert meter.ready() == 3

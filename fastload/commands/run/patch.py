@@ -20,7 +20,7 @@ from fastload.loader import FastLoader
 from fastload.options import LoaderConfig, Options, has_own_iterator
 from fastload.profiling.capture import capture_from_environment
 from fastload.stats.explain import LoaderLog
-from fastload.stats.meter import Meter, NextData, board_for, measure
+from fastload.stats.meter import Meter, NextData, counters_for, measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -143,9 +143,9 @@ def _followed(own: _Iterate) -> _Iterate:
         state, given = state_of(loader), loader.worker_init_fn
         state.check_open()
         begun = state.begun
-        board = board_for(loader) if has_own_iterator(loader) else None
-        if board is not None and loader.num_workers:
-            loader.worker_init_fn = first_call_of(loader, given, board)
+        counters = counters_for(loader) if has_own_iterator(loader) else None
+        if counters is not None and loader.num_workers:
+            loader.worker_init_fn = first_call_of(loader, given, counters)
         first_call = loader.worker_init_fn
         try:
             iterator = own(loader)
@@ -155,8 +155,8 @@ def _followed(own: _Iterate) -> _Iterate:
             return iterator
         if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
             next_data.meter.begin_epoch()
-        elif board is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
-            state.measure(iterator, measure(iterator, Meter(board, loader.batch_size)))
+        elif counters is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
+            state.measure(iterator, measure(iterator, Meter(counters, loader.batch_size)))
         state.live.add(iterator)
         return _heard(lambda _: iterator)(loader)
 

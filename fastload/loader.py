@@ -14,7 +14,13 @@ from torch.utils.data import DataLoader
 
 from fastload.autoscale.policy import auto_workers
 from fastload.device.replay import Replay
-from fastload.engines.iterators import DeviceIterator, NativeDeviceIterator, is_native, start_native
+from fastload.engines.iterators import (
+    DeviceIterator,
+    NativeDeviceIterator,
+    TorchDeviceIterator,
+    is_native,
+    start_native,
+)
 from fastload.engines.loader_state import LoaderState, epochs_of, state_of
 from fastload.engines.sample_seeding import check_seedable
 from fastload.engines.workers import first_call_of
@@ -244,18 +250,19 @@ class FastLoader(LoaderConfig[T_co]):
         if device.type == "cpu" and self.dtype is None and self.randomness == "worker" and not stages.active():
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
-            return DeviceIterator(self, device)
-        if isinstance(self._iterator, DeviceIterator) and self._iterator.device == device:
-            self._iterator._reset(self)
+            return TorchDeviceIterator(self, device)
+        former: Any = self._iterator
+        if isinstance(former, TorchDeviceIterator) and former.device == device and not former.is_closed:
+            former.begin_epoch(self)
         else:
-            self._iterator = DeviceIterator(self, device)  # type: ignore[assignment]
+            self._iterator = TorchDeviceIterator(self, device)  # type: ignore[assignment]
         return self._iterator  # type: ignore[return-value]
 
     def _native_iterator(self, device: torch.device) -> Iterator[T_co] | None:
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator
         if persists and isinstance(former, NativeDeviceIterator) and former.device == device and not former.is_closed:
-            former._reset(self)
+            former.begin_epoch(self)
             return former
         if persists and is_native(former) and device.type == "cpu" and not former.is_closed:
             return go_on(former, self)  # type: ignore[no-any-return]
@@ -269,7 +276,7 @@ class FastLoader(LoaderConfig[T_co]):
 
     def _plain_iterator(self) -> Iterator[T_co]:
         former = self._iterator
-        if isinstance(former, DeviceIterator | NativeDeviceIterator) or is_native(former):  # made with other arguments
+        if isinstance(former, DeviceIterator) or is_native(former):  # made with other arguments
             self._iterator = None
         iterator = super().__iter__() if has_own_iterator(self) else self._torch_iterator()
         state_of(self).live.add(iterator)

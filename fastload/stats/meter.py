@@ -163,7 +163,7 @@ class NextData:
         self.meter = meter
         self._in_order = getattr(iterator, "_in_order", True)
         self._workers = hasattr(iterator, "_rcvd_idx")
-        self._pipeline = getattr(iterator, "_decode_pipeline", None)
+        self._pipeline = getattr(iterator, "decode_pipeline", None)
         self._consuming = threading.RLock()
 
     def __call__(self) -> Any:  # noqa: D102

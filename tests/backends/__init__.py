@@ -32,8 +32,8 @@ class Backend:
     """A backend, selected by FastLoader's own arguments.
 
     ``plain`` is torch's loader on the CPU. ``wrapped`` casts float32 to float32 on the CPU: values are unchanged, but
-    batches pass through DeviceIterator as HostBatch. ``simulated`` runs the GPU's code, including pin-memory thread,
-    slots and prefetching copies, on a simulated accelerator. ``gpu`` uses a real GPU.
+    batches pass through TorchDeviceIterator as HostBatch. ``simulated`` runs the GPU's code, including pin-memory
+    thread, slots and prefetching copies, on a simulated accelerator. ``gpu`` uses a real GPU.
     """
 
     name: str

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import multiprocessing.queues
+import multiprocessing.synchronize
 import re
+import threading
 from pathlib import Path
+from types import ModuleType
 
 import torch
+import torch.utils.data.dataloader
 from torch.utils.data import DataLoader
 
 import fastload
@@ -113,6 +119,64 @@ def test_files_import_only_from_below():
         f"{name_of(path)} imports {m}" for path in sources() for m in imports_of(path) if not is_below(name_of(path), m)
     ]
     assert wrong == []
+
+
+def private(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"_(?!_)\w+", name) is not None
+
+
+def private_names_defined_in(tree: ast.AST) -> set[str]:
+    """Functions, classes, variables of modules and classes, and the attributes that methods set."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            found.add(node.attr)
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for assignment in node.body:
+                if isinstance(assignment, ast.Assign | ast.AnnAssign):  # with its value, for __slots__
+                    parts = list(ast.walk(assignment))
+                    found.update(n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+                    if "__slots__" in ast.unparse(assignment):
+                        found.update(str(n.value) for n in parts if isinstance(n, ast.Constant))
+    return {name for name in found if private(name)}
+
+
+def private_names_used_in(tree: ast.AST) -> set[str]:
+    """Attributes, also those that ``getattr`` and the like are asked for, and imported names."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
+            found.update(n.value for n in node.args if isinstance(n, ast.Constant) and private(n.value))
+        if isinstance(node, ast.ImportFrom):
+            found.update(alias.name for alias in node.names if f"{node.module}.{alias.name}" not in MODULES)
+    return {name for name in found if private(name)}
+
+
+def private_names_of(*modules: ModuleType) -> set[str]:
+    trees = [ast.parse(inspect.getsource(module)) for module in modules]
+    return set().union(*(private_names_used_in(tree) | private_names_defined_in(tree) for tree in trees))
+
+
+@functools.cache
+def names_of_others(place: str) -> set[str]:
+    """Private names in torch's loader; in torch_workers, which ends workers and releases locks, also Python's."""
+    python = (multiprocessing.queues, multiprocessing.synchronize, threading) if place == "torch_workers" else ()
+    return private_names_of(torch.utils.data.dataloader, *python)
+
+
+def test_files_use_no_private_names_of_each_other():
+    trees = {name_of(path): ast.parse(path.read_text()) for path in sources()}
+    defined = {name: private_names_defined_in(tree) for name, tree in trees.items()}
+    everywhere = set().union(*defined.values())
+    wrong = {
+        name: ((private_names_used_in(tree) - defined[name]) & everywhere) - names_of_others(place(name))
+        for name, tree in trees.items()
+    }
+    assert {name: names for name, names in wrong.items() if names} == {}
 
 
 def test_a_class_name_stands_once_in_the_package():

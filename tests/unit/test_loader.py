@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 
 from fastload import FastLoader
 from fastload.device.transfer import Transfer
-from fastload.engines.iterators import DeviceIterator
+from fastload.engines.iterators import TorchDeviceIterator
 from fastload.nvtx import stages
 from fastload.stats.stats import Stats
 
@@ -47,8 +47,8 @@ def test_without_an_accelerator_auto_is_the_plain_loader():
 
 
 def test_where_there_is_something_to_do_the_iterator_is_ours(cuda):
-    assert type(iter(FastLoader(Numbers(2), device="cpu", dtype=torch.float32))) is DeviceIterator
-    assert type(iter(FastLoader(Numbers(2)))) is DeviceIterator
+    assert type(iter(FastLoader(Numbers(2), device="cpu", dtype=torch.float32))) is TorchDeviceIterator
+    assert type(iter(FastLoader(Numbers(2)))) is TorchDeviceIterator
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -96,18 +96,18 @@ def test_workers_come_to_write_into_slots(cuda):
 
 def test_a_profiler_changes_nothing(profiled):
     loader = FastLoader(Pids(6), batch_size=2, num_workers=1, persistent_workers=True, device="cpu")
-    assert type(iter(loader)) is DeviceIterator  # whose workers name their stages
+    assert type(iter(loader)) is TorchDeviceIterator  # whose workers name their stages
     epochs = [torch.cat(collect(loader)).unique() for _ in range(3)]
     assert epochs[0].numel() == 1
     assert all(torch.equal(epoch, epochs[0]) for epoch in epochs)
-    assert type(iter(FastLoader(Numbers(2), device="cpu"))) is DeviceIterator  # and so does the main process
+    assert type(iter(FastLoader(Numbers(2), device="cpu"))) is TorchDeviceIterator  # and so does the main process
     x, _ = next(iter(FastLoader(Images(2), num_workers=1, device="cpu")))
     assert x.is_contiguous()
 
 
 def test_arguments_changed_between_epochs_of_persistent_workers(cuda):
     loader = FastLoader(Numbers(4), num_workers=1, persistent_workers=True, device="cuda")
-    assert type(iter(loader)) is DeviceIterator
+    assert type(iter(loader)) is TorchDeviceIterator
     loader.device = "cpu"
     workers = loader._iterator._workers
     plain = iter(loader)
@@ -116,7 +116,7 @@ def test_arguments_changed_between_epochs_of_persistent_workers(cuda):
     assert len(list(plain)) == 4
     loader.device = "cuda"
     del plain
-    assert type(iter(loader)) is DeviceIterator
+    assert type(iter(loader)) is TorchDeviceIterator
     assert len(collect(loader)) == 4
 
 
@@ -125,7 +125,7 @@ def test_an_attribute_that_torchs_iterator_lacks_is_named_with_ours():
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = iterator.no_such_thing
     iterator.close()
-    with pytest.raises(AttributeError, match="'DeviceIterator' object has no attribute '_num_yielded'"):
+    with pytest.raises(AttributeError, match="'TorchDeviceIterator' object has no attribute '_num_yielded'"):
         _ = iterator._num_yielded
     iterator.close()
 

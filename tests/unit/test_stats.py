@@ -217,13 +217,13 @@ def test_batches_that_the_native_engine_has_ready_are_seen(folder):
     with FastLoader(folder, batch_size=8, num_workers=2, device="cpu") as loader:
         iterator = iter(loader)
         next(iterator)
-        line = iterator._decode_pipeline
-        assert line.first().ready.acquire(timeout=30)
+        pipeline = iterator.decode_pipeline
+        assert pipeline.first().ready.acquire(timeout=30)
         stats = loader.stats()
         assert stats.queues == {"ready": 1, "device": 0}
         assert stats.batches_held == 1
         assert sum(1 for _ in iterator) == 5
-        assert line.ready == 0
+        assert pipeline.ready == 0
         assert loader.stats().ready_mean > 0
 
 

@@ -39,7 +39,7 @@ from fastload.pipeline.eligibility import read_loader
 from fastload.plan import Plan, make_plan
 from fastload.stats.diagnosis import Report
 from fastload.stats.diagnosis import report as report_of
-from fastload.stats.meter import Meter, counters_for, go_on, measure
+from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import refresh
@@ -265,7 +265,7 @@ class FastLoader(LoaderConfig[T_co]):
             former.begin_epoch(self)
             return former
         if persists and is_native(former) and device.type == "cpu" and not former.is_closed:
-            return go_on(former, self)  # type: ignore[no-any-return]
+            return next_epoch(former, self)  # type: ignore[no-any-return]
         recipe = read_loader(self, device)
         if isinstance(recipe, tuple):
             return None
@@ -287,7 +287,7 @@ class FastLoader(LoaderConfig[T_co]):
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator
         if persists and former is not None:
-            return go_on(former, self)  # type: ignore[no-any-return]
+            return next_epoch(former, self)  # type: ignore[no-any-return]
         counters = counters_for(self)
         view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))

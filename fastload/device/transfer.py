@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload._batch import Leaf, map_tensors
-from fastload.device.normalize import Crossed, TableImages, finish
+from fastload.device.normalize import CopiedImages, TableImages, finish
 from fastload.device.timing import DeviceClock
 from fastload.nvtx.stages import stage
 from fastload.options import has_streams
@@ -271,7 +271,7 @@ class Transfer:
             else:
                 # Copy first, cast after: a cast on the host costs CPU time and may increase the bytes copied.
                 nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor | TableImages) else 0
-                move = leaf.cross if isinstance(leaf, TableImages) else leaf.to
+                move = leaf.copy_pixels if isinstance(leaf, TableImages) else leaf.to
                 leaves.append(move(self.device, non_blocking=True))
             unchanged.append(leaf)
             return _Copied(len(leaves) - 1)
@@ -305,7 +305,7 @@ class Transfer:
         return copied
 
     def _finish(self, leaf: Any) -> Any:
-        if isinstance(leaf, Crossed):
+        if isinstance(leaf, CopiedImages):
             leaf = leaf.images()
         return finish(leaf, self._memory_format, self._dtype) if isinstance(leaf, torch.Tensor) else leaf
 

@@ -215,7 +215,7 @@ class DecodePipeline:
             {
                 **{f"stage:{name}:count": count for name, count in counts.items()},
                 **{f"stage:{name}:s": took for name, took in spent.items()},
-                "made:looked_s": seconds,
+                "made:sampled_s": seconds,
                 "made:busy_s": busy,
                 "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),
                 "made:decode_s": busy,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastload.profiling import findings as numbers
 from fastload.profiling.analysis import find
 from fastload.profiling.trace import DOMAIN
-from fastload.profiling.trace_diagnosis import judge
+from fastload.profiling.trace_diagnosis import diagnose_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ def make_report(recording: Recording, seen: Verdict | None = None) -> ProfileRep
         seen: The loader's own verdict.
     """
     findings = find(recording)
-    return ProfileReport(findings, judge(findings, seen), None if seen is None else str(seen))
+    return ProfileReport(findings, diagnose_trace(findings, seen), None if seen is None else str(seen))
 
 
 def plain_console(columns: int) -> Console:

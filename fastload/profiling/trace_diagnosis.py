@@ -26,7 +26,7 @@ _OF_THE_LOADER: Final = (
 )
 
 
-def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
+def diagnose_trace(findings: Findings, seen: Verdict | None = None) -> Verdict:
     """Decide what the loop is bound by.
 
     Args:

@@ -112,7 +112,7 @@ def _not_the_loader(stats: Stats, stall: float, waited: str) -> Verdict:
 
 def _fetch_is_sampled(stats: Stats) -> bool:
     """Whether the parts of a fetch are known: from samples, or from native threads."""
-    return stats.fetch.looked_s > 0 or "decode" in stats.stages
+    return stats.fetch.sampled_s > 0 or "decode" in stats.stages
 
 
 def _stall(stats: Stats) -> tuple[float, str]:
@@ -209,7 +209,7 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
             f"while samples were read, {fetch.blocked / known:.0%} of which {by} were blocked and computed nothing"
             f"{_at(fetch.waits_at)}"
         )
-    if which is Bottleneck.DECODE and not fetch.looked_s:
+    if which is Bottleneck.DECODE and not fetch.sampled_s:
         return f"while {by} read and decoded"
     if which is Bottleneck.DECODE:
         return (

@@ -219,7 +219,7 @@ def measure(iterator: Any, meter: Meter) -> Meter:
     return meter
 
 
-def go_on(iterator: Any, loader: Any) -> Any:
+def next_epoch(iterator: Any, loader: Any) -> Any:
     """Begin another epoch of a measured iterator whose workers persist."""
     try:
         restart_workers(iterator, lambda: iterator._reset(loader))

@@ -13,7 +13,7 @@ import torch
 from backends import raised_by
 
 from fastload._batch import HostBatch
-from fastload.engines import copy_scheduler as arrivals_module
+from fastload.engines import copy_scheduler as copy_scheduler_module
 from fastload.engines.copy_scheduler import Arrival, CopyScheduler
 
 WAIT_S = 30  # only ever waited for by a test that is about to fail
@@ -358,7 +358,7 @@ def test_a_slot_is_free_after_the_copy_and_ready_again_when_there_was_none():
 @pytest.mark.parametrize("in_process", [False, True])
 @pytest.mark.parametrize("pinned", [0, 1])
 def test_pinned_memory_of_the_users_own_is_copied_before_it_is_handed_over(monkeypatch, in_process, pinned):
-    monkeypatch.setattr(arrivals_module, "count_pinned", lambda data: (pinned, 8 * pinned))
+    monkeypatch.setattr(copy_scheduler_module, "count_pinned", lambda data: (pinned, 8 * pinned))
     transfer = FakeTransfer()
     scheduler = CopyScheduler(transfer, 1, 0, False, None, borrows=in_process)
     scheduler.take(HostBatch("0.0", 0, scheduler.key))
@@ -461,7 +461,7 @@ def test_nothing_starts_after_closing(make):
 
 
 def test_the_collector_may_end_an_iterator_in_a_thread_that_holds_a_lock_of_the_feeders(make, monkeypatch):
-    monkeypatch.setattr(arrivals_module, "JOIN_S", 0.05)
+    monkeypatch.setattr(copy_scheduler_module, "JOIN_S", 0.05)
     scheduler = make()
     arrive(scheduler, "0.0")
     thread = scheduler._thread

@@ -50,7 +50,7 @@ def stats(
         totals.update({"made:batches": BATCHES, "made:fetch_s": fetch_s, "made:collate_s": collate_s})
         if looked is not None:
             on, queued, codec = looked
-            totals.update({"made:looked_s": fetch_s, "made:busy_s": on * fetch_s, "made:queued_s": queued * fetch_s})
+            totals.update({"made:sampled_s": fetch_s, "made:busy_s": on * fetch_s, "made:queued_s": queued * fetch_s})
             totals.update({"made:decode_s": codec * on * fetch_s, "made:python_s": (1 - codec) * on * fetch_s})
     totals["behind_s"] = behind * (totals["wait_s"] + totals["step_s"])
     if busy is not None:

@@ -16,7 +16,7 @@ from interrupts import interrupted_at_every_opcode
 
 from fastload import FastLoader
 from fastload._batch import HostBatch
-from fastload.device import feeder as feeding
+from fastload.device import feeder
 from fastload.engines import copy_scheduler
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.memory import slots
@@ -73,7 +73,7 @@ def closes_promptly(close):
 def few_moments(monkeypatch):
     """Deferring takes a few bytecodes for each number of a signal; one that matters will do."""
     monkeypatch.setattr(signals, "_NUMBERS", (signal.SIGINT,))
-    for module in (feeding, copy_scheduler, slots):
+    for module in (feeder, copy_scheduler, slots):
         monkeypatch.setattr(module, "JOIN_S", LONG_S)
 
 

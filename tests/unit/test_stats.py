@@ -229,22 +229,22 @@ def test_batches_that_the_native_engine_has_ready_are_seen(folder):
 
 def test_statistics_are_asked_for_outside_the_loaders_lock():
     """Else two locks are taken in two orders: the collector may end an iterator in a thread that holds a transfer's."""
-    runtime = LoaderState()
+    state = LoaderState()
 
     def totals():
         taken = []
-        other = threading.Thread(target=lambda: taken.append(runtime._lock.acquire(timeout=60)))
+        other = threading.Thread(target=lambda: taken.append(state._lock.acquire(timeout=60)))
         other.start()
         other.join()
         assert taken == [True]
-        runtime._lock = threading.RLock()  # the other thread's end does not let go of it
+        state._lock = threading.RLock()  # the other thread's end does not let go of it
         return Totals({"copied": 1.0})
 
     transfer = SimpleNamespace(totals=totals)
-    runtime.take_in(transfer)
-    assert runtime.stats(0).copied == 1
-    runtime.retire(transfer)
-    assert runtime.stats(0).copied == 1
+    state.take_in(transfer)
+    assert state.stats(0).copied == 1
+    state.retire(transfer)
+    assert state.stats(0).copied == 1
 
 
 def test_epochs_of_both_engines_add_up():
@@ -258,14 +258,14 @@ def test_pixels_cross_the_link_before_their_epilogue(monkeypatch):
     order = []
     pixels = torch.randint(0, 256, (2, 4, 4, 3), dtype=torch.uint8)
     images = TableImages(pixels, NormalizeTable(torch.randn(3, 256)), torch.channels_last)
-    crossed = images.cross(torch.device("cpu"))
-    assert torch.equal(crossed.images(), images.to(torch.device("cpu")))
-    real = type(crossed).images
-    monkeypatch.setattr(type(crossed), "images", lambda self: order.append("images") or real(self))
+    copied = images.copy_pixels(torch.device("cpu"))
+    assert torch.equal(copied.images(), images.to(torch.device("cpu")))
+    real = type(copied).images
+    monkeypatch.setattr(type(copied), "images", lambda self: order.append("images") or real(self))
     transfer = Transfer(torch.device("cpu"), None, None, None)
     monkeypatch.setattr(transfer, "clock", Recorder(order))
     moved = transfer.take(transfer.start([images]))
-    assert torch.equal(moved[0], real(crossed))
+    assert torch.equal(moved[0], real(copied))
     assert order == ["began", "copied", "images"]
 
 

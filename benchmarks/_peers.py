@@ -79,7 +79,7 @@ class Gathering:
             keep: Called with the record so far after each point, so that a run that is cut off keeps its points.
         """
         setup = question.setup
-        self.team.revive()
+        self.team.restart_failed()
         asked = {"batch_size": setup.batch_size, "repeats": setup.repeats, "seconds": setup.seconds}
         record: dict[str, Any] = {
             "benchmark": question.name,
@@ -114,7 +114,7 @@ class Gathering:
 def gathered(setup: Setup) -> Iterator[Gathering]:
     """Start the contenders, read the data set into the page cache, and check every contender's output."""
     folder, described = prepared(setup.data, quick=setup.quick)
-    with Team(setup.names, setup.device, setup.surroundings) as team:
+    with Team(setup.names, setup.device, setup.interpreters) as team:
         for remote in team.all:
             if remote.missing is not None:
                 console().print(f"missing: {remote.contender.title}: {remote.missing}")

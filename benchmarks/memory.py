@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks._peers import settle, take_turns
 from benchmarks.contenders._job import Job
-from benchmarks.contenders._remote import Remote, Surroundings
+from benchmarks.contenders._remote import Interpreters, Remote
 from fastload.measurement.record import Spread
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def counted_shares(device: str) -> dict[str, float]:
     if not device.startswith("cuda"):
         return shares
     for kind in shares:
-        probe = Remote("ceiling", device, Surroundings())
+        probe = Remote("ceiling", device, Interpreters())
         try:
             before = probe.memory().host_bytes
             probe.ask("pin", kind=kind, nbytes=_PROBE_BYTES)

@@ -50,7 +50,7 @@ class Server:
         self._held: Any = None
         self._cores = sorted(os.sched_getaffinity(0))
 
-    def hello(self, device: str) -> dict[str, Any]:
+    def prepare(self, device: str) -> dict[str, Any]:
         """Say whether this contender can take part on ``device``, and get the device ready."""
         reason = self._contender.missing(device)
         if reason is None and device.startswith("cuda"):

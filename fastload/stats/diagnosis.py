@@ -57,8 +57,8 @@ def report(stats: Stats) -> Report:
 
 def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     if stats.batches - stats.epochs < BATCHES_MIN:
-        seen = f"{_count(stats.batches, 'batch', 'batches')} in {_count(stats.epochs, 'epoch')} are too few to tell"
-        return Verdict(None, (seen,), "ask again after a few more")
+        too_few = f"{_count(stats.batches, 'batch', 'batches')} in {_count(stats.epochs, 'epoch')} are too few to tell"
+        return Verdict(None, (too_few,), "ask again after a few more")
     stall, who = _stall(stats)
     waited = f"the {who} waited for batches {stall:.0%} of the time"
     if stall < STALL_MIN or _leaves_idle(stats, stall):

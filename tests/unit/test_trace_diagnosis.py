@@ -15,8 +15,8 @@ LOOP = [stage("step", 0, 1000), stage("wait", 0, 900)]
 KERNEL = {"calls": [launch(1, 900, 910)], "kernels": [kernel(8, 0, 1), kernel(1, 910, 1000)]}
 
 
-def verdict_of(ranges, seen=None, **events):
-    return diagnose_trace(find(recording(0, 1000, [*LOOP, *ranges], **{**KERNEL, **events})), seen)
+def verdict_of(ranges, reported=None, **events):
+    return diagnose_trace(find(recording(0, 1000, [*LOOP, *ranges], **{**KERNEL, **events})), reported)
 
 
 def reading(blocked=0, **stages):
@@ -86,8 +86,8 @@ def test_a_loop_that_idles_longer_than_its_loader_is_not_told_that_its_loader_is
 
 @pytest.mark.parametrize("decoding", [100, 800])
 def test_the_epilogue_has_no_range_so_the_loader_is_believed(decoding):
-    seen = Verdict.of(Bottleneck.EPILOGUE, "80% of that while decoded images were normalized")
-    verdict = verdict_of(reading(decode=(0, decoding)), seen)
+    reported = Verdict.of(Bottleneck.EPILOGUE, "80% of that while decoded images were normalized")
+    verdict = verdict_of(reading(decode=(0, decoding)), reported)
     assert verdict.bottleneck is Bottleneck.EPILOGUE
 
 
@@ -99,8 +99,8 @@ def test_layout_conversions_are_evidence_with_their_remedy():
 
 
 def test_the_loaders_own_look_tells_decoding_from_python():
-    seen = Verdict.of(Bottleneck.DECODE, "80% of fetch went into decoding")
-    verdict = verdict_of(reading(fetch=(0, 900)), seen)
+    reported = Verdict.of(Bottleneck.DECODE, "80% of fetch went into decoding")
+    verdict = verdict_of(reading(fetch=(0, 900)), reported)
     assert verdict.bottleneck is Bottleneck.DECODE
     assert "the loader itself: 80% of fetch went into decoding" in verdict.evidence
 

@@ -267,7 +267,7 @@ def engine_of(rung: Rung) -> dict[str, Any]:
     """Arguments of FastLoader for what a rung has and has not."""
     if rung.native:
         return {"engine": "native"}
-    return {"worker_init_fn": leave_alone} if rung.slots else {"engine": "torch"}
+    return {"worker_init_fn": do_nothing} if rung.slots else {"engine": "torch"}
 
 
 def take_until(is_settled: Callable[[], bool], batches: Iterator[Any]) -> bool:
@@ -278,8 +278,8 @@ def take_until(is_settled: Callable[[], bool], batches: Iterator[Any]) -> bool:
     return is_settled()
 
 
-def leave_alone(worker: int) -> None:
-    """A worker_init_fn that does nothing. With one, FastLoader lowers nothing: its workers run, with their slots."""
+def do_nothing(worker: int) -> None:
+    """Do nothing, as a ``worker_init_fn``: with one, FastLoader runs workers, with slots, not the native engine."""
 
 
 def window_steps(rung: Rung, length: Length) -> int:

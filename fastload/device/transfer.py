@@ -46,7 +46,7 @@ _ENDS_AT_HAND = 2
 class DeviceBatch:
     """A batch whose copy has been issued, and the event of its completion."""
 
-    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "issued", "nbytes", "roomed", "timing")
+    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "issued", "nbytes", "room_at", "timing")
 
     def __init__(self, data: Any, tensors: list[Any], ready: Any, recorded: Any, late: bool, nbytes: int) -> None:
         self._data = data
@@ -56,7 +56,7 @@ class DeviceBatch:
         self._late = late
         self.nbytes = nbytes
         self.timing: Timing | None = None
-        self.roomed = 0.0  # when there was room on the device
+        self.room_at = 0.0  # when there was room on the device
         self.issued = 0.0  # when the copy had been issued
 
     def wait_copied(self) -> None:
@@ -211,7 +211,7 @@ class Transfer:
         self.reap()
         with self._turn, stage("h2d", batch):
             self._wait_for_room()
-            roomed = time.monotonic()
+            room_at = time.monotonic()
             if self._stream is None:
                 copied = self._issue(data, small, None)
             else:
@@ -223,7 +223,7 @@ class Transfer:
                     except BaseException:
                         self._stream.synchronize()  # parts may still be copied from memory that the caller frees next
                         raise
-        copied.roomed, copied.issued = roomed, time.monotonic()
+        copied.room_at, copied.issued = room_at, time.monotonic()
         with self._lock:
             self.batches += 1
             self.nbytes += copied.nbytes

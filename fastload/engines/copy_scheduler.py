@@ -213,7 +213,7 @@ class CopyScheduler:
         self.stages = (
             ("ipc", arrival.arrived),
             ("pin", arrival.opened),
-            ("gpu", copied.roomed),
+            ("gpu", copied.room_at),
             ("h2d", copied.issued),
         )
         self._look()  # last, so that the scheduler's thread does not delay this call

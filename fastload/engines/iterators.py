@@ -289,7 +289,7 @@ class NativeDeviceIterator(DeviceIterator):
         return (
             data,
             None,
-            (("decode", pipeline.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued)),
+            (("decode", pipeline.decoded_at), ("gpu", copied.room_at), ("h2d", copied.issued)),
             pipeline.images,
         )
 

@@ -22,7 +22,7 @@ WAIT_S = 30  # only ever waited for by a test that is about to fail
 class Copied(str):
     """As a batch on the device: says when there was room for it, and when its copy had been issued."""
 
-    roomed, issued = 3.0, 4.0
+    room_at, issued = 3.0, 4.0
     waited = False
 
     def wait_copied(self):

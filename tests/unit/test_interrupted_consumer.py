@@ -38,7 +38,7 @@ class InstantTransfer:
     device = torch.device("cpu")
 
     class Copied:
-        roomed = issued = 0.0
+        room_at = issued = 0.0
 
         def __init__(self, data):
             self.data = data

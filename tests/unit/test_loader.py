@@ -120,6 +120,23 @@ def test_arguments_changed_between_epochs_of_persistent_workers(cuda):
     assert len(collect(loader)) == 4
 
 
+@pytest.mark.parametrize("backend", parameters("wrapped", "simulated"))
+def test_a_persistent_iterator_that_was_closed_is_replaced(monkeypatch, backend):
+    if backend == "simulated":
+        simulated.install(monkeypatch)
+    with BACKENDS[backend].loader(Numbers(4), num_workers=1, persistent_workers=True) as loader:
+        closed = iter(loader)
+        next(closed)
+        closed.close()
+        with pytest.raises(RuntimeError, match="was closed"):
+            next(closed)
+        again = iter(loader)
+        assert again is not closed
+        assert len(list(again)) == 4
+        assert loader.stats().batches == 5
+        assert iter(loader) is again
+
+
 def test_an_attribute_that_torchs_iterator_lacks_is_named_with_ours():
     iterator = iter(FastLoader(Numbers(2), device="cpu", dtype=torch.float32))
     with pytest.raises(AttributeError, match="no_such_thing"):

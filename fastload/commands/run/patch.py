@@ -62,7 +62,7 @@ def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False)
             _listeners.append(window.listening)
         if explain:
             _listeners.append(LoaderLog(users_of=functools.partial(_modules_with, _stand_in)).listening)
-        FastLoader.__iter__ = _heard(FastLoader.__iter__)  # type: ignore[method-assign]
+        FastLoader.__iter__ = _with_listeners(FastLoader.__iter__)  # type: ignore[method-assign]
         for module, name in _holders(TorchDataLoader):
             setattr(module, name, _stand_in)
     return _stand_in
@@ -126,9 +126,9 @@ def _make_stand_in() -> type[FastLoader[Any]]:
     return stand_in
 
 
-def _heard(iterate: _Iterate) -> _Iterate:
+def _with_listeners(iterate: _Iterate) -> _Iterate:
     """Wrap an ``__iter__`` with all listeners."""
-    return functools.reduce(lambda heard, listening: listening(heard), _listeners, iterate)
+    return functools.reduce(lambda wrapped, listening: listening(wrapped), _listeners, iterate)
 
 
 def _followed(own: _Iterate) -> _Iterate:
@@ -158,7 +158,7 @@ def _followed(own: _Iterate) -> _Iterate:
         elif counters is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
             state.measure(iterator, measure(iterator, Meter(counters, loader.batch_size)))
         state.live.add(iterator)
-        return _heard(lambda _: iterator)(loader)
+        return _with_listeners(lambda _: iterator)(loader)
 
     return iterate
 

@@ -18,24 +18,10 @@ from torch.utils.data import DataLoader
 
 import fastload
 from fastload import FastLoader
+from scripts.architecture import PAGE, PICTURE, RANK, arrows, draw, imports_of, modules_of, page, place
 
 PACKAGE = Path(fastload.__file__).parent
 LINES_MAX = 450
-
-# From top to bottom; a file imports only from lines below its own, or from its own folder. Imports for types count.
-LAYERS = [
-    {"__main__"},
-    {"commands", "bench"},
-    {"fastload"},  # the public names
-    {"verify", "measurement"},
-    {"loader"},
-    {"plan"},
-    {"engines", "prefetch"},
-    {"autoscale", "device", "profiling", "vision"},
-    {"memory", "pipeline", "stats"},
-    {"_batch", "_core", "_factory", "_machine", "_version", "nvtx", "options", "torch_workers"},
-]
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 PUBLIC = [
     "DataLoader",
@@ -75,36 +61,8 @@ def test_nothing_lies_in_the_temporary_folder_under_a_name_that_others_can_guess
     assert [path for path in found if guessable.search(path.read_text())] == []
 
 
-def sources() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    """``fastload.device.transfer`` of its file; the package itself is ``fastload``."""
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {name_of(path) for path in sources()} | {"fastload._core"}
-
-
-def place(module: str) -> str:
-    """Its place in the house: the file or folder right below the package."""
-    return module.split(".")[1] if "." in module else "fastload"
-
-
-def imports_of(path: Path) -> set[str]:
-    """The modules of the package that a file imports: at the top, in functions, and for types."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names if alias.name in MODULES)
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively, line {node.lineno}"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                found.update({name if name in MODULES else node.module} & MODULES)
-    return found
+MODULES = modules_of(PACKAGE)
+NAMES = {*MODULES, "fastload._core"}
 
 
 def is_below(importer: str, imported: str) -> bool:
@@ -113,12 +71,29 @@ def is_below(importer: str, imported: str) -> bool:
 
 
 def test_files_import_only_from_below():
-    homeless = [name for name in MODULES if place(name) not in RANK]
-    assert not homeless, f"{homeless} have no place in LAYERS: give them one"
-    wrong = [
-        f"{name_of(path)} imports {m}" for path in sources() for m in imports_of(path) if not is_below(name_of(path), m)
-    ]
-    assert wrong == []
+    homeless = [name for name in NAMES if place(name) not in RANK]
+    assert not homeless, f"{homeless} have no place in the LAYERS of scripts/architecture.py: give them one"
+    pairs = [(name, imported) for name, path in MODULES.items() for imported in imports_of(path, NAMES)]
+    assert [f"{name} imports {imported}" for name, imported in pairs if not is_below(name, imported)] == []
+
+
+def test_the_drawing_and_the_table_of_the_layers_are_current():
+    for path, text in ((PICTURE, draw(PACKAGE)), (PAGE, page(PACKAGE))):
+        assert path.read_text() == text, f"run scripts/architecture.py, which writes {path.name}"
+
+
+def test_arrows_are_imports_that_no_other_arrows_imply(tmp_path):
+    (tmp_path / "fastload" / "stats").mkdir(parents=True)
+    for name, text in {
+        "__init__": "from fastload.loader import FastLoader",
+        "loader": "from fastload import plan, _batch\nfrom fastload.stats import stats",
+        "plan": "import fastload.stats.stats",
+        "_batch": "",
+        "stats/__init__": "",
+        "stats/stats": "",
+    }.items():
+        (tmp_path / "fastload" / f"{name}.py").write_text(text)
+    assert arrows(tmp_path / "fastload") == [("fastload", "loader"), ("loader", "plan"), ("plan", "stats")]
 
 
 def private(name: object) -> bool:
@@ -181,15 +156,15 @@ def test_files_use_no_private_names_of_each_other():
 
 def test_a_class_name_stands_once_in_the_package():
     where: dict[str, list[str]] = {}
-    for path in sources():
+    for name, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                where.setdefault(node.name, []).append(name_of(path))
+                where.setdefault(node.name, []).append(name)
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    graph = {name_of(path): imports_of(path) for path in sources()}
+    graph = {name: imports_of(path, NAMES) for name, path in MODULES.items()}
     done: set[str] = set()
 
     def walk(name: str, trail: tuple[str, ...]) -> None:
@@ -197,7 +172,7 @@ def test_no_file_imports_itself_by_way_of_others():
         if name in done:
             return
         for imported in sorted(graph.get(name, ())):
-            if imported != "fastload" or name_of(PACKAGE / "__init__.py") != name:
+            if imported != "fastload" or name != "fastload":
                 walk(imported, (*trail, name))
         done.add(name)
 
@@ -219,7 +194,7 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
         "    import fastload.device.transfer\n"
     )
     below = {"fastload.nvtx.stages", "fastload._batch", "fastload.device.transfer"}
-    assert imports_of(source) == {"fastload", "fastload.plan", *below}
+    assert imports_of(source, NAMES) == {"fastload", "fastload.plan", *below}
     assert is_below("fastload.loader", "fastload._batch")
     assert not is_below("fastload._batch", "fastload.loader")
     assert not is_below("fastload.memory.slots", "fastload.stats.meter")
@@ -227,7 +202,7 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
 
 
 def test_files_stay_short():
-    lines = {name_of(path): len(path.read_text().splitlines()) for path in sources()}
+    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
     assert {name: count for name, count in lines.items() if count >= LINES_MAX} == {}, "each is two files"
 
 

@@ -17,11 +17,11 @@ from torchvision.transforms.functional import pil_modes_mapping, pil_to_tensor
 
 from fastload.pipeline.calibration import FILTERS
 from fastload.pipeline.erasing import Erasing, erased_by, read_erasing
+from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
 from fastload.pipeline.supported import FLIPS, GEOMETRY, ORIGINALS, RANDOM, RESIZES, is_v2, role_of
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
-from fastload.pipeline.unsupported import Refused, name_of
 from fastload.pipeline.watched_functions import check_libraries
 
 if TYPE_CHECKING:

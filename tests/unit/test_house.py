@@ -144,7 +144,7 @@ def names_of_others(place: str) -> set[str]:
 
 
 def test_files_use_no_private_names_of_each_other():
-    trees = {name_of(path): ast.parse(path.read_text()) for path in sources()}
+    trees = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
     defined = {name: private_names_defined_in(tree) for name, tree in trees.items()}
     everywhere = set().union(*defined.values())
     wrong = {

@@ -104,7 +104,10 @@ def _check_drawing(team: Team, data: str, folder: Path, seen: dict[str, dict[str
 
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
-    """An image that cannot be read is said in one line; a worker's error ends with the one that was raised there."""
+    """Describe an unreadable image in one line.
+
+    A worker's error ends with the one raised in the worker.
+    """
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Memory of the host and of the GPU that a running loader holds, beside its peers: ``python -m benchmarks memory``.
+"""Measure a running loader's host and GPU memory: ``python -m benchmarks memory``.
 
 What counts is what is added to a process in which everything is imported and the GPU is ready; every turn has a process
 of its own, because libraries keep what they once had. Host memory is

@@ -89,7 +89,7 @@ def by_threads(
 
 
 def first_batch(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
-    """Time the first batch of every contender; the first loader of each process is not counted."""
+    """Time the first batch of every contender, without the first loader of each process."""
     job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
 
     def turn(remote: Remote) -> dict[str, Any]:

@@ -29,8 +29,8 @@ CHECKED_WORKERS = 2
 def check_outputs(team: Team, data: str) -> dict[str, dict[str, Any]]:
     """Compare each contender's batches of whole images and of random crops, all contenders at once.
 
-    Whoever draws crops as torch does, from its generator and in its order, is compared image by image; the others'
-    crops are compared as :mod:`benchmarks._likeness` says.
+    A contender that draws crops as torch does, from its generator and in its order, is compared image by image; the
+    others' crops are compared statistically by :mod:`benchmarks._likeness`.
 
     Raises:
         ValueError: Torchvision cannot read an image.

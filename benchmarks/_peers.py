@@ -155,7 +155,7 @@ def run(args: argparse.Namespace, question: Callable[[argparse.Namespace, Setup]
 def settle(remote: Remote) -> None:
     """Take a new loader's first batches until it has allocated what it needs."""
     if not remote.ask("settle")["settled"]:
-        console().print(f"{remote.contender.title}: measured without what it was given time to make (slots)")
+        console().print(f"{remote.contender.title}: measured before its slots were ready")
 
 
 def warm_up(remote: Remote, threads: int, seconds: float) -> int:
@@ -175,7 +175,7 @@ def warm_up(remote: Remote, threads: int, seconds: float) -> int:
 def take_turns(
     remotes: Sequence[Remote], turn: Callable[[Remote], dict[str, Any]], repeats: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Let each contender have ``repeats`` turns, interleaved; returns what each answered, in order.
+    """Let each contender have ``repeats`` turns, interleaved; return each one's answers in order.
 
     One that fails drops out, and what it had answered is left out.
 

@@ -1,6 +1,6 @@
 """Format the tables of the peer benchmarks: short for README, long for docs/benchmarks.md.
 
-Whoever is ahead of FastLoader is marked, and a sentence says by how much.
+A contender that is ahead of FastLoader is marked, and a sentence says by how much.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Column:
 
     Attributes:
         title: What stands above it.
-        values: Median by contender; whoever has none is not there.
+        values: Median by contender; contenders without one are absent.
         show: A figure in words.
         more_is_better: Which way is ahead.
         spread: Smallest and largest of the repeats, by contender, where there are repeats.

@@ -6,8 +6,8 @@ memory, float32 across the link, a large model, a loop that sleeps, prints or as
 show that it is, each loop is also run *relieved*: the same in all else, with that one thing made light. A plant whose
 relieved loop is no faster would prove nothing, so that is reported as well.
 
-Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` nobody tells the loop's own code from
-the model, so that the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
+Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
+the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
 """
 
 from __future__ import annotations
@@ -167,14 +167,14 @@ class Batches(Dataset[Any]):
 
 
 class Model:
-    """A model of ``count`` square matrix products per batch, on the batch's device."""
+    """A model of ``products`` square matrix products per batch, on the batch's device."""
 
     def __init__(self, device: torch.device, products: int, side: int) -> None:
         self._weights = torch.randn(side, side, device=device) / side**0.5
         self._products = products
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """One step; returns what came of it, there."""
+        """Run one step and return its result, on the device."""
         images = batch if isinstance(batch, torch.Tensor) else batch[0]
         flat = images.reshape(-1)[: self._weights.numel()]
         activation: torch.Tensor = self._weights + flat.to(self._weights.dtype).sum() * 0
@@ -190,7 +190,7 @@ def sleep(result: torch.Tensor, took_s: float) -> None:
 
 
 def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
-    """As a loop does that logs many figures, each by itself."""
+    """Log many figures one by one, as some training loops do."""
     del took_s
     for _ in range(32):
         for row in result[:64]:
@@ -198,7 +198,7 @@ def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
 
 
 def print_much(result: torch.Tensor, took_s: float) -> None:
-    """As a loop does that was debugged once."""
+    """Print large tensors, as a loop with forgotten debug output does."""
     del took_s
     with open(os.devnull, "w") as nowhere:
         for _ in range(200):

@@ -6,7 +6,7 @@
 Both packages own the folder ``PIL/``, so with both installed either may have overwritten part of the other. That never
 happens here: the Pillow-SIMD that was built is installed under the name ``pillow``, with ``+simd`` in its version.
 There is then one owner of ``PIL/``, pip sees the requirements of torchvision and others as met and leaves it alone, and
-whoever installs another Pillow replaces it cleanly.
+installing another Pillow replaces it cleanly.
 
 Nothing is touched before the new package was built and has worked from a folder of its own. The former package is kept
 as a wheel; it comes back by itself if anything fails after the swap, and with ``remove``, without a network.

@@ -40,9 +40,9 @@ class Memory:
         pss_bytes: Proportional: pages shared by n processes count 1/n in each.
         uss_bytes: Private to one process.
         unshared_pss_bytes: ``pss_bytes`` without shared memory (pinned memory of CUDA, arenas, ``/dev/shm``).
-        shared_memory_bytes: All shared memory of this machine, mapped or not: a tensor on its way from a worker may be
-            mapped by nobody.
-        available_bytes: Memory of this machine that is still to be had.
+        shared_memory_bytes: All shared memory of this machine, mapped or not: a tensor in transit from a worker
+            may not be mapped by any process.
+        available_bytes: Memory of this machine that is still available.
     """
 
     pss_bytes: int

@@ -171,7 +171,7 @@ def test_an_error_of_the_dataset_is_raised_by_the_epoch(cores, capfd):
     with pytest.raises(KeyError, match="no such sample"):
         next(iter(loader))
     assert loader.num_workers == 3
-    assert "the trial made no batch" in loader.num_workers.sizing.why
+    assert "the trial finished no batch" in loader.num_workers.sizing.why
     loader.close()
 
 

@@ -1,4 +1,4 @@
-"""``num_workers="auto"`` with worker processes: what it is, what the trial leaves alone, and what it comes to."""
+"""Test ``num_workers="auto"`` with worker processes: its type, its trial, and its choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house plan, kept by tests: who imports whom, what is public, how long a file is, what the constructor takes."""
+"""Check the package's structure: imports, public names, file lengths, and constructor arguments."""
 
 from __future__ import annotations
 

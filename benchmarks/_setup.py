@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 QUICK = ("torch-pinned", "fastload")
-"""Who takes part in a quick run, unless somebody is named."""
+"""Contenders of a quick run, unless some are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The benchmark's end of the contenders' processes: all stand still but the one whose turn it is."""
+"""Control the contenders' processes: all are stopped except the one being measured."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Interpreters:
 
 
 class Remote:
-    """One contender in a process of its own, which leads a process group, so that its workers are stopped with it.
+    """One contender in its own process group, so that its workers stop with it.
 
     Args:
         name: In the registry.

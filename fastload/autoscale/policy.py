@@ -179,13 +179,13 @@ def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
     batches = _batches(loader)
     most = cores if batches is None else max(1, min(cores, batches))
     if trial is None:
-        return most, f"as many as there are {_cores_or_batches(most, cores)}: the trial made no batch in its time"
+        return most, f"as many as there are {_cores_or_batches(most, cores)}: the trial finished no batch in time"
     take_s = _TAKE_S + trial.batch_bytes / _TAKE_BYTES_PER_S
     useful = max(1, math.ceil(SPARE * trial.batch_s / take_s))
     cost = f"a sample costs {trial.cost_s * 1e3:.3g} ms"
     if useful < most:
-        return useful, f"{cost}, so that more workers would make batches sooner than they can be taken"
-    return most, f"{cost}; as many as there are {_cores_or_batches(most, cores)}, until an epoch has shown the consumer"
+        return useful, f"{cost}; more workers would make batches faster than the consumer can take them"
+    return most, f"{cost}; as many as there are {_cores_or_batches(most, cores)}, until the consumer's rate is known"
 
 
 def _again(sizing: Sizing, processes: int, used: Consumption) -> int | None:
@@ -245,4 +245,4 @@ def _batches(loader: DataLoader[Any]) -> int | None:
 
 
 def _cores_or_batches(most: int, cores: int) -> str:
-    return "cores for them" if most == cores else "batches"
+    return "available cores" if most == cores else "batches"

@@ -64,12 +64,12 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     if stall < STALL_MIN or _leaves_idle(stats, stall):
         return _not_the_loader(stats, stall, waited)
     if not shares:
-        evidence = [waited, "each time too briefly to tell for what"]
+        evidence = [waited, "each wait was too short to attribute"]
         return Verdict(None, tuple(evidence), "larger batches are waited for less often")
     which = max(shares, key=lambda key: shares[key])
     if which in _READ and not _fetch_is_sampled(stats):
         reading = sum(shares.get(each, 0.0) for each in _READ)
-        unknown = f"{reading:.0%} of that while samples were read, which nobody has looked into yet"
+        unknown = f"{reading:.0%} of that while samples were read; no fetch has been sampled yet"
         return Verdict(None, (waited, unknown), "ask again after a few more batches")
     evidence = [waited, f"{shares[which]:.0%} of that {_meanwhile(stats, which)}"]
     if stats.fetch.queued > _QUEUED_MIN and which is not Bottleneck.STORAGE and which in _MADE:

@@ -1,4 +1,4 @@
-"""The backends on which every case of this folder is run; in the quick suite only the simulated one."""
+"""Run every case of this folder on each backend, by default the simulated one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native batches on a device: simulated where there is none, and on CUDA (marked ``gpu``) in every dtype."""
+"""Native batches on a device: simulated, or on CUDA (marked ``gpu``) in every dtype."""
 
 from __future__ import annotations
 

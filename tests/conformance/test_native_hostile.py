@@ -1,4 +1,7 @@
-"""Natively as in torch, whatever a training script does to its loader, its samplers, its dataset and its transforms."""
+"""The native engine behaves as torch does when a training script changes anything.
+
+It may change its loader, its samplers, its dataset and its transforms.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks insight``: one of the two contenders has no statistics, and what the figures mean."""
+"""Test ``python -m benchmarks insight``: a contender without statistics, and what figures mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks against peers count, on a machine made of files; contenders in processes of their own."""
+"""Test what the peer benchmarks count, on simulated /proc files and real contender processes."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_loader_is_given_the_time_to_settle(monkeypatch) -> None:
 def test_a_loader_that_did_not_settle_is_named(settled, capsys) -> None:
     contender = SimpleNamespace(title="FastLoader, workers")
     _peers.settle(SimpleNamespace(ask=lambda what: {"settled": settled}, contender=contender))
-    assert ("FastLoader, workers: measured without" in capsys.readouterr().out) is not settled
+    assert ("FastLoader, workers: measured before its slots were ready" in capsys.readouterr().out) is not settled
 
 
 @pytest.mark.parametrize(

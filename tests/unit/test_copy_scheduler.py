@@ -1,4 +1,4 @@
-"""Which arrived batch is copied when, and what the consumer is given: with a transfer that only keeps a log."""
+"""Test the order of copies and of batches, with a transfer that keeps a log."""
 
 from __future__ import annotations
 

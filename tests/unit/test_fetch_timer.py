@@ -1,4 +1,4 @@
-"""What is measured of fetches, whatever fetches: torch's own, somebody's replacement, loaders within loaders."""
+"""The fetch timer measures torch's fetchers, replaced ones, and nested loaders."""
 
 from __future__ import annotations
 

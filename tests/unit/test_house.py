@@ -1,4 +1,4 @@
-"""The house plan, kept by tests: who imports whom, what is public, how long a file is, what the constructor takes."""
+"""Check the package's structure: imports, public names, file lengths, and constructor arguments."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from scripts.architecture import PAGE, PICTURE, RANK, arrows, draw, imports_of, 
 
 PACKAGE = Path(fastload.__file__).parent
 LINES_MAX = 450
+WORDS_MAX = 15
+ODD_WORDS = re.compile(r"\b(whoever|somebody|nobody|likewise|said to be|seen through)\b", re.IGNORECASE)
 
 PUBLIC = [
     "DataLoader",
@@ -204,6 +206,19 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
 def test_files_stay_short():
     lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
     assert {name: count for name, count in lines.items() if count >= LINES_MAX} == {}, "each is two files"
+
+
+def test_first_lines_of_docstrings_are_short_and_no_word_is_odd():
+    root = Path(__file__).parents[2]
+    found = []
+    folders = (PACKAGE, root / "benchmarks", root / "scripts", root / "examples")
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        text = path.read_text()
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docs = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+        found += [(path.name, doc) for doc in docs if len(doc.partition("\n")[0].split()) > WORDS_MAX]
+        found += [(path.name, odd[0]) for odd in ODD_WORDS.finditer(text)]
+    assert found == []
 
 
 def test_the_public_names_are_these():

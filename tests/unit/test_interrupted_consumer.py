@@ -1,4 +1,4 @@
-"""The consumer is interrupted at every moment of next() and close(): closing ends in time and leaves nothing."""
+"""Interrupting next() or close() at any moment neither hangs nor leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FastLoader beyond what it shares with torch's loader: which iterator it takes, its counters, its end."""
+"""Test what FastLoader adds to torch's loader: its iterators, counters and end."""
 
 from __future__ import annotations
 

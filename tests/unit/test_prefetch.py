@@ -1,4 +1,4 @@
-"""``prefetch_to_device``: the feeder with a transfer that only keeps a log, and the plain way on the CPU."""
+"""Test ``prefetch_to_device`` with a transfer that keeps a log, and on the CPU."""
 
 from __future__ import annotations
 

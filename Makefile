@@ -50,8 +50,9 @@ wheel: setup ## a wheel with libjpeg-turbo inside, in dist/, tested in an empty 
 sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; needs clang
 	scripts/sanitize.sh $(FUZZ_SECONDS)
 
-figures: setup ## write the README's tables and chart from benchmarks/results
+figures: setup ## write the tables and chart from benchmarks/results, and the drawing of the imports
 	$(BIN)/python -m benchmarks figures
+	$(BIN)/python scripts/architecture.py
 
 docs: setup ## the documentation, in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs build/docs

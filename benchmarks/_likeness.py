@@ -146,7 +146,9 @@ def figures(seen: NDArray[np.float64], whole: NDArray[np.float64], usual: NDArra
 
 
 def lay_out(files: Sequence[str], folder: Path) -> int:
-    """Link up to :data:`IMAGES` files into an ImageFolder where each has a label of its own; returns how many.
+    """Link up to :data:`IMAGES` files into an ImageFolder, each under its own label.
+
+    Returns how many.
 
     They fill whole batches of :func:`batch_size`.
     """

@@ -29,8 +29,8 @@ CHECKED_WORKERS = 2
 def check_outputs(team: Team, data: str) -> dict[str, dict[str, Any]]:
     """Compare each contender's batches of whole images and of random crops, all contenders at once.
 
-    Whoever draws crops as torch does, from its generator and in its order, is compared image by image; the others'
-    crops are compared as :mod:`benchmarks._likeness` says.
+    A contender that draws crops as torch does, from its generator and in its order, is compared image by image; the
+    others' crops are compared statistically by :mod:`benchmarks._likeness`.
 
     Raises:
         ValueError: Torchvision cannot read an image.
@@ -104,7 +104,10 @@ def _check_drawing(team: Team, data: str, folder: Path, seen: dict[str, dict[str
 
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
-    """An image that cannot be read is said in one line; a worker's error ends with the one that was raised there."""
+    """Describe an unreadable image in one line.
+
+    A worker's error ends with the one raised in the worker.
+    """
     try:
         yield
     except OSError as error:

@@ -1,4 +1,6 @@
-"""What the statistics that are always on cost: a batch's share of processor time, and the loader's throughput without.
+"""Measure what the always-on statistics cost.
+
+The cost is a batch's share of processor time, and the loader's throughput without statistics.
 
 There is no switch for the statistics, so the loader without them is one whose hooks are taken out while it is made and
 while it runs. It takes turns with the loader as it is, in the same process.
@@ -51,7 +53,7 @@ def without_stats() -> Iterator[None]:
         for module in (loader_module, iterators):
             put(module, "measure", lambda iterator, measured: measured)
         put(iterators, "measure_here", lambda iterator, measured: None)
-        put(workers, "MeasuredWorker", lambda first_call, board: first_call or (lambda worker_id: None))
+        put(workers, "MeasuredWorker", lambda first_call, counters: first_call or (lambda worker_id: None))
         put(transfer_module, "DeviceClock", lambda module: None)
         yield
 
@@ -157,7 +159,9 @@ def _nothing(batch: Any) -> None:
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
-    """Where the median of what the values are drawn from is, by 95%: between two of them, whatever their distribution.
+    """Return the 95% confidence interval of the median.
+
+    Both ends are order statistics, so the interval holds for any distribution.
 
     Fewer than 6 values are too few for that; then it is all of them.
     """

@@ -1,4 +1,7 @@
-"""How much of some files the kernel holds in memory already: a loader that reads from a disk is another benchmark."""
+"""Measure how much of some files is in the page cache.
+
+A loader that reads from disk is a different benchmark.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def resident_share(files: Sequence[str | Path]) -> float | None:
-    """Share of the files' pages that are in the page cache, by mincore(2); ``None`` where that is not to be had."""
+    """Return the share of the files' pages in the page cache, by mincore(2).
+
+    ``None`` where it is not available.
+    """
     try:
         mincore = ctypes.CDLL(None, use_errno=True).mincore
     except (OSError, AttributeError):

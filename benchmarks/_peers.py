@@ -1,4 +1,4 @@
-"""What the benchmarks against peers share: contenders are gathered and checked once, then asked one thing or several.
+"""Start and check contenders once, then ask them one question or several.
 
 A question is a benchmark such as ``loaders``. ``python -m benchmarks peers`` asks several of the same processes, so
 that the seconds in which a dozen libraries are imported are spent once.
@@ -72,14 +72,14 @@ class Gathering:
     def answer(
         self, question: Question, keep: Callable[[dict[str, Any]], object] = lambda record: None
     ) -> tuple[dict[str, Any], bool]:
-        """Ask; returns the record, and whether somebody could take part and everybody who could has answered.
+        """Ask; return the record and whether every available contender succeeded.
 
         Args:
             question: What.
             keep: Called with the record so far after each point, so that a run that is cut off keeps its points.
         """
         setup = question.setup
-        self.team.revive()
+        self.team.restart_failed()
         asked = {"batch_size": setup.batch_size, "repeats": setup.repeats, "seconds": setup.seconds}
         record: dict[str, Any] = {
             "benchmark": question.name,
@@ -112,9 +112,9 @@ class Gathering:
 
 @contextlib.contextmanager
 def gathered(setup: Setup) -> Iterator[Gathering]:
-    """Start the contenders, read the data set into the page cache, and check every contender's output."""
+    """Start the contenders, cache the data set, and check every contender's output."""
     folder, described = prepared(setup.data, quick=setup.quick)
-    with Team(setup.names, setup.device, setup.surroundings) as team:
+    with Team(setup.names, setup.device, setup.interpreters) as team:
         for remote in team.all:
             if remote.missing is not None:
                 console().print(f"missing: {remote.contender.title}: {remote.missing}")
@@ -128,7 +128,10 @@ def gathered(setup: Setup) -> Iterator[Gathering]:
 
 
 def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:
-    """The data set at ``data`` (``None``: photographs), in the page cache; its folder and what it is."""
+    """Return the folder and description of the data set at ``data``, after caching it.
+
+    ``None``: photographs.
+    """
     dataset, described = open_images(data, quick)
     pool = image_pool(dataset)
     files = [dataset.samples[index][0] for index in pool]
@@ -150,13 +153,15 @@ def run(args: argparse.Namespace, question: Callable[[argparse.Namespace, Setup]
 
 
 def settle(remote: Remote) -> None:
-    """Let a loader that was just opened make what it makes for itself while its first batches are taken."""
+    """Take a new loader's first batches until it has allocated what it needs."""
     if not remote.ask("settle")["settled"]:
-        console().print(f"{remote.contender.title}: measured without what it was given time to make (slots)")
+        console().print(f"{remote.contender.title}: measured before its slots were ready")
 
 
 def warm_up(remote: Remote, threads: int, seconds: float) -> int:
-    """Run a loader that was just opened until it goes steadily; returns the batches of a turn of about ``seconds``.
+    """Run a new loader until its rate is steady.
+
+    Returns the batches of a turn of about ``seconds``.
 
     Worker processes finish their batches at about the same time, so a turn is a multiple of ``threads`` batches.
     """
@@ -170,7 +175,7 @@ def warm_up(remote: Remote, threads: int, seconds: float) -> int:
 def take_turns(
     remotes: Sequence[Remote], turn: Callable[[Remote], dict[str, Any]], repeats: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Let each contender have ``repeats`` turns, interleaved; returns what each answered, in order.
+    """Let each contender have ``repeats`` turns, interleaved; return each one's answers in order.
 
     One that fails drops out, and what it had answered is left out.
 

@@ -86,7 +86,10 @@ class Rank:
         self._feeds[CEILING] = ceiling.open_feed(job, "").batches
 
     def check(self, batches: int) -> bool:
-        """Whether both loaders give the same batches, bit for bit, in this process; they go on from there."""
+        """Return whether both loaders give bit-identical batches in this process.
+
+        Both continue from the last batch that was compared.
+        """
         same = True
         for _ in range(batches):
             theirs, ours = (next(self._feeds[name]) for name in ("torch-pinned", "fastload"))
@@ -94,7 +97,7 @@ class Rank:
         return same
 
     def train(self, name: str, steps: int) -> float:
-        """Train so many steps, after those whose batches were ready; returns the seconds of the slowest process."""
+        """Train ``steps`` steps after the prefetched ones; return the slowest process's seconds."""
         self._wake(name)
         before = self._run(name, max(_WARM_STEPS, self._ready.get(name, 0)))[-1]
         marks = self._run(name, steps)

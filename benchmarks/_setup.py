@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.contenders._registry import CONTENDERS, loading
-from benchmarks.contenders._remote import Surroundings
+from benchmarks.contenders._remote import Interpreters
 from fastload.bench._data import add_data_argument
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 QUICK = ("torch-pinned", "fastload")
-"""Who takes part in a quick run, unless somebody is named."""
+"""Contenders of a quick run, unless some are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Setup:
     Attributes:
         data: An ImageFolder; ``None`` writes photographs.
         names: Contenders.
-        surroundings: Interpreters and packages.
+        interpreters: Interpreters and packages.
         repeats: Turns of each contender.
         seconds: Of a turn, about.
         batch_size: Images per batch.
@@ -37,7 +37,7 @@ class Setup:
 
     data: Path | None = None
     names: tuple[str, ...] = field(default_factory=lambda: tuple(loading()))
-    surroundings: Surroundings = field(default_factory=Surroundings)
+    interpreters: Interpreters = field(default_factory=Interpreters)
     repeats: int = 5
     seconds: float = 2.0
     batch_size: int = 256
@@ -98,8 +98,8 @@ def setup_of(args: argparse.Namespace) -> Setup:
     values |= {name: value for name, value in given.items() if value is not None}
     if args.contenders:
         values["names"] = tuple(name.strip() for name in args.contenders.split(","))
-    surroundings = Surroundings(pythons=_pairs("--python", args.python), sites=_pairs("--site", args.site))
-    return Setup(data=args.data, surroundings=surroundings, quick=args.quick, **values)
+    interpreters = Interpreters(pythons=_pairs("--python", args.python), sites=_pairs("--site", args.site))
+    return Setup(data=args.data, interpreters=interpreters, quick=args.quick, **values)
 
 
 def numbers(text: str) -> tuple[int, ...]:

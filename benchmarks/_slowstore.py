@@ -1,4 +1,4 @@
-"""A store that serves objects over a socket at a limited rate: storage that is slow, whatever machine this runs on.
+"""Serve objects over a socket at a limited rate, to simulate slow storage.
 
 ``python _slowstore.py SOCKET OBJECT_BYTES BYTES_PER_S`` listens until its standard input closes. Clients
 send eight bytes, an object's number, and get the object; they wait in ``recv`` meanwhile, as they would for a disk.
@@ -48,7 +48,7 @@ def _serve(path: str, object_bytes: int, bytes_per_s: float) -> None:
 
 
 class Client:
-    """Reads objects; opens its connection when it is first used, so that each worker has its own."""
+    """Read objects over a connection that is opened on first use, one per worker."""
 
     def __init__(self, path: str, object_bytes: int) -> None:
         self._path = path

@@ -1,6 +1,6 @@
-"""The tables of the benchmarks against peers: a short one of each for the README, a long one for docs/benchmarks.md.
+"""Format the tables of the peer benchmarks: short for README, long for docs/benchmarks.md.
 
-Whoever is ahead of FastLoader is marked, and a sentence says by how much.
+A contender that is ahead of FastLoader is marked, and a sentence says by how much.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Column:
 
     Attributes:
         title: What stands above it.
-        values: Median by contender; whoever has none is not there.
+        values: Median by contender; contenders without one are absent.
         show: A figure in words.
         more_is_better: Which way is ahead.
         spread: Smallest and largest of the repeats, by contender, where there are repeats.
@@ -81,7 +81,7 @@ def column(
 
 
 def table(record: dict[str, Any], columns: list[Column], *, spread: bool) -> str:
-    """Contenders side by side, one a row, or one a column where there are more columns than contenders."""
+    """Format contenders as rows, or as columns if there are more columns than contenders."""
     rows = [["", *(one.title for one in columns)]]
     for name, known in record["contenders"].items():
         if any(name in one.values for one in columns):
@@ -170,7 +170,7 @@ def train(record: dict[str, Any]) -> list[Column]:
 
 
 def one_model(record: dict[str, Any]) -> list[Column]:
-    """Images per second, the share of the ceiling, and what is taken of the training loop's thread."""
+    """Show images per second, the share of the ceiling, and the training thread's time."""
     (point,) = record["points"]
     return [
         column(f"{_model(point['model'])}, {_cores(point)}: images/s", point, "images_per_s"),
@@ -244,7 +244,7 @@ def scaling(record: dict[str, Any]) -> list[Column]:
 
 
 def multigpu(record: dict[str, Any]) -> list[Column]:
-    """Images per second of all GPUs, and how much of as many times one GPU that is."""
+    """Show images per second of all GPUs, and the scaling efficiency against one GPU."""
     columns = []
     for point in record["points"]:
         count = point["processes"]
@@ -349,7 +349,7 @@ def short(name: str, record: dict[str, Any]) -> str:
 
 
 def long(name: str, record: dict[str, Any]) -> str:
-    """For docs/benchmarks.md: with the spread of the repeats, how it was measured, and who did not take part."""
+    """Format the long table: with the repeats' spread, the method, and missing contenders."""
     topic = TOPICS[name]
     columns = topic.columns(record)
     parts = [

@@ -1,4 +1,4 @@
-"""Every benchmark in turn, each in a process of its own: ``python -m benchmarks all --json DIR``.
+"""Run every benchmark in its own process: ``python -m benchmarks all --json DIR``.
 
 The questions about peers are one process: their contenders are started once. A benchmark that fails keeps no other from
 running.

@@ -1,4 +1,6 @@
-"""Write the tables and the chart of README and docs from the JSON files in benchmarks/results: none is typed by hand.
+"""Write the tables and the chart of README and docs from benchmarks/results.
+
+No figure is typed by hand.
 
 ``python -m benchmarks figures`` writes them; ``--check`` says whether they are up to date and changes nothing.
 """
@@ -161,7 +163,10 @@ def sections(page: Path) -> dict[str, Callable[[dict[str, Any]], str]]:
 
 
 def render(text: str, page: Path = README) -> str:
-    """``text`` with what stands between its markers made anew; nothing, where there is no result yet."""
+    """Return ``text`` with the content between its markers regenerated.
+
+    The content is empty where there is no result yet.
+    """
     for name, section in sections(page).items():
         path = RESULTS / f"{name}.json"
         body = f"<!-- figures: {name} -->\n<!-- end -->"

@@ -1,4 +1,4 @@
-"""What looking costs when nobody looks: ``python -m benchmarks insight``.
+"""Measure what idle instrumentation costs: ``python -m benchmarks insight``.
 
 Each figure is the difference between a loop with one of them in it and the same loop without, the
 two taking turns, divided by the calls in it. No tool is attached, so this is what a program pays for annotations that
@@ -38,7 +38,7 @@ _BATCHES = 500
 
 
 def cost_of_modules(repeats: int) -> dict[str, Spread]:
-    """A module's call: annotated, and with hooks installed to which nobody listens, beside the bare one."""
+    """Measure a module's call: bare, annotated, and with hooks that have no listener."""
 
     def model() -> nn.Module:
         return nn.Sequential(*(nn.Identity() for _ in range(_MODULES)))
@@ -106,7 +106,7 @@ def cost_of_capture(repeats: int) -> dict[str, Spread]:
 
 
 def cost_of_statistics(repeats: int) -> dict[str, Spread]:
-    """A batch's statistics, worker's side and all, each fetch looked at closely, beside a batch without."""
+    """Measure a batch with full statistics, worker's side included, and a batch without."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return _differences(_overhead.stats_of_a_batch(device, _BATCHES), repeats, _BATCHES)
 
@@ -143,7 +143,7 @@ def _calls(model: nn.Module) -> Callable[[], object]:
 def _differences(
     contenders: Mapping[str, Callable[[], object]], repeats: int, calls: int, bare: str = "bare"
 ) -> dict[str, Spread]:
-    """Nanoseconds of processor time that each contender takes more than ``bare`` per call, round by round."""
+    """Return each contender's extra processor nanoseconds per call over ``bare``, by round."""
 
     def timed(run: Callable[[], object]) -> Callable[[], float]:
         def measure() -> float:

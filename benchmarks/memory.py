@@ -1,14 +1,14 @@
-"""Memory of the host and of the GPU that a running loader holds, beside its peers: ``python -m benchmarks memory``.
+"""Measure a running loader's host and GPU memory: ``python -m benchmarks memory``.
 
 What counts is what is added to a process in which everything is imported and the GPU is ready; every turn has a process
 of its own, because libraries keep what they once had. Host memory is
 
 * the private and file pages of the loader's processes (a page that n of them share counts 1/n in each),
 * all shared memory of the machine, mapped or not: batches on their way between processes, FastLoader's slots,
-* pinned memory. Whether the kernel counts it among the above depends on the driver, so a process that pins some tells
-  first, for memory that CUDA allocates and for memory that it registers. Where it is not counted, what torch's pinned
-  allocator holds is added, and FastLoader's slots likewise. What a library pins by itself (DALI) cannot be asked for:
-  its figure is then a lower bound, and the record says so.
+* pinned memory. Whether the kernel counts it among the above depends on the driver, so a process that pins some
+  checks first, for memory that CUDA allocates and for memory that it registers. Where it is not counted, what torch's
+  pinned allocator holds is added, and so are FastLoader's slots. Memory that a library pins itself (DALI) is not
+  reported: its figure is then a lower bound, and the record says so.
 
 The peak of samples while batches are taken for some seconds. Beside it stands by how much the machine's available
 memory fell meanwhile: coarser, but it leaves out nothing.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks._peers import settle, take_turns
 from benchmarks.contenders._job import Job
-from benchmarks.contenders._remote import Remote, Surroundings
+from benchmarks.contenders._remote import Interpreters, Remote
 from fastload.measurement.record import Spread
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def counted_shares(device: str) -> dict[str, float]:
     if not device.startswith("cuda"):
         return shares
     for kind in shares:
-        probe = Remote("ceiling", device, Surroundings())
+        probe = Remote("ceiling", device, Interpreters())
         try:
             before = probe.memory().host_bytes
             probe.ask("pin", kind=kind, nbytes=_PROBE_BYTES)

@@ -163,7 +163,7 @@ def measure(plan_of: Mapping[int, RankPlan], keep: Callable[[list[dict[str, Any]
 
 
 def _with_shares(point: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
-    """With the share of the ceiling, and of as many times what the fewest processes do."""
+    """Add the share of the ceiling, and the efficiency against the fewest processes."""
     contenders = {}
     rates = {name: Spread.of(values) for name, values in point["images_per_s"].items()}
     for name, rate in rates.items():

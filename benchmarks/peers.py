@@ -1,4 +1,6 @@
-"""Several questions to the same processes: ``python -m benchmarks peers --json DIR "loaders --threads 4,16" train``.
+"""Put several questions to the same contenders: ``python -m benchmarks peers``.
+
+Example: ``python -m benchmarks peers --json DIR "loaders --threads 4,16" train``.
 
 A dozen libraries are imported, and their outputs checked, once for all of them. What a question does not say it takes
 from the command. Each writes a file of its own; one that is asked twice, of others or with other options, adds its
@@ -58,7 +60,7 @@ def parse(text: str, common: argparse.Namespace) -> Question:
 
 
 def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All answers to the same question as one; parameters that differ stand in the points alone."""
+    """Join all answers to one question; parameters that differ appear only in the points."""
     whole = copy.deepcopy(dict(records[0]))
     for record in records[1:]:
         whole["points"] += record["points"]

@@ -6,7 +6,7 @@ images on the GPU (without one: in host memory); only ``train`` does something w
 * ``loaders``: the loader alone, against the number of threads.
 * ``firstbatch``: time from making a loader to its first batch. Libraries are imported, the GPU is ready, the list of
   files is known; everything else counts: starting processes or threads, building pipelines, FastLoader's check.
-* ``cpu``: processor seconds per image of all processes and threads of a contender, at a number of threads where nobody
+* ``cpu``: processor seconds per image of all processes and threads of a contender, at a number of threads where none
   waits for a core; and what the training loop spends in ``next()``: Python, and starting copies and kernels.
 * ``memory``, ``scaling``, ``train``: see :mod:`benchmarks.memory`, :mod:`benchmarks.scaling`, :mod:`benchmarks.train`.
 """
@@ -89,7 +89,7 @@ def by_threads(
 
 
 def first_batch(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
-    """Time the first batch of every contender; the first loader of each process is not counted."""
+    """Time the first batch of every contender, without the first loader of each process."""
     job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
 
     def turn(remote: Remote) -> dict[str, Any]:

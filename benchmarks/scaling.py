@@ -1,4 +1,4 @@
-"""The loader alone against the size of the images and of the batch, beside its peers: ``python -m benchmarks scaling``.
+"""Measure loaders against image and batch size: ``python -m benchmarks scaling``.
 
 Images of 256 to 4000 px (long edge) are cropped and resized to 224 px as ever, at batches that shrink as the images
 grow; batches of 16 to 1024 are made of images of the usual size. With ``--data`` only the batches change.
@@ -30,7 +30,10 @@ USUAL_EDGE = 500
 
 
 def batch_size_for(edge_px: int) -> int:
-    """256 for images of the usual size; as many pixels for larger ones, but no fewer than 16 images."""
+    """Return 256 for images of the usual size, and fewer for larger ones.
+
+    The number of pixels stays the same; the least is 16 images.
+    """
     return max(16, min(256, round(256 * (USUAL_EDGE / edge_px) ** 2)))
 
 

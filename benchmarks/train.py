@@ -1,4 +1,6 @@
-"""Training fed by each loader, as a share of the step with its data on the GPU already: ``python -m benchmarks train``.
+"""Measure training fed by each loader: ``python -m benchmarks train``.
+
+The result is a share of the step with its data on the GPU already.
 
 bf16 autocast, SGD, channels_last. Times are those of the GPU's clock between the ends of steps; the main thread's is
 its processor time in ``next()``, which the next step waits for. ``--cores`` limits a contender and all that it starts

@@ -1,4 +1,4 @@
-"""Does the verdict name the bottleneck? ``python -m benchmarks verdicts`` plants eleven, one after the other, and asks.
+"""Plant eleven bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
 files, a tokenizer in plain Python, images to normalize on the host, large samples to stack, copies from pageable
@@ -6,8 +6,8 @@ memory, float32 across the link, a large model, a loop that sleeps, prints or as
 show that it is, each loop is also run *relieved*: the same in all else, with that one thing made light. A plant whose
 relieved loop is no faster would prove nothing, so that is reported as well.
 
-Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` nobody tells the loop's own code from
-the model, so that the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
+Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
+the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Files(Dataset[Any]):
 
 
 class Texts(Dataset[Any]):
-    """Sentences, cut into the longest known pieces from the left, as simple tokenizers do it in plain Python."""
+    """Sentences, split greedily into the longest known pieces, in plain Python."""
 
     def __init__(self, words: int) -> None:
         generator = np.random.default_rng(0)
@@ -116,7 +116,7 @@ class Texts(Dataset[Any]):
 
 @contextlib.contextmanager
 def small_files(count: int, *steps: Any) -> Iterator[Dataset[Any]]:
-    """Small JPEG files in a folder, enlarged, which is quicker than what comes after it; native."""
+    """Small JPEG files, enlarged natively, faster than the steps after them."""
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
@@ -167,14 +167,14 @@ class Batches(Dataset[Any]):
 
 
 class Model:
-    """So many products of square matrices per batch, on the device that the batch is on."""
+    """A model of ``products`` square matrix products per batch, on the batch's device."""
 
     def __init__(self, device: torch.device, products: int, side: int) -> None:
         self._weights = torch.randn(side, side, device=device) / side**0.5
         self._products = products
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """One step; returns what came of it, there."""
+        """Run one step and return its result, on the device."""
         images = batch if isinstance(batch, torch.Tensor) else batch[0]
         flat = images.reshape(-1)[: self._weights.numel()]
         activation: torch.Tensor = self._weights + flat.to(self._weights.dtype).sum() * 0
@@ -184,13 +184,13 @@ class Model:
 
 
 def sleep(result: torch.Tensor, took_s: float) -> None:
-    """Leave the GPU idle for a third of the time or more, however fast it is."""
+    """Leave the GPU idle for at least a third of the time, whatever its speed."""
     del result
     time.sleep(max(0.1, took_s / 2))
 
 
 def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
-    """As a loop does that logs many figures, each by itself."""
+    """Log many figures one by one, as some training loops do."""
     del took_s
     for _ in range(32):
         for row in result[:64]:
@@ -198,7 +198,7 @@ def ask_for_numbers(result: torch.Tensor, took_s: float) -> None:
 
 
 def print_much(result: torch.Tensor, took_s: float) -> None:
-    """As a loop does that was debugged once."""
+    """Print large tensors, as a loop with forgotten debug output does."""
     del took_s
     with open(os.devnull, "w") as nowhere:
         for _ in range(200):
@@ -206,7 +206,7 @@ def print_much(result: torch.Tensor, took_s: float) -> None:
 
 
 class AndThen:
-    """A step after which the loop waits for the result, and does something on the host."""
+    """A step after which the loop waits for the result and works on the host."""
 
     def __init__(self, model: Model, then: Callable[[torch.Tensor, float], None]) -> None:
         self._model = model

@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
 
 
 def resolve_public_name(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
-    """Docstrings name a thing by its module, or by its bare name; the reference has it under its public name."""
+    """Resolve a name in a docstring, qualified or bare, to its public name."""
     target = node.get("reftarget", "")
     if node.get("refdomain") != "py" or target.startswith("torch.") or target == "DataLoader":  # that is torch's
         return None
@@ -65,7 +65,7 @@ def resolve_public_name(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def keep_colons(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Keep napoleon from taking what stands before a colon for a type: ours stand in the signature."""
+    """Keep napoleon from parsing text before a colon as a type; signatures hold types."""
     if what in ("attribute", "property", "data") and lines:
         lines[:0] = ["..", ""]
 

@@ -1,4 +1,6 @@
-"""Train a torchvision classifier with Hugging Face Accelerate on a folder of images, one subfolder per class.
+"""Train a torchvision classifier with Hugging Face Accelerate on a folder of images.
+
+Each class has a subfolder.
 
 accelerate launch examples/train_accelerate.py DIR --epochs 5
 

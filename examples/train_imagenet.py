@@ -1,4 +1,4 @@
-"""Train an image classifier in the manner of ImageNet: on one GPU, on several, or on a CPU at a small size.
+"""Train an image classifier on ImageNet: one GPU, several, or a small CPU run.
 
 python examples/train_imagenet.py DIR --model resnet50 --epochs 90
 torchrun --nproc-per-node 4 examples/train_imagenet.py DIR --model resnet50 --epochs 90

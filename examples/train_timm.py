@@ -1,4 +1,6 @@
-"""Train a timm model with timm's own augmentation on a folder of images, one subfolder per class.
+"""Train a timm model with timm's own augmentation on a folder of images.
+
+Each class has a subfolder.
 
 python examples/train_timm.py DIR --model resnet50d --auto-augment rand-m9-mstd0.5
 

@@ -1,4 +1,6 @@
-"""Train a torchvision classifier on webdataset's tar files, whose samples have a ``jpg`` and a ``cls``.
+"""Train a torchvision classifier on webdataset's tar files.
+
+Samples have a ``jpg`` and a ``cls``.
 
 python examples/train_webdataset.py shards/train-*.tar --classes 1000
 

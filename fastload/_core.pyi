@@ -130,12 +130,15 @@ def decode(
     max_pixels: int = 0,
     fast: bool = False,
 ) -> _Outcome: ...
+
 # Pillow's GaussianBlur, in place. Images here and below are HWC, with contiguous rows at any distance.
 def gaussian_blur(image: _Array, radius: float | tuple[float, float]) -> None: ...
+
 # torchvision's _get_inverse_affine_matrix.
 def inverse_affine_matrix(
     center: Sequence[float], angle: float, translate: Sequence[float], scale: float, shear: Sequence[float]
 ) -> list[float]: ...
+
 # torchvision's pad; the margins to the right and below are what `out` has more.
 def pad(
     source: _Array,
@@ -145,8 +148,10 @@ def pad(
     mode: Literal["constant", "edge", "reflect", "symmetric"],
     fill: Sequence[int],
 ) -> None: ...
+
 # The matrix of Pillow's Image.rotate, without expand.
 def rotation_matrix(angle: float, center: Sequence[float]) -> list[float]: ...
+
 # Pillow's Image.transform.
 def transform_affine(
     source: _Array,
@@ -162,6 +167,7 @@ def transform_perspective(
     sampling: Literal["nearest", "bilinear", "bicubic"],
     fill: Sequence[int],
 ) -> None: ...
+
 # Pillow's Image.transpose, anticlockwise.
 def transpose(
     source: _Array,

@@ -14,7 +14,13 @@ from torch.utils.data import DataLoader
 
 from fastload.autoscale.policy import auto_workers
 from fastload.device.replay import Replay
-from fastload.engines.iterators import DeviceIterator, NativeDeviceIterator, is_native, start_native
+from fastload.engines.iterators import (
+    DeviceIterator,
+    NativeDeviceIterator,
+    TorchDeviceIterator,
+    is_native,
+    start_native,
+)
 from fastload.engines.loader_state import LoaderState, epochs_of, state_of
 from fastload.engines.sample_seeding import check_seedable
 from fastload.engines.workers import first_call_of
@@ -33,7 +39,7 @@ from fastload.pipeline.eligibility import read_loader
 from fastload.plan import Plan, make_plan
 from fastload.stats.diagnosis import Report
 from fastload.stats.diagnosis import report as report_of
-from fastload.stats.meter import Meter, board_for, go_on, measure
+from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import refresh
@@ -244,21 +250,22 @@ class FastLoader(LoaderConfig[T_co]):
         if device.type == "cpu" and self.dtype is None and self.randomness == "worker" and not stages.active():
             return self._plain_iterator()
         if not (self.persistent_workers and self.num_workers > 0):
-            return DeviceIterator(self, device)
-        if isinstance(self._iterator, DeviceIterator) and self._iterator.device == device:
-            self._iterator._reset(self)
+            return TorchDeviceIterator(self, device)
+        former: Any = self._iterator
+        if isinstance(former, TorchDeviceIterator) and former.device == device and not former.is_closed:
+            former.begin_epoch(self)
         else:
-            self._iterator = DeviceIterator(self, device)  # type: ignore[assignment]
+            self._iterator = TorchDeviceIterator(self, device)  # type: ignore[assignment]
         return self._iterator  # type: ignore[return-value]
 
     def _native_iterator(self, device: torch.device) -> Iterator[T_co] | None:
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator
         if persists and isinstance(former, NativeDeviceIterator) and former.device == device and not former.is_closed:
-            former._reset(self)
+            former.begin_epoch(self)
             return former
         if persists and is_native(former) and device.type == "cpu" and not former.is_closed:
-            return go_on(former, self)  # type: ignore[no-any-return]
+            return next_epoch(former, self)  # type: ignore[no-any-return]
         recipe = read_loader(self, device)
         if isinstance(recipe, tuple):
             return None
@@ -269,7 +276,7 @@ class FastLoader(LoaderConfig[T_co]):
 
     def _plain_iterator(self) -> Iterator[T_co]:
         former = self._iterator
-        if isinstance(former, DeviceIterator | NativeDeviceIterator) or is_native(former):  # made with other arguments
+        if isinstance(former, DeviceIterator) or is_native(former):  # made with other arguments
             self._iterator = None
         iterator = super().__iter__() if has_own_iterator(self) else self._torch_iterator()
         state_of(self).live.add(iterator)
@@ -280,17 +287,17 @@ class FastLoader(LoaderConfig[T_co]):
         persists = self.persistent_workers and self.num_workers > 0
         former: Any = self._iterator
         if persists and former is not None:
-            return go_on(former, self)  # type: ignore[no-any-return]
-        board = board_for(self)
+            return next_epoch(former, self)  # type: ignore[no-any-return]
+        counters = counters_for(self)
         view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
         if self.num_workers:
-            vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, board)
+            vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, counters)
         make = functools.partial(DataLoader.__iter__, view)
         iterator: Any = start_workers(make) if self.num_workers else make()
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
-        state_of(self).measure(iterator, measure(iterator, Meter(board, self.batch_size)))
+        state_of(self).measure(iterator, measure(iterator, Meter(counters, self.batch_size)))
         if persists:
             self._iterator = iterator
         return iterator  # type: ignore[no-any-return]

@@ -206,12 +206,12 @@ def _compare(
         if a is missing or b is missing:
             more = "FastLoader" if a is missing else "torch"
             return result(f"{more} has more than {number} batches")
-        seen = Seen()
-        found = difference(a, b, seen=seen)
-        opaque.update(dict.fromkeys(seen.opaque))
+        compared = ComparedValues()
+        found = difference(a, b, compared=compared)
+        opaque.update(dict.fromkeys(compared.opaque))
         if found is not None:
             return result(f"batch {number}, {found}{_file(torchs, number, found)}")
-        blind += bool(seen.opaque) and not seen.values
+        blind += bool(compared.opaque) and not compared.values
         if isinstance(b, BaseException):
             last = str(b).strip().rpartition("\n")[2]  # after the traceback: the error, or the sample and its file
             errors.append(f"batch {number}, {type(b).__name__}: {last.removeprefix(f'{type(b).__name__}: ')}")
@@ -219,7 +219,7 @@ def _compare(
 
 
 @dataclass(slots=True)
-class Seen:
+class ComparedValues:
     """Values compared in two batches.
 
     Attributes:
@@ -231,7 +231,7 @@ class Seen:
     opaque: list[str] = dataclasses.field(default_factory=list)
 
 
-def difference(theirs: Any, ours: Any, place: str = "batch", *, seen: Seen | None = None) -> str | None:
+def difference(theirs: Any, ours: Any, place: str = "batch", *, compared: ComparedValues | None = None) -> str | None:
     """Return the first difference of two batches in type, dtype, shape or bits, or ``None``.
 
     Memory layout is not compared.
@@ -240,9 +240,9 @@ def difference(theirs: Any, ours: Any, place: str = "batch", *, seen: Seen | Non
         theirs: Torch's batch. Containers are those of :func:`fastload._batch.map_tensors`.
         ours: FastLoader's batch.
         place: Prefix of places in the result.
-        seen: Records what was compared and what could not be.
+        compared: Records what was compared and what could not be.
     """
-    seen = Seen() if seen is None else seen
+    compared = ComparedValues() if compared is None else compared
     if type(theirs) is not type(ours):
         return f"{place}: {type(theirs).__name__} and {type(ours).__name__}"
     if isinstance(theirs, BaseException):
@@ -251,15 +251,17 @@ def difference(theirs: Any, ours: Any, place: str = "batch", *, seen: Seen | Non
     if isinstance(pairs, str):
         return pairs
     if pairs is not None:
-        return next((found for a, b, at in pairs if (found := difference(a, b, at, seen=seen)) is not None), None)
+        return next(
+            (found for a, b, at in pairs if (found := difference(a, b, at, compared=compared)) is not None), None
+        )
     if isinstance(theirs, torch.Tensor):
-        seen.values += 1
+        compared.values += 1
         return _tensor_difference(theirs, ours.to(theirs.device), place)
     same = _same(theirs, ours)
     if same is None:
-        seen.opaque.append(f"{place}, {type(theirs).__name__}")
+        compared.opaque.append(f"{place}, {type(theirs).__name__}")
         return None
-    seen.values += 1
+    compared.values += 1
     return None if same else f"{place}: {theirs!r} and {ours!r}"
 
 

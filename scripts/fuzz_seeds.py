@@ -1,4 +1,6 @@
-"""Writes small JPEG files of every kind to a folder: what the fuzz target starts from. Needs nothing but Python.
+"""Write small JPEG files of every kind as seeds for the fuzz target.
+
+Needs nothing but Python.
 
 python scripts/fuzz_seeds.py FOLDER
 """

@@ -1,4 +1,4 @@
-"""Record the ladder's last rungs with Nsight Systems, and write what the recordings show: numbers, and a picture.
+"""Record the ladder's last rungs with Nsight Systems; write figures and a picture.
 
     python scripts/record_profile.py --json benchmarks/results/profile.json --png docs/timeline.png
 
@@ -33,7 +33,7 @@ STEPS = 6  # as many as can be told apart in the picture
 
 
 def train(which: str, args: argparse.Namespace) -> None:
-    """Be the program that is recorded: one rung's loop, until whoever records has seen enough."""
+    """Run one rung's loop in the recorded program until the recording is complete."""
     import torch
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,6 @@
-"""Record the small Nsight files that the parsers' tests read (tests/data/), on a machine with a GPU, nsys and ncu.
+"""Record the small Nsight files that the parsers' tests read (tests/data/).
+
+Needs a machine with a GPU, nsys and ncu.
 
     python scripts/record_sample.py OUT
 
@@ -38,7 +40,7 @@ def say(text: str) -> None:
 
 
 class Pictures:
-    """JPEG files of noise, written on first use; a plain Python data set that reads them."""
+    """A plain Python data set of JPEG noise, which is written on first use."""
 
     def __init__(self, folder: Path, count: int = 512) -> None:
         from PIL import Image
@@ -65,7 +67,7 @@ class Pictures:
 
 
 def train(folder: Path) -> None:
-    """Train until whoever records has seen enough."""
+    """Train until the recording is complete."""
     import torch
     from torch.cuda import nvtx
     from torchvision import transforms
@@ -174,7 +176,10 @@ def keep(out: Path, name: str) -> None:
 
 
 def shrink(database: Path, small: Path) -> int:
-    """Copy what the parsers read into ``small``; the whole schema and the number of rows go into a text."""
+    """Copy what the parsers read into ``small``; describe the rest as text.
+
+    The text has the whole schema and the number of rows.
+    """
     if not database.exists():  # connecting would make an empty one
         raise FileNotFoundError(database)
     small.unlink(missing_ok=True)

@@ -6,7 +6,7 @@
 Both packages own the folder ``PIL/``, so with both installed either may have overwritten part of the other. That never
 happens here: the Pillow-SIMD that was built is installed under the name ``pillow``, with ``+simd`` in its version.
 There is then one owner of ``PIL/``, pip sees the requirements of torchvision and others as met and leaves it alone, and
-whoever installs another Pillow replaces it cleanly.
+installing another Pillow replaces it cleanly.
 
 Nothing is touched before the new package was built and has worked from a folder of its own. The former package is kept
 as a wheel; it comes back by itself if anything fails after the swap, and with ``remove``, without a network.
@@ -73,7 +73,10 @@ def say(text: str) -> None:
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> str:
-    """Run a command and return what it printed; SwapError with the end of its output when it fails."""
+    """Run a command and return its output.
+
+    Raises SwapError with the end of the output when it fails.
+    """
     done = subprocess.run(
         command,
         env=os.environ | (environment or {}),
@@ -103,7 +106,7 @@ def installed(name: str) -> importlib.metadata.Distribution | None:
 
 
 def write_wheel(files: dict[str, bytes], name: str, version: str, folder: Path) -> Path:
-    """Make a wheel of files, whose one ``.dist-info`` folder is rewritten for a name and version."""
+    """Write a wheel from files, with ``.dist-info`` rewritten for a name and version."""
     info = f"{name}-{version}.dist-info"
     renamed: dict[str, bytes] = {}
     for path, content in files.items():
@@ -190,14 +193,16 @@ def _has_avx2() -> bool:
 
 
 def as_pillow(wheel: Path, folder: Path) -> Path:
-    """A Pillow-SIMD wheel under Pillow's name; its version is that of its ``PIL``, and a suffix."""
+    """Rename a Pillow-SIMD wheel to Pillow; the version is ``PIL``'s with a suffix."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
     return write_wheel(files, "pillow", _version(wheel) + SUFFIX, folder)
 
 
 def probe(version: str, *, path: Path | None = None) -> dict[str, bool]:
-    """What the Pillow of a fresh interpreter can do; SwapError when it has another version or does not work.
+    """Return the features of the Pillow in a fresh interpreter.
+
+    Raises SwapError when it has another version or does not work.
 
     Args:
         version: Its ``PIL.__version__``.
@@ -212,7 +217,10 @@ def probe(version: str, *, path: Path | None = None) -> dict[str, bool]:
 
 
 def swap(wheel: Path, former: Path | None) -> None:
-    """Install a wheel in Pillow's place and see that it works; else put the former one back and raise."""
+    """Install a wheel in Pillow's place and check it.
+
+    On failure, restores the former one and raises.
+    """
     try:
         _put(wheel)
     except BaseException as error:  # also when interrupted: an environment is never left between the two
@@ -291,7 +299,7 @@ def _keep(former: Path) -> None:
 
 
 def _get_pillow(folder: Path) -> Path:
-    """Pillow's wheel: the one that was kept when it was swapped out, else from the package index."""
+    """Return Pillow's wheel: the one kept by the swap, else from the package index."""
     kept = next(iter(KEPT.glob("*.whl")), None)
     if kept is None:
         say("getting Pillow …")

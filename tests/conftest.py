@@ -1,4 +1,4 @@
-"""For every test: what it leaves behind is an error, what needs a GPU says so, and what is slow waits for ``--all``."""
+"""Report leaks of every test, skip GPU tests without one, and select slow tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests, unless all are asked for, or one by its name, or some by a marker."""
+    """Leave out slow tests unless ``--all``, a test's name or a marker selects them."""
     named = any("::" in argument for argument in config.args)
     if config.getoption("all") or config.getoption("markexpr") or named:
         return
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: no later collection, nor a process that is forked, walks through all of it again."""
+    """Freeze imported objects, so that later garbage collections and forked processes skip them."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries in a test: few in the quick suite, all of them with ``pytest --all``."""
+"""Set Hypothesis's examples per test: few by default, all with ``pytest --all``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load_profile(*, everything: bool) -> None:
 
 
 def examples(count: int, *, share: float | None = None) -> int:
-    """Return ``count`` of examples with ``--all`` and a tenth of it, but at least 8, in the quick suite."""
+    """Return ``count`` with ``--all``, else a tenth of it, but at least 8."""
     if share is None:
         share = 1.0 if hypothesis.settings.get_current_profile_name() == "all" else QUICK_SHARE
     return max(min(count, AT_LEAST), round(count * share))

@@ -1,4 +1,7 @@
-"""A process that has imported torch and forks programs, so that each starts in milliseconds. One program at a time."""
+"""Fork programs from a process that has imported torch, one program at a time.
+
+Each program then starts in milliseconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Programs in milliseconds: a process that has imported torch forks one for each, so that none imports it again.
+"""Run programs in forks of a process that has already imported torch.
+
+Each starts in milliseconds.
 
     done = interpreters.run(["-c", "import fastload; print(fastload.__version__)"])
 
@@ -108,7 +110,7 @@ _server: _Server | None = None
 
 
 def _become(request: dict[str, Any]) -> list[str]:
-    """Be a program: a group, variables, a folder and output of its own, signals as a shell would leave them."""
+    """Set up a program's group, environment, folder, output, and default signal handlers."""
     os.setpgid(0, 0)
     kinds = {0: (os.devnull, os.O_RDONLY), 1: (request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)}
     kinds[2] = (request["err"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

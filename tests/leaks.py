@@ -1,4 +1,4 @@
-"""What a process holds (threads, children, shared memory, descriptors), and what of it outlived a test.
+"""Find the threads, children, shared memory and descriptors that outlive a test.
 
 One look takes 0.1 ms: it reads ``/proc/self`` and lists ``/dev/shm``. Other processes are read on suspicion only: for
 children once this process has started one, for the owner of shared memory once there is an entry that was not there.
@@ -82,7 +82,9 @@ class Holdings:
 
 
 def survivors(before: Holdings, grace_s: float = 5.0) -> list[str]:
-    """Name what is held now but was not before; things on their way out get ``grace_s`` to go.
+    """Name what is held now but was not before.
+
+    Objects that are being released get ``grace_s``.
 
     Not counted: the helpers of :mod:`multiprocessing` that live as long as the process (resource tracker, fork server),
     and, once CUDA is up, what its driver opened.
@@ -124,7 +126,10 @@ def _beyond(before: Holdings, lasting: frozenset[str], *, ignore_stuck_queues: b
 
 
 def _descriptors_of_ended_workers() -> set[int]:
-    """Torch 2.11 registers persistent workers that pin memory with atexit, which keeps these objects for ever."""
+    """Find descriptors of persistent workers that Torch 2.11 registers with atexit.
+
+    With pinned memory, torch keeps these objects for ever.
+    """
     workers = [thing for thing in gc.get_objects() if issubclass(type(thing), multiprocessing.process.BaseProcess)]
     popens = [getattr(worker, "_popen", None) for worker in workers]
     finalizers = [popen.finalizer for popen in popens if popen is not None and popen.poll() is not None]
@@ -193,7 +198,10 @@ def _is_in_the_family(pid: int) -> bool:
 
 
 def _held() -> tuple[set[str], set[str]]:
-    """What of shared memory our processes have open or mapped, and what others have. Reads all processes (50 ms)."""
+    """List the shared memory that our processes hold, and what others hold.
+
+    Reads all processes (50 ms).
+    """
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     held: set[str] = set()
     held_by_others: set[str] = set()

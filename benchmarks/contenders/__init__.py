@@ -1,1 +1,1 @@
-"""Who takes part in the benchmarks against peers: one module per library, each contender in a process of its own."""
+"""Contenders of the peer benchmarks: one module per library, one process per contender."""

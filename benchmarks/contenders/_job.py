@@ -109,5 +109,5 @@ class Feed:
 
 
 def in_model_layout(images: torch.Tensor) -> torch.Tensor:
-    """A batch on the GPU as a channels_last model wants it; on the CPU the layout is left alone."""
+    """Return a batch in the model's layout: channels_last on the GPU, unchanged on the CPU."""
     return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images

@@ -1,4 +1,7 @@
-"""What a group of processes uses, read from /proc: processor time, and memory that is shared counted once."""
+"""Read a process group's processor time and memory from /proc.
+
+Shared memory is counted once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def members(group: int, root: Path = Path("/proc")) -> list[int]:
 
 
 def processor_s(group: int, root: Path = Path("/proc")) -> float:
-    """Processor seconds that the processes of a group have used, those that have ended and been waited for included."""
+    """Return a group's processor seconds, including children that were waited for."""
     ticks = 0
     for process in members(group, root):
         fields = _stat(root / str(process))
@@ -37,9 +40,9 @@ class Memory:
         pss_bytes: Proportional: pages shared by n processes count 1/n in each.
         uss_bytes: Private to one process.
         unshared_pss_bytes: ``pss_bytes`` without shared memory (pinned memory of CUDA, arenas, ``/dev/shm``).
-        shared_memory_bytes: All shared memory of this machine, mapped or not: a tensor on its way from a worker may be
-            mapped by nobody.
-        available_bytes: Memory of this machine that is still to be had.
+        shared_memory_bytes: All shared memory of this machine, mapped or not: a tensor in transit from a worker
+            may not be mapped by any process.
+        available_bytes: Memory of this machine that is still available.
     """
 
     pss_bytes: int
@@ -50,7 +53,7 @@ class Memory:
 
     @property
     def host_bytes(self) -> int:
-        """What the group holds, each page once, if nobody else's shared memory changes."""
+        """Return the group's memory, each page once, if no other shared memory changes."""
         return self.unshared_pss_bytes + self.shared_memory_bytes
 
 
@@ -76,7 +79,10 @@ def memory(group: int, root: Path = Path("/proc")) -> Memory:
 
 
 def _stat(process: Path) -> list[str] | None:
-    """The fields of ``/proc/<pid>/stat`` after the name, which may hold anything; ``None`` when it is gone."""
+    """Return the fields of ``/proc/<pid>/stat`` after the name.
+
+    ``None`` when the process has gone.
+    """
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:

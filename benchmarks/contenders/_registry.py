@@ -15,7 +15,9 @@ COMMON = ("torch", "torchvision", "numpy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a contender's pixels may be from torchvision's on Pillow, in steps of 1/255 before normalization.
+    """Largest allowed difference between a contender's pixels and those of torchvision with Pillow.
+
+    In steps of 1/255 before normalization.
 
     Attributes:
         mean: Of all values.

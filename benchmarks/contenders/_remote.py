@@ -1,4 +1,4 @@
-"""The benchmark's end of the contenders' processes: all stand still but the one whose turn it is."""
+"""Control the contenders' processes: all are stopped except the one being measured."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ContenderError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Where contenders run.
+class Interpreters:
+    """The interpreters and packages that contenders run with.
 
     Attributes:
         pythons: Interpreter by contender or group.
@@ -48,12 +48,12 @@ class Surroundings:
 
 
 class Remote:
-    """One contender in a process of its own, which leads a process group, so that its workers are stopped with it.
+    """One contender in its own process group, so that its workers stop with it.
 
     Args:
         name: In the registry.
         device: Where its batches are to go.
-        surroundings: Interpreter and packages.
+        interpreters: Interpreter and packages.
 
     Attributes:
         missing: Why it cannot take part at all.
@@ -61,7 +61,7 @@ class Remote:
         ended: Whether it has no process now.
     """
 
-    def __init__(self, name: str, device: str, surroundings: Surroundings) -> None:
+    def __init__(self, name: str, device: str, interpreters: Interpreters) -> None:
         self.name = name
         self.contender = CONTENDERS[name]
         self.missing: str | None = None
@@ -69,7 +69,7 @@ class Remote:
         self.versions: dict[str, str] = {}
         self.python = ""
         self._device = device
-        self._surroundings = surroundings
+        self._interpreters = interpreters
         try:
             self._start()
         except ContenderError as error:
@@ -97,7 +97,7 @@ class Remote:
         ours.settimeout(_PATIENCE_S)
         self._stream = ours.makefile("rw", encoding="utf-8")
         ours.close()
-        python, environment = self._command(self._surroundings)
+        python, environment = self._command(self._interpreters)
         with theirs:
             self._process = subprocess.Popen(
                 [python, "-m", "benchmarks.contenders._serve", self.name, str(theirs.fileno())],
@@ -109,8 +109,8 @@ class Remote:
                 process_group=0,  # of this session: if this process dies, the kernel wakes and ends stopped ones
             )
         # A worker that outlives its main process holds the socket open: end it, or an answer would be waited for.
-        threading.Thread(target=_outlive, args=(self._process,), name=f"fastload-{self.name}", daemon=True).start()
-        answer = self.ask("hello", device=self._device)
+        threading.Thread(target=_end_group, args=(self._process,), name=f"fastload-{self.name}", daemon=True).start()
+        answer = self.ask("prepare", device=self._device)
         self.missing = answer["missing"]
         self.versions = answer["versions"]
         self.python = answer["python"]
@@ -131,9 +131,9 @@ class Remote:
             self._stream.flush()
             line = self._stream.readline()
         except (OSError, ValueError) as error:
-            raise ContenderError(f"{self.name}: {do}: {type(error).__name__}: {error}{self._last_words()}") from error
+            raise ContenderError(f"{self.name}: {do}: {type(error).__name__}: {error}{self._last_line()}") from error
         if not line:
-            raise ContenderError(f"{self.name}: its process ended{self._last_words()}")
+            raise ContenderError(f"{self.name}: its process ended{self._last_line()}")
         answer = json.loads(line)
         if "error" in answer:
             raise ContenderError(f"{self.name}: {do}: {answer['error']}")
@@ -147,9 +147,9 @@ class Remote:
         try:
             yield self
         finally:
-            self.stand_still()
+            self.suspend()
 
-    def stand_still(self) -> None:
+    def suspend(self) -> None:
         """Stop it, with its workers and threads."""
         self._signal(signal.SIGSTOP)
 
@@ -198,28 +198,28 @@ class Remote:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(2)
         self._said.seek(0)
         lines = [line for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
         return f": {lines[-1].strip()}" if lines else ""
 
-    def _command(self, surroundings: Surroundings) -> tuple[str, dict[str, str]]:
+    def _command(self, interpreters: Interpreters) -> tuple[str, dict[str, str]]:
         def chosen(options: Mapping[str, str]) -> str | None:
             return options.get(self.name, options.get(self.contender.group))
 
-        python, site = chosen(surroundings.pythons), chosen(surroundings.sites)
+        python, site = chosen(interpreters.pythons), chosen(interpreters.sites)
         path = [] if site is None else [str(Path(site).resolve())]
         if python is not None:
             # Another interpreter shall find this package, and nothing else that lies beside it.
-            shelf = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
-            (shelf / "fastload").symlink_to(Path(fastload.__file__).resolve().parent)
-            (shelf / "benchmarks").symlink_to(ROOT / "benchmarks")
-            metadata = shelf / f"fastload-{fastload.__version__}.dist-info" / "METADATA"
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
+            (folder / "fastload").symlink_to(Path(fastload.__file__).resolve().parent)
+            (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+            metadata = folder / f"fastload-{fastload.__version__}.dist-info" / "METADATA"
             metadata.parent.mkdir()
             metadata.write_text(f"Metadata-Version: 2.1\nName: fastload\nVersion: {fastload.__version__}\n")
-            path.append(str(shelf))
+            path.append(str(folder))
         if inherited := os.environ.get("PYTHONPATH"):
             path.append(inherited)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
@@ -231,7 +231,7 @@ class Remote:
         return python or sys.executable, environment
 
 
-def _outlive(process: subprocess.Popen[bytes]) -> None:
+def _end_group(process: subprocess.Popen[bytes]) -> None:
     """End the group of a process when it has ended itself."""
     process.wait()
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -244,15 +244,15 @@ class Team:
     Args:
         names: In the registry.
         device: Where batches go.
-        surroundings: Interpreters and packages.
+        interpreters: Interpreters and packages.
     """
 
-    def __init__(self, names: Sequence[str], device: str, surroundings: Surroundings) -> None:
+    def __init__(self, names: Sequence[str], device: str, interpreters: Interpreters) -> None:
         self.device = device
-        self._hands = ThreadPoolExecutor(max(1, usable_cpus()), thread_name_prefix="fastload-team")
-        self.all = list(self._hands.map(lambda name: Remote(name, device, surroundings), names))
+        self._threads = ThreadPoolExecutor(max(1, usable_cpus()), thread_name_prefix="fastload-team")
+        self.all = list(self._threads.map(lambda name: Remote(name, device, interpreters), names))
         for remote in self.present:
-            remote.stand_still()
+            remote.suspend()
 
     @property
     def present(self) -> list[Remote]:
@@ -282,7 +282,7 @@ class Team:
             except ContenderError as error:
                 remote.fail(str(error))
 
-        list(self._hands.map(one, remotes))
+        list(self._threads.map(one, remotes))
 
     def open(self, remotes: Sequence[Remote], job: Job) -> None:
         """Have contenders load."""
@@ -292,14 +292,14 @@ class Team:
         """End every loader; the processes stay."""
         self.together(self.present, lambda remote: remote.ask("close"))
 
-    def revive(self) -> None:
+    def restart_failed(self) -> None:
         """Those that failed, or were ended, begin again."""
-        fallen = [remote for remote in self.all if remote.missing is None and (remote.ended or remote.failed)]
-        self.together(fallen, Remote.restart)
+        failed = [remote for remote in self.all if remote.missing is None and (remote.ended or remote.failed)]
+        self.together(failed, Remote.restart)
 
     def __enter__(self) -> Team:
         return self
 
     def __exit__(self, *_: object) -> None:
-        list(self._hands.map(Remote.end, self.all))
-        self._hands.shutdown()
+        list(self._threads.map(Remote.end, self.all))
+        self._threads.shutdown()

@@ -50,7 +50,7 @@ class Server:
         self._held: Any = None
         self._cores = sorted(os.sched_getaffinity(0))
 
-    def hello(self, device: str) -> dict[str, Any]:
+    def prepare(self, device: str) -> dict[str, Any]:
         """Say whether this contender can take part on ``device``, and get the device ready."""
         reason = self._contender.missing(device)
         if reason is None and device.startswith("cuda"):
@@ -59,7 +59,7 @@ class Server:
         return {"missing": reason, "versions": self._contender.versions(), "python": sys.version.split()[0]}
 
     def limit(self, cores: int | None) -> dict[str, Any]:
-        """Run on so many cores from now on, with every thread, and whatever is started; ``None``: on all of them."""
+        """Restrict every thread and future child to ``cores`` cores; ``None`` means all."""
         chosen = self._cores[:cores]
         kept: set[str] = set()
         while begun := set(os.listdir("/proc/self/task")) - kept:  # again: a thread may begin others meanwhile
@@ -158,7 +158,7 @@ class Server:
         }
 
     def check(self, expected: str, **job: Any) -> dict[str, Any]:
-        """Compare batches with those in ``expected``: equal bits, or how far they are off in steps of 1/255."""
+        """Compare batches with ``expected``: equal bits, or the difference in steps of 1/255."""
         self.close()
         feed = self._contender.open_feed(Job(**job))
         differences: list[float] = []
@@ -191,7 +191,7 @@ class Server:
         }
 
     def draw(self, epochs: int, **job: Any) -> dict[str, Any]:
-        """Labels and traits of some epochs of random crops, in the order in which they come."""
+        """Return labels and traits of several epochs of random crops, in order."""
         self.close()
         wanted = Job(**job)
         feed = self._contender.open_feed(wanted)
@@ -205,14 +205,14 @@ class Server:
         return {"labels": labels, "traits": seen}
 
     def device_memory(self) -> dict[str, Any]:
-        """Bytes of the GPU that are in use, whoever uses them."""
+        """Return the bytes of GPU memory in use by all processes."""
         if not torch.cuda.is_available():
             return {"used_bytes": None}
         free, total = torch.cuda.mem_get_info()
         return {"used_bytes": total - free}
 
     def pinned_memory(self) -> dict[str, Any]:
-        """Pinned bytes: those that torch's allocator got from the driver, and those in arenas of the loader's own."""
+        """Return the pinned bytes of torch's allocator and of the loader's own arenas."""
         torch_bytes = 0
         if torch.cuda.is_available():
             torch_bytes = int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))

@@ -1,4 +1,4 @@
-"""What is seen of a batch of random crops when each is another one than torchvision's."""
+"""Describe a batch of random crops that differ from torchvision's."""
 
 from __future__ import annotations
 

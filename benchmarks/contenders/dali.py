@@ -1,4 +1,6 @@
-"""NVIDIA DALI, as its ImageNet example configures it: decode on the CPU or on the GPU, normalize on the GPU.
+"""Run NVIDIA DALI as its ImageNet example configures it.
+
+It decodes on the CPU or on the GPU, and normalizes on the GPU.
 
 DALI draws crops and flips of its own, and its pixels are near Pillow's, not equal: the resize is the same filter
 (triangular, which is bilinear with antialiasing) in other arithmetic.

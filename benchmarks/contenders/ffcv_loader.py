@@ -1,4 +1,6 @@
-"""FFCV, from a file of its own format that is written first: whole images, JPEG of quality 90 again, or raw pixels.
+"""Run FFCV from a file in its own format, which is written first.
+
+The file holds whole images, re-encoded as JPEG of quality 90, or raw pixels.
 
 JPEG is what everybody else reads. Raw is what FFCV's guide offers where there is room for it: nothing is decoded, and
 the file is as large as the pixels are. Its decoder draws crops of its own and resizes with OpenCV's area filter, so
@@ -88,7 +90,7 @@ def open_feed(job: Job, variant: str) -> Feed:
 
 
 def _many(images: int, batch_size: int) -> Any:
-    """Every image many times: an epoch begins with empty buffers, and must not begin every few batches."""
+    """Repeat every image many times, so that epochs, which start with empty buffers, are long."""
     return np.tile(np.arange(images), -(-1000 * batch_size // images))
 
 

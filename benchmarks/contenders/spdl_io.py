@@ -1,4 +1,6 @@
-"""SPDL: FFmpeg decodes, crops and resizes on threads of a pipeline; the copy has a thread and a stream of its own.
+"""Run SPDL: FFmpeg decodes, crops and resizes on the threads of a pipeline.
+
+Copies have their own thread and stream.
 
 The pipeline is the one of SPDL's ImageNet example (each task decodes a batch), with a random crop
 and flip in the filter; SPDL leaves drawing them to its user.

@@ -1,4 +1,7 @@
-"""timm's PrefetchLoader, composed as timm's create_loader does: uint8 to the GPU on a side stream, normalized there."""
+"""Run timm's PrefetchLoader, composed as timm's create_loader does.
+
+It copies uint8 to the GPU on a side stream and normalizes there.
+"""
 
 from __future__ import annotations
 

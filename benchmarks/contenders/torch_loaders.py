@@ -55,7 +55,7 @@ def _delivered(iterator: Any, device: torch.device, pins: bool) -> Batches:
 
 
 def _decoded_by_torchvision(job: Job) -> ImageFolder:
-    """Tensors from the decoder on, uint8 until the geometry is done, as the documentation of v2 advises."""
+    """Decode to tensors that stay uint8 until resized, as the documentation of v2 advises."""
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
     from torchvision.transforms import v2
 

@@ -74,7 +74,7 @@ class ByteSource {
   bool stopped() const { return stop_ != nullptr && stop_->load(std::memory_order_relaxed); }
 
   // Gives the source memory for file contents. take_buffer() returns it and closes the file.
-  void lend(Buffer&& buffer) { buffer_ = std::move(buffer); }
+  void set_buffer(Buffer&& buffer) { buffer_ = std::move(buffer); }
   Buffer take_buffer();
 
   // Opens the regular file `path`. Returns `unreadable` (see error_number()) or `unsupported` (a pipe or a device). A

@@ -182,7 +182,7 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   const bool ordered = job.ordered();
   ByteSource source;
   source.watch(&job.stop_);
-  source.lend(take_buffer());
+  source.set_buffer(take_buffer());
   const KnownExps known = known_exps_;
   JpegHeader header;
   Outcome outcome;
@@ -225,7 +225,7 @@ void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
   Job& job = *task.job;
   Job::Sample& sample = job.samples_[task.sample];
   ByteSource source = take_held(sample);
-  if (!source.is_open()) source.lend(take_buffer());
+  if (!source.is_open()) source.set_buffer(take_buffer());
   const JpegHeader header = sample.header;
   Outcome outcome = sample.outcome;
   lock.unlock();

@@ -59,7 +59,7 @@ bool load(const Input& input, std::uint64_t max_pixels, ByteSource& source, Jpeg
 
 void load_header(const Input& input, JpegHeader& header, Outcome& outcome) {
   ByteSource source;
-  source.lend(std::move(thread_buffer()));
+  source.set_buffer(std::move(thread_buffer()));
   outcome.status = scan(input, source, header, outcome);
   thread_buffer() = source.take_buffer();
 }
@@ -82,7 +82,7 @@ void decode(const Input& input, ByteSource& source, const JpegHeader& header, co
 void process(const Input& input, const Geometry& geometry, const SampleOptions& options, const Target& target,
              Outcome& outcome) {
   ByteSource source;
-  source.lend(std::move(thread_buffer()));
+  source.set_buffer(std::move(thread_buffer()));
   JpegHeader header;
   if (load(input, options.max_pixels, source, header, outcome)) {
     outcome.geometry = geometry;

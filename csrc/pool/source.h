@@ -37,7 +37,7 @@ struct Outcome {
 // height 0 the whole output.
 void complete(Geometry& geometry, const JpegHeader& header);
 
-// Opens the input (a file with the buffer lent to `source`) and reads its header. On false, outcome.status says why the
+// Opens the input (a file into the buffer of `source`) and reads its header. On false, outcome.status says why the
 // core does not take this image. Never throws.
 bool load(const Input& input, std::uint64_t max_pixels, ByteSource& source, JpegHeader& header, Outcome& outcome);
 

@@ -164,14 +164,14 @@ def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
     """
     workers: Any = loader.num_workers
     sizing: Sizing = workers.sizing
-    seen = None if epoch is None or sizing.processes is None else consumption(epoch, sizing.processes)
+    used = None if epoch is None or sizing.processes is None else consumption(epoch, sizing.processes)
     if sizing.processes is None:
         sizing.processes, sizing.why = _first(loader, run_trial(loader))
-    elif seen is not None and (wanted := _again(sizing, sizing.processes, seen)) not in (None, sizing.processes):
-        sizing.former, sizing.processes = (sizing.processes, seen.got), wanted
-        sizing.why = f"the consumer takes {seen.rate:,.0f} samples/s, and a sample costs {seen.cost_s * 1e3:.3g} ms"
+    elif used is not None and (wanted := _again(sizing, sizing.processes, used)) not in (None, sizing.processes):
+        sizing.former, sizing.processes = (sizing.processes, used.got), wanted
+        sizing.why = f"the consumer takes {used.rate:,.0f} samples/s, and a sample costs {used.cost_s * 1e3:.3g} ms"
     loader.num_workers = AutoWorkers(sizing.processes, sizing)
-    return epoch is None or seen is not None
+    return epoch is None or used is not None
 
 
 def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
@@ -179,29 +179,29 @@ def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
     batches = _batches(loader)
     most = cores if batches is None else max(1, min(cores, batches))
     if trial is None:
-        return most, f"as many as there are {_cores_or_batches(most, cores)}: the trial made no batch in its time"
+        return most, f"as many as there are {_cores_or_batches(most, cores)}: the trial finished no batch in time"
     take_s = _TAKE_S + trial.batch_bytes / _TAKE_BYTES_PER_S
     useful = max(1, math.ceil(SPARE * trial.batch_s / take_s))
     cost = f"a sample costs {trial.cost_s * 1e3:.3g} ms"
     if useful < most:
-        return useful, f"{cost}, so that more workers would make batches sooner than they can be taken"
-    return most, f"{cost}; as many as there are {_cores_or_batches(most, cores)}, until an epoch has shown the consumer"
+        return useful, f"{cost}; more workers would make batches faster than the consumer can take them"
+    return most, f"{cost}; as many as there are {_cores_or_batches(most, cores)}, until the consumer's rate is known"
 
 
-def _again(sizing: Sizing, processes: int, seen: Consumption) -> int | None:
+def _again(sizing: Sizing, processes: int, used: Consumption) -> int | None:
     """A new number of processes; ``None`` or the same number to keep it."""
     cores = cores_for_loading()
-    wanted = workers_needed(seen.rate, seen.cost_s, cores)
-    fewest, most = (workers_needed(seen.rate, seen.cost_s, cores, SPARE + slack) for slack in (-_SLACK, _SLACK))
-    former, got = sizing.former or (processes, seen.got)
-    if processes < former and seen.stall > _STARVED and seen.got < _SLOWER * got:
+    wanted = workers_needed(used.rate, used.cost_s, cores)
+    fewest, most = (workers_needed(used.rate, used.cost_s, cores, SPARE + slack) for slack in (-_SLACK, _SLACK))
+    former, got = sizing.former or (processes, used.got)
+    if processes < former and used.stall > _STARVED and used.got < _SLOWER * got:
         sizing.too_few, sizing.estimate = processes, wanted
         return min(cores, former)
-    if seen.for_workers > _STARVED:  # workers that wait for each other make fewer batches than their cost suggests
-        if processes > former and seen.got / got - 1.0 < _WORTH * (processes / former - 1.0):
+    if used.for_workers > _STARVED:  # workers that wait for each other make fewer batches than their cost suggests
+        if processes > former and used.got / got - 1.0 < _WORTH * (processes / former - 1.0):
             return None  # something else is the limit
         sizing.too_few, sizing.estimate = processes, wanted
-        faster = SPARE * processes / max(1e-3, 1.0 - seen.for_workers)
+        faster = SPARE * processes / max(1e-3, 1.0 - used.for_workers)
         return min(cores, max(wanted, processes + 1, min(math.ceil(faster), int(_A_FEW_MORE * (processes + 1)))))
     if fewest <= processes <= most:
         return None
@@ -245,4 +245,4 @@ def _batches(loader: DataLoader[Any]) -> int | None:
 
 
 def _cores_or_batches(most: int, cores: int) -> str:
-    return "cores for them" if most == cores else "batches"
+    return "available cores" if most == cores else "batches"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def count_same(ours: DataLoader[Any], theirs: DataLoader[Any], seed: int = 0) -> int:
-    """Load an epoch with both, from the same seed, and compare every batch of images and labels bit for bit.
+    """Load an epoch with both from the same seed; compare every batch bit for bit.
 
     Args:
         ours: Its batches may be on any device and in any memory format.

@@ -1,4 +1,4 @@
-"""What the benchmarks load: an ImageFolder, the transforms of an ImageNet training run, and endless draws from it."""
+"""Data of the benchmarks: an ImageFolder, ImageNet training transforms, and endless random indices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def check_data(folder: Path | None) -> None:
 
 
 def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str, Any]]:
-    """The data set at ``folder``, or the photographs below ``.fastload/`` in the current folder, written if need be.
+    """Open the data set at ``folder``, by default the photographs below ``.fastload/``.
+
+    The photographs are written if they are missing.
 
     Returns:
         The data set with :func:`training_transform`, and its description for the JSON record.
@@ -107,7 +109,9 @@ def image_pool(dataset: ImageFolder) -> list[int]:
 
 
 class EndlessDraws(Sampler[int]):
-    """``count`` indices from ``pool``, shuffled anew each time it is used up: no epoch ends while the clock runs.
+    """Draw ``count`` indices from ``pool``, reshuffled each time it is used up.
+
+    No epoch ends while the clock runs.
 
     Args:
         pool: What to draw from, at least one index.

@@ -1,4 +1,4 @@
-"""Who takes part in ``fastload bench decode``: ways from a JPEG file to a training crop of uint8 pixels.
+"""Contenders of ``fastload bench decode``: from a JPEG file to a uint8 training crop.
 
 Each contender handles all the files once per call. torchvision, DALI and the core read files, as training does; the
 core and libjpeg-turbo alone also decode from memory, where nothing but decoding is compared.
@@ -92,7 +92,10 @@ class Crops:
         self._submit(pool, self.paths)
 
     def core_in_flight(self, pool: _core.Pool, images: int, batch_size: int = 256, ahead: int = 3) -> None:
-        """The core on at least ``images`` images, as the native engine runs it: several batches under way at a time."""
+        """Run the core on at least ``images`` images, with several batches in flight.
+
+        The native engine runs it the same way.
+        """
         paths = (self.paths * -(-batch_size // len(self.paths)))[:batch_size]
         while len(self._outs) <= ahead:
             self._outs.append(np.zeros((batch_size, SIDE, SIDE, 3), np.uint8))

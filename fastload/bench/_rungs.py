@@ -116,7 +116,7 @@ class RungResult:
 
     @classmethod
     def of(cls, rung: Rung, turns: Sequence[Turn], *, trained: bool) -> RungResult:
-        """What a rung's turns come to; without training nobody waits, and nothing is copied."""
+        """Summarize a rung's turns; without training there are no waits and no copies."""
         total_s = sum(turn.seconds for turn in turns)
         return cls(
             rung=rung,
@@ -183,7 +183,7 @@ def rungs(cores: int) -> tuple[Rung, ...]:
 
 
 class StepFeed:
-    """The batches of one rung: a loader that is running, and how its batches reach the device.
+    """The batches of one rung: a running loader, and how batches reach the device.
 
     Args:
         rung: Which loader.
@@ -249,7 +249,10 @@ class StepFeed:
             next(self.batches)
 
     def close(self) -> None:
-        """Stop the workers, so that the next rung has the machine for itself. Blocks until they have gone."""
+        """Stop the workers and block until they have ended.
+
+        The next rung then has the machine to itself.
+        """
         ending: Any = self.batches if self._loader is None else self._loader  # with which its slots go
         shutdown = getattr(ending, "close", None) or ending._shutdown_workers  # torch's iterator has no other
         shutdown()
@@ -267,19 +270,22 @@ def engine_of(rung: Rung) -> dict[str, Any]:
     """Arguments of FastLoader for what a rung has and has not."""
     if rung.native:
         return {"engine": "native"}
-    return {"worker_init_fn": leave_alone} if rung.slots else {"engine": "torch"}
+    return {"worker_init_fn": do_nothing} if rung.slots else {"engine": "torch"}
 
 
 def take_until(is_settled: Callable[[], bool], batches: Iterator[Any]) -> bool:
-    """Take batches until a loader has all that it makes for itself meanwhile; says whether it came to that."""
+    """Take batches until a loader has finished its own setup; return whether it has."""
     give_up = time.monotonic() + SLOTS_S
     while not is_settled() and time.monotonic() < give_up:
         next(batches)
     return is_settled()
 
 
-def leave_alone(worker: int) -> None:
-    """A worker_init_fn that does nothing. With one, FastLoader lowers nothing: its workers run, with their slots."""
+def do_nothing(worker: int) -> None:
+    """Do nothing; as ``worker_init_fn``, this keeps FastLoader from using the native engine.
+
+    Its workers run, with their slots.
+    """
 
 
 def window_steps(rung: Rung, length: Length) -> int:

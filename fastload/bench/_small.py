@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SmallStep:
-    """Training of a net of two convolutions in fp32: a step that a CPU does in milliseconds.
+    """Train a net of two convolutions in fp32; a CPU step takes milliseconds.
 
     Args:
         device: Where to train.

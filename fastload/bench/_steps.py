@@ -1,4 +1,4 @@
-"""A training step, and a clock that runs on the GPU's own time where there is one."""
+"""A training step, and a clock that uses GPU time where there is one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = "tiny"
 
 
 def whole_bursts(steps: int, workers: int) -> int:
-    """At least ``steps``, and a multiple of the workers, which finish their batches at about the same time."""
+    """Round ``steps`` up to a multiple of the workers, which finish batches together."""
     return -(-steps // workers) * workers
 
 
@@ -42,7 +42,7 @@ def fixed_shapes() -> Iterator[None]:
 
 
 class TrainingStep:
-    """Forward, backward and SGD of an image classifier, bf16 autocast: everything is queued, nothing is waited for.
+    """Run an image classifier's forward, backward and SGD in bf16 autocast, without waiting.
 
     Args:
         model: A name that ``torchvision.models.get_model`` knows, or :data:`VIT_S`.
@@ -112,7 +112,7 @@ def check_model(model: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepMarks:
-    """The marks of one step: the batch came from the loader, it was copied, the step on it ended."""
+    """Marks of one step: batch received, copied, and step ended."""
 
     arrived: Any
     copied: Any

@@ -1,4 +1,4 @@
-"""What the GPU really did during some training steps, from the profiler's record of every kernel and copy."""
+"""Read GPU activity during training steps from the profiler's kernels and copies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GpuActivity:
 
     @property
     def copy_gb_per_s(self) -> float | None:
-        """Speed of the copies from host to device while they were under way, in 1e9 bytes per second."""
+        """Return the speed of host-to-device copies in flight, in 1e9 bytes per second."""
         return self.copied_bytes / self.copy_s / 1e9 if self.copy_s else None
 
 
@@ -82,7 +82,7 @@ def record_activity(
 
 
 def summarize(events: Iterable[dict[str, Any]], elapsed_s: float) -> GpuActivity:
-    """Add up the kernels and the copies from host to device of a Chrome trace (times there are microseconds)."""
+    """Add up the kernels and host-to-device copies of a Chrome trace (in microseconds)."""
     kernels: list[Interval] = []
     copies: list[Interval] = []
     copied_bytes = 0

@@ -105,7 +105,7 @@ def measure_one_core(crops: Crops, repeats: int) -> dict[str, Any]:
 
 
 def measure_threads(crops: Crops, threads: list[int], repeats: int, images: int) -> dict[str, Any]:
-    """The core alone, on more and more threads, ``images`` images for each of them, with batches in flight."""
+    """Measure the core alone on increasing thread counts, ``images`` images per thread, batches in flight."""
     pools = {number: _core.Pool(number) for number in threads}
     seconds = compare(
         {str(number): partial(crops.core_in_flight, pool, number * images) for number, pool in pools.items()},

@@ -171,7 +171,10 @@ def _why_not_alone(rung: Rung, lower: list[Rung]) -> str | None:
 
 
 def show(ladder: Ladder, keep: Callable[[dict[str, Any]], object] = lambda record: None) -> dict[str, Any]:
-    """Climb with a table that grows on the terminal; returns the record, which ``keep`` gets after each rung too."""
+    """Run the ladder and update a table on the terminal; return the record.
+
+    ``keep`` gets the record after each rung too.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.live import Live
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""A data set of real photographs, as ImageNet-like JPEG files in an ImageFolder layout: ``fastload bench photos``.
+"""Write ImageNet-like photographs as an ImageFolder of JPEG files: ``fastload bench photos``.
 
 The photographs are those that ship inside scikit-image's wheel, so nothing is downloaded. Every image of the data set
 is a crop of one of them, enlarged by a factor of 1.7 at most, so that the files have the entropy of real photographs:
@@ -53,7 +53,7 @@ _MAX_UPSCALE = 1.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhotoSet:
-    """What is in a data set; the same values give the same pixels before compression on every machine.
+    """Contents of a data set; equal values give equal uncompressed pixels on every machine.
 
     Attributes:
         count: Number of images.

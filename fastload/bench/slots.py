@@ -128,7 +128,7 @@ def to_cuda(batch: Any) -> Any:
 
 
 def deliveries(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Batches on the GPU, whoever brings them there."""
+    """Batches on the GPU, however they are copied there."""
     fast = isinstance(loader, FastLoader)
     for batch in loader:
         yield batch if fast else to_cuda(batch)
@@ -176,7 +176,10 @@ class HeldMemory:
 
 
 def memory_held(make: Callable[[], DataLoader[Any]]) -> dict[str, int]:
-    """Peak bytes of a loader by itself, from before it is made: in its first epoch, and in its third."""
+    """Return a loader's peak bytes in its first epoch and in its third.
+
+    The baseline is taken before the loader is made.
+    """
     gc.collect()
     before = held_bytes(None)
     loader = make()
@@ -265,7 +268,7 @@ def _stack_forever(arena: Arena, indices: list[int], samples: list[torch.Tensor]
 
 
 def parts_of_the_path(workers: int, batch_size: int) -> dict[str, Any]:
-    """Each part by itself, in GB/s of batch bytes: what the whole is to be compared with."""
+    """Measure each part alone, in GB/s of batch bytes, for comparison with the whole."""
     samples = list(torch.randint(0, 256, (batch_size, *IMAGE), dtype=torch.uint8).float())
     batch_bytes = batch_size * samples[0].nbytes
     begin = time.perf_counter()

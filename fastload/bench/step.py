@@ -1,4 +1,6 @@
-"""What the device side costs a training step, and what the loader costs without a GPU: ``fastload bench step``.
+"""Measure what the device side adds to a training step: ``fastload bench step``.
+
+Without a GPU, it measures what the loader costs.
 
 Three questions, each answered by figures of its own:
 
@@ -96,7 +98,9 @@ def compare_feeds(
     *,
     pinned: bool = True,
 ) -> dict[str, Spread]:
-    """Milliseconds per training step: fed by ``prefetch_to_device``, by a copy on the compute stream, and not at all.
+    """Compare milliseconds per training step across three ways to feed it.
+
+    ``prefetch_to_device``, a copy on the compute stream, and no copy at all.
 
     Returns:
         ``"fed"``, ``"inline"`` and ``"resident"``, one value per repeat.
@@ -200,7 +204,7 @@ def time_both_next(
 
 
 def compare_loaders(data: Path | None, *, quick: bool, repeats: int) -> tuple[dict[str, Any], dict[str, Spread]]:
-    """Images/s of FastLoader on the CPU and of torch's DataLoader, after both were seen to load the same.
+    """Compare images/s of FastLoader and DataLoader on the CPU, after checking equal batches.
 
     FastLoader runs torch's worker processes here, natively nothing: what it adds to them is asked.
 
@@ -267,7 +271,7 @@ def ask(setup: StepSetup, data: Path | None, keep: Callable[[dict[str, Any]], ob
 
 
 def _on_gpu(setup: StepSetup, device: torch.device) -> Iterator[dict[str, Any]]:
-    """What stands in the record of the two questions that need a GPU, each as soon as it is answered."""
+    """Answer the two questions that need a GPU; yield each as it is answered."""
     train = TrainingStep(setup.model, device, channels_last=True)
     ms = compare_feeds(setup, device, train, CudaClock())
     fed: dict[str, Any] = {"ms_per_step": {name: spread.record() for name, spread in ms.items()}}

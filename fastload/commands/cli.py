@@ -92,7 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(prog: str, table: Table, argv: Sequence[str] | None = None, description: str | None = None) -> int:
-    """Run the command of ``table`` that ``argv`` names (default: this process's) and return the exit code."""
+    """Run the command of ``table`` that ``argv`` names and return the exit code.
+
+    ``argv`` defaults to this process's arguments.
+    """
     try:
         return _dispatch(prog, table, list(sys.argv[1:] if argv is None else argv), description)
     except KeyboardInterrupt:

@@ -75,13 +75,13 @@ def main(args: argparse.Namespace) -> int:
     try:
         if args.source is not None:
             code, recording = 0, read(args.source)
-            seen = loaders_verdict(args.source) if args.source.is_dir() else None
+            reported = loaders_verdict(args.source) if args.source.is_dir() else None
         else:
             with _folder(args.keep) as folder:
-                code, recording, seen = record(args, python(program), folder)
+                code, recording, reported = record(args, python(program), folder)
     except NsightError as error:
         return _fail(str(error), error.code)
-    report = make_report(recording, seen)
+    report = make_report(recording, reported)
     _deliver(report, recording, args, page)
     return code
 

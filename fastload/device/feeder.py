@@ -114,7 +114,7 @@ class Feeder:
         self.states = states
         self.arrivals: SimpleQueue[Arrived] = SimpleQueue()
         # Numbers of batches being handed over, which makes room; any other value tells the thread to end.
-        self.told: SimpleQueue[Any] = SimpleQueue()
+        self.messages: SimpleQueue[Any] = SimpleQueue()
         self._handed = 0
         self.closed = False
         self._in_source = False
@@ -125,7 +125,7 @@ class Feeder:
 
     def start(self, consumer: Any) -> None:
         """Start the thread. It ends at the latest when ``consumer`` is garbage."""
-        self._gone = weakref.ref(consumer, self.told.put)  # runs no Python code, so no interrupt can prevent it
+        self._gone = weakref.ref(consumer, self.messages.put)  # runs no Python code, so no interrupt can prevent it
         self._running.acquire()
         self._ended = False
         try:
@@ -215,10 +215,10 @@ class Feeder:
 
     def _has_room(self, number: int) -> bool:
         """Sleep until there is room for a batch. Returns whether it is still wanted."""
-        while not self.closed and (number >= self._handed + self._depth or not self.told.empty()):
-            told = self.told.get()
-            if isinstance(told, int):
-                self._handed = max(self._handed, told + 1)
+        while not self.closed and (number >= self._handed + self._depth or not self.messages.empty()):
+            message = self.messages.get()
+            if isinstance(message, int):
+                self._handed = max(self._handed, message + 1)
             else:
                 self.closed = True
         return not self.closed
@@ -240,7 +240,7 @@ class Feeder:
         if os.getpid() != self._pid:  # a forked child: the thread is the parent's
             return
         self.closed = True
-        self.told.put(None)
+        self.messages.put(None)
         self._drop()
         if self._in_source or threading.get_ident() == self._thread.ident:
             return
@@ -300,7 +300,7 @@ class Prefetching(Generic[T]):
         elif not feeder.closed:
             if arrived.copied is not None:
                 batch = feeder.transfer.take(arrived.copied)
-            feeder.told.put(arrived.number)  # late, so that the feeder's work does not delay this call
+            feeder.messages.put(arrived.number)  # late, so that the feeder's work does not delay this call
         # No calls from here on, and so no interrupts: the batch is handed over and recorded as such.
         error, ended = arrived.error, at_end or feeder.closed
         if not feeder.closed:

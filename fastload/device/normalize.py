@@ -242,17 +242,17 @@ class TableImages:
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
         """Return the images on ``device``, made on its current stream."""
-        return self.cross(device, non_blocking=non_blocking).images()
+        return self.copy_pixels(device, non_blocking=non_blocking).images()
 
-    def cross(self, device: torch.device, *, non_blocking: bool = False) -> Crossed:
+    def copy_pixels(self, device: torch.device, *, non_blocking: bool = False) -> CopiedImages:
         """Copy only the pixels to ``device``; the epilogue makes the images."""
-        return Crossed(self, self.pixels.to(device, non_blocking=non_blocking))
+        return CopiedImages(self, self.pixels.to(device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Do nothing: a copy keeps its host memory alive until it is done."""
 
 
-class Crossed:
+class CopiedImages:
     """Images whose pixels have been copied, before the epilogue."""
 
     def __init__(self, host: TableImages, pixels: torch.Tensor) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload._batch import Leaf, map_tensors
-from fastload.device.normalize import Crossed, TableImages, finish
+from fastload.device.normalize import CopiedImages, TableImages, finish
 from fastload.device.timing import DeviceClock
 from fastload.nvtx.stages import stage
 from fastload.options import has_streams
@@ -46,7 +46,7 @@ _ENDS_AT_HAND = 2
 class DeviceBatch:
     """A batch whose copy has been issued, and the event of its completion."""
 
-    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "issued", "nbytes", "roomed", "timing")
+    __slots__ = ("_data", "_late", "_ready", "_recorded", "_tensors", "issued", "nbytes", "room_at", "timing")
 
     def __init__(self, data: Any, tensors: list[Any], ready: Any, recorded: Any, late: bool, nbytes: int) -> None:
         self._data = data
@@ -56,7 +56,7 @@ class DeviceBatch:
         self._late = late
         self.nbytes = nbytes
         self.timing: Timing | None = None
-        self.roomed = 0.0  # when there was room on the device
+        self.room_at = 0.0  # when there was room on the device
         self.issued = 0.0  # when the copy had been issued
 
     def wait_copied(self) -> None:
@@ -211,7 +211,7 @@ class Transfer:
         self.reap()
         with self._turn, stage("h2d", batch):
             self._wait_for_room()
-            roomed = time.monotonic()
+            room_at = time.monotonic()
             if self._stream is None:
                 copied = self._issue(data, small, None)
             else:
@@ -223,7 +223,7 @@ class Transfer:
                     except BaseException:
                         self._stream.synchronize()  # parts may still be copied from memory that the caller frees next
                         raise
-        copied.roomed, copied.issued = roomed, time.monotonic()
+        copied.room_at, copied.issued = room_at, time.monotonic()
         with self._lock:
             self.batches += 1
             self.nbytes += copied.nbytes
@@ -271,7 +271,7 @@ class Transfer:
             else:
                 # Copy first, cast after: a cast on the host costs CPU time and may increase the bytes copied.
                 nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor | TableImages) else 0
-                move = leaf.cross if isinstance(leaf, TableImages) else leaf.to
+                move = leaf.copy_pixels if isinstance(leaf, TableImages) else leaf.to
                 leaves.append(move(self.device, non_blocking=True))
             unchanged.append(leaf)
             return _Copied(len(leaves) - 1)
@@ -305,7 +305,7 @@ class Transfer:
         return copied
 
     def _finish(self, leaf: Any) -> Any:
-        if isinstance(leaf, Crossed):
+        if isinstance(leaf, CopiedImages):
             leaf = leaf.images()
         return finish(leaf, self._memory_format, self._dtype) if isinstance(leaf, torch.Tensor) else leaf
 

@@ -119,7 +119,7 @@ class CopyScheduler:
         self._lock = threading.RLock()  # the garbage collector may end an iterator in a thread that holds the lock
         self._wake: SimpleQueue[Any] = SimpleQueue()
         self._owner: Callable[[], Any] | None = None
-        self._feeder: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._closed = False
         self._num_workers = max(1, num_workers)
         self._pause = False
@@ -149,7 +149,7 @@ class CopyScheduler:
         with self._lock:
             self._waiting[arrival.worker].append(weakref.ref(arrival))
             self._ended[arrival.worker] = False  # the worker was skipped because torch raised its error in that turn
-            if self._feeder is None and self._ahead and not self._closed:
+            if self._thread is None and self._ahead and not self._closed:
                 self._start_thread()
         self._look()
         return arrival
@@ -158,11 +158,11 @@ class CopyScheduler:
         thread = threading.Thread(target=self._run, name="fastload-copy-scheduler", daemon=True)
         with deferred_signals(), contextlib.suppress(RuntimeError):  # no more threads: the consumer copies itself
             thread.start()
-            self._feeder = thread
+            self._thread = thread
 
     def _look(self) -> None:
         """Wake the scheduler's thread to look for the next batch."""
-        if self._feeder is not None:
+        if self._thread is not None:
             self._wake.put(None)
 
     def _opened(self, batch: HostBatch) -> Arrival:
@@ -213,7 +213,7 @@ class CopyScheduler:
         self.stages = (
             ("ipc", arrival.arrived),
             ("pin", arrival.opened),
-            ("gpu", copied.roomed),
+            ("gpu", copied.room_at),
             ("h2d", copied.issued),
         )
         self._look()  # last, so that the scheduler's thread does not delay this call
@@ -313,10 +313,10 @@ class CopyScheduler:
         with self._lock:
             self._closed = True
         self._look()
-        if self._feeder is not None and self._feeder is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             # Bounded: the garbage collector may have called this in a thread that holds a lock which the scheduler's
             # thread needs. It then ends once the caller's thread continues.
-            self._feeder.join(JOIN_S)
+            self._thread.join(JOIN_S)
         self.transfer.close()
 
 

@@ -38,9 +38,11 @@ from fastload.engines.decode_batch import (
     working_directory,
     wrapped,
 )
+from fastload.engines.loader_state import ITERATOR_CLOSED
 from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
 from fastload.stats.stats import Totals
+from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
 
 if TYPE_CHECKING:
@@ -54,9 +56,6 @@ if TYPE_CHECKING:
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], tuple[int, int, int, int]]"  # a sample's pixels, and its box to erase
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
-
-
-JOIN_S = 5.0  # as long as torch waits for a worker
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
 
 
@@ -197,7 +196,7 @@ class DecodePipeline:
             if not batch.ready.acquire(timeout=max(0.0, min(LOOK_S, left))) and timeout_s and left <= LOOK_S:
                 raise TookTooLongError
         if self._closed:
-            raise RuntimeError("the FastLoader of this iterator was closed")
+            raise RuntimeError(ITERATOR_CLOSED)
 
     def _wake(self) -> None:
         for batch in tuple(self._batches):  # a waiting consumer checks again
@@ -216,7 +215,7 @@ class DecodePipeline:
             {
                 **{f"stage:{name}:count": count for name, count in counts.items()},
                 **{f"stage:{name}:s": took for name, took in spent.items()},
-                "made:looked_s": seconds,
+                "made:sampled_s": seconds,
                 "made:busy_s": busy,
                 "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),
                 "made:decode_s": busy,

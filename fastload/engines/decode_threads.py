@@ -27,7 +27,7 @@ from fastload.autoscale.policy import AutoWorkers
 from fastload.autoscale.threads import ThreadSizer
 from fastload.engines.decode_batch import Batch, TookTooLongError
 from fastload.engines.decode_pipeline import DecodePipeline
-from fastload.engines.loader_state import epochs_of
+from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of
 from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self._sizer = None
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
-        self._decode_pipeline = DecodePipeline(
+        self.decode_pipeline = DecodePipeline(
             recipe,
             process,
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,
@@ -90,15 +90,15 @@ class NativeIterator(_BaseDataLoaderIter):
             device=device,
         )
         if self._sizer is not None:
-            self._sizer.attach(self._decode_pipeline.pool)
+            self._sizer.attach(self.decode_pipeline.pool)
         # Several threads may share the iterator. Reentrant: a signal handler may also ask for a batch.
         self.turn = threading.RLock()
         self.claimed: dict[int, Batch] = {}  # by thread
         self._drawn: deque[tuple[Any]] = deque()  # an index batch drawn and not yet added to the pipeline
         self._pid = os.getpid()
         self._exhausted = False
-        self._closed = False
-        self._finalizer = weakref.finalize(self, self._decode_pipeline.close)
+        self._shutdown = False
+        self._finalizer = weakref.finalize(self, self.decode_pipeline.close)
         try:
             self._reset(loader, first_iter=True)
         except BaseException:
@@ -109,14 +109,14 @@ class NativeIterator(_BaseDataLoaderIter):
         self.check_process()
         super()._reset(loader, first_iter)
         try:
-            self._decode_pipeline.drain(self._timeout)  # advances the workers' generators
+            self.decode_pipeline.drain(self._timeout)  # advances the workers' generators
         except BaseException as error:
             self.close()  # it is unknown which batches were drained
             if isinstance(error, TookTooLongError):
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
             raise
         epochs = epochs_of(loader)
-        self._decode_pipeline.epoch = 0 if epochs is None else epochs.epoch
+        self.decode_pipeline.epoch = 0 if epochs is None else epochs.epoch
         if self._sizer is not None:
             self._sizer.begin()
         self._exhausted = False
@@ -129,7 +129,7 @@ class NativeIterator(_BaseDataLoaderIter):
 
         Raises the sampler's errors. From then on one batch fewer is in flight, as in torch.
         """
-        while len(self._decode_pipeline) < self._window and not self._exhausted:
+        while len(self.decode_pipeline) < self._window and not self._exhausted:
             try:
                 if not self._drawn:
                     # One C call, so that an interrupt loses no indices. (In a sampler's Python code, it ends that.)
@@ -140,9 +140,9 @@ class NativeIterator(_BaseDataLoaderIter):
             if not self._drawn:
                 self._exhausted = True
                 if not self._persistent_workers:
-                    self._decode_pipeline.end()
+                    self.decode_pipeline.end()
                 return
-            self._decode_pipeline.add(self._drawn[0])
+            self.decode_pipeline.add(self._drawn[0])
             self._drawn.clear()
 
     def __next__(self) -> Any:
@@ -175,19 +175,19 @@ class NativeIterator(_BaseDataLoaderIter):
             )
 
     def _next_data(self) -> Any:
-        if self._closed:
-            raise RuntimeError("the FastLoader of this iterator was closed")
+        if self._shutdown:
+            raise RuntimeError(ITERATOR_CLOSED)
         asked, batch, data = time.monotonic(), None, None
         while batch is None or batch.taken:  # by a signal handler during the wait
             self._fill()  # needed after an interrupt or an error of the sampler
-            batch = self._decode_pipeline.first()
+            batch = self.decode_pipeline.first()
             if batch is None:
                 if not self._persistent_workers:
                     self._finalizer()
                 raise StopIteration
             with stage("wait", batch.number):
                 try:
-                    data = self._decode_pipeline.claim(batch, self._timeout)
+                    data = self.decode_pipeline.claim(batch, self._timeout)
                 except TookTooLongError:
                     raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         self.claimed[threading.get_ident()] = batch
@@ -200,8 +200,8 @@ class NativeIterator(_BaseDataLoaderIter):
             batch.taken = True
             raise data
         if self._sizer is not None:  # only waits that more threads would have shortened count
-            begun, ended = self._decode_pipeline.awaited
-            self._sizer.note(self._decode_pipeline.images, max(0.0, ended - max(begun, asked)))
+            begun, ended = self.decode_pipeline.awaited
+            self._sizer.note(self.decode_pipeline.images, max(0.0, ended - max(begun, asked)))
         if isinstance(data, ExceptionWrapper):
             batch.taken = True
             data.reraise()  # type: ignore[no-untyped-call]
@@ -212,12 +212,16 @@ class NativeIterator(_BaseDataLoaderIter):
     @property
     def is_closed(self) -> bool:
         """Whether the iterator was closed; persistent workers then need a new one."""
-        return self._closed
+        return self._shutdown
 
     def close(self) -> None:
-        """Stop the decode threads; later calls of ``next()`` raise. Idempotent."""
-        self._closed = True
-        self._finalizer()
+        """Stop the decode threads; later calls of ``next()`` raise.
+
+        Idempotent; if interrupted, a second call completes it.
+        """
+        self._shutdown = True
+        self.decode_pipeline.close()  # not the finalizer: an interrupt could mark it as done before it has called
+        self._finalizer.detach()
 
     def _shutdown_workers(self) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -14,23 +15,23 @@ from fastload._batch import as_inference_tensors
 from fastload.device.normalize import Erased, NormalizeTable, TableImages, finish, host_images
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.engines.copy_scheduler import CopyScheduler
-from fastload.engines.loader_state import epochs_of, state_of
+from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.engines.sample_seeding import seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, stages_of, start_epoch
 from fastload.memory.limits import pins
 from fastload.memory.slots import SlotWriter
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
-from fastload.stats.meter import Meter, board_for, measure, measure_here
+from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
 from fastload.torch_workers.signals import deferred_signals
 from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from typing import Self
 
     from fastload.engines.decode_threads import NativeIterator
-    from fastload.engines.loader_state import LoaderState
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
@@ -54,13 +55,10 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
             return None
         if device.type == "cpu":
             native = native_on_host(loader, recipe, process)
-            state.measure(native, measure(native, native_meter(native, loader)))
+            state.add(native, measure(native, native_meter(native, loader)))
         else:
-            stream = state.copy_stream(device) if loader.device_prefetch else None
-            native = NativeDeviceIterator(loader, recipe, process, device, stream, state.retire)
-            state.take_in(native.transfer)
-            state.measure(native, native.meter)
-        state.live.add(native)
+            native = NativeDeviceIterator(loader, recipe, process, device)
+            state.add(native, native.meter, native.transfer)
         return native
     finally:
         if native is None:  # no one needs the process any more
@@ -104,7 +102,7 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
 
 def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device: bool = False) -> Meter:
     """A native iterator's meter; ``on_device`` says whether finished batches are on a device."""
-    pipeline = native._decode_pipeline
+    pipeline = native.decode_pipeline
     return Meter(None, loader.batch_size, pipeline.totals, waiting=lambda: pipeline.ready, on_device=on_device)
 
 
@@ -114,7 +112,122 @@ def is_native(iterator: Any) -> bool:
     return isinstance(iterator, getattr(native, "NativeIterator", ()))  # another thread may be importing it
 
 
-class NativeDeviceIterator:
+def _end(closers: Iterable[Callable[[], None]], retire: Callable[[], None]) -> None:
+    """Release what a device iterator held, and keep its totals. Idempotent."""
+    with deferred_signals():
+        for close in closers:
+            close()
+        retire()
+
+
+class DeviceIterator:
+    """Iterates over batches of an iterator on the host, and copies them to a device.
+
+    Subclasses make the host iterator. Dropping a device iterator closes it.
+
+    Args:
+        loader: Its state counts the batches.
+        device: The target device, with an index.
+        transfer: Copies to it.
+        meter: Measures the waits.
+        closers: Called in this order at the end. They are idempotent and do not refer to the iterator.
+        scheduler: Schedules the copies; its totals are kept with the transfer's.
+    """
+
+    _host: Any
+
+    def __init__(
+        self,
+        loader: LoaderConfig[Any],
+        device: torch.device,
+        transfer: Transfer,
+        meter: Meter,
+        closers: Iterable[Callable[[], None]],
+        scheduler: CopyScheduler | None = None,
+    ) -> None:
+        self.device = device
+        self.transfer = transfer
+        self.meter = meter
+        self._closed = False
+        self._consuming = threading.RLock()  # one next() at a time: threads may share the iterator, as torch's
+        retire = functools.partial(state_of(loader).retire, transfer, scheduler)
+        self._end = functools.partial(_end, closers, retire)
+        self._finalizer = weakref.finalize(self, self._end)
+
+    def begin_epoch(self, loader: LoaderConfig[Any]) -> None:
+        """Begin another epoch with the same persistent workers or decode threads."""
+        try:
+            self._restart(loader)
+        except BaseException:
+            if getattr(self._host, "_shutdown", False):  # the next epoch makes a new iterator
+                loader._iterator = None
+                self.close()
+            raise
+        self.transfer.begin_epoch()
+        self.meter.begin_epoch()
+
+    def _restart(self, loader: LoaderConfig[Any]) -> None:
+        raise NotImplementedError
+
+    def _take(self, host: Any) -> tuple[Any, int | None, tuple[tuple[str, float], ...], int]:
+        """Return the next batch on the device, and the last three arguments of :meth:`Meter.got`."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __next__(self) -> Any:
+        with self._consuming:
+            host = self._host
+            if self._closed:
+                raise RuntimeError(ITERATOR_CLOSED)
+            self.transfer.mark_step()  # before the wait, which is not part of the step
+            meter = self.meter
+            asked = meter.ask()
+            try:
+                data, batch, stages, images = self._take(host)
+            except BaseException as error:
+                meter.stop()
+                if not isinstance(error, StopIteration):
+                    after_error(host, error)
+                raise
+            meter.got(asked, batch, stages, images)
+            if torch.is_inference_mode_enabled() and self.device.type != "cpu":  # else torch's, or made in this thread
+                return as_inference_tensors(data)
+            return data
+
+    def __getattr__(self, name: str) -> Any:
+        # The host iterator supplies torch's attributes (`_workers`, `_num_yielded`, ...).
+        host = self.__dict__.get("_host")
+        if host is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(host, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # torch's words
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the iterator was closed; persistent workers then need a new one."""
+        return self._closed
+
+    def close(self) -> None:
+        """End the host iterator with its workers and threads, and wait for the copies.
+
+        Idempotent; if interrupted, a second call completes it.
+        """
+        self._closed = True
+        if self._host is not None:
+            shut_down(self._host)
+        self._host = None
+        self._end()  # not the finalizer: an interrupt could mark it as done before it has called
+        self._finalizer.detach()
+
+
+class NativeDeviceIterator(DeviceIterator):
     """Copies native batches to a device as soon as they are made.
 
     Args:
@@ -122,23 +235,13 @@ class NativeDeviceIterator:
         recipe: How to make the loader's samples; a snapshot.
         process: See :class:`~fastload.engines.decode_pipeline.DecodePipeline`.
         device: The target device, with an index.
-        stream: The side stream to copy on, or ``None``.
-        retire: Called with the transfer when the iterator is closed or garbage.
     """
 
-    def __init__(
-        self,
-        loader: LoaderConfig[Any],
-        recipe: Recipe,
-        process: SampleProcess,
-        device: torch.device,
-        stream: Any,
-        retire: Callable[[Transfer], None],
-    ) -> None:
+    def __init__(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess, device: torch.device) -> None:
         from fastload.engines.decode_threads import NativeIterator
 
-        self.device = device
-        self.transfer = transfer = Transfer(device, stream, None, loader.dtype)
+        stream = state_of(loader).copy_stream(device) if loader.device_prefetch else None
+        transfer = Transfer(device, stream, None, loader.dtype)
         pinned = pins(loader, device)
         wanted = loader.memory_format
         layout = torch.channels_last if wanted == torch.channels_last else torch.contiguous_format
@@ -151,7 +254,7 @@ class NativeDeviceIterator:
             data = [images, pin_memory(targets) if pinned else targets]  # type: ignore[no-untyped-call]
             return data if stream is None else transfer.start(data, number)
 
-        self._host: Any = NativeIterator(
+        host = NativeIterator(
             loader,
             recipe,
             process,
@@ -161,67 +264,34 @@ class NativeDeviceIterator:
             device=device,
             device_totals=None if transfer.clock is None else transfer.totals,
         )
-        self.meter = native_meter(self._host, loader, on_device=stream is not None)
-        self._finalizer = weakref.finalize(self, _end, self._host._decode_pipeline.close, transfer, retire)
+        meter = native_meter(host, loader, on_device=stream is not None)
+        super().__init__(loader, device, transfer, meter, (host.decode_pipeline.close, transfer.close))
+        self._consuming = host.turn
+        self._host = host
 
-    def _reset(self, loader: LoaderConfig[Any]) -> None:
-        try:
-            self._host._reset(loader)
-        except BaseException:
-            if self._host.is_closed:
-                self.close()
-            raise
-        self.transfer.begin_epoch()
-        self.meter.begin_epoch()
-
-    def __iter__(self) -> NativeDeviceIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._host)
+    def _restart(self, loader: LoaderConfig[Any]) -> None:
+        self._host._reset(loader)
 
     def __next__(self) -> Any:
         host = self._host
-        if host is None:
-            raise RuntimeError("the FastLoader of this iterator was closed")
-        data = self._fetch(host)
+        data = super().__next__()
         batch = host.claimed[threading.get_ident()]
         batch.taken = True  # see NativeIterator.__next__
         batch.data = None
         return data
 
-    def _fetch(self, host: NativeIterator) -> Any:
-        with host.turn:
-            self.transfer.mark_step()
-            asked = self.meter.ask()
-            number = host._num_yielded
-            try:
-                batch = host.fetch()
-                copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
-                data = self.transfer.take(copied)
-            except BaseException:
-                self.meter.stop()
-                raise
-            pipeline = host._decode_pipeline
-            stages = (("decode", pipeline.decoded_at), ("gpu", copied.roomed), ("h2d", copied.issued))
-            self.meter.got(asked, None, stages, pipeline.images)
-            return as_inference_tensors(data) if torch.is_inference_mode_enabled() else data
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the iterator was closed and its totals retired."""
-        return not self._finalizer.alive
-
-    def close(self) -> None:
-        """Stop the decode threads and wait for the copies. Idempotent."""
-        self._host = None
-        self._finalizer()
-
-
-def _end(close_pipeline: Callable[[], None], transfer: Transfer, retire: Callable[[Transfer], None]) -> None:
-    close_pipeline()
-    transfer.close()
-    retire(transfer)
+    def _take(self, host: Any) -> tuple[Any, int | None, tuple[tuple[str, float], ...], int]:
+        number = host._num_yielded
+        batch = host.fetch()
+        copied = batch if isinstance(batch, DeviceBatch) else self.transfer.start(batch, number)
+        data = self.transfer.take(copied)
+        pipeline = host.decode_pipeline
+        return (
+            data,
+            None,
+            (("decode", pipeline.decoded_at), ("gpu", copied.room_at), ("h2d", copied.issued)),
+            pipeline.images,
+        )
 
 
 def _pinned_tuple_type() -> type:
@@ -229,31 +299,23 @@ def _pinned_tuple_type() -> type:
     return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
 
 
-def _end_device(transfer: Transfer, scheduler: CopyScheduler, state: LoaderState) -> None:
-    """Release what a closed iterator held. Idempotent."""
-    with deferred_signals():
-        scheduler.close()
-        state.retire(transfer, scheduler)
-
-
-class DeviceIterator:
+class TorchDeviceIterator(DeviceIterator):
     """Copies the batches of torch's own iterator to a device.
 
     Iterates over one epoch, or, with persistent workers, over several in turn.
     """
 
     def __init__(self, loader: LoaderConfig[Any], device: torch.device) -> None:
-        self.device = device
-        self._state = state_of(loader)
-        side_stream = self._state.copy_stream(device) if has_streams(device) and loader.device_prefetch else None
+        state = state_of(loader)
+        side_stream = state.copy_stream(device) if has_streams(device) and loader.device_prefetch else None
         memory_format = None if device.type == "cpu" else loader.memory_format
-        self.transfer = Transfer(device, side_stream, memory_format, loader.dtype)
+        transfer = Transfer(device, side_stream, memory_format, loader.dtype)
         self._pins = pins(loader, device)
         asked_to_pin = loader.pin_memory and can_pin()
         takes_turns = loader.in_order and loader.num_workers > 0
-        slots = self._state.slot_pool(loader, device)
-        self.scheduler = CopyScheduler(
-            self.transfer,
+        slots = state.slot_pool(loader, device)
+        self.scheduler = scheduler = CopyScheduler(
+            transfer,
             num_workers=loader.num_workers if takes_turns else 1,
             ahead=loader.device_prefetch if side_stream is not None else 0,
             pin=self._pins or (asked_to_pin and device.type == "cpu"),
@@ -262,27 +324,24 @@ class DeviceIterator:
             borrows=loader.num_workers == 0,
         )
         writer = None if slots is None else SlotWriter(slots.handle)
-        self._collate = Collate(loader.collate_fn, self.scheduler.key, writer)
+        self._collate = Collate(loader.collate_fn, scheduler.key, writer)
         self._number = 0
-        self._board = board_for(loader)
-        self._meter = Meter(self._board, loader.batch_size)
+        self._counters = counters_for(loader)
+        meter = Meter(self._counters, loader.batch_size)
+        super().__init__(loader, device, transfer, meter, (scheduler.close,), scheduler)  # which closes the transfer
         self._view = view_of(loader, **self._changes(loader))
-        self._consuming = threading.RLock()  # one next() at a time: threads may share the iterator, as torch's
-        self._finalizer = weakref.finalize(self, _end_device, self.transfer, self.scheduler, self._state)
-        self.scheduler.serve(self)
-        self._host: Any = start_epoch(self._view)
+        scheduler.serve(self)
+        self._host = start_epoch(self._view)
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
-        measure_here(self._host, self._meter)
-        self._state.take_in(self.transfer, self.scheduler)
-        self._state.measure(self, self._meter)
-        self._state.live.add(self)
+        measure_here(self._host, meter)
+        state.add(self, meter, transfer, scheduler)
 
     def _changes(self, loader: LoaderConfig[Any]) -> dict[str, Any]:
         """The view's differences from the loader, such as delivery by torch's pin-memory thread."""
         changes = {"collate_fn": self._collate, **stages_of(loader)}
         if loader.num_workers:
             first_call = changes.get("worker_init_fn", loader.worker_init_fn)
-            changes["worker_init_fn"] = first_call_of(loader, first_call, self._board)
+            changes["worker_init_fn"] = first_call_of(loader, first_call, self._counters)
         if self._pins:
             changes |= {"pin_memory": True}
             if not loader.pin_memory:
@@ -292,50 +351,19 @@ class DeviceIterator:
         epochs = epochs_of(loader)
         return changes if epochs is None else seeded(loader, changes, epochs, vars(self).get("_view"))
 
-    def _reset(self, loader: LoaderConfig[Any]) -> None:
-        """Begin another epoch with the same persistent workers."""
+    def _restart(self, loader: LoaderConfig[Any]) -> None:
         self.scheduler.pause()
         refresh(self._view, loader, **self._changes(loader))
-        try:
-            self._host = start_epoch(self._view)
-        except BaseException:
-            if getattr(self._host, "_shutdown", False):  # the next epoch starts new workers
-                loader._iterator = None
-                self.close()
-            raise
+        self._host = start_epoch(self._view)
         self.scheduler.resume()
-        self.transfer.begin_epoch()
-        self._meter.begin_epoch()
         self._number = 0
 
-    def __iter__(self) -> DeviceIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._host)
-
-    def __next__(self) -> Any:
-        with self._consuming:
-            host = self._host
-            if host is None:
-                raise RuntimeError("the FastLoader of this iterator was closed")
-            self.transfer.mark_step()  # before the wait, which is not part of the step
-            meter = self._meter
-            asked = meter.ask()
-            try:
-                with stage("wait", self._number):
-                    arrived = next_of(host)
-                self._number += 1
-                data = self.scheduler.take(arrived)
-            except BaseException as error:
-                meter.stop()
-                if not isinstance(error, StopIteration):
-                    after_error(host, error)
-                raise
-            meter.got(asked, self._batch(host), self.scheduler.stages)
-            if torch.is_inference_mode_enabled() and self.device.type != "cpu":  # else torch's, or made in this thread
-                return as_inference_tensors(data)
-            return data
+    def _take(self, host: Any) -> tuple[Any, int | None, tuple[tuple[str, float], ...], int]:
+        with stage("wait", self._number):
+            arrived = next_of(host)
+        self._number += 1
+        data = self.scheduler.take(arrived)
+        return data, self._batch(host), self.scheduler.stages, 0
 
     def _batch(self, host: Any) -> int | None:
         """The shared counters' number of the batch that torch's iterator has just returned."""
@@ -343,29 +371,7 @@ class DeviceIterator:
             return int(host._rcvd_idx) - 1
         return None if host._num_workers else self._number - 1
 
-    def __getattr__(self, name: str) -> Any:
-        # Torch's iterator supplies torch's attributes (`_workers`, `_num_yielded`, ...).
-        host = self.__dict__.get("_host")
-        if host is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(host, name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # torch's words
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the iterator was closed and its totals retired."""
-        return not self._finalizer.alive
-
     def close(self) -> None:
-        """Shut down torch's iterator with its workers and thread, and wait for the copies.
-
-        Idempotent; if interrupted, a second call completes it.
-        """
-        host = self._host
-        if host is not None:
-            shut_down(host)
-        self._host = self._view._iterator = None
-        _end_device(self.transfer, self.scheduler, self._state)
-        self._finalizer.detach()
+        """See :meth:`DeviceIterator.close`."""
+        self._view._iterator = None
+        super().close()

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes
 from fastload.device.transfer import Transfer, new_stream
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.options import LoaderConfig
+
+ITERATOR_CLOSED: Final = "the FastLoader of this iterator was closed"
 
 
 class LoaderState:
@@ -92,6 +94,19 @@ class LoaderState:
         if self.slots is not None and not self._transfers:
             self.slots.close()
             self.slots = None
+
+    def add(
+        self,
+        iterator: Any,
+        meter: Meter,
+        transfer: Transfer | None = None,
+        scheduler: CopyScheduler | None = None,
+    ) -> None:
+        """Count a new iterator's figures, and close it with the loader."""
+        if transfer is not None:
+            self.take_in(transfer, scheduler)
+        self.measure(iterator, meter)
+        self.live.add(iterator)
 
     def measure(self, iterator: Any, meter: Meter) -> None:
         """Count ``meter`` while ``iterator`` lives, and keep its totals afterwards."""

@@ -28,7 +28,7 @@ from torch.utils.data import _utils, default_collate
 from fastload.engines.decode_batch import TookTooLongError, check_size, working_directory, wrapped
 from fastload.nvtx import stages
 from fastload.pipeline.reader import BytesPath, pixel_limit
-from fastload.torch_workers.processes import forking_workers
+from fastload.torch_workers.processes import JOIN_S, forking_workers
 from fastload.torch_workers.signals import deferred_signals, usual_signals
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 LOOK_S = 1.0  # how often each of the two processes checks that the other is alive
 READY_S = 5.0  # time allowed from the fork until the process accepts requests; usually 10 ms
 STARTS = 3
-JOIN_S = 5.0  # as long as torch waits for a worker
 
 
 class SampleProcess:

@@ -76,7 +76,7 @@ class Epochs:
             self.epoch += 1
             iterator = make_iterator()
             if self.seed is None:
-                self.seed = getattr(getattr(iterator, "_host", iterator), "_base_seed", None)
+                self.seed = getattr(iterator, "_base_seed", None)
             return iterator
 
 

@@ -177,12 +177,12 @@ class TakesSignals:
 
 
 def first_call_of(
-    loader: Any, worker_init_fn: Callable[[int], None] | None, board: SharedCounters
+    loader: Any, worker_init_fn: Callable[[int], None] | None, counters: SharedCounters
 ) -> Callable[[int], None]:
     """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
     if loader.engine != "torch":
         worker_init_fn = SendsPromptly(MakesLazyImages(worker_init_fn))
-    return TakesSignals(MeasuredWorker(worker_init_fn, board))
+    return TakesSignals(MeasuredWorker(worker_init_fn, counters))
 
 
 def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.ops import is_v2
-from fastload.pipeline.unsupported import Refused, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data._utils import collate
 
-from fastload.pipeline.unsupported import Refused, name_of
+from fastload.pipeline.errors import Refused, name_of
 
 
 def check_modes() -> None:

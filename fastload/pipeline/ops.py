@@ -15,8 +15,8 @@ from PIL import Image
 from torchvision.transforms.functional import pil_modes_mapping
 
 from fastload.pipeline.calibration import FILTERS
+from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
-from fastload.pipeline.unsupported import Refused, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

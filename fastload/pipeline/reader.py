@@ -18,13 +18,13 @@ from torch.utils.data import IterableDataset, Subset, default_collate
 from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet, folder
 
 from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.monkeypatch_check import Originals
 from fastload.pipeline.random_stream import calibrate_stream
 from fastload.pipeline.step_calibration import differing_step, leaves
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
 from fastload.pipeline.transforms import read_transform
-from fastload.pipeline.unsupported import Refused, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,12 +16,12 @@ from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
 from fastload.pipeline.erasing import Erasing, erased_by, read_erasing
+from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
 from fastload.pipeline.ops import OPS, Node, Place, is_v2, pillow_filter
 from fastload.pipeline.supported import ORIGINALS, role_of
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
-from fastload.pipeline.unsupported import Refused, name_of
 from fastload.pipeline.watched_functions import check_libraries
 from fastload.pipeline.wrappers import parts_of
 

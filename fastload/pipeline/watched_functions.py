@@ -19,8 +19,8 @@ import torchvision
 from PIL import Image, JpegImagePlugin
 from torchvision.datasets import folder
 
+from fastload.pipeline.errors import Refused
 from fastload.pipeline.monkeypatch_check import Functions, imported
-from fastload.pipeline.unsupported import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

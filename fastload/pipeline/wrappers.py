@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torchvision.transforms import CenterCrop, ConvertImageDtype, Lambda, Normalize, PILToTensor, Resize, _presets
 
+from fastload.pipeline.errors import Refused
 from fastload.pipeline.monkeypatch_check import Originals
-from fastload.pipeline.unsupported import Refused
 
 if TYPE_CHECKING:
     from types import CodeType

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastload.profiling import findings as numbers
 from fastload.profiling.analysis import find
 from fastload.profiling.trace import DOMAIN
-from fastload.profiling.trace_diagnosis import judge
+from fastload.profiling.trace_diagnosis import diagnose_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,15 +54,15 @@ class ProfileReport:
         return {"verdict": verdict, "loader": self.loader, **numbers.to_dict(self.findings)}
 
 
-def make_report(recording: Recording, seen: Verdict | None = None) -> ProfileReport:
+def make_report(recording: Recording, reported: Verdict | None = None) -> ProfileReport:
     """Compute the report of a recording.
 
     Args:
         recording: From ``nsys_export`` or ``torch_trace``.
-        seen: The loader's own verdict.
+        reported: The loader's own verdict.
     """
     findings = find(recording)
-    return ProfileReport(findings, judge(findings, seen), None if seen is None else str(seen))
+    return ProfileReport(findings, diagnose_trace(findings, reported), None if reported is None else str(reported))
 
 
 def plain_console(columns: int) -> Console:

@@ -26,13 +26,13 @@ _OF_THE_LOADER: Final = (
 )
 
 
-def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
+def diagnose_trace(findings: Findings, reported: Verdict | None = None) -> Verdict:
     """Decide what the loop is bound by.
 
     Args:
         findings: The window's numbers.
-        seen: The loader's own verdict (``loader.report()``): it samples the workers' fetches, while a recording cannot
-            always distinguish decoding from Python.
+        reported: The loader's own verdict (``loader.report()``): it samples the workers' fetches, while a recording
+            cannot always distinguish decoding from Python.
     """
     device = max(findings.devices, key=lambda use: use.window_s, default=None)
     waited = f"the training loop waited for batches {findings.wait_share:.0%} of the time"
@@ -50,7 +50,7 @@ def judge(findings: Findings, seen: Verdict | None = None) -> Verdict:
         waited += f", the GPU ran kernels {device.busy_share:.0%} of it"
     elif findings.wait_share < FED:
         return Verdict.of(Bottleneck.STEP, waited, "no kernel of a GPU was recorded")
-    bottleneck, *evidence = _loader(findings, seen)
+    bottleneck, *evidence = _loader(findings, reported)
     if bottleneck is None:
         return Verdict(None, (waited, *evidence), "print(loader.report()) after an epoch says what the loader saw")
     return Verdict.of(bottleneck, waited, *evidence)
@@ -73,7 +73,7 @@ def _host(findings: Findings) -> list[str]:
     return [f"in its longest gap ({gap.length_s * 1e3:.1f} ms) the training thread was in {gap.host[0].what}"]
 
 
-def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck | None, *tuple[str, ...]]:
+def _loader(findings: Findings, reported: Verdict | None) -> tuple[Bottleneck | None, *tuple[str, ...]]:
     pageable = [copy for copy in findings.copies if copy.direction == "host to device" and copy.memory == "pageable"]
     pageable_s = sum(copy.seconds for copy in pageable)
     if findings.link_share > _CROSSING or pageable_s > findings.seconds * _WORKING:
@@ -81,13 +81,13 @@ def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck | None
         if pageable_s > findings.seconds * findings.link_share / 2:
             return Bottleneck.PIN, crossing, "most of them from pageable memory"
         return Bottleneck.LINK, crossing
-    if seen is not None and seen.bottleneck is Bottleneck.EPILOGUE and (found := _trust(seen)):  # has no range here
-        return found
+    if reported is not None and reported.bottleneck is Bottleneck.EPILOGUE and (found := _trust(reported)):
+        return found  # it has no range here
     readers = [thread for thread in findings.threads if thread.role in ("worker", "decode")]
     if not any(thread.stages for thread in readers):  # samples are read in the main process
         readers = [thread for thread in findings.threads if "fetch" in thread.stages]
     if not readers:
-        return _trust(seen) or (None, "no thread was seen to read samples")
+        return _trust(reported) or (None, "no thread was seen to read samples")
     fetching, collating, decoding = (_mean(readers, stage) for stage in ("fetch", "collate", "decode"))
     working = fetching + collating + decoding
     where = f"{len(readers)} worker{'s' if len(readers) > 1 else ''}"
@@ -95,7 +95,7 @@ def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck | None
         where = "the main process, which reads the samples itself (num_workers=0),"
     if working < _WORKING * min(1.0, findings.wait_share) and readers[0].role != "main":
         waits = "batches were on their way, or waited for the sampler or for a lock"
-        return _trust(seen) or (None, f"{where} were busy only {working:.0%} of it", waits)
+        return _trust(reported) or (None, f"{where} were busy only {working:.0%} of it", waits)
     if collating > working * _COLLATING:
         return Bottleneck.COLLATE, f"{where} collated {collating:.0%} of it"
     if decoding > working * _COLLATING:
@@ -104,16 +104,16 @@ def _loader(findings: Findings, seen: Verdict | None) -> tuple[Bottleneck | None
     blocked = _blocked(readers)
     if blocked is not None and blocked > _BLOCKED:
         return Bottleneck.STORAGE, fetched, f"blocked for {blocked:.0%} of that"
-    if found := _trust(seen):
+    if found := _trust(reported):
         return found[0], fetched, *found[1:]
     computed = "computing" if blocked is not None else "reading or computing"
     return Bottleneck.PYTHON, fetched, computed
 
 
-def _trust(seen: Verdict | None) -> tuple[Bottleneck, *tuple[str, ...]] | None:
-    if seen is None or seen.bottleneck is None or seen.bottleneck not in _OF_THE_LOADER:
+def _trust(reported: Verdict | None) -> tuple[Bottleneck, *tuple[str, ...]] | None:
+    if reported is None or reported.bottleneck is None or reported.bottleneck not in _OF_THE_LOADER:
         return None
-    return seen.bottleneck, *(f"the loader itself: {text}" for text in seen.evidence[:2])
+    return reported.bottleneck, *(f"the loader itself: {text}" for text in reported.evidence[:2])
 
 
 def _mean(threads: list[ThreadUse], stage: str) -> float:

@@ -57,19 +57,19 @@ def report(stats: Stats) -> Report:
 
 def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     if stats.batches - stats.epochs < BATCHES_MIN:
-        seen = f"{_count(stats.batches, 'batch', 'batches')} in {_count(stats.epochs, 'epoch')} are too few to tell"
-        return Verdict(None, (seen,), "ask again after a few more")
+        too_few = f"{_count(stats.batches, 'batch', 'batches')} in {_count(stats.epochs, 'epoch')} are too few to tell"
+        return Verdict(None, (too_few,), "ask again after a few more")
     stall, who = _stall(stats)
     waited = f"the {who} waited for batches {stall:.0%} of the time"
     if stall < STALL_MIN or _leaves_idle(stats, stall):
         return _not_the_loader(stats, stall, waited)
     if not shares:
-        evidence = [waited, "each time too briefly to tell for what"]
+        evidence = [waited, "each wait was too short to attribute"]
         return Verdict(None, tuple(evidence), "larger batches are waited for less often")
     which = max(shares, key=lambda key: shares[key])
     if which in _READ and not _fetch_is_sampled(stats):
         reading = sum(shares.get(each, 0.0) for each in _READ)
-        unknown = f"{reading:.0%} of that while samples were read, which nobody has looked into yet"
+        unknown = f"{reading:.0%} of that while samples were read; no fetch has been sampled yet"
         return Verdict(None, (waited, unknown), "ask again after a few more batches")
     evidence = [waited, f"{shares[which]:.0%} of that {_meanwhile(stats, which)}"]
     if stats.fetch.queued > _QUEUED_MIN and which is not Bottleneck.STORAGE and which in _MADE:
@@ -112,7 +112,7 @@ def _not_the_loader(stats: Stats, stall: float, waited: str) -> Verdict:
 
 def _fetch_is_sampled(stats: Stats) -> bool:
     """Whether the parts of a fetch are known: from samples, or from native threads."""
-    return stats.fetch.looked_s > 0 or "decode" in stats.stages
+    return stats.fetch.sampled_s > 0 or "decode" in stats.stages
 
 
 def _stall(stats: Stats) -> tuple[float, str]:
@@ -209,7 +209,7 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
             f"while samples were read, {fetch.blocked / known:.0%} of which {by} were blocked and computed nothing"
             f"{_at(fetch.waits_at)}"
         )
-    if which is Bottleneck.DECODE and not fetch.looked_s:
+    if which is Bottleneck.DECODE and not fetch.sampled_s:
         return f"while {by} read and decoded"
     if which is Bottleneck.DECODE:
         return (

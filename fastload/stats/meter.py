@@ -163,7 +163,7 @@ class NextData:
         self.meter = meter
         self._in_order = getattr(iterator, "_in_order", True)
         self._workers = hasattr(iterator, "_rcvd_idx")
-        self._pipeline = getattr(iterator, "_decode_pipeline", None)
+        self._pipeline = getattr(iterator, "decode_pipeline", None)
         self._consuming = threading.RLock()
 
     def __call__(self) -> Any:  # noqa: D102
@@ -190,7 +190,7 @@ class NextData:
         return data
 
 
-def board_for(loader: Any) -> SharedCounters:
+def counters_for(loader: Any) -> SharedCounters:
     """Create the shared counters for one iterator of ``loader``."""
     workers = loader.num_workers
     if not workers:
@@ -219,7 +219,7 @@ def measure(iterator: Any, meter: Meter) -> Meter:
     return meter
 
 
-def go_on(iterator: Any, loader: Any) -> Any:
+def next_epoch(iterator: Any, loader: Any) -> Any:
     """Begin another epoch of a measured iterator whose workers persist."""
     try:
         restart_workers(iterator, lambda: iterator._reset(loader))

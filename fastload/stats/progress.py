@@ -56,9 +56,9 @@ def _bar(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
             bar.update()
             if ask is not None and (now := time.monotonic()) >= due:
                 due = now + EVERY_S
-                seen = ask()
-                bar.set_postfix_str(_words(seen.since(last)), refresh=False)
-                last = seen
+                stats = ask()
+                bar.set_postfix_str(_words(stats.since(last)), refresh=False)
+                last = stats
         if ask is not None and not bar.disable:
             bar.set_postfix_str(_words(ask().since(first)))
 

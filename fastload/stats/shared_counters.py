@@ -19,9 +19,9 @@ FIGURES: Final = (
     "images",
     "fetch_s",  # wall time
     "collate_s",
-    "looked_s",  # part of fetch_s: in batches whose fetch was divided
-    "busy_s",  # part of looked_s: computing
-    "queued_s",  # part of looked_s: ready to compute, but without a core
+    "sampled_s",  # part of fetch_s: in batches whose fetch was divided
+    "busy_s",  # part of sampled_s: computing
+    "queued_s",  # part of sampled_s: ready to compute, but without a core
     "decode_s",  # by stack samples: computing in a codec
     "python_s",  # by stack samples: computing elsewhere
 )

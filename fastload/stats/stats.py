@@ -53,7 +53,7 @@ class Fetch:
         queued: Ready to compute, but all cores were taken.
         decoding: Computing in a codec.
         computing: Computing elsewhere: the dataset's own code and its transforms.
-        looked_s: The sampled time in seconds.
+        sampled_s: The sampled time in seconds.
         waits_at: Where workers mostly waited, by samples of their stacks.
         computes_at: Where they mostly computed.
     """
@@ -62,7 +62,7 @@ class Fetch:
     queued: float = 0.0
     decoding: float = 0.0
     computing: float = 0.0
-    looked_s: float = 0.0
+    sampled_s: float = 0.0
     waits_at: tuple[str, ...] = ()
     computes_at: tuple[str, ...] = ()
 
@@ -313,10 +313,10 @@ def _stages(totals: Totals) -> dict[str, StageTime]:
 
 
 def _fetch(totals: Totals, places: tuple[tuple[str, ...], tuple[str, ...]], stack_totals: Mapping[str, float]) -> Fetch:
-    looked = totals["made:looked_s"]
-    if looked <= 0:
+    sampled_s = totals["made:sampled_s"]
+    if sampled_s <= 0:
         return Fetch(waits_at=places[0], computes_at=places[1])
-    busy, queued = totals["made:busy_s"] / looked, totals["made:queued_s"] / looked
+    busy, queued = totals["made:busy_s"] / sampled_s, totals["made:queued_s"] / sampled_s
     decode_s, python_s = (totals[name] for name in ("made:decode_s", "made:python_s"))
     if decode_s + python_s <= 0:
         decode_s, python_s = (stack_totals.get(name, 0.0) for name in ("made:decode_s", "made:python_s"))
@@ -326,7 +326,7 @@ def _fetch(totals: Totals, places: tuple[tuple[str, ...], tuple[str, ...]], stac
         queued=queued,
         decoding=busy * in_codec,
         computing=busy * (1.0 - in_codec),
-        looked_s=looked,
+        sampled_s=sampled_s,
         waits_at=places[0],
         computes_at=places[1],
     )

@@ -1,7 +1,7 @@
 """Run a case with torch's DataLoader and with FastLoader on each backend, and compare.
 
 A case is a function of a loader class; it builds what it needs, iterates, and returns its observations.
-:meth:`Road.same` runs it with both classes from the same random state and compares everything: the observations with
+:meth:`Backend.same` runs it with both classes from the same random state and compares everything: the observations with
 their types, the exception, the warnings, and the state of the random generators afterwards.
 """
 
@@ -28,19 +28,19 @@ Case = Callable[[Callable[..., DataLoader[Any]]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Road:
+class Backend:
     """A backend, selected by FastLoader's own arguments.
 
     ``plain`` is torch's loader on the CPU. ``wrapped`` casts float32 to float32 on the CPU: values are unchanged, but
-    batches pass through DeviceIterator as HostBatch. ``simulated`` runs the GPU's code, including pin-memory thread,
-    slots and prefetching copies, on a simulated accelerator. ``gpu`` uses a real GPU.
+    batches pass through TorchDeviceIterator as HostBatch. ``simulated`` runs the GPU's code, including pin-memory
+    thread, slots and prefetching copies, on a simulated accelerator. ``gpu`` uses a real GPU.
     """
 
     name: str
     own: dict[str, Any]
     test: str = ""  # test to which the case belongs
 
-    def of(self, test: str) -> Road:
+    def of(self, test: str) -> Backend:
         """Bind the backend to one test, which runs torch's loader once for all backends."""
         return dataclasses.replace(self, test=test)
 
@@ -74,10 +74,10 @@ class Road:
 _known: dict[str, Outcome] = {}
 
 BACKENDS = {
-    "plain": Road("plain", {"device": "cpu"}),
-    "wrapped": Road("wrapped", {"device": "cpu", "dtype": torch.float32}),
-    "simulated": Road("simulated", {"device": "cuda"}),
-    "gpu": Road("gpu", {"device": "cuda"}),
+    "plain": Backend("plain", {"device": "cpu"}),
+    "wrapped": Backend("wrapped", {"device": "cpu", "dtype": torch.float32}),
+    "simulated": Backend("simulated", {"device": "cuda"}),
+    "gpu": Backend("gpu", {"device": "cuda"}),
 }
 
 # The one of the quick suite. It takes everything that a GPU would: the pin-memory thread, slots, copies ahead.

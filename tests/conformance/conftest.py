@@ -1,13 +1,13 @@
-"""The backends on which every case of this folder is run; in the quick suite only the simulated one."""
+"""Run every case of this folder on each backend, by default the simulated one."""
 
 from __future__ import annotations
 
 import pytest
-from backends import BACKENDS, Road, parameters, simulated
+from backends import BACKENDS, Backend, parameters, simulated
 
 
 @pytest.fixture(params=parameters(*BACKENDS))
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Road:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     if request.param == "simulated":
         simulated.install(monkeypatch)
     module, _, test = request.node.nodeid.rpartition("::")

@@ -1,4 +1,4 @@
-"""Errors arrive with torch's types, texts and worker tracebacks, and loading goes on after them as torch's does."""
+"""Errors have torch's types, texts and worker tracebacks; loading continues as torch's does."""
 
 from __future__ import annotations
 

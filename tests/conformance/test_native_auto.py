@@ -79,13 +79,13 @@ def test_a_slow_consumer_gets_fewer_threads_and_the_next_epoch_starts_with_them(
     monkeypatch.setattr(threads, "WINDOW_S", 0.05)
     with make(dataset, persistent_workers=persistent) as loader:
         iterator = iter(loader)
-        pool = iterator._decode_pipeline.pool
+        pool = iterator.decode_pipeline.pool
         assert pool.threads == 6
         for _ in iterator:
             time.sleep(0.02)
         assert loader.num_workers.sizing.threads == pool.threads <= 2
         again = iter(loader)
-        assert again._decode_pipeline.pool.threads <= 2
+        assert again.decode_pipeline.pool.threads <= 2
         assert (again is iterator) == persistent
         assert "1 to 6 decode threads" in str(loader.plan)
         assert f"fed, {pool.threads} of late; random draws are those of 8 workers" in str(loader.plan)
@@ -98,7 +98,7 @@ def test_a_fast_consumer_gets_more_threads(tmp_path, six_cores, monkeypatch):
     with make(Subset(ImageFolder(tmp_path, train_v1()), [0] * COUNT)) as loader:
         loader.num_workers.sizing.threads = 1
         iterator = iter(loader)
-        assert iterator._decode_pipeline.pool.threads == 1
+        assert iterator.decode_pipeline.pool.threads == 1
         for _ in iterator:
             pass
         assert loader.num_workers.sizing.threads > 1
@@ -109,7 +109,7 @@ def test_a_fixed_number_stays(dataset):
         iterator = iter(loader)
         for _ in iterator:
             time.sleep(0.01)
-        assert iterator._decode_pipeline.pool.threads == 2
+        assert iterator.decode_pipeline.pool.threads == 2
         assert not isinstance(loader.num_workers, AutoWorkers)
 
 

@@ -1,18 +1,22 @@
-"""Native batches on a device: simulated where there is none, and on CUDA (marked ``gpu``) in every dtype."""
+"""Native batches on a device: simulated, or on CUDA (marked ``gpu``) in every dtype."""
 
 from __future__ import annotations
 
+import gc
+import signal
 import threading
 
 import pytest
 import torch
 from backends import simulated
+from interrupts import interrupted_at_every_opcode
 from photos import PIPELINES, assert_same, epochs_of, make_folder, mix_in, train_v1
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
+from fastload.torch_workers import signals
 
 ARGUMENTS = {"batch_size": 4, "num_workers": 2, "shuffle": True}
 
@@ -53,6 +57,48 @@ def test_the_thread_that_issues_copies_works_on_their_device(root, monkeypatch):
     dataset = ImageFolder(root, train_v1())
     assert list(FastLoader(dataset, **ARGUMENTS, **own, engine="native"))
     assert set_by == {"fastload-pipeline": torch.device("cuda", 0)}
+
+
+def device_iterators(root, monkeypatch):
+    """Return a function that makes an iterator with one batch taken, and the list of the loaders made."""
+    own = simulated.install_native(monkeypatch)
+    monkeypatch.setattr(signals, "_NUMBERS", (signal.SIGINT,))  # deferring takes bytecodes for each number
+    dataset = ImageFolder(root, train_v1())
+    loaders = []
+
+    def make():
+        loaders.append(FastLoader(dataset, batch_size=2, num_workers=2, prefetch_factor=1, engine="native", **own))
+        iterator = iter(loaders[-1])
+        next(iterator)
+        return iterator
+
+    return make, loaders
+
+
+def test_an_interrupt_anywhere_in_close_leaves_nothing(root, monkeypatch):
+    make, loaders = device_iterators(root, monkeypatch)
+
+    def check(iterator, interrupted):
+        iterator.close()
+        assert loaders[-1]._state._before["copied"] == iterator.transfer.batches  # once
+        assert not any(thread.name == "fastload-pipeline" for thread in threading.enumerate())
+        with pytest.raises(RuntimeError, match="was closed"):
+            next(iterator)
+
+    assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check, stride=31) > 300
+
+
+def test_dropping_an_iterator_ends_its_threads(root, monkeypatch):
+    make, loaders = device_iterators(root, monkeypatch)
+    iterator = make()
+    batches = iterator.transfer.batches
+    gc.disable()
+    try:
+        del iterator
+        assert not any(thread.name == "fastload-pipeline" for thread in threading.enumerate())
+        assert loaders[-1].stats().batches >= batches > 0
+    finally:
+        gc.enable()
 
 
 def compare_on_a_simulated_device(root, monkeypatch, pipeline, persistent=False, prefetch=1, breaks_at=None):

@@ -1,4 +1,7 @@
-"""Natively as in torch, whatever a training script does to its loader, its samplers, its dataset and its transforms."""
+"""The native engine behaves as torch does when a training script changes anything.
+
+It may change its loader, its samplers, its dataset and its transforms.
+"""
 
 from __future__ import annotations
 
@@ -443,7 +446,7 @@ def test_a_process_that_is_killed_is_the_error_of_the_batches_that_need_it(mixed
     dataset = ImageFolder(mixed, train_v1())
     arguments = {"batch_size": 2, "num_workers": 1, "prefetch_factor": 1}
     with FastLoader(dataset, **arguments, **NATIVE) as loader:
-        assert run(loader, lambda iterator: iterator._decode_pipeline._process._process.pid)
+        assert run(loader, lambda iterator: iterator.decode_pipeline._process._process.pid)
     assert run(DataLoader(dataset, **arguments), lambda iterator: iterator._workers[0].pid)
 
 
@@ -638,14 +641,14 @@ def test_a_batch_that_a_signals_handler_takes_is_not_taken_twice(monkeypatch):
     with FastLoader(dataset, 1, num_workers=1, **NATIVE) as loader:
         iterator = iter(loader)
         taken = [next(iterator)]
-        real = iterator._decode_pipeline._wait_for
+        real = iterator.decode_pipeline._wait_for
 
         def interrupted(batch, timeout_s):
-            iterator._decode_pipeline._wait_for = real
+            iterator.decode_pipeline._wait_for = real
             taken.append(next(iterator))  # as a handler does that runs while the loop waits
             real(batch, timeout_s)
 
-        iterator._decode_pipeline._wait_for = interrupted
+        iterator.decode_pipeline._wait_for = interrupted
         taken += iterator
     assert [int(number) for _, number in taken] == list(range(12))
 
@@ -775,8 +778,7 @@ def test_an_interrupt_anywhere_in_close_leaves_nothing(tmp_path):
 
     def check(iterator, interrupted):
         iterator.close()
-        iterator._decode_pipeline.close()
-        assert not iterator._decode_pipeline._thread.is_alive()
+        assert not iterator.decode_pipeline._thread.is_alive()
 
     assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check, stride=17) > 20
 

@@ -1,4 +1,7 @@
-"""Natively as in torch, when single samples are odd: impossible files, several bad ones, memory that is used again."""
+"""The native engine handles odd samples as torch does.
+
+Impossible files, several bad ones, and memory that is reused.
+"""
 
 from __future__ import annotations
 

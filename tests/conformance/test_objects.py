@@ -188,7 +188,7 @@ class FastDoubled(FastLoader):
 def test_subclassing(backend):
     expected = collect(Doubled(Numbers(6), factor=3, batch_size=2, num_workers=1))
 
-    class OfRoad(FastLoader):
+    class Multiplied(FastLoader):
         def __init__(self, dataset, factor=2, **kwargs):
             self.factor = factor
             super().__init__(dataset, **kwargs)
@@ -197,7 +197,7 @@ def test_subclassing(backend):
             for x, _ in super().__iter__():
                 yield x * self.factor
 
-    assert_same(collect(OfRoad(Numbers(6), factor=3, batch_size=2, num_workers=1, **backend.own)), expected)
+    assert_same(collect(Multiplied(Numbers(6), factor=3, batch_size=2, num_workers=1, **backend.own)), expected)
 
 
 def with_own_iterator(base):

@@ -1,4 +1,4 @@
-"""Which samples come, in which order, and how far the samplers and random generators are drawn for them."""
+"""The order of samples, and the draws from samplers and random generators, match torch's."""
 
 from __future__ import annotations
 

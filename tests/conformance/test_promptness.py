@@ -1,4 +1,4 @@
-"""A batch that is ready is handed over at once, and loading ends at once when it is told to."""
+"""A ready batch is delivered at once, and loading ends at once when told to."""
 
 from __future__ import annotations
 

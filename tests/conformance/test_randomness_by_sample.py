@@ -1,4 +1,7 @@
-"""``randomness="sample"``: the same samples for any number of workers, native or not, as a reference in torch."""
+"""``randomness="sample"`` gives the same samples for any worker count, native or not.
+
+A reference in torch gives the expected values.
+"""
 
 from __future__ import annotations
 

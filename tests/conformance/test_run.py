@@ -1,4 +1,4 @@
-"""``fastload run``: the program behaves as under plain Python, and DataLoader is FastLoader wherever it looks."""
+"""``fastload run`` runs a program unchanged, with FastLoader in place of every DataLoader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots come back, and nothing of them is left, however an epoch, a worker or the whole program ends.
+"""No slot leaks, however an epoch, a worker or the whole program ends.
 
 The backend is the simulated one: the arena is real, but not registered with CUDA. A test that kills or interrupts a
 program starts one of its own.

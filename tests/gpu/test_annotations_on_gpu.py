@@ -1,4 +1,7 @@
-"""Ranges of a model on the GPU, whose backward pass runs on a thread of autograd's, and a window around its steps."""
+"""Test a model's ranges on the GPU, and a profiler's window around its steps.
+
+The backward pass runs on one of autograd's threads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The epilogue's kernel on a GPU: the bits of the CPU for every dtype, layout, size and stream."""
+"""The epilogue's GPU kernel matches the CPU's bits for every dtype, layout and size."""
 
 from __future__ import annotations
 

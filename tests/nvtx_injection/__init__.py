@@ -1,4 +1,4 @@
-"""What a profiler really receives: run a script under a tool that writes down every NVTX call.
+"""Run a script under a tool that logs every NVTX call.
 
     from nvtx_injection import run_traced
 
@@ -75,7 +75,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a script's NVTX calls were, and what it wrote. Events stand in the order in which they were logged."""
+    """A script's output, and its NVTX calls in the order they were logged."""
 
     events: tuple[Event, ...]
     stdout: str
@@ -86,7 +86,7 @@ class Trace:
         return {event.pid for event in self.events if event.kind == "push"}
 
     def ranges(self, name: str | None = None, domain: str = "fastload") -> list[Range]:
-        """The finished ranges of a domain by start time; fails when a push and a pop do not match up."""
+        """Return a domain's finished ranges by start time; fail on an unmatched push or pop."""
         open_ranges: dict[tuple[int, int], list[Event]] = defaultdict(list)
         finished: list[Range] = []
         for event in self.events:

@@ -1,4 +1,4 @@
-"""Pipelines drawn from the supported set are refused, or give the bits and the random state of the real thing."""
+"""Random supported pipelines are refused, or match torchvision's bits and random state."""
 
 from __future__ import annotations
 

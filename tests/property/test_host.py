@@ -1,4 +1,4 @@
-"""The walk through a batch, held against torch's own when it pins, for containers nested at random."""
+"""Compare the traversal of randomly nested batches with torch's pinning."""
 
 from __future__ import annotations
 

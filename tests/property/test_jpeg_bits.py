@@ -1,4 +1,4 @@
-"""Any JPEG file, any crop, any size, any filter: the pixels of the installed Pillow, to the last bit."""
+"""Any JPEG, crop, size and filter gives the installed Pillow's pixels, bit for bit."""
 
 from __future__ import annotations
 

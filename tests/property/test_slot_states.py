@@ -1,4 +1,7 @@
-"""Slots on their round, in any order of events: one owner each, none lost, nothing beyond the cap, nothing left."""
+"""Slots have one owner each in any order of events, and none leaks.
+
+The pool never exceeds its cap.
+"""
 
 from __future__ import annotations
 

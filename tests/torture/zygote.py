@@ -1,4 +1,4 @@
-"""A fork server of programs under trial, with fastload imported and a ``/dev/shm`` of its own.
+"""Fork programs under test from a process with fastload and its own ``/dev/shm``.
 
 A program ends at the end of this file, by the interpreter's normal finalization.
 """

@@ -1,4 +1,4 @@
-"""Ranges around any call: what a tool receives, in every process, and that the function is afterwards as it was."""
+"""``annotate`` emits ranges around any call, in every process, and restores the function."""
 
 from __future__ import annotations
 

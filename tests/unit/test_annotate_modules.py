@@ -1,4 +1,4 @@
-"""Ranges of a model's modules: what a tool receives, and that the model is afterwards as it was."""
+"""``annotate_modules`` emits ranges of a model's modules, and restores the model."""
 
 from __future__ import annotations
 

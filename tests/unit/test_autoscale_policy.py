@@ -1,4 +1,4 @@
-"""``num_workers="auto"`` with worker processes: what it is, what the trial leaves alone, and what it comes to."""
+"""Test ``num_workers="auto"`` with worker processes: its type, its trial, and its choices."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_an_error_of_the_dataset_is_raised_by_the_epoch(cores, capfd):
     with pytest.raises(KeyError, match="no such sample"):
         next(iter(loader))
     assert loader.num_workers == 3
-    assert "the trial made no batch" in loader.num_workers.sizing.why
+    assert "the trial finished no batch" in loader.num_workers.sizing.why
     loader.close()
 
 

@@ -1,4 +1,4 @@
-"""How the number of decode threads follows the consumer: a simulation of a pool and a consumer, without time."""
+"""Simulate a pool and a consumer to test how decode threads follow the consumer."""
 
 from __future__ import annotations
 

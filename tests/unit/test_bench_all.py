@@ -1,4 +1,4 @@
-"""Every benchmark in turn: none is forgotten, one that fails keeps no other from running, and several questions."""
+"""``benchmarks all`` runs every benchmark, also after one has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks insight``: one of the two contenders has no statistics, and what the figures mean."""
+"""Test ``python -m benchmarks insight``: a contender without statistics, and what figures mean."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_contender_has_what_its_name_says(monkeypatch):
         run()
         monkeypatch.undo()
         stats = loaders[0].stats()
-        seen[name] = stats.batches, stats.fetch.looked_s > 0
+        seen[name] = stats.batches, stats.fetch.sampled_s > 0
     assert seen == {"bare": (0, False), "stats": (10, True), "stats, native": (10, False)}
 
 

@@ -1,4 +1,4 @@
-"""The check of contenders' training images: faults that are planted are refused, torchvision drawn anew passes."""
+"""The check of contenders' images refuses planted faults and accepts torchvision's own redraws."""
 
 from __future__ import annotations
 

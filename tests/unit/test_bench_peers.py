@@ -1,4 +1,4 @@
-"""What the benchmarks against peers count, on a machine made of files; contenders in processes of their own."""
+"""Test what the peer benchmarks count, on simulated /proc files and real contender processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks._outputs import _wrong
 from benchmarks.contenders import _processes, _serve, fastload_loaders
 from benchmarks.contenders._job import Feed, Job
 from benchmarks.contenders._registry import Tolerance
-from benchmarks.contenders._remote import ContenderError, Remote, Surroundings
+from benchmarks.contenders._remote import ContenderError, Interpreters, Remote
 from benchmarks.memory import host_bytes
 from fastload.bench import _rungs
 from fastload.bench.photos import PhotoSet, write_photos
@@ -165,7 +165,7 @@ def test_scaling_is_measured_by_one_process() -> None:
 
 @pytest.fixture
 def ceiling():
-    remote = Remote("ceiling", "cpu", Surroundings())
+    remote = Remote("ceiling", "cpu", Interpreters())
     yield remote
     remote.end()
 
@@ -200,7 +200,7 @@ def test_a_loader_is_given_the_time_to_settle(monkeypatch) -> None:
 def test_a_loader_that_did_not_settle_is_named(settled, capsys) -> None:
     contender = SimpleNamespace(title="FastLoader, workers")
     _peers.settle(SimpleNamespace(ask=lambda what: {"settled": settled}, contender=contender))
-    assert ("FastLoader, workers: measured without" in capsys.readouterr().out) is not settled
+    assert ("FastLoader, workers: measured before its slots were ready" in capsys.readouterr().out) is not settled
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_another_interpreter_finds_the_package(tmp_path) -> None:
     elsewhere = tmp_path / "python"
     elsewhere.write_text(f'#!/bin/sh\ncd / && exec {sys.executable} "$@"\n')
     elsewhere.chmod(0o755)
-    remote = Remote("ceiling", "cpu", Surroundings(pythons={"ceiling": str(elsewhere)}))
+    remote = Remote("ceiling", "cpu", Interpreters(pythons={"ceiling": str(elsewhere)}))
     try:
         assert remote.missing is None
     finally:

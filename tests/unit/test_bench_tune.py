@@ -1,4 +1,4 @@
-"""``python -m benchmarks tune``: how "auto" is judged, when it has settled, and that the whole of it runs."""
+"""Test ``python -m benchmarks tune``: how it judges "auto", and a whole run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration finds out what the installed Pillow does, and nothing that differs is passed off as Pillow's."""
+"""Calibration detects what the installed Pillow does, and refuses anything that differs."""
 
 from __future__ import annotations
 

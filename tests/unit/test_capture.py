@@ -1,4 +1,4 @@
-"""A profiler's window around some steps: when it opens and closes, what a tool sees of it, and the loop does not."""
+"""Test when a profiler's window opens and closes, and what a tool records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's view of GPU, link and profilers, from made-up tools and ``/proc`` and ``/sys`` trees."""
+"""Test the doctor's checks of GPU, link and profilers with simulated tools and files."""
 
 from __future__ import annotations
 

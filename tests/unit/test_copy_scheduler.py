@@ -1,4 +1,4 @@
-"""Which arrived batch is copied when, and what the consumer is given: with a transfer that only keeps a log."""
+"""Test the order of copies and of batches, with a transfer that keeps a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from backends import raised_by
 
 from fastload._batch import HostBatch
-from fastload.engines import copy_scheduler as arrivals_module
+from fastload.engines import copy_scheduler as copy_scheduler_module
 from fastload.engines.copy_scheduler import Arrival, CopyScheduler
 
 WAIT_S = 30  # only ever waited for by a test that is about to fail
@@ -22,7 +22,7 @@ WAIT_S = 30  # only ever waited for by a test that is about to fail
 class Copied(str):
     """As a batch on the device: says when there was room for it, and when its copy had been issued."""
 
-    roomed, issued = 3.0, 4.0
+    room_at, issued = 3.0, 4.0
     waited = False
 
     def wait_copied(self):
@@ -69,7 +69,7 @@ class FakeTransfer:
 
 
 class Bell:
-    """What wakes the feeder, and says when it sleeps."""
+    """What wakes the thread, and says when it sleeps."""
 
     def __init__(self):
         self.changed = threading.Condition()
@@ -117,14 +117,14 @@ def arrive(scheduler, name):
 
 
 def settle(scheduler):
-    """Wait until the feeder has copied all that it may, and say what that is."""
+    """Wait until the thread has copied all that it may, and say what that is."""
     asleep(scheduler)
     assert scheduler._next() is None
     return scheduler.transfer.started
 
 
 def asleep(scheduler):
-    """Wait until the feeder has seen the last change and sleeps again."""
+    """Wait until the thread has seen the last change and sleeps again."""
     bell = scheduler._wake
     with bell.changed:
         assert bell.changed.wait_for(bell.is_quiet, WAIT_S), scheduler.transfer.started
@@ -274,7 +274,7 @@ def test_what_was_not_copied_ahead_is_copied_when_it_is_asked_for(make):
     assert scheduler.transfer.started == []
     assert scheduler.take(first) == "0.0"
     assert scheduler.take(HostBatch("0.1", 0, scheduler.key)) == "0.1"  # not pinned, so it never arrived
-    assert scheduler._feeder is None
+    assert scheduler._thread is None
     assert set(scheduler.transfer.threads) == {"MainThread"}
 
 
@@ -282,7 +282,7 @@ def test_a_slow_copy_holds_up_neither_arrivals_nor_other_batches(make):
     scheduler = make(num_workers=2, ahead=2)
     gate = scheduler.transfer.gates["1.0"] = threading.Event()
     slow = arrive(scheduler, "1.0")
-    assert scheduler.transfer.entered.acquire(timeout=WAIT_S)  # the feeder is in it
+    assert scheduler.transfer.entered.acquire(timeout=WAIT_S)  # the thread is in it
     quick = arrive(scheduler, "0.0")
     assert scheduler.take(quick) == "0.0"  # the consumer copies it itself
     assert scheduler.transfer.threads == ["MainThread"]
@@ -358,7 +358,7 @@ def test_a_slot_is_free_after_the_copy_and_ready_again_when_there_was_none():
 @pytest.mark.parametrize("in_process", [False, True])
 @pytest.mark.parametrize("pinned", [0, 1])
 def test_pinned_memory_of_the_users_own_is_copied_before_it_is_handed_over(monkeypatch, in_process, pinned):
-    monkeypatch.setattr(arrivals_module, "count_pinned", lambda data: (pinned, 8 * pinned))
+    monkeypatch.setattr(copy_scheduler_module, "count_pinned", lambda data: (pinned, 8 * pinned))
     transfer = FakeTransfer()
     scheduler = CopyScheduler(transfer, 1, 0, False, None, borrows=in_process)
     scheduler.take(HostBatch("0.0", 0, scheduler.key))
@@ -436,8 +436,8 @@ def test_closing_stops_the_feeder_after_the_copy_that_it_is_in(make):
     queue = [arrive(scheduler, f"0.{i}") for i in range(3)]
     for _ in range(2):
         assert scheduler.transfer.entered.acquire(timeout=WAIT_S)
-    feeder = scheduler._feeder
-    assert feeder.daemon
+    thread = scheduler._thread
+    assert thread.daemon
     closer = threading.Thread(target=scheduler.close)
     closer.start()
     with scheduler._wake.changed:
@@ -445,7 +445,7 @@ def test_closing_stops_the_feeder_after_the_copy_that_it_is_in(make):
     assert scheduler.transfer.closed == 0  # not while a copy is being issued
     gate.set()
     closer.join(WAIT_S)
-    assert not feeder.is_alive()
+    assert not thread.is_alive()
     assert scheduler.transfer.started == ["0.0", "0.1"]
     assert scheduler.transfer.closed == 1
     scheduler.close()
@@ -456,20 +456,20 @@ def test_nothing_starts_after_closing(make):
     scheduler = make()
     scheduler.close()
     batch = arrive(scheduler, "0.0")
-    assert scheduler._feeder is None
+    assert scheduler._thread is None
     assert batch.data == "0.0"
 
 
 def test_the_collector_may_end_an_iterator_in_a_thread_that_holds_a_lock_of_the_feeders(make, monkeypatch):
-    monkeypatch.setattr(arrivals_module, "JOIN_S", 0.05)
+    monkeypatch.setattr(copy_scheduler_module, "JOIN_S", 0.05)
     scheduler = make()
     arrive(scheduler, "0.0")
-    feeder = scheduler._feeder
+    thread = scheduler._thread
     with scheduler._lock:  # as in arrive(), where the collector may run
         scheduler.close()
-        assert feeder.is_alive()
-    feeder.join(WAIT_S)
-    assert not feeder.is_alive()
+        assert thread.is_alive()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
 
 
 def test_a_key_is_never_given_twice():
@@ -508,5 +508,5 @@ def test_without_a_thread_to_be_had_the_consumer_copies(make, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         assert scheduler.take(arrive(scheduler, "0.0")) == "0.0"
-    assert scheduler._feeder is None
+    assert scheduler._thread is None
     scheduler.close()

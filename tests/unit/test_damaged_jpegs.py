@@ -1,4 +1,4 @@
-"""Damaged, hostile and vanishing files: a clear status, the pixels only where Pillow has them too, bounded memory."""
+"""Damaged files give a clear status, Pillow's pixels or none, and bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool behind the native engine: order of draws, requests, several batches in flight, cancelling, forks."""
+"""Test the native pool: draws, requests, batches in flight, cancelling and forks."""
 
 from __future__ import annotations
 

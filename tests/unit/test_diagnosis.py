@@ -32,7 +32,7 @@ def stats(
         step_ms: Of the consumer.
         wait_ms: Of the consumer; the sum of ``waited_ms`` unless it is given.
         made_ms: Fetching and collating, of a worker.
-        looked: Shares of fetching: computing, waiting for a core, and of computing: in a codec. None: nobody looked.
+        looked: Shares of fetching: computing, waiting for a core, and of computing: in a codec. None: not sampled.
         stages: More stages.
         device: Counts of the device's clock.
         behind: Share of the steps at whose end the device was more than two batches behind.
@@ -50,7 +50,7 @@ def stats(
         totals.update({"made:batches": BATCHES, "made:fetch_s": fetch_s, "made:collate_s": collate_s})
         if looked is not None:
             on, queued, codec = looked
-            totals.update({"made:looked_s": fetch_s, "made:busy_s": on * fetch_s, "made:queued_s": queued * fetch_s})
+            totals.update({"made:sampled_s": fetch_s, "made:busy_s": on * fetch_s, "made:queued_s": queued * fetch_s})
             totals.update({"made:decode_s": codec * on * fetch_s, "made:python_s": (1 - codec) * on * fetch_s})
     totals["behind_s"] = behind * (totals["wait_s"] + totals["step_s"])
     if busy is not None:
@@ -264,7 +264,7 @@ def test_reads_that_nobody_has_looked_into_are_not_called_python():
     """The first fetch of each worker is not looked at, and many workers make a few batches in their first."""
     verdict = report(stats(fetch=90, made_ms=(95, 1), looked=None)).verdict
     assert verdict.bottleneck is None
-    assert "100% of that while samples were read, which nobody has looked into yet" in str(verdict)
+    assert "100% of that while samples were read; no fetch has been sampled yet" in str(verdict)
 
 
 def test_waits_that_are_too_short_to_divide_are_no_sign_of_a_slow_step():
@@ -272,7 +272,7 @@ def test_waits_that_are_too_short_to_divide_are_no_sign_of_a_slow_step():
     assert verdict.bottleneck is None
     assert verdict.evidence == (
         "the training loop waited for batches 29% of the time",
-        "each time too briefly to tell for what",
+        "each wait was too short to attribute",
     )
 
 

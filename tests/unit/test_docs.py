@@ -1,4 +1,4 @@
-"""The examples in the documentation run, on the CPU, and print what the pages say that they print."""
+"""The documentation's examples run on the CPU and print what the pages show."""
 
 from __future__ import annotations
 

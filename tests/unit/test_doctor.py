@@ -1,4 +1,4 @@
-"""What the doctor reports: its shape, its exit status, and a remedy for each problem it can find."""
+"""Test the doctor's report: its shape, exit status, and a remedy for each problem."""
 
 from __future__ import annotations
 

@@ -530,7 +530,7 @@ class Bad(Numbers):
 
 
 def test_an_error_of_a_sample_is_not_looked_into_for_locks(make, monkeypatch):
-    """Somebody else may hold them just then; and queues of another library's may have none."""
+    """Other code may hold the locks; other libraries' queues may have none."""
     monkeypatch.setattr(shutdown, "_release_left_locks", lambda iterator: pytest.fail("there was no interrupt"))
     iterator = iter(make(Bad(8)))
     next(iterator)

@@ -1,4 +1,4 @@
-"""Every example runs, at a small size on the CPU, and says in one line what is wrong with its data."""
+"""Every example runs at a small size on the CPU and reports bad data."""
 
 from __future__ import annotations
 

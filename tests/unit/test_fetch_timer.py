@@ -1,4 +1,4 @@
-"""What is measured of fetches, whatever fetches: torch's own, somebody's replacement, loaders within loaders."""
+"""The fetch timer measures torch's fetchers, replaced ones, and nested loaders."""
 
 from __future__ import annotations
 
@@ -65,7 +65,13 @@ def test_loaders_within_a_dataset_are_not_counted():
 def test_what_was_seen_of_decoding_stands_when_nobody_looks_any_more():
     """Workers are looked at for a second or two; a profiler's window opens later."""
     first = {"batches": 101.0, "images": 808.0, "epochs": 1.0, "asked": 100.0, "step_s": 0.1, "wait_s": 9.0}
-    first |= {"waited:fetch": 9.0, "made:batches": 101.0, "made:fetch_s": 9.0, "made:looked_s": 9.0, "made:busy_s": 9.0}
+    first |= {
+        "waited:fetch": 9.0,
+        "made:batches": 101.0,
+        "made:fetch_s": 9.0,
+        "made:sampled_s": 9.0,
+        "made:busy_s": 9.0,
+    }
     looks = {"made:decode_s": 1.4, "made:python_s": 0.1}
     before = make_stats(Totals(first | looks), workers=1)
     after = make_stats(Totals({name: 2 * value for name, value in first.items()} | looks), workers=1)

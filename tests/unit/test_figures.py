@@ -1,4 +1,4 @@
-"""The figures of README and docs are those of benchmarks/results, and nobody else's."""
+"""README and docs show exactly the figures of benchmarks/results."""
 
 from __future__ import annotations
 

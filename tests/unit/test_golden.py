@@ -1,4 +1,4 @@
-"""Reports of the recordings in ``tests/data``, as text and JSON, beside what they were when last looked at.
+"""Compare reports of the recordings in ``tests/data`` with stored text and JSON.
 
 ``FASTLOAD_RENEW_GOLDEN=1 pytest tests/unit/test_golden.py`` writes ``tests/data/golden`` anew; read the difference.
 """

@@ -1,4 +1,4 @@
-"""How busy the GPU is, as its driver says: which GPU, how often, and what is not asked or not believed."""
+"""Test how GPU utilization is read from the driver, and when it is rejected."""
 
 from __future__ import annotations
 

@@ -1,35 +1,29 @@
-"""The house plan, kept by tests: who imports whom, what is public, how long a file is, what the constructor takes."""
+"""Check the package's structure: imports, public names, file lengths, and constructor arguments."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import multiprocessing.queues
+import multiprocessing.synchronize
 import re
+import threading
 from pathlib import Path
+from types import ModuleType
 
 import torch
+import torch.utils.data.dataloader
 from torch.utils.data import DataLoader
 
 import fastload
 from fastload import FastLoader
+from scripts.architecture import PAGE, PICTURE, RANK, arrows, draw, imports_of, modules_of, page, place
 
 PACKAGE = Path(fastload.__file__).parent
 LINES_MAX = 450
-
-# From top to bottom; a file imports only from lines below its own, or from its own folder. Imports for types count.
-LAYERS = [
-    {"__main__"},
-    {"commands", "bench"},
-    {"fastload"},  # the public names
-    {"verify", "measurement"},
-    {"loader"},
-    {"plan"},
-    {"engines", "prefetch"},
-    {"autoscale", "device", "profiling", "vision"},
-    {"memory", "pipeline", "stats"},
-    {"_batch", "_core", "_factory", "_machine", "_version", "nvtx", "options", "torch_workers"},
-]
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+WORDS_MAX = 15
+ODD_WORDS = re.compile(r"\b(whoever|somebody|nobody|likewise|said to be|seen through)\b", re.IGNORECASE)
 
 PUBLIC = [
     "DataLoader",
@@ -69,36 +63,8 @@ def test_nothing_lies_in_the_temporary_folder_under_a_name_that_others_can_guess
     assert [path for path in found if guessable.search(path.read_text())] == []
 
 
-def sources() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    """``fastload.device.transfer`` of its file; the package itself is ``fastload``."""
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {name_of(path) for path in sources()} | {"fastload._core"}
-
-
-def place(module: str) -> str:
-    """Its place in the house: the file or folder right below the package."""
-    return module.split(".")[1] if "." in module else "fastload"
-
-
-def imports_of(path: Path) -> set[str]:
-    """The modules of the package that a file imports: at the top, in functions, and for types."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names if alias.name in MODULES)
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively, line {node.lineno}"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                found.update({name if name in MODULES else node.module} & MODULES)
-    return found
+MODULES = modules_of(PACKAGE)
+NAMES = {*MODULES, "fastload._core"}
 
 
 def is_below(importer: str, imported: str) -> bool:
@@ -107,25 +73,100 @@ def is_below(importer: str, imported: str) -> bool:
 
 
 def test_files_import_only_from_below():
-    homeless = [name for name in MODULES if place(name) not in RANK]
-    assert not homeless, f"{homeless} have no place in LAYERS: give them one"
-    wrong = [
-        f"{name_of(path)} imports {m}" for path in sources() for m in imports_of(path) if not is_below(name_of(path), m)
-    ]
-    assert wrong == []
+    homeless = [name for name in NAMES if place(name) not in RANK]
+    assert not homeless, f"{homeless} have no place in the LAYERS of scripts/architecture.py: give them one"
+    pairs = [(name, imported) for name, path in MODULES.items() for imported in imports_of(path, NAMES)]
+    assert [f"{name} imports {imported}" for name, imported in pairs if not is_below(name, imported)] == []
+
+
+def test_the_drawing_and_the_table_of_the_layers_are_current():
+    for path, text in ((PICTURE, draw(PACKAGE)), (PAGE, page(PACKAGE))):
+        assert path.read_text() == text, f"run scripts/architecture.py, which writes {path.name}"
+
+
+def test_arrows_are_imports_that_no_other_arrows_imply(tmp_path):
+    (tmp_path / "fastload" / "stats").mkdir(parents=True)
+    for name, text in {
+        "__init__": "from fastload.loader import FastLoader",
+        "loader": "from fastload import plan, _batch\nfrom fastload.stats import stats",
+        "plan": "import fastload.stats.stats",
+        "_batch": "",
+        "stats/__init__": "",
+        "stats/stats": "",
+    }.items():
+        (tmp_path / "fastload" / f"{name}.py").write_text(text)
+    assert arrows(tmp_path / "fastload") == [("fastload", "loader"), ("loader", "plan"), ("plan", "stats")]
+
+
+def private(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"_(?!_)\w+", name) is not None
+
+
+def private_names_defined_in(tree: ast.AST) -> set[str]:
+    """Functions, classes, variables of modules and classes, and the attributes that methods set."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            found.add(node.attr)
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for assignment in node.body:
+                if isinstance(assignment, ast.Assign | ast.AnnAssign):  # with its value, for __slots__
+                    parts = list(ast.walk(assignment))
+                    found.update(n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+                    if "__slots__" in ast.unparse(assignment):
+                        found.update(str(n.value) for n in parts if isinstance(n, ast.Constant))
+    return {name for name in found if private(name)}
+
+
+def private_names_used_in(tree: ast.AST) -> set[str]:
+    """Attributes, also those that ``getattr`` and the like are asked for, and imported names."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
+            found.update(n.value for n in node.args if isinstance(n, ast.Constant) and private(n.value))
+        if isinstance(node, ast.ImportFrom):
+            found.update(alias.name for alias in node.names if f"{node.module}.{alias.name}" not in MODULES)
+    return {name for name in found if private(name)}
+
+
+def private_names_of(*modules: ModuleType) -> set[str]:
+    trees = [ast.parse(inspect.getsource(module)) for module in modules]
+    return set().union(*(private_names_used_in(tree) | private_names_defined_in(tree) for tree in trees))
+
+
+@functools.cache
+def names_of_others(place: str) -> set[str]:
+    """Private names in torch's loader; in torch_workers, which ends workers and releases locks, also Python's."""
+    python = (multiprocessing.queues, multiprocessing.synchronize, threading) if place == "torch_workers" else ()
+    return private_names_of(torch.utils.data.dataloader, *python)
+
+
+def test_files_use_no_private_names_of_each_other():
+    trees = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+    defined = {name: private_names_defined_in(tree) for name, tree in trees.items()}
+    everywhere = set().union(*defined.values())
+    wrong = {
+        name: ((private_names_used_in(tree) - defined[name]) & everywhere) - names_of_others(place(name))
+        for name, tree in trees.items()
+    }
+    assert {name: names for name, names in wrong.items() if names} == {}
 
 
 def test_a_class_name_stands_once_in_the_package():
     where: dict[str, list[str]] = {}
-    for path in sources():
+    for name, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                where.setdefault(node.name, []).append(name_of(path))
+                where.setdefault(node.name, []).append(name)
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    graph = {name_of(path): imports_of(path) for path in sources()}
+    graph = {name: imports_of(path, NAMES) for name, path in MODULES.items()}
     done: set[str] = set()
 
     def walk(name: str, trail: tuple[str, ...]) -> None:
@@ -133,7 +174,7 @@ def test_no_file_imports_itself_by_way_of_others():
         if name in done:
             return
         for imported in sorted(graph.get(name, ())):
-            if imported != "fastload" or name_of(PACKAGE / "__init__.py") != name:
+            if imported != "fastload" or name != "fastload":
                 walk(imported, (*trail, name))
         done.add(name)
 
@@ -155,7 +196,7 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
         "    import fastload.device.transfer\n"
     )
     below = {"fastload.nvtx.stages", "fastload._batch", "fastload.device.transfer"}
-    assert imports_of(source) == {"fastload", "fastload.plan", *below}
+    assert imports_of(source, NAMES) == {"fastload", "fastload.plan", *below}
     assert is_below("fastload.loader", "fastload._batch")
     assert not is_below("fastload._batch", "fastload.loader")
     assert not is_below("fastload.memory.slots", "fastload.stats.meter")
@@ -163,8 +204,21 @@ def test_the_parser_of_imports_sees_what_it_should(tmp_path):
 
 
 def test_files_stay_short():
-    lines = {name_of(path): len(path.read_text().splitlines()) for path in sources()}
+    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
     assert {name: count for name, count in lines.items() if count >= LINES_MAX} == {}, "each is two files"
+
+
+def test_first_lines_of_docstrings_are_short_and_no_word_is_odd():
+    root = Path(__file__).parents[2]
+    found = []
+    folders = (PACKAGE, root / "benchmarks", root / "scripts", root / "examples")
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        text = path.read_text()
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docs = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+        found += [(path.name, doc) for doc in docs if len(doc.partition("\n")[0].split()) > WORDS_MAX]
+        found += [(path.name, odd[0]) for odd in ODD_WORDS.finditer(text)]
+    assert found == []
 
 
 def test_the_public_names_are_these():

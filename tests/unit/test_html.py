@@ -1,4 +1,4 @@
-"""The profile's page and the terminal's report: a name that somebody has given shows as it is and does nothing."""
+"""The profile's page and the terminal's report show user-given names verbatim."""
 
 from __future__ import annotations
 

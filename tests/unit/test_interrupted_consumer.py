@@ -1,4 +1,4 @@
-"""The consumer is interrupted at every moment of next() and close(): closing ends in time and leaves nothing."""
+"""Interrupting next() or close() at any moment neither hangs nor leaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from interrupts import interrupted_at_every_opcode
 
 from fastload import FastLoader
 from fastload._batch import HostBatch
-from fastload.device import feeder as feeding
+from fastload.device import feeder
 from fastload.engines import copy_scheduler
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.memory import slots
@@ -38,7 +38,7 @@ class InstantTransfer:
     device = torch.device("cpu")
 
     class Copied:
-        roomed = issued = 0.0
+        room_at = issued = 0.0
 
         def __init__(self, data):
             self.data = data
@@ -64,8 +64,8 @@ def closes_promptly(close):
     before = time.monotonic()
     close()
     assert time.monotonic() - before < PROMPT_S
-    for feeder in feeders():  # one that was not known yet ends by itself
-        feeder.join(WAIT_S)
+    for thread in feeders():  # one that was not known yet ends by itself
+        thread.join(WAIT_S)
     assert feeders() == []
 
 
@@ -73,7 +73,7 @@ def closes_promptly(close):
 def few_moments(monkeypatch):
     """Deferring takes a few bytecodes for each number of a signal; one that matters will do."""
     monkeypatch.setattr(signals, "_NUMBERS", (signal.SIGINT,))
-    for module in (feeding, copy_scheduler, slots):
+    for module in (feeder, copy_scheduler, slots):
         monkeypatch.setattr(module, "JOIN_S", LONG_S)
 
 
@@ -96,7 +96,7 @@ def test_taking_a_batch(device):
 
 
 def test_the_arrival_of_a_batch_in_the_consumers_thread(device):
-    """As without workers; here the feeder is started."""
+    """As without workers; here the thread is started."""
 
     def make():
         return CopyScheduler(InstantTransfer(), 1, 1, False, None)
@@ -128,11 +128,11 @@ def test_the_feeder_ends_with_its_owner_though_nobody_closes(device):
     scheduler = CopyScheduler(InstantTransfer(), 1, 1, False, None)
     scheduler.serve(owner)
     HostBatch(0, 0, scheduler.key).pin_memory()
-    feeder = scheduler._feeder
-    assert feeder.is_alive()
+    thread = scheduler._thread
+    assert thread.is_alive()
     del owner
-    feeder.join(WAIT_S)
-    assert not feeder.is_alive()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
 
 
 def test_closing_an_iterator(monkeypatch):
@@ -171,7 +171,7 @@ def test_asking_for_the_next_batch(monkeypatch):
 
 
 def test_dropping_an_iterator(monkeypatch):
-    """The feeder ends, also where Python loses the call of a finalizer, and what it would have freed can be freed."""
+    """The thread ends, also where Python loses the call of a finalizer, and what it would have freed can be freed."""
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)  # pytest's keeps what was in use
     simulated.install(monkeypatch)
 

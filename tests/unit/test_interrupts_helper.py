@@ -1,4 +1,4 @@
-"""The tool that interrupts at every moment: it finds what an interrupt breaks in half, and nothing else."""
+"""The interrupting tool finds code that an interrupt breaks, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fastload kernels``, under an ``ncu`` that plays a table back, and the roofline that its table is classified by."""
+"""Test ``fastload kernels`` with an ``ncu`` that replays a table, and its roofline."""
 
 from __future__ import annotations
 

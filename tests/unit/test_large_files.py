@@ -1,4 +1,4 @@
-"""Files that are read in chunks: Pillow's pixels, no more memory than small ones, no byte that is not needed."""
+"""Files read in chunks give Pillow's pixels, in bounded memory, without unneeded reads."""
 
 from __future__ import annotations
 

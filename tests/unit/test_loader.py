@@ -1,4 +1,4 @@
-"""FastLoader beyond what it shares with torch's loader: which iterator it takes, its counters, its end."""
+"""Test what FastLoader adds to torch's loader: its iterators, counters and end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 
 from fastload import FastLoader
 from fastload.device.transfer import Transfer
-from fastload.engines.iterators import DeviceIterator
+from fastload.engines.iterators import TorchDeviceIterator
 from fastload.nvtx import stages
 from fastload.stats.stats import Stats
 
@@ -47,8 +47,8 @@ def test_without_an_accelerator_auto_is_the_plain_loader():
 
 
 def test_where_there_is_something_to_do_the_iterator_is_ours(cuda):
-    assert type(iter(FastLoader(Numbers(2), device="cpu", dtype=torch.float32))) is DeviceIterator
-    assert type(iter(FastLoader(Numbers(2)))) is DeviceIterator
+    assert type(iter(FastLoader(Numbers(2), device="cpu", dtype=torch.float32))) is TorchDeviceIterator
+    assert type(iter(FastLoader(Numbers(2)))) is TorchDeviceIterator
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -96,18 +96,18 @@ def test_workers_come_to_write_into_slots(cuda):
 
 def test_a_profiler_changes_nothing(profiled):
     loader = FastLoader(Pids(6), batch_size=2, num_workers=1, persistent_workers=True, device="cpu")
-    assert type(iter(loader)) is DeviceIterator  # whose workers name their stages
+    assert type(iter(loader)) is TorchDeviceIterator  # whose workers name their stages
     epochs = [torch.cat(collect(loader)).unique() for _ in range(3)]
     assert epochs[0].numel() == 1
     assert all(torch.equal(epoch, epochs[0]) for epoch in epochs)
-    assert type(iter(FastLoader(Numbers(2), device="cpu"))) is DeviceIterator  # and so does the main process
+    assert type(iter(FastLoader(Numbers(2), device="cpu"))) is TorchDeviceIterator  # and so does the main process
     x, _ = next(iter(FastLoader(Images(2), num_workers=1, device="cpu")))
     assert x.is_contiguous()
 
 
 def test_arguments_changed_between_epochs_of_persistent_workers(cuda):
     loader = FastLoader(Numbers(4), num_workers=1, persistent_workers=True, device="cuda")
-    assert type(iter(loader)) is DeviceIterator
+    assert type(iter(loader)) is TorchDeviceIterator
     loader.device = "cpu"
     workers = loader._iterator._workers
     plain = iter(loader)
@@ -116,8 +116,25 @@ def test_arguments_changed_between_epochs_of_persistent_workers(cuda):
     assert len(list(plain)) == 4
     loader.device = "cuda"
     del plain
-    assert type(iter(loader)) is DeviceIterator
+    assert type(iter(loader)) is TorchDeviceIterator
     assert len(collect(loader)) == 4
+
+
+@pytest.mark.parametrize("backend", parameters("wrapped", "simulated"))
+def test_a_persistent_iterator_that_was_closed_is_replaced(monkeypatch, backend):
+    if backend == "simulated":
+        simulated.install(monkeypatch)
+    with BACKENDS[backend].loader(Numbers(4), num_workers=1, persistent_workers=True) as loader:
+        closed = iter(loader)
+        next(closed)
+        closed.close()
+        with pytest.raises(RuntimeError, match="was closed"):
+            next(closed)
+        again = iter(loader)
+        assert again is not closed
+        assert len(list(again)) == 4
+        assert loader.stats().batches == 5
+        assert iter(loader) is again
 
 
 def test_an_attribute_that_torchs_iterator_lacks_is_named_with_ours():
@@ -125,7 +142,7 @@ def test_an_attribute_that_torchs_iterator_lacks_is_named_with_ours():
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = iterator.no_such_thing
     iterator.close()
-    with pytest.raises(AttributeError, match="'DeviceIterator' object has no attribute '_num_yielded'"):
+    with pytest.raises(AttributeError, match="'TorchDeviceIterator' object has no attribute '_num_yielded'"):
         _ = iterator._num_yielded
     iterator.close()
 
@@ -157,16 +174,16 @@ def test_an_iterator_does_not_keep_its_loader(cuda):
     assert len(list(iterator)) == 8
 
 
-def test_the_end_of_an_iterator_ends_its_feeder(cuda):
+def test_the_end_of_an_iterator_ends_its_copy_thread(cuda):
     loader = FastLoader(Numbers(8), num_workers=1, device="cuda")
     first(loader, 2)
     assert "fastload-copy-scheduler" not in {thread.name for thread in threading.enumerate()}
     iterator = iter(loader)
     next(iterator)
-    feeder = next(thread for thread in threading.enumerate() if thread.name == "fastload-copy-scheduler")
-    assert feeder.daemon
+    thread = next(thread for thread in threading.enumerate() if thread.name == "fastload-copy-scheduler")
+    assert thread.daemon
     iterator.close()
-    assert not feeder.is_alive()
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("backend", parameters("wrapped", "simulated"))

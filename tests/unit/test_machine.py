@@ -1,4 +1,4 @@
-"""Cores and memory that a process may use, read from made-up ``/proc`` and ``/sys`` trees of real shapes."""
+"""Read usable cores and memory from simulated ``/proc`` and ``/sys`` trees."""
 
 from __future__ import annotations
 

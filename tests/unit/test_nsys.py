@@ -1,4 +1,4 @@
-"""Nsight's programs: found, tried, recovered from; each played by a script that behaves as the real one was seen to."""
+"""Test finding, running and recovering Nsight's programs, which scripts simulate."""
 
 from __future__ import annotations
 

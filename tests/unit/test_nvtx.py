@@ -1,4 +1,4 @@
-"""What an attached profiler receives from fastload's stages, seen through a real NVTX tool in a real process."""
+"""An attached profiler receives fastload's stages; a real NVTX tool logs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a recipe on the user's own data, where that data is out of the ordinary."""
+"""Test the check of a recipe on unusual user data."""
 
 from __future__ import annotations
 

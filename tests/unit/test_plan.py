@@ -97,7 +97,7 @@ def test_pinning_is_shown_only_where_torch_pins(monkeypatch):
     assert steps(FastLoader(Numbers(4), pin_memory=True, device="cpu"))["pin"].where == "main process"
 
 
-def test_the_road_to_a_gpu(cuda):
+def test_the_path_to_a_gpu(cuda):
     loader = FastLoader(Images(8), batch_size=2, num_workers=2, device="cuda", device_prefetch=2, dtype=torch.bfloat16)
     plan = loader.plan
     assert (plan.engine, plan.device) == ("workers", torch.device("cuda", 0))

@@ -1,4 +1,4 @@
-"""``prefetch_to_device``: the feeder with a transfer that only keeps a log, and the plain way on the CPU."""
+"""Test ``prefetch_to_device`` with a transfer that keeps a log, and on the CPU."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from interrupts import interrupted_at_every_opcode
 from torch.utils.data import DataLoader
 
 from fastload import prefetch, prefetch_to_device
-from fastload.device import feeder as feeding
+from fastload.device import feeder as feeder_module
 from fastload.device.feeder import Feeder, Prefetching
 
-BOUND_S = feeding.JOIN_S
+BOUND_S = feeder_module.JOIN_S
 WAIT_S = 30  # only ever waited for by a test that is about to fail
 
 
@@ -439,7 +439,7 @@ def cuda(accelerator, monkeypatch):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """So that a busy machine is told from a join that ran into its bound."""
-    monkeypatch.setattr(feeding, "JOIN_S", 100.0)
+    monkeypatch.setattr(feeder_module, "JOIN_S", 100.0)
 
 
 def feeders():
@@ -450,7 +450,7 @@ def ended(iterator):
     """Close, which must not take its time, and say whether the thread has ended."""
     begun = time.monotonic()
     iterator.close()
-    assert time.monotonic() - begun < feeding.JOIN_S / 2
+    assert time.monotonic() - begun < feeder_module.JOIN_S / 2
     return iterator._feeder._ended
 
 
@@ -509,7 +509,7 @@ def test_an_interrupt_at_any_moment_of_iter_leaves_no_thread(cuda):
 
 
 def test_ctrl_c_ends_the_wait_for_a_batch_and_the_batch_comes_later(feed, monkeypatch):
-    monkeypatch.setattr(feeding, "WAKE_S", 0.02)
+    monkeypatch.setattr(feeder_module, "WAKE_S", 0.02)
     source = Source(3, gate_at=1)
     iterator = feed(source)
     assert next(iterator) == 0
@@ -542,7 +542,7 @@ def test_a_dropped_iterator_ends_its_thread_also_if_its_finalizer_was_interrupte
 
 def test_closing_waits_for_a_busy_thread_as_long_as_torch_does_for_a_worker(feed, monkeypatch):
     assert BOUND_S == torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL
-    monkeypatch.setattr(feeding, "JOIN_S", 0.05)
+    monkeypatch.setattr(feeder_module, "JOIN_S", 0.05)
     iterator = feed(range(5))
     assert copied_by(iterator, 1) == [0]
     iterator._feeder.transfer.room.clear()
@@ -573,7 +573,7 @@ def test_where_no_thread_can_be_started_that_is_the_error(monkeypatch, accelerat
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(feeding._thread, "start_new_thread", refuse)
+        patched.setattr(feeder_module._thread, "start_new_thread", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             Prefetching(Feeder(iter([1]), FakeTransfer(), 1))
     feeder = Feeder(iter([1]), FakeTransfer(), 1)

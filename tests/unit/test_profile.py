@@ -1,4 +1,4 @@
-"""``fastload profile``: real scripts under torch.profiler here, and under an ``nsys`` that plays a recording back."""
+"""Test ``fastload profile`` under torch.profiler and an ``nsys`` that replays a recording."""
 
 from __future__ import annotations
 

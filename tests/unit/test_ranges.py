@@ -1,4 +1,4 @@
-"""Ranges that are written to files, as ``fastload profile`` has it where there is no NVTX tool."""
+"""Test ranges written to files, which ``fastload profile`` uses without an NVTX tool."""
 
 from __future__ import annotations
 

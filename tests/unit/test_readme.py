@@ -1,4 +1,4 @@
-"""What the README, CONTRIBUTING and docs/ tell people to type exists, and what the README tells them is run."""
+"""Everything README, CONTRIBUTING and docs/ tell users to type exists; README's commands run."""
 
 from __future__ import annotations
 

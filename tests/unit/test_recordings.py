@@ -1,4 +1,4 @@
-"""Recordings read back: from an export of nsys, and from torch.profiler's trace with the ranges of all processes."""
+"""Read recordings from an nsys export and from torch.profiler's trace."""
 
 from __future__ import annotations
 

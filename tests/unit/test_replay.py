@@ -14,7 +14,7 @@ from fastload import FastLoader, prefetch_to_device
 
 
 class Noise(Dataset):
-    """Samples that draw: whoever disturbs a random state is found out."""
+    """Samples that draw random numbers reveal any change of a random state."""
 
     def __init__(self, count):
         self.count = count

@@ -1,4 +1,4 @@
-"""scripts/setup.sh on machines that lack something: what it installs, and what it says when it may not."""
+"""Test what scripts/setup.sh installs and prints on incomplete machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decode thread that is stuck in a read, as a network file system's may be, holds nobody up and breaks nothing."""
+"""A decode thread that is stuck in a read blocks no other thread."""
 
 from __future__ import annotations
 

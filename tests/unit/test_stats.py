@@ -62,13 +62,13 @@ def clock(monkeypatch):
     return found
 
 
-def test_a_wait_is_divided_by_the_road_of_its_batch(clock):
-    board = SharedCounters(1, 4)
-    meter = Meter(board, 8)
+def test_a_wait_is_divided_by_the_stages_of_its_batch(clock):
+    counters = SharedCounters(1, 4)
+    meter = Meter(counters, 8)
     meter.got(meter.ask(), None)  # the first of the epoch: start-up
     clock.now = 103.0
     asked = meter.ask()
-    board.note(1, 5, fetch=104.0, collate=106.0, made=107.0)
+    counters.note(1, 5, fetch=104.0, collate=106.0, made=107.0)
     clock.now = 112.0
     meter.got(asked, 1, [("ipc", 108.0), ("pin", 110.0), ("h2d", 111.5)])
     counts = meter.totals()
@@ -126,10 +126,10 @@ def test_a_device_that_does_not_idle_while_the_loop_waits_is_busy():
 
 
 def test_what_is_ready_is_what_is_made_and_not_taken(clock):
-    board = SharedCounters(2, 4)
-    meter = Meter(board, 8)
-    board.add(0, 0, 3)
-    board.add(1, 0, 1)
+    counters = SharedCounters(2, 4)
+    meter = Meter(counters, 8)
+    counters.add(0, 0, 3)
+    counters.add(1, 0, 1)
     assert meter.ready() == 4
     meter.got(meter.ask(), None)
     assert meter.ready() == 3
@@ -217,34 +217,34 @@ def test_batches_that_the_native_engine_has_ready_are_seen(folder):
     with FastLoader(folder, batch_size=8, num_workers=2, device="cpu") as loader:
         iterator = iter(loader)
         next(iterator)
-        line = iterator._decode_pipeline
-        assert line.first().ready.acquire(timeout=30)
+        pipeline = iterator.decode_pipeline
+        assert pipeline.first().ready.acquire(timeout=30)
         stats = loader.stats()
         assert stats.queues == {"ready": 1, "device": 0}
         assert stats.batches_held == 1
         assert sum(1 for _ in iterator) == 5
-        assert line.ready == 0
+        assert pipeline.ready == 0
         assert loader.stats().ready_mean > 0
 
 
 def test_statistics_are_asked_for_outside_the_loaders_lock():
     """Else two locks are taken in two orders: the collector may end an iterator in a thread that holds a transfer's."""
-    runtime = LoaderState()
+    state = LoaderState()
 
     def totals():
         taken = []
-        other = threading.Thread(target=lambda: taken.append(runtime._lock.acquire(timeout=60)))
+        other = threading.Thread(target=lambda: taken.append(state._lock.acquire(timeout=60)))
         other.start()
         other.join()
         assert taken == [True]
-        runtime._lock = threading.RLock()  # the other thread's end does not let go of it
+        state._lock = threading.RLock()  # the other thread's end does not let go of it
         return Totals({"copied": 1.0})
 
     transfer = SimpleNamespace(totals=totals)
-    runtime.take_in(transfer)
-    assert runtime.stats(0).copied == 1
-    runtime.retire(transfer)
-    assert runtime.stats(0).copied == 1
+    state.take_in(transfer)
+    assert state.stats(0).copied == 1
+    state.retire(transfer)
+    assert state.stats(0).copied == 1
 
 
 def test_epochs_of_both_engines_add_up():
@@ -258,14 +258,14 @@ def test_pixels_cross_the_link_before_their_epilogue(monkeypatch):
     order = []
     pixels = torch.randint(0, 256, (2, 4, 4, 3), dtype=torch.uint8)
     images = TableImages(pixels, NormalizeTable(torch.randn(3, 256)), torch.channels_last)
-    crossed = images.cross(torch.device("cpu"))
-    assert torch.equal(crossed.images(), images.to(torch.device("cpu")))
-    real = type(crossed).images
-    monkeypatch.setattr(type(crossed), "images", lambda self: order.append("images") or real(self))
+    copied = images.copy_pixels(torch.device("cpu"))
+    assert torch.equal(copied.images(), images.to(torch.device("cpu")))
+    real = type(copied).images
+    monkeypatch.setattr(type(copied), "images", lambda self: order.append("images") or real(self))
     transfer = Transfer(torch.device("cpu"), None, None, None)
     monkeypatch.setattr(transfer, "clock", Recorder(order))
     moved = transfer.take(transfer.start([images]))
-    assert torch.equal(moved[0], real(crossed))
+    assert torch.equal(moved[0], real(copied))
     assert order == ["began", "copied", "images"]
 
 

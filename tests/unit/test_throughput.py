@@ -43,7 +43,7 @@ class Slow(Dataset):
 
 @pytest.fixture
 def simulated_time(monkeypatch):
-    """Time that passes when somebody sleeps and at no other time, so that a busy machine is as quick as any."""
+    """A clock that advances only in sleep, so that machine load has no effect."""
 
     class Time:
         now = 0.0

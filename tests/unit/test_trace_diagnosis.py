@@ -8,15 +8,15 @@ import pytest
 from handmade import FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage, starved
 
 from fastload.profiling.analysis import find
-from fastload.profiling.trace_diagnosis import judge
+from fastload.profiling.trace_diagnosis import diagnose_trace
 from fastload.stats.verdict import Bottleneck, Verdict
 
 LOOP = [stage("step", 0, 1000), stage("wait", 0, 900)]
 KERNEL = {"calls": [launch(1, 900, 910)], "kernels": [kernel(8, 0, 1), kernel(1, 910, 1000)]}
 
 
-def verdict_of(ranges, seen=None, **events):
-    return judge(find(recording(0, 1000, [*LOOP, *ranges], **{**KERNEL, **events})), seen)
+def verdict_of(ranges, reported=None, **events):
+    return diagnose_trace(find(recording(0, 1000, [*LOOP, *ranges], **{**KERNEL, **events})), reported)
 
 
 def reading(blocked=0, **stages):
@@ -57,10 +57,10 @@ def test_each_bottleneck_is_named(ranges, events, bottleneck, device):
 
 def test_a_loop_that_does_not_wait_is_bound_by_its_model():
     fed = recording(0, 1000, [stage("step", 0, 1000), stage("wait", 0, 20)], kernels=[kernel(1, 0, 970)])
-    verdict = judge(find(fed))
+    verdict = diagnose_trace(find(fed))
     assert verdict.bottleneck is Bottleneck.GPU
     assert "nothing to gain in the loader" in verdict.remedy
-    verdict = judge(find(replace(fed, kernels=())))
+    verdict = diagnose_trace(find(replace(fed, kernels=())))
     assert verdict.bottleneck is Bottleneck.STEP
     assert "GPU-bound" not in str(verdict), "none was seen"
     assert "no kernel of a GPU was recorded" in verdict.evidence
@@ -70,7 +70,7 @@ def test_a_loop_that_leaves_the_gpu_idle_by_itself_is_told_so():
     busy = recording(
         0, 1000, [stage("step", 0, 1000), span("loss.item", 100, 900)], kernels=[kernel(1, 0, 100), kernel(2, 900, 990)]
     )
-    verdict = judge(find(busy))
+    verdict = diagnose_trace(find(busy))
     assert verdict.bottleneck is Bottleneck.LOOP
     assert verdict.evidence[0] == "it is the loop that leaves the GPU idle, not the loader"
     assert "the training thread was in loss.item" in " ".join(verdict.evidence)
@@ -79,28 +79,28 @@ def test_a_loop_that_leaves_the_gpu_idle_by_itself_is_told_so():
 
 def test_a_loop_that_idles_longer_than_its_loader_is_not_told_that_its_loader_is_fine():
     ranges = [stage("step", 0, 1000), stage("wait", 0, 300), span("loss.item", 310, 900)]
-    verdict = judge(find(recording(0, 1000, ranges, kernels=[kernel(1, 0, 10), kernel(2, 900, 1000)])))
+    verdict = diagnose_trace(find(recording(0, 1000, ranges, kernels=[kernel(1, 0, 10), kernel(2, 900, 1000)])))
     assert verdict.bottleneck is Bottleneck.LOOP
     assert verdict.evidence[0] == "the GPU idled 89% of the time, 29% for want of a batch"
 
 
 @pytest.mark.parametrize("decoding", [100, 800])
 def test_the_epilogue_has_no_range_so_the_loader_is_believed(decoding):
-    seen = Verdict.of(Bottleneck.EPILOGUE, "80% of that while decoded images were normalized")
-    verdict = verdict_of(reading(decode=(0, decoding)), seen)
+    reported = Verdict.of(Bottleneck.EPILOGUE, "80% of that while decoded images were normalized")
+    verdict = verdict_of(reading(decode=(0, decoding)), reported)
     assert verdict.bottleneck is Bottleneck.EPILOGUE
 
 
 def test_layout_conversions_are_evidence_with_their_remedy():
     kernels = [kernel(1, 0, 800), kernel(2, 800, 970, "nchwToNhwcKernel")]
-    verdict = judge(find(recording(0, 1000, [stage("step", 0, 1000)], kernels=kernels)))
+    verdict = diagnose_trace(find(recording(0, 1000, [stage("step", 0, 1000)], kernels=kernels)))
     assert "18% of the kernels' time only converts layouts (nchwToNhwcKernel)" in verdict.evidence[-1]
     assert "channels_last" in verdict.evidence[-1]
 
 
 def test_the_loaders_own_look_tells_decoding_from_python():
-    seen = Verdict.of(Bottleneck.DECODE, "80% of fetch went into decoding")
-    verdict = verdict_of(reading(fetch=(0, 900)), seen)
+    reported = Verdict.of(Bottleneck.DECODE, "80% of fetch went into decoding")
+    verdict = verdict_of(reading(fetch=(0, 900)), reported)
     assert verdict.bottleneck is Bottleneck.DECODE
     assert "the loader itself: 80% of fetch went into decoding" in verdict.evidence
 
@@ -114,7 +114,7 @@ def test_what_the_loader_said_does_not_overrule_what_was_recorded(said):
 
 
 def test_the_verdict_reads_as_a_sentence():
-    text = str(judge(find(starved())))
+    text = str(diagnose_trace(find(starved())))
     assert text.startswith(
         "Python-bound: the training loop waited for batches 69% of the time, the GPU ran kernels 29%"
     )

@@ -21,7 +21,7 @@ from fastload.autoscale import policy
 from fastload.autoscale.probe import Trial
 from fastload.commands import cli
 from fastload.engines import decode_pipeline
-from fastload.verify import Seen, difference, verify
+from fastload.verify import ComparedValues, difference, verify
 
 
 @pytest.fixture(scope="module")
@@ -217,16 +217,16 @@ Point = collections.namedtuple("Point", "x y")
     ],
 )
 def test_every_kind_of_batch_is_walked_through(make, other, place):
-    seen = Seen()
-    assert difference(make(), make(), seen=seen) is None
+    seen = ComparedValues()
+    assert difference(make(), make(), compared=seen) is None
     assert (seen.values > 0, seen.opaque) == (True, [])
     assert place in difference(make(), other())
 
 
 @pytest.mark.parametrize("kind", [Opaque, Grumpy])
 def test_what_cannot_be_compared_is_named_and_not_called_different_or_equal(kind):
-    seen = Seen()
-    assert difference([kind(torch.zeros(2)), 1], [kind(torch.ones(2)), 1], seen=seen) is None
+    seen = ComparedValues()
+    assert difference([kind(torch.zeros(2)), 1], [kind(torch.ones(2)), 1], compared=seen) is None
     assert (seen.values, seen.opaque) == (1, [f"batch[0], {kind.__name__}"])
     assert difference([kind(torch.zeros(2)), 1], [kind(torch.zeros(2)), 2]) == "batch[1]: 1 and 2"
     loader = DataLoader(range(4), 2, collate_fn=lambda samples: [kind(torch.tensor(samples)), torch.tensor(samples)])

@@ -20,7 +20,7 @@ from fastload.loader import FastLoader
 from fastload.options import LoaderConfig, Options, has_own_iterator
 from fastload.profiling.capture import capture_from_environment
 from fastload.stats.explain import LoaderLog
-from fastload.stats.meter import Meter, NextData, board_for, measure
+from fastload.stats.meter import Meter, NextData, counters_for, measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False)
             _listeners.append(window.listening)
         if explain:
             _listeners.append(LoaderLog(users_of=functools.partial(_modules_with, _stand_in)).listening)
-        FastLoader.__iter__ = _heard(FastLoader.__iter__)  # type: ignore[method-assign]
+        FastLoader.__iter__ = _with_listeners(FastLoader.__iter__)  # type: ignore[method-assign]
         for module, name in _holders(TorchDataLoader):
             setattr(module, name, _stand_in)
     return _stand_in
@@ -126,9 +126,9 @@ def _make_stand_in() -> type[FastLoader[Any]]:
     return stand_in
 
 
-def _heard(iterate: _Iterate) -> _Iterate:
+def _with_listeners(iterate: _Iterate) -> _Iterate:
     """Wrap an ``__iter__`` with all listeners."""
-    return functools.reduce(lambda heard, listening: listening(heard), _listeners, iterate)
+    return functools.reduce(lambda wrapped, listening: listening(wrapped), _listeners, iterate)
 
 
 def _followed(own: _Iterate) -> _Iterate:
@@ -143,9 +143,9 @@ def _followed(own: _Iterate) -> _Iterate:
         state, given = state_of(loader), loader.worker_init_fn
         state.check_open()
         begun = state.begun
-        board = board_for(loader) if has_own_iterator(loader) else None
-        if board is not None and loader.num_workers:
-            loader.worker_init_fn = first_call_of(loader, given, board)
+        counters = counters_for(loader) if has_own_iterator(loader) else None
+        if counters is not None and loader.num_workers:
+            loader.worker_init_fn = first_call_of(loader, given, counters)
         first_call = loader.worker_init_fn
         try:
             iterator = own(loader)
@@ -155,10 +155,10 @@ def _followed(own: _Iterate) -> _Iterate:
             return iterator
         if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
             next_data.meter.begin_epoch()
-        elif board is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
-            state.measure(iterator, measure(iterator, Meter(board, loader.batch_size)))
+        elif counters is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
+            state.measure(iterator, measure(iterator, Meter(counters, loader.batch_size)))
         state.live.add(iterator)
-        return _heard(lambda _: iterator)(loader)
+        return _with_listeners(lambda _: iterator)(loader)
 
     return iterate
 

@@ -59,7 +59,7 @@ class Watch:
         """
         exec_module = loader.exec_module
 
-        def exec_and_tell(module: "ModuleType") -> None:
+        def exec_and_notify(module: "ModuleType") -> None:
             del loader.exec_module
             self.in_fastload += package == "fastload"
             try:
@@ -71,7 +71,7 @@ class Watch:
                     self.install()
 
         try:
-            loader.exec_module = exec_and_tell
+            loader.exec_module = exec_and_notify
         except AttributeError:  # a loader with slots
             complain("the import system of this Python cannot be listened to")
 

@@ -1,0 +1,253 @@
+"""The layers of the package, and docs/architecture.svg, drawn from the imports; ``--check`` compares without writing.
+
+``tests/unit/test_house.py`` checks the same table. The arrows are the transitive reduction of the imports:
+an import that other arrows imply has none. The last layer may be imported by all of the others and has none either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import itertools
+import re
+import sys
+from pathlib import Path
+
+import networkx as nx
+
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs" / "architecture.svg"
+PAGE = ROOT / "docs" / "architecture.md"
+
+# From top to bottom; a file imports only from lines below its own, or from its own folder. Imports for types count.
+LAYERS = [
+    ["__main__"],
+    ["bench", "commands"],
+    ["fastload"],  # the public names
+    ["measurement", "verify"],
+    ["loader"],
+    ["plan"],
+    ["engines", "prefetch"],
+    ["autoscale", "device", "profiling", "vision"],
+    ["memory", "pipeline", "stats"],
+    ["nvtx", "torch_workers", "options", "_batch", "_core", "_factory", "_machine", "_version"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+WIDTH, ROW, HEIGHT, CHARACTER, GAP = 500, 74, 34, 8.2, 14  # pixels
+
+
+def name_of(path: Path, package: Path) -> str:
+    """``fastload.device.transfer`` of its file; the package itself is ``fastload``."""
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_of(package: Path) -> dict[str, Path]:
+    """The package's modules by name, the compiled core aside."""
+    return {name_of(path, package): path for path in sorted(package.rglob("*.py"))}
+
+
+def place(module: str) -> str:
+    """Its place in the layers: the file or folder right below the package."""
+    return module.split(".")[1] if "." in module else "fastload"
+
+
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """Those of the modules that a file imports: at the top, in functions, and for types."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names if alias.name in modules)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively, line {node.lineno}"  # noqa: S101
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.update({name if name in modules else str(node.module)} & modules)
+    return found
+
+
+def arrows(package: Path) -> list[tuple[str, str]]:
+    """Return the drawing's arrows: who imports whom, without what other arrows imply."""
+    modules = modules_of(package)
+    graph = nx.DiGraph()
+    for name, path in modules.items():
+        for imported in imports_of(path, {*modules, "fastload._core"}):
+            if place(name) != place(imported) and place(imported) not in LAYERS[-1]:
+                graph.add_edge(place(name), place(imported))
+    return sorted(nx.transitive_reduction(graph).edges)
+
+
+def rows_and_segments(edges: list[tuple[str, str]]) -> tuple[list[list[str]], list[tuple[str, str]]]:
+    """Divide each arrow into segments from row to row, by way of points named ``from>to@row``."""
+    rows = [list(names) for names in LAYERS[:-1]]
+    segments = []
+    for above, below in edges:
+        points = [f"{above}>{below}@{rank}" for rank in range(RANK[above] + 1, RANK[below])]
+        for rank, point in enumerate(points, RANK[above] + 1):
+            rows[rank].append(point)
+        segments += itertools.pairwise([above, *points, below])
+    return rows, segments
+
+
+def untangle(rows: list[list[str]], segments: list[tuple[str, str]]) -> list[list[str]]:
+    """Reorder each row so that few segments cross."""
+
+    def crossings(upper: list[str], lower: list[str]) -> int:
+        spans = [(upper.index(a), lower.index(b)) for a, b in segments if a in upper]
+        return sum((a - c) * (b - d) < 0 for (a, b), (c, d) in itertools.combinations(spans, 2))
+
+    for _ in range(4):
+        for rank in range(len(rows)):
+            orders = ([*rows[:rank], list(order), *rows[rank + 1 :]] for order in itertools.permutations(rows[rank]))
+            rows = min(orders, key=lambda rows: sum(itertools.starmap(crossings, itertools.pairwise(rows))))
+    return rows
+
+
+def width_of(name: str) -> float:
+    """The width of a box, or of the room that an arrow takes between boxes."""
+    return 12 if "@" in name else len(label(name)) * CHARACTER + 20
+
+
+def label(name: str) -> str:
+    """A folder ends in a slash, a file in its suffix."""
+    package = ROOT / "fastload"
+    if name == "fastload":
+        return "__init__.py"
+    return f"{name}/" if (package / name).is_dir() else f"{name}.py" if name != "_core" else "_core (C++)"
+
+
+def place_across(rows: list[list[str]], segments: list[tuple[str, str]]) -> dict[str, float]:
+    """Give each box the mean position of those it is joined to, without overlaps."""
+    x = {}
+    for row in rows:
+        room = (WIDTH - sum(map(width_of, row))) / (len(row) + 1)
+        left = room
+        for name in row:
+            x[name] = left + width_of(name) / 2
+            left += width_of(name) + room
+    for _ in range(200):
+        for row in rows:
+            for name in row:
+                joined = [x[b if a == name else a] for a, b in segments if name in (a, b)]
+                x[name] = (x[name] + sum(joined) / len(joined)) / 2
+            least = GAP / 2
+            for name in row:
+                x[name] = max(x[name], least + width_of(name) / 2)
+                least = x[name] + width_of(name) / 2 + GAP
+            most = WIDTH - GAP / 2
+            for name in reversed(row):
+                x[name] = min(x[name], most - width_of(name) / 2)
+                most = x[name] - width_of(name) / 2 - GAP
+    return x
+
+
+def draw(package: Path) -> str:
+    """Draw the layers as an SVG picture."""
+    edges = arrows(package)
+    rows, segments = rows_and_segments(edges)
+    x = place_across(untangle(rows, segments), segments)
+    y = {name: 20 + HEIGHT / 2 + rank * ROW for rank, row in enumerate(rows) for name in row}
+    lines = []
+    boxes = [box(name, x[name], y[name]) for row in rows for name in row if "@" not in name]
+    for above, below in edges:
+        points = [above, *(f"{above}>{below}@{rank}" for rank in range(RANK[above] + 1, RANK[below])), below]
+        path = f"M{x[above]:.0f} {y[above] + HEIGHT / 2:.0f}"
+        for a, b in itertools.pairwise(points):
+            top = y[a] + HEIGHT / 2
+            bottom = y[b] - HEIGHT / 2 - (0 if "@" in b else 1)
+            middle = (top + bottom) / 2
+            path += f" C{x[a]:.0f} {middle:.0f} {x[b]:.0f} {middle:.0f} {x[b]:.0f} {bottom:.0f}"
+            path += f" V{y[b] + HEIGHT / 2:.0f}" if "@" in b else ""
+        lines.append(f'  <path class="a" d="{path}"><title>{label(above)} imports {label(below)}</title></path>')
+    top = len(rows) * ROW + 6
+    foundation = [LAYERS[-1][:4], LAYERS[-1][4:]]
+    boxes.append(f'  <rect class="z" x="10" y="{top}" width="{WIDTH - 20}" height="122" rx="8"/>')
+    boxes.append(f'  <text class="t" x="{WIDTH / 2:.0f}" y="{top + 20}">imported by any of the others</text>')
+    for number, names in enumerate(foundation):
+        room = (WIDTH - 40 - sum(map(width_of, names))) / (len(names) - 1)
+        left = 20.0
+        for name in names:
+            boxes.append(box(name, left + width_of(name) / 2, top + 50 + number * 44))
+            left += width_of(name) + room
+    return TEMPLATE.format(
+        width=WIDTH, height=top + 132, inner=WIDTH - 1, tall=top + 131, body="\n".join([*lines, *boxes])
+    )
+
+
+def box(name: str, x: float, y: float) -> str:
+    """Draw one folder or file."""
+    wide = width_of(name)
+    kind = "d" if label(name).endswith("/") else "f"
+    return (
+        f'  <rect class="{kind}" x="{x - wide / 2:.0f}" y="{y - HEIGHT / 2:.0f}" width="{wide:.0f}" height="{HEIGHT}"'
+        ' rx="6"/>\n'
+        f'  <text class="n" x="{x:.0f}" y="{y + 5:.0f}">{label(name)}</text>'
+    )
+
+
+TEMPLATE = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="title">
+  <title id="title">Who imports whom in fastload: arrows only run down</title>
+  <style>
+    .card {{ fill: #ffffff; stroke: #d0d7de }}
+    .d {{ fill: #ddf4ff; stroke: #0969da; stroke-width: 1.5 }}
+    .f {{ fill: #f6f8fa; stroke: #57606a; stroke-width: 1.5 }}
+    .z {{ fill: #fff8c5; stroke: #9a6700; stroke-dasharray: 5 4 }}
+    .n {{ fill: #1f2328; font: 13.5px ui-monospace, 'DejaVu Sans Mono', Menlo, monospace; text-anchor: middle }}
+    .t {{ fill: #424a53; font: 13px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif; text-anchor: middle }}
+    .a {{ fill: none; stroke: #57606a; stroke-width: 1.5; marker-end: url(#tip) }}
+  </style>
+  <defs>
+    <marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
+      <path d="M0 0 L8 4 L0 8 z" fill="#57606a"/>
+    </marker>
+  </defs>
+  <rect class="card" x="0.5" y="0.5" width="{inner}" height="{tall}" rx="10"/>
+{body}
+</svg>
+"""
+
+
+def purposes(package: Path) -> str:
+    """Return a table of the layers: each folder or file with the first line of its docstring."""
+    lines = ["| layer | folder or file | purpose |", "|--:|---|---|"]
+    for rank, names in enumerate(LAYERS, 1):
+        for name in names:
+            if name == "_core":
+                purpose = "The native core, compiled from `csrc/`."
+            else:
+                folder = package / ("" if name == "fastload" else name)
+                path = folder / "__init__.py" if folder.is_dir() else package / f"{name}.py"
+                first = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+                purpose = re.sub(r":\w+:`~?([^`]+)`|``([^`]+)``", r"`\1\2`", first)
+            lines.append(f"| {rank} | `{label(name)}` | {purpose} |")
+    return "\n".join(lines)
+
+
+def page(package: Path) -> str:
+    """Return docs/architecture.md with its table made anew."""
+    table = f"<!-- layers -->\n\n{purposes(package)}\n\n<!-- end -->"
+    return re.sub(r"<!-- layers -->.*?<!-- end -->", lambda _: table, PAGE.read_text(), flags=re.DOTALL)
+
+
+def main() -> int:
+    """Write the picture and the table, or check that both are up to date."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
+    check = parser.parse_args().check
+    package = ROOT / "fastload"
+    old = []
+    for path, text in {PICTURE: draw(package), PAGE: page(package)}.items():
+        if not path.exists() or path.read_text() != text:
+            old.append(path)
+            if not check:
+                path.write_text(text)
+    for path in old:
+        what = "is out of date: run scripts/architecture.py" if check else "written"
+        print(f"{path.relative_to(ROOT)} {what}")  # noqa: T201
+    return 1 if check and old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

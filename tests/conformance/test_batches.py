@@ -28,6 +28,7 @@ def everything(samples):
     return {name: collate(samples) for name, collate in COLLATES.items() if name not in reluctantly_sent}
 
 
+@pytest.mark.matrix
 def test_collate_results_that_travelled_between_processes(backend):
     def case(loader_class):
         return collect(loader_class(Numbers(5), batch_size=2, num_workers=2, collate_fn=everything))
@@ -51,6 +52,7 @@ def test_samples_without_batching(backend, num_workers):
 
 
 @workers
+@pytest.mark.matrix
 def test_default_collate(backend, num_workers):
     def case(loader_class):
         data = [{"x": torch.ones(2) * i, "pair": (i, str(i)), "name": str(i), "flag": i > 2} for i in range(5)]

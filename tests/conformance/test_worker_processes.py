@@ -24,6 +24,7 @@ from backends.datasets import (
 
 @forkserver_too
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.matrix
 def test_what_a_worker_knows_of_itself(backend, num_workers):
     def case(loader_class):
         generator = torch.Generator().manual_seed(3)
@@ -69,6 +70,7 @@ def test_other_attributes_may_be_set_later_too(backend):
 
 
 @forkserver_too
+@pytest.mark.matrix
 def test_persistent_workers_stay_the_same_processes(backend):
     loader = backend.loader(Pids(8), batch_size=2, num_workers=2, persistent_workers=True)
     epochs = []

@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test test-all torture lint format figures docs wheel sanitize simd unsimd clean
+.PHONY: help setup demo bench test test-all torture lint format figures docs wheel matrix sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ format: setup ## let ruff and clang-format change the files
 wheel: setup ## a wheel with libjpeg-turbo inside, in dist/, tested in an empty environment
 	PYTHON=$(BIN)/python scripts/wheel.sh dist
 	FASTLOAD_WHEEL="$$(ls -t dist/fastload-*.whl | head -1)" $(BIN)/python -m pytest --all tests/wheel
+
+matrix: ## tests marked matrix on other Pythons, with the oldest torch and the newest; ARGS=3.12:oldest is one row
+	scripts/matrix.sh $(ARGS)
 
 sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; needs clang
 	scripts/sanitize.sh $(FUZZ_SECONDS)

@@ -11,6 +11,7 @@ import collections.abc
 import copy
 import dataclasses
 import functools
+import multiprocessing
 import random
 import re
 import warnings
@@ -24,6 +25,8 @@ from torch.utils.data import DataLoader
 
 from fastload import FastLoader
 
+from . import simulated
+
 Case = Callable[[Callable[..., DataLoader[Any]]], Any]
 
 
@@ -33,16 +36,25 @@ class Backend:
 
     ``plain`` is torch's loader on the CPU. ``wrapped`` casts float32 to float32 on the CPU: values are unchanged, but
     batches pass through TorchDeviceIterator as HostBatch. ``simulated`` runs the GPU's code, including pin-memory
-    thread, slots and prefetching copies, on a simulated accelerator. ``gpu`` uses a real GPU.
+    thread, slots and prefetching copies, on a simulated accelerator. ``forkserver`` is ``simulated`` with the start
+    method that is Python 3.14's default; all others fork. ``gpu`` uses a real GPU.
     """
 
     name: str
     own: dict[str, Any]
+    start_method: str = "fork"
     test: str = ""  # test to which the case belongs
 
     def of(self, test: str) -> Backend:
         """Bind the backend to one test, which runs torch's loader once for all backends."""
         return dataclasses.replace(self, test=test)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Set the default start method, and simulate the accelerator unless a real one or none is used."""
+        context = multiprocessing.get_context(self.start_method)
+        monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", context)
+        if self.name in ("simulated", "forkserver"):
+            simulated.install(monkeypatch)
 
     @property
     def loader(self) -> Callable[..., FastLoader[Any]]:
@@ -56,10 +68,11 @@ class Backend:
             case: The test's only case, unless ``anew``.
             anew: Run torch's loader again on each backend, for cases that depend on the accelerator.
         """
+        anew = anew or self.start_method != "fork"
         expected = None if anew else _known.get(self.test)
         if expected is None:
             expected = copy.deepcopy(Outcome.of(case, DataLoader))  # copied out of the workers' shared memory
-            if self.test:
+            if self.test and not anew:
                 _known[self.test] = expected
         got = Outcome.of(case, self.loader)
         if expected.error is None and got.error is not None:
@@ -68,6 +81,8 @@ class Backend:
         assert_same(got.value, expected.value, strides=self.own["device"] == "cpu")
         assert got.warnings == expected.warnings
         assert_same(got.random_states, expected.random_states, "random state")
+        if self.start_method != "fork" and expected.error and "local object" in expected.error[1]:
+            pytest.skip("both loaders refuse: only a forked worker can be given a local function")
         return expected
 
 
@@ -77,6 +92,7 @@ BACKENDS = {
     "plain": Backend("plain", {"device": "cpu"}),
     "wrapped": Backend("wrapped", {"device": "cpu", "dtype": torch.float32}),
     "simulated": Backend("simulated", {"device": "cuda"}),
+    "forkserver": Backend("forkserver", {"device": "cuda"}, "forkserver"),
     "gpu": Backend("gpu", {"device": "cuda"}),
 }
 
@@ -84,10 +100,14 @@ BACKENDS = {
 QUICK = "simulated"
 
 
-def parameters(*names: str) -> list[Any]:
-    """Backends for a parametrized test; those but one are slow, and ``gpu`` needs a device."""
-    marks: dict[str, tuple[pytest.MarkDecorator, ...]] = {QUICK: (), "gpu": (pytest.mark.gpu,)}
+def parameters(*names: str, quick: tuple[str, ...] = (QUICK,)) -> list[Any]:
+    """Backends for a parametrized test; those not named ``quick`` are slow, and ``gpu`` needs a device."""
+    marks = {"gpu": (pytest.mark.gpu,), **dict.fromkeys(quick, ())}
     return [pytest.param(name, marks=marks.get(name, (pytest.mark.slow,))) for name in names]
+
+
+# For a test with workers whose row ``forkserver`` belongs to the quick suite.
+forkserver_too = pytest.mark.parametrize("backend", parameters(*BACKENDS, quick=(QUICK, "forkserver")), indirect=True)
 
 
 @dataclasses.dataclass

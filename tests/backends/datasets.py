@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -108,6 +109,20 @@ class Gated(Numbers):
         if index == self.at:
             self.reached.set()
             self.gate.wait(60)
+        return super().__getitem__(index)
+
+
+class Deadly(Numbers):
+    """Kills its worker at sample 0 once ``armed`` is set, and clears it."""
+
+    def __init__(self, length: int, armed: Any) -> None:
+        super().__init__(length)
+        self.armed = armed
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 0 and self.armed.is_set():
+            self.armed.clear()
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 

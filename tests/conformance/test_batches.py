@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 from backends import BACKENDS, normal, raised_by
 from backends.batches import COLLATES, Collator, Movable, Opaque
-from backends.datasets import Images, Numbers, collect
+from backends.datasets import Images, Numbers, collect, configure
 from torch.utils.data import default_collate
 
 workers = pytest.mark.parametrize("num_workers", [0, 1])
@@ -22,16 +23,21 @@ def test_collate_results(backend, kind):
     backend.same(case)
 
 
+def everything(samples):
+    reluctantly_sent = ("requires grad", "sparse")
+    return {name: collate(samples) for name, collate in COLLATES.items() if name not in reluctantly_sent}
+
+
+@pytest.mark.matrix
 def test_collate_results_that_travelled_between_processes(backend):
-    names = [name for name in COLLATES if name not in ("requires grad", "sparse")]  # which torch sends reluctantly
-
     def case(loader_class):
-        def everything(samples):
-            return {name: COLLATES[name](samples) for name in names}
-
         return collect(loader_class(Numbers(5), batch_size=2, num_workers=2, collate_fn=everything))
 
     backend.same(case)
+
+
+def in_a_list(sample):
+    return [sample]
 
 
 @workers
@@ -39,13 +45,14 @@ def test_samples_without_batching(backend, num_workers):
     def case(loader_class):
         data = [torch.ones(2), (torch.zeros(1), "s"), {"k": [1, None]}, "text", 5, None]
         converted = collect(loader_class(data, batch_size=None, num_workers=num_workers))
-        own = collect(loader_class(data, batch_size=None, num_workers=num_workers, collate_fn=lambda sample: [sample]))
+        own = collect(loader_class(data, batch_size=None, num_workers=num_workers, collate_fn=in_a_list))
         return converted, own
 
     backend.same(case)
 
 
 @workers
+@pytest.mark.matrix
 def test_default_collate(backend, num_workers):
     def case(loader_class):
         data = [{"x": torch.ones(2) * i, "pair": (i, str(i)), "name": str(i), "flag": i > 2} for i in range(5)]
@@ -70,17 +77,13 @@ def test_images_keep_values_and_shape(backend):
 
 def test_what_the_user_passed_stays_on_the_loader(backend):
     collate = Collator(3.0)
-
-    def init(worker_id):
-        pass
-
     data = Numbers(4)
-    loader = backend.loader(data, num_workers=1, collate_fn=collate, worker_init_fn=init, persistent_workers=True)
+    loader = backend.loader(data, num_workers=1, collate_fn=collate, worker_init_fn=configure, persistent_workers=True)
     for _ in range(2):
         list(loader)
         assert loader.dataset is data
         assert loader.collate_fn is collate
-        assert loader.worker_init_fn is init
+        assert loader.worker_init_fn is configure
         assert loader.pin_memory is False
 
 
@@ -129,12 +132,16 @@ class FailsToMove(Movable):
         raise KeyError("cannot be moved")
 
 
+def of_first(batch_type, samples):
+    return batch_type(samples[0][0])
+
+
 @workers
 @pytest.mark.parametrize("batch_type", [FailsToPin, FailsToMove])
 def test_an_error_of_a_custom_type_reaches_the_consumer(backend, num_workers, batch_type):
     if backend.name == "plain" or (backend.name == "wrapped" and batch_type is FailsToPin):
         pytest.skip("nothing is pinned or moved on this backend")
-    loader = backend.loader(Numbers(4), num_workers=num_workers, collate_fn=lambda samples: batch_type(samples[0][0]))
+    loader = backend.loader(Numbers(4), num_workers=num_workers, collate_fn=partial(of_first, batch_type))
     iterator = iter(loader)
     error = raised_by(lambda: next(iterator))
     assert type(error) is KeyError

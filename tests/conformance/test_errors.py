@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -35,12 +36,12 @@ def each(iterator, most=20):
 
 
 ERRORS = {
-    "ValueError": lambda: ValueError("not this one"),
-    "KeyError": lambda: KeyError("missing"),
-    "several lines": lambda: OSError("one\ntwo"),
-    "two arguments": lambda: TwoArguments(5, "odd"),
+    "ValueError": partial(ValueError, "not this one"),
+    "KeyError": partial(KeyError, "missing"),
+    "several lines": partial(OSError, "one\ntwo"),
+    "two arguments": partial(TwoArguments, 5, "odd"),
     "assertion": AssertionError,
-    "StopIteration": lambda: StopIteration("early"),
+    "StopIteration": partial(StopIteration, "early"),
 }
 
 
@@ -70,15 +71,16 @@ def test_an_error_leaves_the_loader_usable(backend):
     backend.same(case)
 
 
+def refusing_two(samples):
+    if samples[0][1] == 2:
+        raise LookupError(f"cannot collate {len(samples)}")
+    return samples
+
+
 @workers
 def test_collate_errors_and_their_traceback(backend, num_workers):
     def case(loader_class):
-        def collate(samples):
-            if samples[0][1] == 2:
-                raise LookupError(f"cannot collate {len(samples)}")
-            return samples
-
-        return each(iter(loader_class(Numbers(6), batch_size=2, num_workers=num_workers, collate_fn=collate)))
+        return each(iter(loader_class(Numbers(6), batch_size=2, num_workers=num_workers, collate_fn=refusing_two)))
 
     kind, text = backend.same(case).value[1]
     assert kind is LookupError
@@ -94,13 +96,14 @@ def test_default_collate_errors(backend, num_workers):
     backend.same(case)
 
 
+def refusing_worker_one(worker_id):
+    if worker_id == 1:
+        raise PermissionError("worker may not start")
+
+
 def test_worker_init_errors(backend):
     def case(loader_class):
-        def init(worker_id):
-            if worker_id == 1:
-                raise PermissionError("worker may not start")
-
-        return each(iter(loader_class(Numbers(6), batch_size=2, num_workers=2, worker_init_fn=init)))
+        return each(iter(loader_class(Numbers(6), batch_size=2, num_workers=2, worker_init_fn=refusing_worker_one)))
 
     assert PermissionError in [seen[0] for seen in backend.same(case).value]
 
@@ -145,8 +148,7 @@ def test_a_stream_that_cannot_begin(backend):
 
 def test_timeout(backend):
     def case(loader_class):
-        context = multiprocessing.get_context("fork")
-        reached, gate = context.Event(), context.Event()
+        reached, gate = multiprocessing.Event(), multiprocessing.Event()
         try:
             iterator = iter(loader_class(Gated(4, 1, reached, gate), num_workers=1, timeout=0.4))
             return each(iterator, most=2)[-1]

@@ -41,6 +41,7 @@ def check(folder, transform=train_v1, **arguments):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.matrix
 def test_pipelines(folder, name):
     check(folder, PIPELINES[name])
 
@@ -61,6 +62,7 @@ def test_no_shuffle(folder):
     check(folder, shuffle=False, batch_size=1, num_workers=3)
 
 
+@pytest.mark.matrix
 def test_persistent_workers(folder):
     check(folder, persistent_workers=True, run={"count": 3})
 
@@ -87,6 +89,7 @@ def test_batch_sampler(folder):
 
 
 @pytest.mark.parametrize("name", ["train_v1", "eval_v1", "random_crop", "train_on_tensors", "erasing_v1", "erasing_v2"])
+@pytest.mark.matrix
 def test_other_formats_among_the_jpegs(mixed, name):
     check(mixed, PIPELINES[name], num_workers=3, batch_size=4)
 

@@ -44,6 +44,7 @@ def test_epochs_and_generators_on_a_simulated_device(root, monkeypatch, persiste
 
 
 @pytest.mark.parametrize("name", ["train_on_tensors", "erasing_v1", "erasing_v2", "erasing_bytes"])
+@pytest.mark.matrix
 def test_pipelines_on_a_simulated_device(root, monkeypatch, name):
     compare_on_a_simulated_device(root, monkeypatch, PIPELINES[name])
 

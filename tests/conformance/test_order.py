@@ -24,6 +24,7 @@ workers = pytest.mark.parametrize("num_workers", [0, 2])
 
 @workers
 @pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.matrix
 def test_order_length_and_last_batch(backend, num_workers, drop_last):
     def case(loader_class):
         loader = loader_class(Numbers(11), batch_size=4, num_workers=num_workers, drop_last=drop_last)
@@ -35,6 +36,7 @@ def test_order_length_and_last_batch(backend, num_workers, drop_last):
 
 @workers
 @pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.matrix
 def test_shuffle_over_epochs(backend, num_workers, own_generator):
     def case(loader_class):
         generator = torch.Generator().manual_seed(5) if own_generator else None

@@ -69,6 +69,7 @@ def batches(seen):
 
 
 @pytest.mark.parametrize("make", [native, workers])
+@pytest.mark.matrix
 def test_the_reference(folder, make):
     dataset = ImageFolder(folder, train_v1())
     order = [5, 2, 16, 0, 0, 11, 7, 3, 12]

@@ -6,6 +6,7 @@ import multiprocessing
 
 import pytest
 import torch
+from backends import forkserver_too
 from backends.datasets import (
     Augmented,
     Configured,
@@ -21,7 +22,9 @@ from backends.datasets import (
 )
 
 
+@forkserver_too
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.matrix
 def test_what_a_worker_knows_of_itself(backend, num_workers):
     def case(loader_class):
         generator = torch.Generator().manual_seed(3)
@@ -50,6 +53,7 @@ def test_worker_init_fn_may_be_set_later_and_be_a_closure(backend):
     assert [epoch[1][0][1] for epoch in (before, once, twice)] == [None, "set in 1", "closure"]
 
 
+@forkserver_too
 def test_other_attributes_may_be_set_later_too(backend):
     def case(loader_class):
         loader = loader_class(WhoLoaded(8), batch_size=2)
@@ -65,6 +69,8 @@ def test_other_attributes_may_be_set_later_too(backend):
     backend.same(case)
 
 
+@forkserver_too
+@pytest.mark.matrix
 def test_persistent_workers_stay_the_same_processes(backend):
     loader = backend.loader(Pids(8), batch_size=2, num_workers=2, persistent_workers=True)
     epochs = []
@@ -82,6 +88,7 @@ def test_workers_that_do_not_persist_are_new_in_each_epoch(backend):
     assert loader._iterator is None
 
 
+@forkserver_too
 @pytest.mark.parametrize("taken", [[2, 0, 3], [0, 1, 1]], ids=str)
 def test_persistent_workers_after_several_breaks_draw_what_torchs_draw(backend, taken):
     def case(loader_class):

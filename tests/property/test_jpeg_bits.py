@@ -50,6 +50,7 @@ def crop_of(image: Image.Image, crop: tuple[int, int, int, int]) -> Image.Image:
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=EXAMPLES)
+@pytest.mark.matrix
 def test_any_region_of_any_file_decodes_to_pillows_pixels(
     data: Any, width: int, height: int, subsampling: str, progressive: bool, restart: int, seed: int
 ) -> None:
@@ -77,6 +78,7 @@ def test_any_region_of_any_file_decodes_to_pillows_pixels(
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=EXAMPLES)
+@pytest.mark.matrix
 def test_any_crop_resizes_to_pillows_pixels(
     data: Any,
     width: int,

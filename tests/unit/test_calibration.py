@@ -26,6 +26,7 @@ def calibrated_anew() -> Iterator[None]:
     calibrate()
 
 
+@pytest.mark.matrix
 def test_installed_pillow_is_matched_in_full() -> None:
     found = calibrate()
     assert found.pillow == PIL.__version__

@@ -136,6 +136,7 @@ def test_random_resized_crop_v1_draws(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", CROPS)
+@pytest.mark.matrix
 def test_random_resized_crop_v2_draws(name: str) -> None:
     scale, ratio = CROPS[name]
     sizes = photo_sizes(3000, seed=1)

@@ -98,6 +98,7 @@ def test_equal_to_torchvision_bit_for_bit(version, dtype, data, channels):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("version", PIPELINES)
+@pytest.mark.matrix
 def test_every_level_of_every_channel(version, dtype):
     levels = torch.arange(256, dtype=torch.uint8)
     images = torch.stack([levels, levels.flip(0), levels.roll(7)], dim=-1).view(1, 16, 16, 3)

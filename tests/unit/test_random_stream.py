@@ -18,6 +18,7 @@ def _afresh() -> None:
     random_stream._calibrate.cache_clear()
 
 
+@pytest.mark.matrix
 def test_the_installed_torch_is_reproduced() -> None:
     before = torch.get_rng_state()
     calibration = calibrate_stream()

@@ -89,6 +89,7 @@ def resize(pixels: np.ndarray, out_size: tuple[int, int], resample: str, **optio
     return Resize(size, out_size, resample=resample, channels=pixels.shape[2], **options)(pixels, **call)
 
 
+@pytest.mark.matrix
 def test_resize_equals_pillow(level: str) -> None:
     def check(sizes: tuple[tuple[int, int], tuple[int, int]], resample: str, channels: int, extreme: bool) -> None:
         size, out_size = sizes

@@ -45,6 +45,7 @@ def both(source, size, name):
 
 
 @bytes_are_resized
+@pytest.mark.matrix
 def test_bilinear_gives_torchs_bits_here():
     assert "torch_bilinear" in tensor_filters()
     assert tensor_filters() <= set(TENSOR_FILTERS.values())
@@ -57,6 +58,7 @@ def test_bilinear_gives_torchs_bits_here():
     ("source_size", "size"),
     [((292, 355), (224, 224)), ((29, 37), (50, 64)), ((391, 517), (19, 23)), ((48, 64), (48, 31)), ((900, 4), (2, 9))],
 )
+@pytest.mark.matrix
 def test_every_level_gives_torchs_bits(level, name, extreme, source_size, size):
     if TENSOR_FILTERS[name] not in tensor_filters():
         pytest.skip(f"this torch resizes bytes otherwise ({name})")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
 from fastload.autoscale.policy import SPARE, cores_for_loading, workers_needed
+from fastload.commands.argument_types import at_least, positive
 from fastload.device.replay import twin_of
 from fastload.loader import FastLoader
 from fastload.measurement.throughput import EmptyLoaderError, ceiling_rate, endless, in_flight, loop_rate
@@ -245,25 +246,11 @@ def _nothing(batch: Any) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload tune``."""
     add_factory_argument(parser)
-    parser.add_argument("--seconds", type=_positive, default=2.0, help="for each count (default: %(default)s)")
-    parser.add_argument("--max-workers", type=_count, help="try no more (default: the cores that there are for them)")
+    parser.add_argument("--seconds", type=positive, default=2.0, help="for each count (default: %(default)s)")
+    parser.add_argument(
+        "--max-workers", type=at_least(1), help="try no more (default: the cores that there are for them)"
+    )
     parser.add_argument("--json", action="store_true", help="print every figure for programs")
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
-    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:

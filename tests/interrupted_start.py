@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from children import wait_for
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
@@ -143,7 +144,7 @@ def trial(make_loader: Callable[[], Any], whom: str, delay_s: float) -> Outcome:
         sent = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if whom == "group" else os.kill)(pid, signal.SIGINT)
-        status = _wait(pid, HUNG_S)
+        status = wait_for(pid, HUNG_S)
         took_s = time.monotonic() - sent
         dumps = _dump(pid) if status is None else ""
         until = time.monotonic() + GRACE_S
@@ -153,7 +154,7 @@ def trial(make_loader: Callable[[], Any], whom: str, delay_s: float) -> Outcome:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         if status is None:
-            _wait(pid, HUNG_S)
+            wait_for(pid, HUNG_S)
         errors.seek(0)
         return Outcome(delay_s, took_s, status, described, dumps + errors.read().decode(errors="replace"))
 
@@ -178,16 +179,6 @@ def _ends_as_a_program(run: Callable[[], None]) -> None:
 
 
 _rest: Callable[[], None] | None = None
-
-
-def _wait(pid: int, seconds: float) -> int | None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    return None
 
 
 def _group(pid: int) -> list[psutil.Process]:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from backends import BACKENDS, parameters, simulated
 from backends.datasets import Numbers
+from children import exit_code, forked
 from torch.utils.data import DataLoader, SequentialSampler
 
 from fastload import FastLoader
@@ -493,15 +494,7 @@ def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_w
 
 def test_a_forked_child_leaves_its_parents_workers_alone(make):
     iterator = iter(make())
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            shutdown._end_with_the_program()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert exit_code(forked(shutdown._end_with_the_program)) == 0
     assert numbers_of(iterator) == list(range(8))
 
 

@@ -232,7 +232,8 @@ STEPS = {  # of torch's _shutdown_workers
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_closing_that_is_interrupted_leaves_nothing(make, monkeypatch, step):
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_closing_or_ending_that_is_interrupted_leaves_nothing(make, monkeypatch, step, at_the_end):
     loader = make(Numbers(2))
     iterator = iter(loader)
     next(iterator)
@@ -240,21 +241,7 @@ def test_closing_that_is_interrupted_leaves_nothing(make, monkeypatch, step):
     with monkeypatch.context() as patched:
         where, name = STEPS[step](host)
         patched.setattr(where, name, once(getattr(where, name)))
-        interrupted_by(loader.close)
-        assert ended(host)
-    loader.close()
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_an_epoch_whose_end_is_interrupted_leaves_nothing(make, monkeypatch, step):
-    loader = make(Numbers(2))
-    iterator = iter(loader)
-    next(iterator)
-    host = host_of(iterator)
-    with monkeypatch.context() as patched:
-        where, name = STEPS[step](host)
-        patched.setattr(where, name, once(getattr(where, name)))
-        interrupted_by(lambda: next(iterator))
+        interrupted_by((lambda: next(iterator)) if at_the_end else loader.close)
         assert ended(host)
     loader.close()
 

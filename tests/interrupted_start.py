@@ -31,6 +31,7 @@ import psutil
 import pytest
 import torch
 from children import wait_for
+from leaks import describe
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
@@ -150,7 +151,7 @@ def trial(make_loader: Callable[[], Any], whom: str, delay_s: float) -> Outcome:
         until = time.monotonic() + GRACE_S
         while (left := _group(pid)) and status is not None and time.monotonic() < until:
             time.sleep(0.02)
-        described = [_describe(process) for process in left]
+        described = [describe(process) for process in left]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         if status is None:
@@ -189,12 +190,6 @@ def _group(pid: int) -> list[psutil.Process]:
             if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def _describe(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return f"{process.pid} ({process.status()}) {' '.join(process.cmdline())}"
-    return str(process.pid)
 
 
 def _dump(pid: int) -> str:

@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset
 
 from fastload._machine import usable_cpus
 from fastload.autoscale.probe import run_trial
+from fastload.options import length_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -184,7 +185,7 @@ def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
 
 def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
     cores = cores_for_loading()
-    batches = _batches(loader)
+    batches = length_of(loader)
     most = cores if batches is None else max(1, min(cores, batches))
     if trial is None:
         return most, f"as many as there are {_cores_or_batches(most, cores)}: the trial finished no batch in time"
@@ -241,13 +242,6 @@ def consumption(epoch: Stats, processes: int) -> Consumption | None:
         stall=stall,
         for_workers=min(epoch.batch_stall * share, stall) if share > 0.5 else 0.0,  # else more workers would not help
     )
-
-
-def _batches(loader: DataLoader[Any]) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _cores_or_batches(most: int, cores: int) -> str:

@@ -17,21 +17,19 @@ from pathlib import Path
 REQUIREMENT = "pillow-simd==12.1.1.post0"  # Pillow's own versions have no ".post"
 BOTH = any(distributions(name="pillow-simd"))  # Pillow-SIMD under its own name has overwritten parts of Pillow
 KEPT = Path(sys.prefix, "share", "fastload", "pillow")
-HEADERS = """On Debian (Ubuntu: libjpeg-turbo8-dev), the build needs
-  apt-get install gcc python3-dev zlib1g-dev libjpeg62-turbo-dev
-and for more formats
-  apt-get install libwebp-dev libavif-dev libtiff-dev libopenjp2-7-dev liblcms2-dev libfreetype-dev"""
+HEADERS = """On Debian (Ubuntu: libjpeg-turbo8-dev), the build needs the first four, and the others for more formats:
+  apt-get install gcc python3-dev zlib1g-dev libjpeg62-turbo-dev \\
+    libwebp-dev libavif-dev libtiff-dev libopenjp2-7-dev liblcms2-dev libfreetype-dev"""
 CHECK = """
 import importlib.util, io, sys
 from PIL import Image, __version__, features
 assert __version__ == sys.argv[1], f"version {__version__}, not {sys.argv[1]}"
-image, file = Image.linear_gradient("L").convert("RGB").resize((64, 48), Image.Resampling.BICUBIC), io.BytesIO()
+image, file = Image.linear_gradient("L").resize((64, 48)), io.BytesIO()
 image.save(file, "JPEG")
-again = Image.open(file).resize((32, 24), Image.Resampling.BILINEAR)
-assert abs(again.getpixel((16, 12))[0] - image.getpixel((32, 24))[0]) < 8
+assert abs(Image.open(file).resize((32, 24)).getpixel((16, 12)) - image.getpixel((32, 24))) < 8
 if importlib.util.find_spec("torchvision"):
     import torchvision.transforms
-print(*features.get_supported())
+print(*sorted({*features.modules, *features.codecs} - {*features.get_supported(), "tkinter"}))
 """
 
 
@@ -39,12 +37,6 @@ def pip(*arguments: str | Path, **environment: str) -> None:
     """Run this interpreter's pip."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
     subprocess.run(command, check=True, env=os.environ | environment)
-
-
-def check(version: str) -> set[str]:
-    """Return what Pillow can do in a fresh interpreter; raise if it does not work or has another version."""
-    command = [sys.executable, "-W", "ignore", "-c", CHECK, version]
-    return set(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split())
 
 
 def build(folder: Path) -> Path:
@@ -60,20 +52,13 @@ def build(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def keep(version: str) -> Path:
-    """Return the kept wheel of Pillow; get it from the package index if it has another version. ``*`` is any."""
-    if not any(KEPT.glob(f"pillow-{version}-*.whl")):
-        shutil.rmtree(KEPT, ignore_errors=True)
-        pip("wheel", "--no-deps", "-w", KEPT, f"pillow=={version}".removesuffix("==*"))
-    return next(KEPT.glob("*.whl"))
-
-
-def swap(wheel: Path) -> set[str]:
-    """Install a wheel as the one owner of ``PIL/``; return what it can do."""
+def swap(wheel: Path) -> str:
+    """Install a wheel as the one owner of ``PIL/``; return the formats and modules that it lacks."""
     if BOTH:
         pip("uninstall", "--yes", "pillow-simd")
     pip("install", "--no-deps", "--no-index", "--force-reinstall", wheel)
-    return check(wheel.name.split("-")[1])
+    command = [sys.executable, "-W", "ignore", "-c", CHECK, wheel.name.split("-")[1]]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def main(action: str) -> str:
@@ -81,18 +66,19 @@ def main(action: str) -> str:
     here = "" if BOTH else next((found.version for found in distributions(name="pillow")), "")
     if here and (".post" in here) == (action == "install"):
         return f"Pillow {here} is in place already"
-    pillow = keep(here if action == "install" and here else "*")
-    if action == "remove":
-        swap(pillow)
-        return f"{pillow.name} is back in place"
+    if action == "install" and here:
+        shutil.rmtree(KEPT, ignore_errors=True)
+    if not any(KEPT.glob("*.whl")):
+        pip("wheel", "--no-deps", "-w", KEPT, f"pillow=={here}" if action == "install" and here else "pillow")
+    pillow = next(KEPT.glob("*.whl"))
     with tempfile.TemporaryDirectory() as folder:
-        wheel, able = build(Path(folder)), check(here) if here else set()
+        wheel = pillow if action == "remove" else build(Path(folder))
         try:
-            lost = able - swap(wheel)
+            lacks = swap(wheel)
         except BaseException:
             swap(pillow)
             raise
-    return f"Pillow-SIMD is in place. It lacks: {', '.join(sorted(lost)) or 'nothing'}" + f"\n{HEADERS}" * bool(lost)
+    return f"{wheel.name} is in place" + (f", without {lacks}\n{HEADERS}" if lacks else "")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Swap Pillow for Pillow-SIMD in this interpreter's environment, and back: ``make simd``, ``make unsimd``.
+"""Swap Pillow for Pillow-SIMD, and back: ``make simd``, ``make unsimd``.
 
 Both packages own the folder ``PIL/``, so Pillow-SIMD is built from source under the name ``pillow``: pip then replaces
 one by the other and counts what torchvision requires as met. Pillow is kept as a wheel, which is installed again if
@@ -53,7 +53,7 @@ def build(folder: Path) -> Path:
 
 
 def swap(wheel: Path) -> str:
-    """Install a wheel as the one owner of ``PIL/``; return the formats and modules that it lacks."""
+    """Install a wheel over Pillow; return the formats that it lacks."""
     if BOTH:
         pip("uninstall", "--yes", "pillow-simd")
     pip("install", "--no-deps", "--no-index", "--force-reinstall", wheel)

@@ -201,7 +201,7 @@ def _function_in(found: Any) -> FunctionType | None:
 
 
 def holders(value: object, besides: str = "") -> list[tuple[ModuleType, str]]:
-    """List modules outside the package ``besides`` with ``value`` as a global, and its name. About 10 ms."""
+    """List modules outside ``besides`` that hold ``value`` as a global. About 10 ms."""
     return [
         (module, name)
         for key, module in list(sys.modules.items())

@@ -60,7 +60,7 @@ _SAVED = {"gray": "L", "4:4:4": "RGB", "4:2:2": "RGB", "4:2:0": "RGB"}  # subsam
 
 
 def probe(subsampling: str) -> bytes:
-    """The JPEG file with this subsampling, named as in ``JpegInfo.subsampling``: 43x35 pixels of colored noise."""
+    """Read the probe with this subsampling: 43x35 pixels of colored noise."""
     return Path(__file__).with_name("probes").joinpath(f"{subsampling.replace(':', '')}.jpg").read_bytes()
 
 

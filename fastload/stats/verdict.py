@@ -1,4 +1,4 @@
-"""Bottlenecks, their remedies and the thresholds between them, for the loader's report and the profile's."""
+"""Bottlenecks, their remedies and the thresholds between them, for all reports."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ class Verdict:
 
 
 def limit_outside_loader(stall: float, busy: float | None, busy_least: float = 0.0) -> Bottleneck | None:
-    """Return what limits the run if it is the loop or the GPU; ``None`` if it is the loader.
+    """Return the limit if it is the loop or the GPU.
+
+    ``None`` if it is the loader.
 
     Args:
         stall: Share of the time in which the GPU, or a loop without one, lacked a batch.

@@ -23,6 +23,7 @@ import torch
 
 from fastload import FastLoader
 from fastload.autoscale.policy import AutoWorkers, cores_for_loading
+from fastload.commands.tune import NOISE
 from fastload.measurement.clock import clock_for
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
@@ -41,7 +42,6 @@ MODEL: Final = "resnet34"
 
 SHARE_MIN: Final = 0.97
 WORKERS_MAX: Final = 1.25
-NOISE: Final = 0.03
 
 _EPOCH_S: Final = 1.5  # a turn: natively "auto" decides twice a second
 _NEAR: Final = 0.7  # of the fastest at first look

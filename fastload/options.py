@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 Device: TypeAlias = str | int | torch.device
 Engine: TypeAlias = Literal["auto", "torch", "native"]
@@ -171,3 +171,13 @@ def can_pin() -> bool:
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
     """Whether a subclass makes its own iterators, as torch_geometric's loaders do to change batches."""
     return type(loader)._get_iterator is not DataLoader._get_iterator
+
+
+def length_of(loader: Any) -> int | None:
+    """Number of batches of a loop over ``loader``, if known."""
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return None  # calling len() makes torch warn if the loader then yields more
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

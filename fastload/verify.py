@@ -1,8 +1,7 @@
-"""``fastload verify module:factory`` compares FastLoader with torch, bit for bit, on your data."""
+"""Compare FastLoader with torch's DataLoader, bit for bit, on the user's data."""
 
 from __future__ import annotations
 
-import argparse
 import array
 import collections
 import collections.abc
@@ -11,8 +10,6 @@ import enum
 import itertools
 import math
 import os
-import sys
-import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +18,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from fastload._factory import FactoryError, add_factory_argument, call_factory
 from fastload.autoscale.policy import AutoWorkers
 from fastload.device.replay import twin_of
 from fastload.engines.sample_seeding import SeededByIndex, seeded
@@ -351,40 +347,3 @@ def _path(dataset: Any, index: Any) -> str:
         return f", {samples[index][0]}"
     source = dataset.encoded(index)[0] if callable(getattr(dataset, "encoded", None)) else None
     return f", {os.fspath(source)}" if isinstance(source, str | os.PathLike) else ""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_factory_argument(parser)
-    parser.add_argument("--batches", type=_count, default=None, help="compare at most so many (default: a whole epoch)")
-    parser.add_argument("--seed", type=int, default=0, help="of torch's default generator, for both loaders")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
-    return int(text)
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run the command; return its exit status.
-
-    0 if all is equal, 1 if not, 2 if nothing was compared: the factory does not exist or raises, say.
-    """
-
-    def make() -> DataLoader[Any]:
-        try:
-            return call_factory(args.factory, args.arg)[0]
-        except FactoryError:
-            raise
-        except Exception as error:
-            traceback.print_exc()  # shows where the user's code failed
-            raise FactoryError(f"{args.factory} raised {type(error).__name__}: {error}") from error
-
-    try:
-        result = verify(make, args.batches, seed=args.seed)
-    except FactoryError as error:
-        sys.stderr.write(f"fastload verify: {error}\n")
-        return 2
-    sys.stdout.write(f"{result}\n")
-    return 0 if result else 1 if result.difference is not None else 2

@@ -54,7 +54,7 @@ def place(module: str) -> str:
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """Those of the modules that a file imports: at the top, in functions, and for types."""
+    """List the modules that a file imports, in functions and for types too."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -210,7 +210,7 @@ TEMPLATE = """\
 
 
 def purposes(package: Path) -> str:
-    """Return a table of the layers: each folder or file with the first line of its docstring."""
+    """Return a table of the layers with the first lines of their docstrings."""
     lines = ["| layer | folder or file | purpose |", "|--:|---|---|"]
     for rank, names in enumerate(LAYERS, 1):
         for name in names:

@@ -30,6 +30,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from children import wait_for
+from leaks import describe
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
@@ -143,17 +145,17 @@ def trial(make_loader: Callable[[], Any], whom: str, delay_s: float) -> Outcome:
         sent = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if whom == "group" else os.kill)(pid, signal.SIGINT)
-        status = _wait(pid, HUNG_S)
+        status = wait_for(pid, HUNG_S)
         took_s = time.monotonic() - sent
         dumps = _dump(pid) if status is None else ""
         until = time.monotonic() + GRACE_S
         while (left := _group(pid)) and status is not None and time.monotonic() < until:
             time.sleep(0.02)
-        described = [_describe(process) for process in left]
+        described = [describe(process) for process in left]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         if status is None:
-            _wait(pid, HUNG_S)
+            wait_for(pid, HUNG_S)
         errors.seek(0)
         return Outcome(delay_s, took_s, status, described, dumps + errors.read().decode(errors="replace"))
 
@@ -180,16 +182,6 @@ def _ends_as_a_program(run: Callable[[], None]) -> None:
 _rest: Callable[[], None] | None = None
 
 
-def _wait(pid: int, seconds: float) -> int | None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    return None
-
-
 def _group(pid: int) -> list[psutil.Process]:
     """Live processes of the process group ``pid``."""
     found = []
@@ -198,12 +190,6 @@ def _group(pid: int) -> list[psutil.Process]:
             if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def _describe(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return f"{process.pid} ({process.status()}) {' '.join(process.cmdline())}"
-    return str(process.pid)
 
 
 def _dump(pid: int) -> str:

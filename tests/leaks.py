@@ -119,7 +119,7 @@ def _beyond(before: Holdings, lasting: frozenset[str], *, ignore_stuck_queues: b
         pipes = sorted(d for d in now.descriptors - before.descriptors if d[1].startswith("pipe:"))
         now = replace(now, threads=now.threads - stuck, descriptors=now.descriptors - set(pipes[: 2 * len(stuck)]))
     left = [f"thread {thread.name}" for thread in now.threads - before.threads]
-    left += [f"process {_describe(child)}" for child in now.children - before.children]
+    left += [f"process {describe(child)}" for child in now.children - before.children]
     left += [f"shared memory {name}" for name in _ours(now.shared_memory & lasting)]
     left += [f"descriptor {number} -> {target}" for number, target in now.descriptors - before.descriptors]
     return left
@@ -152,7 +152,8 @@ def _children() -> frozenset[psutil.Process]:
     return found
 
 
-def _describe(process: psutil.Process) -> str:
+def describe(process: psutil.Process) -> str:
+    """Its process id, state and command line, as far as they are known."""
     with contextlib.suppress(psutil.Error):
         return f"{process.pid} ({process.status()}) {' '.join(process.cmdline())}"
     return str(process.pid)

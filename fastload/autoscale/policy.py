@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset
 
 from fastload._machine import usable_cpus
 from fastload.autoscale.probe import run_trial
+from fastload.options import length_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -36,16 +37,24 @@ NATIVE_STREAMS: Final = 8
 SPARE: Final = 1.1
 """Target speed of the workers relative to the consumer."""
 
+STARVED: Final = 0.02
+"""A consumer that waits for workers for more than this share of the time needs more of them."""
+
+GROWTH: Final = 1.25
+"""Largest growth of the number of workers at a time."""
+
+FAR_LESS: Final = 0.4
+"""A need below this share of the former one means that the consumer has changed."""
+
+WINDOW_BATCHES: Final = 8
+"""Fewer batches say too little about the consumer."""
+
 # Lower bound on the time to receive a batch: a message between processes, and copying its bytes on one core.
 _TAKE_S: Final = 2e-4
 _TAKE_BYTES_PER_S: Final = 1e10
 
-_STEPS_MIN: Final = 8  # shorter epochs say too little about the consumer
-_STARVED: Final = 0.02  # the consumer waits more than this share of the time
 _BUSY: Final = 0.5  # workers that fetch and collate for more than this share of their time are busy
-_FAR_LESS: Final = 0.4  # an estimate below this share of the former one means that the consumer has changed
 _SLACK: Final = 0.05  # tolerance around SPARE, so that noise does not restart workers
-_A_FEW_MORE: Final = 1.25  # times the smallest number that may suffice
 _WORTH: Final = 0.25  # minimum gain in rate, as a share of the proportional gain
 _SLOWER: Final = 0.95  # of the former rate
 
@@ -176,7 +185,7 @@ def choose_processes(loader: DataLoader[Any], epoch: Stats | None) -> bool:
 
 def _first(loader: DataLoader[Any], trial: Trial | None) -> tuple[int, str]:
     cores = cores_for_loading()
-    batches = _batches(loader)
+    batches = length_of(loader)
     most = cores if batches is None else max(1, min(cores, batches))
     if trial is None:
         return most, f"as many as there are {_cores_or_batches(most, cores)}: the trial finished no batch in time"
@@ -194,54 +203,45 @@ def _again(sizing: Sizing, processes: int, used: Consumption) -> int | None:
     wanted = workers_needed(used.rate, used.cost_s, cores)
     fewest, most = (workers_needed(used.rate, used.cost_s, cores, SPARE + slack) for slack in (-_SLACK, _SLACK))
     former, got = sizing.former or (processes, used.got)
-    if processes < former and used.stall > _STARVED and used.got < _SLOWER * got:
+    if processes < former and used.stall > STARVED and used.got < _SLOWER * got:
         sizing.too_few, sizing.estimate = processes, wanted
         return min(cores, former)
-    if used.for_workers > _STARVED:  # workers that wait for each other make fewer batches than their cost suggests
+    if used.for_workers > STARVED:  # workers that wait for each other make fewer batches than their cost suggests
         if processes > former and used.got / got - 1.0 < _WORTH * (processes / former - 1.0):
             return None  # something else is the limit
         sizing.too_few, sizing.estimate = processes, wanted
         faster = SPARE * processes / max(1e-3, 1.0 - used.for_workers)
-        return min(cores, max(wanted, processes + 1, min(math.ceil(faster), int(_A_FEW_MORE * (processes + 1)))))
+        return min(cores, max(wanted, processes + 1, min(math.ceil(faster), int(GROWTH * (processes + 1)))))
     if fewest <= processes <= most:
         return None
-    if wanted < _FAR_LESS * sizing.estimate:  # the consumer has changed
+    if wanted < FAR_LESS * sizing.estimate:  # the consumer has changed
         sizing.too_few = sizing.estimate = 0
     if wanted > sizing.too_few:
         return wanted
-    if processes <= _A_FEW_MORE * (sizing.too_few + 1):
+    if processes <= GROWTH * (sizing.too_few + 1):
         return None
     return (sizing.too_few + 1 + processes) // 2
 
 
 def consumption(epoch: Stats, processes: int) -> Consumption | None:
     """Evaluate an epoch with this number of processes; ``None`` if it was too short."""
-    made, elapsed = epoch.stages.get("fetch"), epoch.wait_s + epoch.step_s
+    made, elapsed = epoch.stages.get("fetch"), epoch.elapsed_s
     rate = epoch.consumer_images_per_s
-    if epoch.totals.get("asked", 0) < _STEPS_MIN or made is None or not made.count or not epoch.images or not rate:
+    if epoch.totals.get("asked", 0) < WINDOW_BATCHES or made is None or not made.count or not epoch.images or not rate:
         return None
-    making_s = sum(epoch.stages[name].total_s for name in ("fetch", "collate") if name in epoch.stages)
-    waited = epoch.batch_wait_s / elapsed
     share = epoch.wait_share("before", "fetch", "collate")
-    if making_s > _BUSY * processes * elapsed:
+    if epoch.making_s > _BUSY * processes * elapsed:
         # Busy workers are slow to send, so count these waits too, except for the share in which pinning is the limit.
         pinning = min(1.0, epoch.stages["pin"].total_s / elapsed) if "pin" in epoch.stages else 0.0
         share += (1.0 - pinning) * epoch.wait_share("ipc", "hand-over")
-    stall = waited if epoch.device_stall is None else min(waited, epoch.device_stall)
+    stall = epoch.batch_stall if epoch.device_stall is None else min(epoch.batch_stall, epoch.device_stall)
     return Consumption(
         rate=rate,
-        cost_s=making_s / made.count / (epoch.images / epoch.batches),
+        cost_s=epoch.making_s / made.count / (epoch.images / epoch.batches),
         got=epoch.images_per_s,
         stall=stall,
-        for_workers=min(waited * share, stall) if share > 0.5 else 0.0,  # else more workers would not help
+        for_workers=min(epoch.batch_stall * share, stall) if share > 0.5 else 0.0,  # else more workers would not help
     )
-
-
-def _batches(loader: DataLoader[Any]) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _cores_or_batches(most: int, cores: int) -> str:

@@ -15,7 +15,15 @@ import math
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from fastload.autoscale.policy import Sizing, cores_for_loading, workers_needed
+from fastload.autoscale.policy import (
+    FAR_LESS,
+    GROWTH,
+    STARVED,
+    WINDOW_BATCHES,
+    Sizing,
+    cores_for_loading,
+    workers_needed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,14 +31,10 @@ if TYPE_CHECKING:
     from fastload.stats.stats import Totals
 
 WINDOW_S: Final = 0.5
-_WINDOW_BATCHES: Final = 8  # minimum per window
-_STARVED: Final = 0.02  # the consumer waits more than this share of a window
-_GROWTH: Final = 1.25
 _SHRINKAGE: Final = 0.7  # lower limit per window
 _GAP: Final = 0.5  # a gap of this share of a window between two batches is something else, such as a validation
 _HELD_FIRST: Final = 16  # windows before a number that was too few is tried again; doubled each time it fails
 _HELD_MAX: Final = 512
-_FAR_LESS: Final = 0.4  # needing less than this share of what was too few means that the consumer has changed
 _BESIDE: Final = 1.25  # device time beyond this share of a window includes other work, such as an earlier validation
 
 
@@ -111,7 +115,7 @@ class ThreadSizer:
         self._samples += samples
         self._waited += waited_s
         elapsed = now - self._begun
-        if elapsed < WINDOW_S or self._batches < _WINDOW_BATCHES:
+        if elapsed < WINDOW_S or self._batches < WINDOW_BATCHES:
             return
         if self._gap >= _GAP * elapsed:
             self.begin()  # restart at the next batch, because the device's clock has yet to count this gap
@@ -152,15 +156,15 @@ class ThreadSizer:
             starved = min(starved, idle_s / total_s)
             if self._is_first:  # later the host is more precise: it counts every step, the clock times only some
                 rate = self._samples / self._batches * steps / total_s
-        if starved > _STARVED:
+        if starved > STARVED:
             if threads < self._cores:
                 if self._shrank:
                     self._next_hold = min(2 * self._next_hold, _HELD_MAX)
                 self._too_few, self._hold = threads, self._next_hold
-                threads = min(self._cores, max(threads + 1, math.ceil(_GROWTH * threads)))
+                threads = min(self._cores, max(threads + 1, math.ceil(GROWTH * threads)))
         elif samples:
             needed = workers_needed(rate, seconds / samples, self._cores)
-            if needed < _FAR_LESS * self._too_few:
+            if needed < FAR_LESS * self._too_few:
                 self._too_few = self._hold = 0
             if needed < threads:
                 needed = max(needed, self._too_few + 1, int(_SHRINKAGE * threads))

@@ -76,17 +76,22 @@ def per_image(seconds: dict[str, Spread], images: int) -> dict[str, Any]:
     }
 
 
+def single_core_contenders(crops: Crops, pool: _core.Pool) -> dict[str, Callable[[], object]]:
+    """The core, torchvision, and libjpeg-turbo by itself."""
+    return {
+        "torchvision": crops.torchvision,
+        "fastload": partial(crops.core, pool),
+        "fastload, from memory": partial(crops.core_from_memory, pool),
+        "libjpeg-turbo alone": crops.floor,
+    }
+
+
 def measure_one_core(crops: Crops, repeats: int) -> dict[str, Any]:
     """The core beside the others, all on one core."""
     count = len(crops.paths)
     with one_core():
         pool = _core.Pool(1)
-        contenders: dict[str, Callable[[], object]] = {
-            "torchvision": crops.torchvision,
-            "fastload": partial(crops.core, pool),
-            "fastload, from memory": partial(crops.core_from_memory, pool),
-            "libjpeg-turbo alone": crops.floor,
-        }
+        contenders = single_core_contenders(crops, pool)
         if dali_is_installed():
             batch_size = min(64, count)
             scale = count / (count // batch_size * batch_size)
@@ -190,13 +195,8 @@ def measure_large_photos(crops: Crops, repeats: int) -> dict[str, Any]:
     """Photos of some 4000x3000 pixels, exact and with ``fast=True``."""
     with one_core():
         pool = _core.Pool(1)
-        contenders: dict[str, Callable[[], object]] = {
-            "torchvision": crops.torchvision,
-            "fastload": partial(crops.core, pool),
-            "fastload, from memory": partial(crops.core_from_memory, pool),
-            "fastload, from memory, fast": partial(crops.core_from_memory, pool, fast=True),
-            "libjpeg-turbo alone": crops.floor,
-        }
+        contenders = single_core_contenders(crops, pool)
+        contenders["fastload, from memory, fast"] = partial(crops.core_from_memory, pool, fast=True)
         seconds = compare(contenders, repeats, processor_s)
         pool.close()
     exact = seconds["fastload, from memory"]

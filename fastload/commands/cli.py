@@ -73,7 +73,7 @@ COMMANDS: Final[Table] = {
     "run": Command(
         "fastload.commands.run.script", "run a script with FastLoader in the place of DataLoader, no line changed"
     ),
-    "verify": Command("fastload.verify", "compare FastLoader with DataLoader on your data, bit by bit"),
+    "verify": Command("fastload.commands.verify", "compare FastLoader with DataLoader on your data, bit by bit"),
     "profile": Command(
         "fastload.commands.profile", "a training script's bottleneck, from a recording of some steps", "insight"
     ),

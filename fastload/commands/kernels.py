@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.commands import profile
+from fastload.commands.argument_types import at_least, output_file, picture_file
 from fastload.commands.doctor.checks_gpu import cuda_available
 from fastload.profiling import ncu, nsys, roofline
 from fastload.profiling.nsys import NsightError, find_nsight
@@ -51,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--by", choices=("range", "kernel"), default="range", help="what to add up: per range within")
     parser.add_argument("--set", default="none", metavar="SET", help="measure more: memory, full, or another of ncu's")
-    parser.add_argument("--steps", type=profile.at_least(1), default=1, help="training steps to measure")
-    parser.add_argument("--warmup", type=profile.at_least(0), default=10, help="steps before them")
-    parser.add_argument("--most", type=profile.at_least(1), metavar="N", help="measure at most so many kernels")
-    parser.add_argument("--csv", type=profile.output_file, metavar="FILE", help="write the sums")
-    parser.add_argument("--png", type=profile.picture_file, metavar="FILE", help="draw bytes moved against latency")
+    parser.add_argument("--steps", type=at_least(1), default=1, help="training steps to measure")
+    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them")
+    parser.add_argument("--most", type=at_least(1), metavar="N", help="measure at most so many kernels")
+    parser.add_argument("--csv", type=output_file, metavar="FILE", help="write the sums")
+    parser.add_argument("--png", type=picture_file, metavar="FILE", help="draw bytes moved against latency")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep ncu's table and the ceilings there")
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="report on a kept table again")

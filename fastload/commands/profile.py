@@ -16,10 +16,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from fastload.commands.argument_types import at_least, output_file, picture_file
 from fastload.commands.run import script
 from fastload.profiling import nsys, nsys_export, torch_trace
 from fastload.profiling.nsys import NsightError, ProgramError, find_nsight
@@ -36,7 +37,6 @@ STEM: Final = "profile"
 """Name of the recording in its folder."""
 
 _PAGE: Final = f"fastload-{STEM}.html"
-_PICTURES: Final = (".png", ".svg", ".pdf", ".jpg")
 _LOADER: Final = "loader.json"
 _KINETO_LEVEL: Final = "KINETO_LOG_LEVEL"
 """Log level of torch.profiler's library.
@@ -241,35 +241,6 @@ def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespa
     if args.png:
         timeline.draw(rows, args.png, f"{report.verdict.name}: {'; '.join(report.verdict.evidence[:2])}")
         _say(f"the picture is {args.png}")
-
-
-def at_least(least: int) -> Any:
-    """A type for ``argparse``: an integer of at least ``least``."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text!r}")
-        return int(text)
-
-    return parse
-
-
-def output_file(text: str) -> Path:
-    """A type for ``argparse``: a writable file, checked before minutes of measuring."""
-    path = Path(text)
-    with suppress(OSError):
-        folder = path.absolute().parent
-        if folder.is_dir() and not path.is_dir() and os.access(path if path.exists() else folder, os.W_OK):
-            return path
-    raise argparse.ArgumentTypeError(f"must be a file that can be written, in a folder that exists, got {text!r}")
-
-
-def picture_file(text: str) -> Path:
-    """A type for ``argparse``: a writable file in a format that matplotlib draws."""
-    path = output_file(text)
-    if path.suffix not in _PICTURES:
-        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(_PICTURES)}, got {text!r}")
-    return path
 
 
 def _say(text: str) -> None:

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
-from fastload.autoscale.policy import SPARE, cores_for_loading, workers_needed
+from fastload.autoscale.policy import GROWTH, SPARE, STARVED, cores_for_loading, workers_needed
+from fastload.commands.argument_types import at_least, positive
 from fastload.device.replay import twin_of
 from fastload.loader import FastLoader
 from fastload.measurement.throughput import EmptyLoaderError, ceiling_rate, endless, in_flight, loop_rate
@@ -31,13 +32,8 @@ if TYPE_CHECKING:
 
     from fastload.stats.verdict import Verdict
 
-FED_WAIT: Final = 0.02
-"""At or below this share of waiting for workers, the step is fed."""
-
 NOISE: Final = 0.03
 """Rates that differ by less than this share are equal."""
-
-_GROWTH: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class Tried:
     def is_fed(self) -> bool:
         """Whether the step, even if 10% faster, does not wait for workers."""
         consumer = self.images_per_s / (1 - self.wait_share) if self.wait_share < 1 else math.inf
-        return self.starved_share <= FED_WAIT and self.loader_images_per_s >= SPARE * consumer
+        return self.starved_share <= STARVED and self.loader_images_per_s >= SPARE * consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +94,19 @@ class Tuning:
     @property
     def why(self) -> str:
         """The reason for this count, as a sentence."""
-        chosen = self.chosen
+        chosen, spare, best = (
+            self.chosen,
+            f"{SPARE - 1:.0%} to spare",
+            f"the smallest within {NOISE:.0%} of the fastest",
+        )
         if self.consumer_images_per_s is None:
-            return "without a step the loader ran by itself: the smallest count within 3% of the fastest"
+            return f"without a step the loader ran by itself: the smallest count within {NOISE:.0%} of the fastest"
         if chosen.is_fed:
-            return "the smallest count that keeps the step fed with 10% to spare"
-        best = "the smallest within 3% of the fastest"
+            return f"the smallest count that keeps the step fed with {spare}"
+        best = f"the smallest within {NOISE:.0%} of the fastest"
         up_to = f"up to {self.most} worker{'s' if self.most > 1 else ''}"
-        if chosen.starved_share <= FED_WAIT:
-            return f"the step does not wait for workers, but {up_to} have no 10% to spare: {best}"
+        if chosen.starved_share <= STARVED:
+            return f"the step does not wait for workers, but {up_to} have no {spare}: {best}"
         waits = f"the step waits for workers {chosen.starved_share:.0%} of the time"
         return f"{up_to} cannot keep the step fed: {best}; {waits}"
 
@@ -181,7 +181,7 @@ class Tuner:
             count = workers_needed(consumer, last.cost_s, self._most)
             last = last if count == 1 else self._try(count)
         while count < self._most and not self._is_plenty(last):
-            count = min(self._most, max(count + 1, math.ceil(_GROWTH * count) if consumer is not None else 2 * count))
+            count = min(self._most, max(count + 1, math.ceil(GROWTH * count) if consumer is not None else 2 * count))
             last = self._try(count)
         while True:
             enough = self._smallest().workers
@@ -222,7 +222,6 @@ class Tuner:
             rate = loop_rate(feed, step, self._device, seconds=self._seconds, warm_steps=0, rounds_of=count)
             stats = twin.stats().since(before)
             self._engine = twin.plan.engine
-        making = sum(stats.stages[name].total_s for name in ("fetch", "decode", "collate") if name in stats.stages)
         tried = Tried(
             workers=count,
             prefetch_factor=ahead,
@@ -231,7 +230,7 @@ class Tuner:
             starved_share=rate.wait_share * min(1.0, stats.wait_share("before", "fetch", "collate", "decode")),
             loader_images_per_s=max(stats.loader_images_per_s, rate.images_per_s),
             cores=rate.cores,
-            cost_s=making / stats.images if stats.images else 0.0,
+            cost_s=stats.making_s / stats.images if stats.images else 0.0,
             verdict=report(stats).verdict,
         )
         self.tried.append(tried)
@@ -245,25 +244,11 @@ def _nothing(batch: Any) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload tune``."""
     add_factory_argument(parser)
-    parser.add_argument("--seconds", type=_positive, default=2.0, help="for each count (default: %(default)s)")
-    parser.add_argument("--max-workers", type=_count, help="try no more (default: the cores that there are for them)")
+    parser.add_argument("--seconds", type=positive, default=2.0, help="for each count (default: %(default)s)")
+    parser.add_argument(
+        "--max-workers", type=at_least(1), help="try no more (default: the cores that there are for them)"
+    )
     parser.add_argument("--json", action="store_true", help="print every figure for programs")
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text!r}")
-    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -122,9 +122,9 @@ class NativeIterator(_BaseDataLoaderIter):
         self._exhausted = False
         self._drawn.clear()
         self._window = (loader.prefetch_factor or 2) * self._num_workers
-        self._fill()
+        self._ask_for_more()
 
-    def _fill(self) -> None:
+    def _ask_for_more(self) -> None:
         """Draw index batches until as many are in flight as in torch.
 
         Raises the sampler's errors. From then on one batch fewer is in flight, as in torch.
@@ -179,7 +179,7 @@ class NativeIterator(_BaseDataLoaderIter):
             raise RuntimeError(ITERATOR_CLOSED)
         asked, batch, data = time.monotonic(), None, None
         while batch is None or batch.taken:  # by a signal handler during the wait
-            self._fill()  # needed after an interrupt or an error of the sampler
+            self._ask_for_more()  # needed after an interrupt or an error of the sampler
             batch = self.decode_pipeline.first()
             if batch is None:
                 if not self._persistent_workers:
@@ -192,7 +192,7 @@ class NativeIterator(_BaseDataLoaderIter):
                     raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
         self.claimed[threading.get_ident()] = batch
         try:
-            self._fill()
+            self._ask_for_more()
         except Exception:
             batch.taken = True  # as in torch
             raise

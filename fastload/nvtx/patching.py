@@ -121,7 +121,7 @@ class NameSite(Site):
                 "function that calls it"
             ) from None
         if isinstance(self._owner, ModuleType):
-            self._holders = _holders(self._found)
+            self._holders = holders(self._found)
             for module, name in self._holders:
                 setattr(module, name, self._ours)
 
@@ -146,7 +146,7 @@ class NameSite(Site):
         return replacement if binds else staticmethod(replacement)
 
     def _restore(self) -> None:
-        for module, name in {*self._holders, *_holders(self._ours)}:
+        for module, name in {*self._holders, *holders(self._ours)}:
             if vars(module).get(name) is self._ours:
                 setattr(module, name, self._found)
         if vars(self._owner).get(self._name) is not self._ours:
@@ -200,12 +200,12 @@ def _function_in(found: Any) -> FunctionType | None:
     return found if tuple(sorted(free)) == free else None  # compilers sort them: new code could not have another order
 
 
-def _holders(value: object) -> list[tuple[ModuleType, str]]:
-    """Every module with ``value`` as a global, and the global's name."""
+def holders(value: object, besides: str = "") -> list[tuple[ModuleType, str]]:
+    """List modules outside ``besides`` that hold ``value`` as a global. About 10 ms."""
     return [
         (module, name)
-        for module in list(sys.modules.values())
-        if isinstance(module, ModuleType)
+        for key, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and key.partition(".")[0] != besides
         for name, held in list(vars(module).items())
         if held is value
     ]

@@ -10,14 +10,13 @@ import io
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
-
-from fastload.pipeline.probes import SUBSAMPLINGS, probe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +30,9 @@ FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 """The core's interpolation names and Pillow's constants."""
+
+SUBSAMPLINGS = ("gray", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "4:1:0")
+"""Chroma subsamplings that have a probe."""
 
 # Order of the two passes by Pillow version: 13.0; 12.2 and 12.3; older.
 PASS_RULES = ("tall_vertical_first", "sliver_vertical_first", "horizontal_first")
@@ -55,6 +57,11 @@ _CROPS = (
     (0.03, 0, 0.4, 0.1),
 )
 _SAVED = {"gray": "L", "4:4:4": "RGB", "4:2:2": "RGB", "4:2:0": "RGB"}  # subsamplings that Pillow can write
+
+
+def probe(subsampling: str) -> bytes:
+    """Read the probe with this subsampling: 43x35 pixels of colored noise."""
+    return Path(__file__).with_name("probes").joinpath(f"{subsampling.replace(':', '')}.jpg").read_bytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
+from fastload.options import length_of
 from fastload.profiling.window import REPORT_VARIABLE, Window
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class CaptureIterator(Generic[T]):
         self._capture_inner = inner
         self._capture_window: Window | None = window
         self._capture_number = 0
-        self._capture_length = _length(loader)
+        self._capture_length = length_of(loader)
         # After a `break` or an exception only the end of this object's life shows that the loop is over.
         self._capture_finalizer = weakref.finalize(self, window.leave)
 
@@ -223,13 +224,3 @@ def capture_from_environment() -> CaptureFromEnvironment | None:
     """
     text = os.environ.get(VARIABLE)
     return CaptureFromEnvironment(text, os.environ.get(TRACE_VARIABLE)) if text else None
-
-
-def _length(loader: Any) -> int | None:
-    """Number of batches of a loop over ``loader``, if known."""
-    if isinstance(getattr(loader, "dataset", None), IterableDataset):
-        return None  # calling len() makes torch warn if the loader then yields more
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fastload.stats.verdict import Bottleneck, Verdict
+from fastload.stats.verdict import STALL_MIN, Bottleneck, Verdict, limit_outside_loader
 
 if TYPE_CHECKING:
     from fastload.profiling.findings import Findings, ThreadUse
-
-FED: Final = 0.1
-"""Below this share of waiting or idling, the loader is not the bottleneck."""
 
 _LAYOUT_SHARE: Final = 0.02
 _BLOCKED: Final = 0.5
@@ -36,20 +33,22 @@ def diagnose_trace(findings: Findings, reported: Verdict | None = None) -> Verdi
     """
     device = max(findings.devices, key=lambda use: use.window_s, default=None)
     waited = f"the training loop waited for batches {findings.wait_share:.0%} of the time"
-    if device is not None:
+    if device is None:
+        if limit_outside_loader(findings.wait_share, None) is Bottleneck.STEP:
+            return Verdict.of(Bottleneck.STEP, waited, "no kernel of a GPU was recorded")
+    else:
         busy = f"the GPU ran kernels {device.busy_share:.0%} of it"
-        if device.idle_share < FED:
-            return Verdict.of(Bottleneck.GPU, waited, busy, *_layout(findings))
-        if device.starved_share < device.idle_share / 2:
+        limit = limit_outside_loader(device.starved_share, device.busy_share)
+        if limit is Bottleneck.GPU:
+            return Verdict.of(limit, waited, busy, *_layout(findings))
+        if limit is Bottleneck.LOOP:
             why = "it is the loop that leaves the GPU idle, not the loader"
-            if device.starved_share >= FED:
+            if device.starved_share >= STALL_MIN:
                 why = (
                     f"the GPU idled {device.idle_share:.0%} of the time, {device.starved_share:.0%} for want of a batch"
                 )
-            return Verdict.of(Bottleneck.LOOP, why, waited, busy, *_host(findings), *_layout(findings))
-        waited += f", the GPU ran kernels {device.busy_share:.0%} of it"
-    elif findings.wait_share < FED:
-        return Verdict.of(Bottleneck.STEP, waited, "no kernel of a GPU was recorded")
+            return Verdict.of(limit, why, waited, busy, *_host(findings), *_layout(findings))
+        waited += f", {busy}"
     bottleneck, *evidence = _loader(findings, reported)
     if bottleneck is None:
         return Verdict(None, (waited, *evidence), "print(loader.report()) after an epoch says what the loader saw")

@@ -6,18 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fastload._machine import usable_cpus
-from fastload.stats.verdict import REMEDIES, Bottleneck, Verdict
+from fastload.stats.verdict import BUSY_MIN, REMEDIES, STALL_MIN, Bottleneck, Verdict, limit_outside_loader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastload.stats.stats import Stats
-
-STALL_MIN: Final = 0.1
-"""Below this share of waiting, the loader is not the bottleneck."""
-
-BUSY_MIN: Final = 0.9
-"""A device that is busy for this share of the time is the bottleneck."""
 
 BATCHES_MIN: Final = 4
 _QUEUED_MIN: Final = 0.25  # share of fetch time; mentioned in the evidence from here on
@@ -61,8 +55,10 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
         return Verdict(None, (too_few,), "ask again after a few more")
     stall, who = _stall(stats)
     waited = f"the {who} waited for batches {stall:.0%} of the time"
-    if stall < STALL_MIN or _leaves_idle(stats, stall):
-        return _not_the_loader(stats, stall, waited)
+    busy = None if stats.device is None else stats.gpu_utilization
+    limit = limit_outside_loader(stall, busy, stats.gpu_busy_least)
+    if limit is not None:
+        return _not_the_loader(stats, limit, stall, waited)
     if not shares:
         evidence = [waited, "each wait was too short to attribute"]
         return Verdict(None, tuple(evidence), "larger batches are waited for less often")
@@ -78,36 +74,25 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     return Verdict.of(which, *evidence, remedy=_remedy(stats, which))
 
 
-def _leaves_idle(stats: Stats, stall: float) -> bool:
-    """Whether the device idles more for other reasons than a missing batch, by its driver."""
-    busy = stats.gpu_utilization
-    if busy is None or stats.device is None or stats.gpu_busy_least >= BUSY_MIN:
-        return False
-    return stall < (1.0 - busy) / 2
-
-
-def _not_the_loader(stats: Stats, stall: float, waited: str) -> Verdict:
-    """Judge a loop that has its batches in time. GPU-bound needs evidence from the GPU."""
+def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) -> Verdict:
+    """Give the evidence on a loop that has its batches in time."""
     spare: list[str] = []
     if stats.workers and "fetch" in stats.stages:
         spare.append(f"{stats.ready_mean:.1f} batches were ready when it asked, on average")
     if (rate := stats.loader_images_per_s) > stats.images_per_s:
         asked = f"was asked for {stats.images_per_s:,.0f}"
         spare.append(f"the loader could deliver about {rate:,.0f} images/s and {asked}")
-    if stats.device is None:
-        return Verdict.of(Bottleneck.STEP, waited, *spare)
-    least, busy = stats.gpu_busy_least, stats.gpu_utilization
-    if least >= BUSY_MIN:
-        return Verdict.of(Bottleneck.GPU, waited, f"the GPU had work for at least {least:.0%} of it", *spare)
-    if busy is None:
-        return Verdict.of(Bottleneck.STEP, waited, *spare, remedy=_EITHER)
-    ran = f"kernels ran on the GPU {busy:.0%} of it, as its driver says"
-    if busy + stall >= BUSY_MIN:
-        return Verdict.of(Bottleneck.GPU, waited, f"{ran} (other programs' included)", *spare)
+    if limit is Bottleneck.STEP:
+        return Verdict.of(limit, waited, *spare, remedy=None if stats.device is None else _EITHER)
+    if stats.gpu_busy_least >= BUSY_MIN:
+        return Verdict.of(limit, waited, f"the GPU had work for at least {stats.gpu_busy_least:.0%} of it", *spare)
+    ran = f"kernels ran on the GPU {stats.gpu_utilization:.0%} of it, as its driver says"
+    if limit is Bottleneck.GPU:
+        return Verdict.of(limit, waited, f"{ran} (other programs' included)", *spare)
     why = "it is the loop that leaves it idle, not the loader"
     if stall >= STALL_MIN:
         why = "the loop leaves it idle for longer than the loader does"
-    return Verdict.of(Bottleneck.LOOP, waited, ran, why, *spare)
+    return Verdict.of(limit, waited, ran, why, *spare)
 
 
 def _fetch_is_sampled(stats: Stats) -> bool:
@@ -120,8 +105,7 @@ def _stall(stats: Stats) -> tuple[float, str]:
     stall = stats.device_stall
     if stall is not None and stats.device is not None and stats.device.copies >= BATCHES_MIN:
         return stall, "GPU"
-    elapsed = stats.wait_s + stats.step_s
-    return (stats.batch_wait_s / elapsed if elapsed > 0 else 0.0), "training loop"
+    return stats.batch_stall, "training loop"
 
 
 def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
@@ -130,7 +114,7 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
     waited.pop("gpu", None)
     stages = stats.stages
     making = {name: stages[name].total_s for name in ("fetch", "decode", "collate") if name in stages}
-    all_of_it, elapsed = sum(making.values()), stats.wait_s + stats.step_s
+    all_of_it, elapsed = sum(making.values()), stats.elapsed_s
     in_python = _in_python(stats, waited)
     before = waited.pop("before", 0.0)
     ipc, pin = waited.get("ipc", 0.0) + waited.get("hand-over", 0.0), waited.get("pin", 0.0)
@@ -189,7 +173,7 @@ def _in_python(stats: Stats, waited: dict[str, float]) -> float:
 
 def _link_busy(stats: Stats) -> float:
     """The share of time spent copying, or in the epilogue that follows on the device."""
-    elapsed, steps = stats.wait_s + stats.step_s, stats.totals.get("asked", 0.0)
+    elapsed, steps = stats.elapsed_s, stats.totals.get("asked", 0.0)
     each = sum(stats.stages[name].mean_s for name in ("h2d", "epilogue") if name in stats.stages)
     return min(1.0, each * steps / elapsed) if elapsed > 0 else 1.0
 
@@ -287,7 +271,7 @@ def _figures(stats: Stats) -> list[str]:
     waits = sorted(stats.waited_for.items(), key=lambda item: -item[1])
     waits = [(name, seconds) for name, seconds in waits if seconds > 0.005 * stats.wait_s]
     lines.append(
-        f"waited {stats.wait_s:,.2f} s of {stats.wait_s + stats.step_s:,.2f}"
+        f"waited {stats.wait_s:,.2f} s of {stats.elapsed_s:,.2f}"
         + (": " + ", ".join(f"{name} {seconds:,.2f}" for name, seconds in waits) if waits else "")
         + (f"; {stats.startup_s:,.2f} s for the first batch" if stats.startup_s else "")
     )

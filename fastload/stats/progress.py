@@ -64,7 +64,5 @@ def _bar(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
 
 
 def _words(stats: Stats) -> str:
-    stall, elapsed = stats.device_stall, stats.wait_s + stats.step_s
-    if stall is None:
-        stall = stats.batch_wait_s / elapsed if elapsed else 0.0
+    stall = stats.batch_stall if stats.device_stall is None else stats.device_stall
     return f"{stats.images_per_s:,.0f} images/s, stall {stall:.0%}"

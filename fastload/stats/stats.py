@@ -149,18 +149,32 @@ class Stats:
     totals: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
     @property
+    def elapsed_s(self) -> float:
+        """``wait_s`` and ``step_s`` together."""
+        return self.wait_s + self.step_s
+
+    @property
     def stall(self) -> float:
         """The share of time the consumer waited, without start-up.
 
         0 before the second batch. This is the host's view; with a device, see :attr:`device_stall`.
         """
-        elapsed = self.wait_s + self.step_s
-        return self.wait_s / elapsed if elapsed else 0.0
+        return self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def batch_wait_s(self) -> float:
         """``wait_s`` without the time in which the batch was ready and waited for the device."""
         return self.wait_s - self.waited_for.get("gpu", 0.0)
+
+    @property
+    def batch_stall(self) -> float:
+        """``batch_wait_s`` as a share of the time."""
+        return self.batch_wait_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def making_s(self) -> float:
+        """Seconds in which workers and threads made batches: ``fetch``, ``decode`` and ``collate``."""
+        return sum(self.stages[name].total_s for name in ("fetch", "decode", "collate") if name in self.stages)
 
     def wait_share(self, *places: str) -> float:
         """The share of ``batch_wait_s`` spent in ``places``: keys of ``waited_for`` except ``gpu``."""
@@ -174,11 +188,11 @@ class Stats:
         Lower bound. Timed steps may miss bursty waits, so it is at least wall time minus estimated GPU busy time, up to
         the time the host waited.
         """
-        device, elapsed = self.device, self.wait_s + self.step_s
+        device, elapsed = self.device, self.elapsed_s
         if device is None or not device.total_s or not elapsed:
             return None
         busy_s = (device.total_s - device.idle_s) / device.steps * self.totals.get("asked", 0.0)
-        unseen = min(1.0 - busy_s / elapsed, self.batch_wait_s / elapsed)
+        unseen = min(1.0 - busy_s / elapsed, self.batch_stall)
         return max(device.idle_s / device.total_s, unseen)
 
     @property
@@ -188,13 +202,13 @@ class Stats:
         It was busy throughout each step that ended with the device more than two batches behind, and while the loop
         waited inside ``next()``, except where it idled for lack of a batch.
         """
-        stall, elapsed = self.device_stall, self.wait_s + self.step_s
+        stall, elapsed = self.device_stall, self.elapsed_s
         return 0.0 if stall is None else max(self.totals.get("behind_s", 0.0) / elapsed, self.stall - stall)
 
     @property
     def images_per_s(self) -> float:
         """Images per second that the consumer got, without start-up."""
-        return self._per_second(self.wait_s + self.step_s)
+        return self._per_second(self.elapsed_s)
 
     @property
     def consumer_images_per_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Bottlenecks and their remedies, shared by the loader's report and the profile's."""
+"""Bottlenecks, their remedies and the thresholds between them, for all reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+STALL_MIN: Final = 0.1
+"""Below this share of waiting, the loader is not the bottleneck."""
+
+BUSY_MIN: Final = 0.9
+"""A device that is busy for this share of the time is the bottleneck."""
 
 
 class Bottleneck(enum.Enum):
@@ -90,3 +96,23 @@ class Verdict:
     def __str__(self) -> str:
         name = self.name[0].upper() + self.name[1:]
         return f"{name}: {', '.join(self.evidence)}; {self.remedy}."
+
+
+def limit_outside_loader(stall: float, busy: float | None, busy_least: float = 0.0) -> Bottleneck | None:
+    """Return the limit if it is the loop or the GPU.
+
+    ``None`` if it is the loader.
+
+    Args:
+        stall: Share of the time in which the GPU, or a loop without one, lacked a batch.
+        busy: Share in which kernels ran on the GPU; ``None`` if unknown.
+        busy_least: A lower bound of that share from another source.
+    """
+    leaves_idle = busy is not None and busy_least < BUSY_MIN and stall < (1.0 - busy) / 2
+    if stall >= STALL_MIN and not leaves_idle:
+        return None
+    if busy_least >= BUSY_MIN:
+        return Bottleneck.GPU
+    if busy is None:
+        return Bottleneck.STEP
+    return Bottleneck.GPU if busy + stall >= BUSY_MIN else Bottleneck.LOOP

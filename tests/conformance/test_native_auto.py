@@ -44,7 +44,7 @@ def test_epochs_are_torchs_with_eight_workers_whatever_the_threads_do(dataset, s
     sizes = itertools.cycle([1, 5, 2, 6, 1, 3, 4])
     resized = []
     monkeypatch.setattr(threads, "WINDOW_S", 0.0)
-    monkeypatch.setattr(threads, "_WINDOW_BATCHES", 1)
+    monkeypatch.setattr(threads, "WINDOW_BATCHES", 1)
     monkeypatch.setattr(threads, "_GAP", 2.0)
     monkeypatch.setattr(threads.ThreadSizer, "_decide", lambda self, _: resized.append(self._pool.resize(next(sizes))))
     torch.manual_seed(2)

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 from backends import simulated
+from children import exit_code, forked
 from interrupts import interrupted_at_every_opcode
 from leaks import Holdings, survivors
 from photos import assert_same as assert_equal
@@ -248,7 +249,7 @@ def test_a_child_forked_mid_epoch_leaves_and_its_parent_goes_on(folder):
             code = 0
         finally:
             os._exit(code)
-    assert wait_for(child) == 0
+    assert exit_code(child) == 0
     assert_equal([*seen, *iterator], theirs)
 
 
@@ -557,30 +558,14 @@ def test_a_forked_child_that_asks_for_a_batch_hears_that_it_is_not_its_own(folde
         other = threading.Thread(target=hold, daemon=True)  # a lock that nobody lets go of in the child
         other.start()
         held.wait(60)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                next(iterator)
-            except RuntimeError as error:
-                code = 0 if "in the process that made it" in str(error) else 2
-            finally:
-                os._exit(code)
-        assert wait_for(child) == 0
+        assert exit_code(forked(lambda: refused(next, iterator))) == 0
         lets_go.set()
         other.join(60)
 
 
-def wait_for(child):
-    """Its exit status, within 30 seconds; else it is killed."""
-    deadline = time.monotonic() + 60
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if ended[0] == 0:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return "killed"
-    return ended[1]
+def refused(function, *arguments):
+    with pytest.raises(RuntimeError, match="in the process that made it"):
+        function(*arguments)
 
 
 def test_a_child_that_exits_leaves_its_parents_process_alone(mixed):
@@ -591,11 +576,7 @@ def test_a_child_that_exits_leaves_its_parents_process_alone(mixed):
     with FastLoader(dataset, **RUN, **NATIVE) as loader:
         iterator = iter(loader)
         seen = [next(iterator)]
-        child = os.fork()
-        if child == 0:
-            multiprocessing.util._exit_function()
-            os._exit(0)
-        assert wait_for(child) == 0
+        assert exit_code(forked(multiprocessing.util._exit_function)) == 0
         assert_equal([*seen, *iterator], theirs)
 
 
@@ -624,16 +605,7 @@ def test_persistent_workers_that_are_stuck_are_late_when_the_next_epoch_begins(f
 def test_a_forked_child_that_begins_another_epoch_hears_that_the_workers_are_not_its_own(folder):
     with FastLoader(ImageFolder(folder, train_v1()), **RUN, persistent_workers=True, **NATIVE) as loader:
         next(iter(loader))
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                iter(loader)
-            except RuntimeError as error:
-                code = 0 if "in the process that made it" in str(error) else 2
-            finally:
-                os._exit(code)
-        assert wait_for(child) == 0
+        assert exit_code(forked(lambda: refused(iter, loader))) == 0
 
 
 def test_a_batch_that_a_signals_handler_takes_is_not_taken_twice(monkeypatch):

@@ -180,11 +180,6 @@ class Doubled(DataLoader):
             yield x * self.factor
 
 
-class FastDoubled(FastLoader):
-    __init__ = Doubled.__init__
-    __iter__ = Doubled.__iter__
-
-
 def test_subclassing(backend):
     expected = collect(Doubled(Numbers(6), factor=3, batch_size=2, num_workers=1))
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from children import exit_code, wait_for
+
 from .holdings import Holdings, beyond
 from .loaders import KINDS, checksum, close, expected, values, warm_up
 from .outcome import Outcome, Setting
@@ -101,14 +103,7 @@ def _leave(action: Callable[..., str], root: Path, kind: str, loader: Any, batch
 
 def _wait(child: int) -> int | None:
     """Wait for the child's exit code; ``None`` if it had to be killed."""
-    deadline = time.monotonic() + CHILD_S
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(child, signal.SIGUSR1)
-    time.sleep(0.5)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+    if (code := wait_for(child, CHILD_S)) is None:
+        os.kill(child, signal.SIGUSR1)
+        exit_code(child, 0.5)
+    return code

@@ -13,8 +13,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
-from fastload.pipeline.calibration import FILTERS, _calibrate, calibrate
-from fastload.pipeline.probes import SUBSAMPLINGS, probe
+from fastload.pipeline.calibration import FILTERS, SUBSAMPLINGS, _calibrate, calibrate, probe
 from fastload.vision import DecodeError, decode
 
 

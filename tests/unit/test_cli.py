@@ -47,7 +47,7 @@ def test_a_command_is_imported_only_when_chosen():
     modules = {entry.module for _, entry in leaves(cli.COMMANDS)}
     code = (
         "import sys, fastload\n"
-        "before = set(sys.modules)\n"  # what is public is there already, fastload.verify for one
+        "before = set(sys.modules)\n"
         f"import fastload.commands.cli\nprint({modules!r} & (sys.modules.keys() - before))"
     )
     done = interpreters.run(["-c", code])

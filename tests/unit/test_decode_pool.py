@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from children import exit_code
 from jpeg_writer import FACTORS, write_jpeg, write_scans
 from numpy.typing import NDArray
 from PIL import Image
@@ -311,18 +312,6 @@ def test_interrupt_ends_a_wait() -> None:
     pool.close()
 
 
-def exit_code_of(child: int, seconds: float = 100) -> int | None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_forked_child_does_not_hang_and_makes_its_own_threads(pool: _core.Pool, files: list[Path]) -> None:
     expected = decode_batch(files, size=(SIDE, SIDE))
@@ -349,7 +338,7 @@ def test_forked_child_does_not_hang_and_makes_its_own_threads(pool: _core.Pool, 
                 close_pools()
             finally:
                 os._exit(code)
-        assert exit_code_of(child) == 0
+        assert exit_code(child) == 0
         for job in jobs:
             job.cancel()
     close_pools()

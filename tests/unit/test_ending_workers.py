@@ -19,6 +19,7 @@ import pytest
 import torch
 from backends import BACKENDS, parameters, simulated
 from backends.datasets import Numbers
+from children import exit_code, forked
 from torch.utils.data import DataLoader, SequentialSampler
 
 from fastload import FastLoader
@@ -231,7 +232,8 @@ STEPS = {  # of torch's _shutdown_workers
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_closing_that_is_interrupted_leaves_nothing(make, monkeypatch, step):
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_closing_or_ending_that_is_interrupted_leaves_nothing(make, monkeypatch, step, at_the_end):
     loader = make(Numbers(2))
     iterator = iter(loader)
     next(iterator)
@@ -239,21 +241,7 @@ def test_closing_that_is_interrupted_leaves_nothing(make, monkeypatch, step):
     with monkeypatch.context() as patched:
         where, name = STEPS[step](host)
         patched.setattr(where, name, once(getattr(where, name)))
-        interrupted_by(loader.close)
-        assert ended(host)
-    loader.close()
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_an_epoch_whose_end_is_interrupted_leaves_nothing(make, monkeypatch, step):
-    loader = make(Numbers(2))
-    iterator = iter(loader)
-    next(iterator)
-    host = host_of(iterator)
-    with monkeypatch.context() as patched:
-        where, name = STEPS[step](host)
-        patched.setattr(where, name, once(getattr(where, name)))
-        interrupted_by(lambda: next(iterator))
+        interrupted_by((lambda: next(iterator)) if at_the_end else loader.close)
         assert ended(host)
     loader.close()
 
@@ -493,15 +481,7 @@ def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_w
 
 def test_a_forked_child_leaves_its_parents_workers_alone(make):
     iterator = iter(make())
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            shutdown._end_with_the_program()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert exit_code(forked(shutdown._end_with_the_program)) == 0
     assert numbers_of(iterator) == list(range(8))
 
 

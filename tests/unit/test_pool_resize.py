@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from children import exit_code, forked
 from jpeg_writer import write_jpeg
 
 from fastload import _core
@@ -134,15 +134,11 @@ def test_closing_joins_the_threads_that_were_too_many():
 
 def test_a_forked_child_can_neither_resize_nor_hang():
     pool = _core.Pool(2)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            assert pool.work_done() == (0.0, 0)
+
+    def resizes():
+        assert pool.work_done() == (0.0, 0)
+        with pytest.raises(RuntimeError, match="in the process that made it"):
             pool.resize(3)
-        except RuntimeError as error:
-            code = 0 if "in the process that made it" in str(error) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    assert exit_code(forked(resizes)) == 0
     pool.close()

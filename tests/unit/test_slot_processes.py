@@ -6,11 +6,11 @@ import multiprocessing
 import os
 import pickle
 import threading
-import time
 from unittest import mock
 
 import pytest
 import torch
+from children import exit_code, forked
 from slots_on_cpu import free
 
 from fastload.memory import slots
@@ -153,30 +153,6 @@ def test_a_slot_of_a_dead_worker_is_taken_back(make_pool, reaped):
             os.waitpid(child, 0)
 
 
-def forked(function):
-    """A child that ends with 0 when ``function`` does not raise."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        function()
-        os._exit(0)
-    except BaseException:
-        os._exit(1)
-
-
-def ended(child):
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    raise AssertionError("the child hangs")
-
-
 def test_a_forked_child_neither_frees_nor_closes_what_is_its_parents(make_pool):
     pool = make_pool(count=2)
     stamp, buffer = SlotWriter(pool.handle).acquire(0)
@@ -189,7 +165,7 @@ def test_a_forked_child_neither_frees_nor_closes_what_is_its_parents(make_pool):
         assert os.fstat(pool._current.descriptor)
         assert pool._current.mapping.state(0) == SlotState.READY
 
-    assert ended(forked(in_child)) == 0
+    assert exit_code(forked(in_child)) == 0
     assert pool._current.mapping.state(0) == SlotState.READY
     assert leases[0].buffer[0] == 3
     assert free(pool) == 1
@@ -219,4 +195,4 @@ def test_a_child_forked_while_the_pool_was_at_work_can_end(make_pool):
     child = forked(in_child)
     forked_now.set()
     thread.join()
-    assert ended(child) == 0
+    assert exit_code(child) == 0

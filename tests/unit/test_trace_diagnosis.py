@@ -77,6 +77,12 @@ def test_a_loop_that_leaves_the_gpu_idle_by_itself_is_told_so():
     assert "torch.compile" in verdict.remedy
 
 
+def test_a_gpu_that_would_be_busy_without_a_short_wait_for_batches_is_the_limit():
+    ranges = [stage("step", 0, 1000), stage("wait", 820, 900), *reading(fetch=(0, 900))]
+    verdict = diagnose_trace(find(recording(0, 1000, ranges, kernels=[kernel(1, 0, 820), kernel(2, 960, 1000)])))
+    assert verdict.bottleneck is Bottleneck.GPU
+
+
 def test_a_loop_that_idles_longer_than_its_loader_is_not_told_that_its_loader_is_fine():
     ranges = [stage("step", 0, 1000), stage("wait", 0, 300), span("loss.item", 310, 900)]
     verdict = diagnose_trace(find(recording(0, 1000, ranges, kernels=[kernel(1, 0, 10), kernel(2, 900, 1000)])))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import sys
 from abc import ABCMeta
 from dataclasses import fields
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fastload.engines.loader_state import state_of
 from fastload.engines.workers import first_call_of
 from fastload.loader import FastLoader
+from fastload.nvtx.patching import holders
 from fastload.options import LoaderConfig, Options, has_own_iterator
 from fastload.profiling.capture import capture_from_environment
 from fastload.stats.explain import LoaderLog
@@ -63,7 +63,7 @@ def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False)
         if explain:
             _listeners.append(LoaderLog(users_of=functools.partial(_modules_with, _stand_in)).listening)
         FastLoader.__iter__ = _with_listeners(FastLoader.__iter__)  # type: ignore[method-assign]
-        for module, name in _holders(TorchDataLoader):
+        for module, name in holders(TorchDataLoader, besides="fastload"):
             setattr(module, name, _stand_in)
     return _stand_in
 
@@ -173,16 +173,5 @@ def _copy_of(function: Any) -> Any:
     return copied
 
 
-def _holders(value: object) -> list[tuple[ModuleType, str]]:
-    """Every module outside fastload with ``value`` as a global, and its name. About 10 ms."""
-    return [
-        (module, name)
-        for key, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and key.partition(".")[0] != "fastload"
-        for name, held in list(vars(module).items())
-        if held is value
-    ]
-
-
 def _modules_with(value: object) -> list[str]:
-    return sorted({module.__name__ for module, _ in _holders(value)})
+    return sorted({module.__name__ for module, _ in holders(value, besides="fastload")})

@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload.commands.argument_types import at_least
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -40,11 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("bfloat16", "float16", "float32", "float64"),
         help="cast floating-point tensors to this, on the device",
     )
-    parser.add_argument("--device-prefetch", type=_count, metavar="N", help="batches copied ahead of the one in use")
+    parser.add_argument(
+        "--device-prefetch", type=at_least(0), metavar="N", help="batches copied ahead of the one in use"
+    )
     parser.add_argument(
         "--engine", choices=("auto", "torch", "native"), help="run the pipeline natively where it can be"
     )
-    parser.add_argument("--max-pinned-bytes", type=_count, metavar="N", help="most bytes of pinned memory; 0 for none")
+    parser.add_argument(
+        "--max-pinned-bytes", type=at_least(0), metavar="N", help="most bytes of pinned memory; 0 for none"
+    )
     parser.add_argument(
         "--randomness", choices=("worker", "sample"), help="what random draws depend on: worker, or sample"
     )
@@ -112,12 +118,6 @@ def _device(text: str) -> str:
     if not re.fullmatch(r"[a-z]+(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"must be auto, cpu or the name of a torch device, got {text!r}")
     return text
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"\d+", text):
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
-    return int(text)
 
 
 def _fail(reason: str) -> int:

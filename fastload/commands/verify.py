@@ -1,0 +1,47 @@
+"""``fastload verify module:factory``: compare FastLoader with torch, bit for bit, on your data."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from fastload._factory import FactoryError, add_factory_argument, call_factory
+from fastload.commands.argument_types import at_least
+from fastload.verify import verify
+
+if TYPE_CHECKING:
+    import argparse
+
+    from torch.utils.data import DataLoader
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_factory_argument(parser)
+    parser.add_argument("--batches", type=at_least(1), help="compare at most so many (default: a whole epoch)")
+    parser.add_argument("--seed", type=int, default=0, help="of torch's default generator, for both loaders")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; return its exit status.
+
+    0 if all is equal, 1 if not, 2 if nothing was compared: the factory does not exist or raises, say.
+    """
+
+    def make() -> DataLoader[Any]:
+        try:
+            return call_factory(args.factory, args.arg)[0]
+        except FactoryError:
+            raise
+        except Exception as error:
+            traceback.print_exc()  # shows where the user's code failed
+            raise FactoryError(f"{args.factory} raised {type(error).__name__}: {error}") from error
+
+    try:
+        result = verify(make, args.batches, seed=args.seed)
+    except FactoryError as error:
+        sys.stderr.write(f"fastload verify: {error}\n")
+        return 2
+    sys.stdout.write(f"{result}\n")
+    return 0 if result else 1 if result.difference is not None else 2

@@ -13,8 +13,7 @@ import functools
 import io
 import math
 import sys
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -22,199 +21,29 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import _functional_pil
 
 from fastload import _core
+from fastload.engines.pending_pixels import ByPillow, File, Pending
 from fastload.pipeline.calibration import FILTERS, calibrate
 from fastload.pipeline.step_calibration import REFERENCES, differing_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from fastload.pipeline.ops import Node
 
 _NAMES: Final = {int(resampling): name for name, resampling in FILTERS.items()}
-PARTS_MAX: Final = 2
-"""Parts of an image that are decoded one by one. For the next part, the whole image is decoded."""
-CHECKED: Final = 2
+COMPARED: Final = 2
 """The first parts in a process, which Pillow decodes as well. If its bits differ, images are lazy no more."""
 
+_FLIPS: Final = {
+    int(Image.Transpose.FLIP_LEFT_RIGHT): "flip_horizontal",
+    int(Image.Transpose.FLIP_TOP_BOTTOM): "flip_vertical",
+}
 _FACTORS: Final = (0.0, 0.3, 1.0, 1.7, 3.0)
 _originals: dict[str, Any] = {}
 _functions: dict[str, Any] = {}
 _exact: set[str] = set()
 _keeps_info: dict[str, bool] = {}
-_checks = 0
-
-
-class _File:
-    """The bytes of a JPEG file that several images may share."""
-
-    def __init__(self, data: bytes, size: tuple[int, int]) -> None:
-        self.data = data
-        self.size = size
-        self._parts = 0
-        self._whole: NDArray[np.uint8] | None = None
-
-    def part(self, pending: Pending) -> NDArray[np.uint8]:
-        """Decode a part, ``(H, W, 3)``."""
-        global _checks
-        pixels = self._native(pending)
-        if pixels is None:
-            return pending.by_pillow(self._by_pillow())
-        if _checks > 0:
-            _checks -= 1
-            expected = pending.by_pillow(self._by_pillow())
-            if not np.array_equal(pixels, expected):
-                uninstall()
-                return expected
-        return pixels
-
-    def _native(self, pending: Pending) -> NDArray[np.uint8] | None:
-        """Make a part natively; ``None`` if the core does not decode this file."""
-        self._parts += 1
-        if self._whole is None and self._parts <= PARTS_MAX:
-            pixels = self._decoded(pending)
-        else:
-            if self._whole is None:
-                self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
-            pixels = None if self._whole is None else pending.of(self._whole)
-        if pixels is not None and pending.steps and not _core.apply_steps(pending.steps, pixels, pixels):
-            return None
-        return pixels
-
-    def _decoded(self, pending: Pending) -> NDArray[np.uint8] | None:
-        width, height = pending.size
-        pixels = np.empty((1, height, width, 3), np.uint8)
-        outcome = _core.decode(self.data, pixels, pending.geometry(), filter=pending.filter, pass_rule=_pass_rule())
-        return pixels[0] if outcome[0] == "ok" else None
-
-    def _by_pillow(self) -> Any:
-        """Decode the whole image by Pillow."""
-        with JpegImageFile(io.BytesIO(self.data)) as image:
-            _originals["load_file"](image)
-            return image.im
-
-
-@dataclass(slots=True)
-class Pending:
-    """Stands for the pixels of an image until they are used.
-
-    Attributes:
-        file: Where they come from.
-        box: The part of the file's image, ``(left, top, right, bottom)``.
-        target: The size to resize it to, ``(width, height)``; ``None`` if it is not resized.
-        filter: The core's name of the filter.
-        window: The part of the resized image; the whole of it if ``None``.
-        mirrored: Whether to flip the result horizontally.
-        flipped: Whether to flip it vertically.
-        steps: What to do then, for ``_core.apply_steps``. Keeps the size.
-    """
-
-    file: _File
-    box: tuple[int, int, int, int]
-    target: tuple[int, int] | None = None
-    filter: str = "bilinear"
-    window: tuple[int, int, int, int] | None = None
-    mirrored: bool = False
-    flipped: bool = False
-    steps: tuple[Node, ...] = ()
-    _pixels: NDArray[np.uint8] | None = field(default=None, init=False)
-
-    mode: ClassVar = "RGB"
-    readonly: ClassVar = 0
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height, pixels."""
-        left, top, right, bottom = self._area()
-        return right - left, bottom - top
-
-    def _area(self) -> tuple[int, int, int, int]:
-        if self.window is not None:
-            return self.window
-        return self.box if self.target is None else (0, 0, *self.target)
-
-    def cropped(self, box: tuple[int, int, int, int]) -> Pending | None:
-        """Crop to a box within the image; ``None`` if it is too late for that."""
-        if self.steps:
-            return None
-        width, height = self.size
-        left, top, right, bottom = box
-        if self.mirrored:
-            left, right = width - right, width - left
-        if self.flipped:
-            top, bottom = height - bottom, height - top
-        x, y, *_ = self._area()
-        area = x + left, y + top, x + right, y + bottom
-        return replace(self, box=area) if self.target is None else replace(self, window=area)
-
-    def resized(self, size: tuple[int, int], name: str) -> Pending | None:
-        """Resize; ``None`` if the core cannot do it in the same pass."""
-        if self.target is not None or self.mirrored or self.flipped or self.steps:
-            return None
-        return replace(self, target=size, filter=name)
-
-    def turned(self, method: int) -> Pending | None:
-        """Transpose; ``None`` if it is no flip."""
-        if method not in (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM):
-            return None
-        mirrors = method == Image.Transpose.FLIP_LEFT_RIGHT
-        kind = "flip_horizontal" if mirrors else "flip_vertical"
-        if self.steps:
-            return self.changed(kind, {}) if kind in _exact else None
-        return replace(self, mirrored=not self.mirrored) if mirrors else replace(self, flipped=not self.flipped)
-
-    def changed(self, kind: str, fields: dict[str, Any]) -> Pending:
-        """Add a step."""
-        return replace(self, steps=(*self.steps, (kind, fields)))
-
-    def pixels(self) -> NDArray[np.uint8]:
-        """Make the pixels, ``(H, W, 3)``. They are kept and must not be changed."""
-        if self._pixels is None:
-            self._pixels = self.file.part(self)
-        return self._pixels
-
-    def core(self) -> Any:
-        """Make a core image of Pillow's."""
-        pixels = self.pixels()
-        return Image.frombuffer("RGB", self.size, pixels, "raw", "RGB", 0, 1).im
-
-    def geometry(self) -> tuple[int, ...]:
-        """What to do, for ``_core.decode``."""
-        left, top, right, bottom = self.box
-        width, height = self.target or (right - left, bottom - top)
-        x, y, *_ = self.window or (0, 0)
-        columns, rows = self.size
-        crop = top, left, bottom - top, right - left
-        return (*crop, height, width, y, x, rows, columns, self.mirrored, self.flipped)
-
-    def of(self, whole: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Do the same to the whole image's pixels, ``(H, W, 3)``."""
-        left, top, right, bottom = self.box
-        pixels = whole[top:bottom, left:right]
-        if self.target is not None:
-            width, height = self.target
-            out = np.empty((height, width, 3), np.uint8)
-            _core.resize(pixels, out, self.filter, _pass_rule())
-            left, top, right, bottom = self._area()
-            pixels = out[top:bottom, left:right]
-        return pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1].copy()
-
-    def by_pillow(self, whole: Any) -> NDArray[np.uint8]:
-        """Do the same to the whole core image by Pillow."""
-        core = whole.crop(self.box)
-        if self.target is not None:
-            core = core.resize(self.target, FILTERS[self.filter], (0, 0, *core.size))
-        if self.window is not None:
-            core = core.crop(self.window)
-        if self.mirrored:
-            core = core.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        if self.flipped:
-            core = core.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
-        image = Image.Image()._new(core)
-        for kind, fields in self.steps:
-            image = REFERENCES[kind](image, **fields)
-        return np.array(image)
+_pillow: ByPillow
 
 
 def _note(image: JpegImageFile) -> None:
@@ -238,7 +67,7 @@ def _note(image: JpegImageFile) -> None:
     file.seek(at if end == 0 else min(len(data), -(-end // block) * block))  # where Pillow would stop
     if end == 0:
         return
-    image._im = cast("Any", Pending(_File(data, image.size), (0, 0, *image.size)))
+    image._im = cast("Any", Pending(File(data, image.size, _pillow), (0, 0, *image.size)))
     image.tile = []
     image.readonly = 0
     image.load_end()
@@ -321,6 +150,9 @@ def _resize(
 def _transpose(self: Image.Image, method: Any) -> Image.Image:
     pending = _pending(self)
     turned = None if pending is None else pending.turned(method)
+    kind = _FLIPS.get(method) if isinstance(method, int) else None
+    if pending is not None and turned is None and kind in _exact:
+        turned = pending.changed(kind, {})
     return _originals["transpose"](self, method) if turned is None else self._new(cast("Any", turned))
 
 
@@ -457,13 +289,9 @@ def _function(name: str, original: Any) -> Any:
     return function
 
 
-def _pass_rule() -> str:
-    return calibrate().pass_rule or "horizontal_first"
-
-
 def install() -> bool:
     """Make images of this process lazy. Returns whether they are; not with an unknown or patched Pillow."""
-    global _checks
+    global _pillow
     if not _originals:
         found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
         plain = isinstance(found["im"], property) and isinstance(found["array"], property)
@@ -471,7 +299,7 @@ def install() -> bool:
             return False
         _originals.update(found)
         _learn()
-    _checks = CHECKED
+    _pillow = ByPillow(_originals["load_file"], COMPARED, uninstall)
     for cls, attribute, method in _METHODS.values():
         setattr(cls, attribute, method)
     for name, original in _functions.items():

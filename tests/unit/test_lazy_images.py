@@ -20,7 +20,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import functional, v2
 
 from fastload.engines import lazy_images
-from fastload.engines.lazy_images import Pending
+from fastload.engines.pending_pixels import Pending
 
 FILES = {
     "4:2:0": jpeg(1, 90, 121, subsampling=2),
@@ -43,7 +43,7 @@ def ended():
 
 def lazily(function, data, checks=0):
     assert lazy_images.install()
-    lazy_images._checks = checks
+    lazy_images._pillow.comparisons = checks
     try:
         return outcome(function, data)
     finally:
@@ -279,7 +279,7 @@ def test_other_bits_than_pillows_end_it(monkeypatch):
 
     monkeypatch.setattr(lazy_images._core, "decode", wrong)
     assert lazy_images.install()
-    lazy_images._checks = 2
+    lazy_images._pillow.comparisons = 2
     try:
         made = outcome(rgb_crop, FILES["4:2:0"])
         assert Image.Image.crop is lazy_images._originals["crop"]

@@ -23,6 +23,12 @@ void fill_row(std::uint8_t* out, int begin, int end, const Color& fill) {
 
 bool use_avx2() { return simd_level() == SimdLevel::avx2 || simd_level() == SimdLevel::avx512; }
 
+// Whether AVX2's kernels with 32-bit offsets and dwords per pixel can read `in`.
+bool can_gather(const ConstImage& in) {
+  const std::int64_t span = std::max(std::abs(in.stride) * std::int64_t{in.height}, std::int64_t{3} * in.width);
+  return use_avx2() && in.width >= 2 && span < (1 << 30);
+}
+
 // What a C compiler makes of int(floor(value)) on this CPU, also where the int overflows.
 int to_int(double value) {
   value = std::floor(value);
@@ -51,7 +57,7 @@ void transform(const ConstImage& in, const Image& out, const Map& map, Sampling 
     case Sampling::nearest: return map_pixels<nearest_pixel>(in, out, map, fill);
     case Sampling::bilinear:
 #if defined(__x86_64__)
-      if (use_avx2()) return bilinear_avx2(in, out, map, fill);
+      if (can_gather(in)) return bilinear_avx2(in, out, map, fill);
 #endif
       return map_pixels<bilinear_pixel>(in, out, map, fill);
     case Sampling::bicubic:
@@ -103,9 +109,7 @@ void affine_fixed(const ConstImage& in, const Image& out, const std::array<doubl
   FixedMatrix matrix{fixed(a[0]), fixed(a[1]), fixed(a[2] + a[0] * 0.5 + a[1] * 0.5),
                      fixed(a[3]), fixed(a[4]), fixed(a[5] + a[3] * 0.5 + a[4] * 0.5)};
 #if defined(__x86_64__)
-  // Its offsets are 32-bit.
-  const std::int64_t most = std::max(std::abs(in.stride) * std::int64_t{in.height}, std::int64_t{3} * in.width);
-  if (use_avx2() && in.width >= 2 && most < (1 << 30)) return affine_fixed_avx2(in, out, matrix, fill);
+  if (can_gather(in)) return affine_fixed_avx2(in, out, matrix, fill);
 #endif
   for (int y = 0; y < out.height; ++y) {
     fixed_pixels(in, out.row(y), 0, out.width, matrix.x_0, matrix.y_0, matrix, fill);

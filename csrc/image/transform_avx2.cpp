@@ -48,8 +48,42 @@ FASTLOAD_AVX2 inline void store_pixel(std::uint8_t* out, __m256d value) {
   std::memcpy(out, &pixel, 3);
 }
 
-FASTLOAD_AVX2 inline __m256d linear(__m256d a, __m256d difference, double d) {
-  return _mm256_add_pd(a, _mm256_mul_pd(difference, _mm256_set1_pd(d)));
+FASTLOAD_AVX2 inline __m256d linear(__m256d a, __m256d difference, __m256d d) {
+  return _mm256_add_pd(a, _mm256_mul_pd(difference, d));
+}
+
+// One channel, from bit `shift` of each of four pixels and of their right neighbours, weighted.
+FASTLOAD_AVX2 inline __m256d linear_pixels(__m128i left, __m128i right, int shift, __m256d d) {
+  const __m128i byte = _mm_set1_epi32(255);
+  left = _mm_and_si128(_mm_srli_epi32(left, shift), byte);
+  right = _mm_and_si128(_mm_srli_epi32(right, shift), byte);
+  return linear(_mm256_cvtepi32_pd(left), _mm256_cvtepi32_pd(_mm_sub_epi32(right, left)), d);
+}
+
+// a * x + b * y + c at four positions in a row.
+FASTLOAD_AVX2 inline __m256d plane(double a, double b, double c, __m256d x, double y) {
+  return _mm256_add_pd(_mm256_add_pd(_mm256_mul_pd(_mm256_set1_pd(a), x), _mm256_set1_pd(b * y)), _mm256_set1_pd(c));
+}
+
+struct Points {
+  __m256d x, y;
+};
+
+// The maps of transform_kernels.h at four positions in a row.
+FASTLOAD_AVX2 inline Points map_four(const AffineMap& map, __m256d x, double y) {
+  const auto& a = map.a;
+  return {plane(a[0], a[1], a[2], x, y), plane(a[3], a[4], a[5], x, y)};
+}
+
+FASTLOAD_AVX2 inline Points map_four(const PerspectiveMap& map, __m256d x, double y) {
+  const auto& a = map.a;
+  const __m256d scale = plane(a[6], a[7], 1, x, y);
+  return {_mm256_div_pd(plane(a[0], a[1], a[2], x, y), scale), _mm256_div_pd(plane(a[3], a[4], a[5], x, y), scale)};
+}
+
+FASTLOAD_AVX2 inline bool all_within(__m256d v, double most) {
+  const __m256d low = _mm256_cmp_pd(v, _mm256_setzero_pd(), _CMP_GE_OQ);  // false for NaN
+  return _mm256_movemask_pd(_mm256_and_pd(low, _mm256_cmp_pd(v, _mm256_set1_pd(most), _CMP_LT_OQ))) == 15;
 }
 
 // The four bytes at `p` as dwords: a pixel and one more.
@@ -57,12 +91,6 @@ FASTLOAD_AVX2 inline __m128i load_pixel(const std::uint8_t* p) {
   std::int32_t pixel;
   std::memcpy(&pixel, p, 4);
   return _mm_cvtepu8_epi32(_mm_cvtsi32_si128(pixel));
-}
-
-// Two neighbours in a row of 7 readable bytes, weighted.
-FASTLOAD_AVX2 inline __m256d linear_row(const std::uint8_t* p, double d) {
-  const __m128i left = load_pixel(p), right = load_pixel(p + 3);
-  return linear(_mm256_cvtepi32_pd(left), _mm256_cvtepi32_pd(_mm_sub_epi32(right, left)), d);
 }
 
 // The same factors as cubic() in transform.cpp; those of bytes are exact, in whatever order.
@@ -85,19 +113,38 @@ template <class Map>
 FASTLOAD_AVX2 void bilinear(const ConstImage& in, const Image& out, const Map& map, const Color& fill) {
   // Two columns, and a byte beyond them; two rows.
   const double most_x = in.width - 2, most_y = in.height - 1;
+  const __m256d half = _mm256_set1_pd(0.5);
+  const auto* pixels = reinterpret_cast<const int*>(in.data);
+  const auto* right = reinterpret_cast<const int*>(in.data + 3);
+  const __m128i stride = _mm_set1_epi32(static_cast<int>(in.stride)), three = _mm_set1_epi32(3);
   for (int y = 0; y < out.height; ++y) {
     std::uint8_t* target = out.row(y);
-    for (int x = 0; x < out.width; ++x, target += 3) {
-      const Point p = map(x + 0.5, y + 0.5);
-      const double left = p.x - 0.5, top = p.y - 0.5;
-      if (!(left >= 0 && left < most_x && top >= 0 && top < most_y)) {
-        bilinear_pixel(in, p, fill, target);
+    for (int x = 0; x < out.width; x += 4, target += 12) {
+      const __m256d centers = _mm256_add_pd(_mm256_set1_pd(x + 0.5), _mm256_setr_pd(0, 1, 2, 3));
+      const Points p = map_four(map, centers, y + 0.5);
+      const __m256d lefts = _mm256_sub_pd(p.x, half), tops = _mm256_sub_pd(p.y, half);
+      if (x + 4 > out.width || !all_within(lefts, most_x) || !all_within(tops, most_y)) {
+        for (int i = 0; i < std::min(4, out.width - x); ++i) {
+          bilinear_pixel(in, map(x + i + 0.5, y + 0.5), fill, target + 3 * i);
+        }
         continue;
       }
-      const double d = left - std::floor(left);
-      const std::uint8_t* source = in.row(static_cast<int>(top)) + 3 * static_cast<int>(left);
-      const __m256d above = linear_row(source, d), below = linear_row(source + in.stride, d);
-      store_pixel(target, linear(above, _mm256_sub_pd(below, above), top - std::floor(top)));
+      const __m256d dx = _mm256_sub_pd(lefts, _mm256_floor_pd(lefts)), dy = _mm256_sub_pd(tops, _mm256_floor_pd(tops));
+      const __m128i above = _mm_add_epi32(_mm_mullo_epi32(_mm256_cvttpd_epi32(tops), stride),
+                                          _mm_mullo_epi32(_mm256_cvttpd_epi32(lefts), three));
+      const __m128i below = _mm_add_epi32(above, stride);
+      const __m128i above_left = _mm_i32gather_epi32(pixels, above, 1),
+                    above_right = _mm_i32gather_epi32(right, above, 1);
+      const __m128i below_left = _mm_i32gather_epi32(pixels, below, 1),
+                    below_right = _mm_i32gather_epi32(right, below, 1);
+      __m128i result = _mm_setzero_si128();
+      for (int shift = 0; shift < 24; shift += 8) {
+        const __m256d high = linear_pixels(above_left, above_right, shift, dx);
+        const __m256d low = linear_pixels(below_left, below_right, shift, dx);
+        const __m128i value = _mm256_cvttpd_epi32(linear(high, _mm256_sub_pd(low, high), dy));
+        result = _mm_or_si128(result, _mm_slli_epi32(value, shift));
+      }
+      store_12(target, _mm_shuffle_epi8(result, packed_rgb()));
     }
   }
 }

@@ -107,6 +107,15 @@ def test_affine_has_pillows_bits(level: str, size: tuple[int, int], sampling: st
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_rows_may_be_far_apart(level: str, sampling: str) -> None:
+    distance = 3 << 28  # offsets exceed 32 bits; the system backs only the pages in use
+    memory = np.zeros(3 * distance + 300, np.uint8)
+    source = np.lib.stride_tricks.as_strided(memory, (4, 100, 3), (distance, 3, 1))
+    source[:] = photo(4, 100)
+    check_transform(source, MATRICES[8], sampling, (4, 100))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("size", SIZES)
 def test_perspective_has_pillows_bits(level: str, size: tuple[int, int], sampling: str) -> None:
     source = photo(*size)

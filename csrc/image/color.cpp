@@ -107,8 +107,10 @@ void posterize(Image image, int bits) {
 void solarize(Image image, double threshold) {
   int kept = 0;  // levels below the threshold; none if that is NaN
   while (kept < 256 && kept < threshold) ++kept;
+  if (kept == 0) return invert(image);
+  const auto last = static_cast<std::uint8_t>(kept - 1);
   for_each_byte(image,
-                [kept](std::uint8_t value) { return static_cast<std::uint8_t>(value < kept ? value : 255 - value); });
+                [last](std::uint8_t value) { return value <= last ? value : static_cast<std::uint8_t>(255 - value); });
 }
 
 void autocontrast(Image image) {

@@ -88,20 +88,17 @@ struct ShiftHue {
       const int low = smaller(smaller(red, green), blue);
       const int range = high - low;
 
-      // The angle in sixths of a turn: red is at 0, green at 2, blue at 4. From the odd number between the highest
-      // and the middle channel it is off by the latter's distance to the highest.
-      const float distance =
+      // The angle in sixths of a turn: 0, 2 or 4 for the highest channel, plus or minus how far the middle one is from
+      // the lowest. Branches would keep compilers from vectorizing.
+      const int is_red = red == high;
+      const int is_green = (green == high) & (red != high);
+      const int is_blue = 1 - is_red - is_green;
+      const int is_plus = (is_red & (green >= blue)) | (is_green & (blue > red)) | (is_blue & (red > green));
+      const int sign = is_plus * 2 - 1;
+      const float distance =  // of the middle from the highest; the lowest's is 1
           static_cast<float>(high * 2 + low - red - green - blue) / static_cast<float>(larger(range, 1));
-      const int if_blue = green >= red ? 3 : 5;
-      const int if_green = red >= blue ? 1 : 3;
-      const int if_red = green >= blue ? 1 : -1;
-      const int blue_or_green = green == high ? if_green : if_blue;
-      const int between = red == high ? if_red : blue_or_green;
-      const int falls_from = green == high ? 3 : 5;
-      const int falls_at = red == high ? 1 : falls_from;
-      const float sign = between == falls_at ? -1.0f : 1.0f;
-      const float angle = static_cast<float>(between) + sign * distance;
-      const float wrap = angle < 0.0f ? 1.0f : 0.0f;
+      const float angle = static_cast<float>(is_green * 2 + is_blue * 4 + sign) - static_cast<float>(sign) * distance;
+      const auto wrap = static_cast<float>(is_red & (blue > green));  // the angle is negative
       const int hue = (static_cast<int>((angle / 6.0f + wrap) * 255.0f) + shift) & 255;
       const int saturation = static_cast<int>(static_cast<float>(range * 255) / static_cast<float>(larger(high, 1)));
 
@@ -117,7 +114,7 @@ struct ShiftHue {
  private:
   FASTLOAD_TARGET static int larger(int a, int b) { return a > b ? a : b; }
   FASTLOAD_TARGET static int smaller(int a, int b) { return a < b ? a : b; }
-  FASTLOAD_TARGET static int distance_of(int a, int b) { return a > b ? a - b : b - a; }
+  FASTLOAD_TARGET static int distance_of(int a, int b) { return larger(a, b) - smaller(a, b); }
 
   FASTLOAD_TARGET static std::uint8_t level(int high, int saturation, int weight) {
     const int share = 65025 - saturation * smaller(larger(weight, 0), 255);

@@ -100,7 +100,7 @@ void invert(Image image) {
 }
 
 void posterize(Image image, int bits) {
-  const int mask = ~((1 << (8 - std::clamp(bits, 0, 8))) - 1);
+  const int mask = ~((1 << (8 - bits)) - 1);
   for_each_byte(image, [mask](std::uint8_t value) { return static_cast<std::uint8_t>(value & mask); });
 }
 

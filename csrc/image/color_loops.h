@@ -7,7 +7,7 @@
 namespace fastload {
 namespace {
 
-// Runs `step(bytes, arguments...)` on each block of an image's pixels. The last of a row is padded with black.
+// Runs `step(bytes)` on each block of an image's pixels. The last of a row is padded with black.
 template <typename AnyImage, typename Step>
 FASTLOAD_TARGET inline void for_each_block(const AnyImage& image, Step& step) {
   for (int y = 0; y < image.height; ++y) {
@@ -89,7 +89,7 @@ struct ShiftHue {
       const int range = high - low;
 
       // The angle in sixths of a turn: 0, 2 or 4 for the highest channel, plus or minus how far the middle one is from
-      // the lowest. Branches would keep compilers from vectorizing.
+      // the lowest. Any will do for grays, whose saturation is 0. Branches would keep compilers from vectorizing.
       const int is_red = red == high;
       const int is_green = (green == high) & (red != high);
       const int is_blue = 1 - is_red - is_green;

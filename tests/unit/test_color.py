@@ -142,13 +142,18 @@ def test_contrast_rounds_a_mean_of_a_half_up(level):
     assert (image == 11).all()
 
 
-def test_equalize_clips_levels_beyond_white(level):
-    """With one pixel for each of 510 steps, Pillow's table reaches more than 255 before it clips."""
-    image = np.zeros((1, 510, 3), np.uint8)
-    image[0, :, :] = np.minimum(np.arange(510), 255)[:, None]
-    image[0, -1] = 255
-    for pixels in range(256, 511):
-        check("equalize", image[:, -pixels:].copy())
+def test_grayscale_rounds_halves_up(level):
+    red, green, blue = np.ogrid[:256, :256, :256:5]
+    halves = np.argwhere((red * 19595 + green * 38470 + blue * 7471) % 65536 == 32768) * (1, 1, 5)
+    assert len(halves) > 20
+    check("grayscale", halves.astype(np.uint8)[None])
+
+
+@pytest.mark.parametrize("pixels_below_white", [254, 255, 256, 400, 509, 510, 764])
+def test_equalize_clips_levels_beyond_white(level, pixels_below_white):
+    """Pillow's table counts in steps of a 255th, rounded down: for 509 pixels it would end at 509."""
+    below = np.arange(pixels_below_white) % 255
+    check("equalize", np.repeat(np.append(below, 255).astype(np.uint8)[None, :, None], 3, axis=2))
 
 
 @pytest.mark.parametrize("factor", SHIFTS)

@@ -59,7 +59,7 @@ void bind_color(nb::module_& m) {
   m.def(
       "posterize",
       [](const Array& array, int bits) {
-        if (bits < 0 || bits > 8) throw nb::value_error("bits must be from 0 to 8");
+        if (bits < 1 || bits > 8) throw nb::value_error("bits must be from 1 to 8");  // as in Pillow 13
         in_place(posterize)(array, bits);
       },
       "image"_a.noconvert(), "bits"_a);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "image/color_blocks.h"
 #include "image/color_kernels.h"
 
 namespace fastload {
@@ -62,22 +63,26 @@ Histogram histogram_of(ConstImage image) {
   return even;
 }
 
+void blend_with_level(int level, double factor, Image image) {
+  LevelTable table;
+  for (int i = 0; i < 256; ++i) table[0][i] = blended(level, i, static_cast<float>(factor));
+  table[1] = table[2] = table[0];
+  apply_table(table, image);
+}
+
 bool is_empty(const Image& image) { return image.height == 0 || image.width == 0; }
 
 }  // namespace
 
 void apply_table(const LevelTable& table, Image image) { kernels().apply_table(table, joined(image)); }
 
-void adjust_brightness(Image image, double factor) {
-  kernels().blend_with_level(0, static_cast<float>(factor), joined(image));
-}
+void adjust_brightness(Image image, double factor) { blend_with_level(0, factor, image); }
 
 void adjust_contrast(Image image, double factor) {
   if (is_empty(image)) return;
-  image = joined(image);
-  const auto sum = static_cast<double>(kernels().sum_of_gray(image));
+  const auto sum = static_cast<double>(kernels().sum_of_gray(joined(image)));
   const double mean = sum / (static_cast<double>(image.height) * image.width);
-  kernels().blend_with_level(static_cast<int>(mean + 0.5), static_cast<float>(factor), image);
+  blend_with_level(static_cast<int>(mean + 0.5), factor, image);
 }
 
 void adjust_saturation(Image image, double factor) {
@@ -95,15 +100,17 @@ void invert(Image image) {
 }
 
 void posterize(Image image, int bits) {
-  const int mask = ~((1 << (8 - std::clamp(bits, 0, 8))) - 1);
+  const int mask = ~((1 << (8 - bits)) - 1);
   for_each_byte(image, [mask](std::uint8_t value) { return static_cast<std::uint8_t>(value & mask); });
 }
 
 void solarize(Image image, double threshold) {
   int kept = 0;  // levels below the threshold; none if that is NaN
   while (kept < 256 && kept < threshold) ++kept;
+  if (kept == 0) return invert(image);
+  const auto last = static_cast<std::uint8_t>(kept - 1);
   for_each_byte(image,
-                [kept](std::uint8_t value) { return static_cast<std::uint8_t>(value < kept ? value : 255 - value); });
+                [last](std::uint8_t value) { return value <= last ? value : static_cast<std::uint8_t>(255 - value); });
 }
 
 void autocontrast(Image image) {

@@ -29,7 +29,7 @@ void adjust_sharpness(Image image, double factor);
 void to_grayscale(Image image);
 // ImageOps.
 void invert(Image image);
-void posterize(Image image, int bits);         // 0 to 8
+void posterize(Image image, int bits);         // 1 to 8
 void solarize(Image image, double threshold);  // inverts levels not below it
 void autocontrast(Image image);
 void equalize(Image image);

@@ -1,4 +1,4 @@
-// Changes of colour for AVX2, and for AVX-512 with its lookup among 128 bytes.
+// Changes of colour for AVX2.
 #if defined(__x86_64__)
 
 #include "image/color_avx2.h"

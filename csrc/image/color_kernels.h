@@ -16,7 +16,6 @@ struct Bounds {
 
 struct ColorKernels {
   void (*apply_table)(const LevelTable& table, Image image);
-  void (*blend_with_level)(int level, float factor, Image image);
   void (*blend_with_gray)(float factor, Image image);
   void (*blend_with_smooth)(float factor, Image image);
   void (*shift_hue)(std::uint8_t shift, Image image);

@@ -1,13 +1,13 @@
 // The kernels as loops, which each level's file includes once and compiles for its instructions: before the include it
 // defines FASTLOAD_TARGET, the attribute of every function here, and declares in fastload's unnamed namespace how to
-// split, merge and look up blocks of pixels.
+// split, merge, look up and blend blocks of pixels.
 //
 // Compilers vectorize these loops without changing a bit: floats are rounded after each operation, as Pillow's are.
 
 namespace fastload {
 namespace {
 
-// Runs `step(bytes, arguments...)` on each block of an image's pixels. The last of a row is padded with black.
+// Runs `step(bytes)` on each block of an image's pixels. The last of a row is padded with black.
 template <typename AnyImage, typename Step>
 FASTLOAD_TARGET inline void for_each_block(const AnyImage& image, Step& step) {
   for (int y = 0; y < image.height; ++y) {
@@ -23,24 +23,6 @@ FASTLOAD_TARGET inline void for_each_block(const AnyImage& image, Step& step) {
   }
 }
 
-// Image.blend of one value. Outside [0, 255], and for a factor of NaN, it clips as Pillow does; inside, that changes
-// nothing. Nor do Pillow's shortcuts for factors of 0 and 1.
-FASTLOAD_TARGET inline std::uint8_t blend(int from, int to, float factor) {
-  float value = static_cast<float>(from) + factor * static_cast<float>(to - from);
-  value = value > 0.0f ? value : 0.0f;
-  value = value < 255.0f ? value : 255.0f;
-  return static_cast<std::uint8_t>(static_cast<int>(value));
-}
-
-// Image.convert("L"). Every product and sum is a whole number below 2^24, so floats are exact.
-FASTLOAD_TARGET inline void gray_of(const Planes& planes, std::uint8_t* gray) {
-  for (int i = 0; i < kBlock; ++i) {
-    const float sum = static_cast<float>(planes.red[i]) * 19595.0f + static_cast<float>(planes.green[i]) * 38470.0f +
-                      static_cast<float>(planes.blue[i]) * 7471.0f + 32768.0f;
-    gray[i] = static_cast<std::uint8_t>(static_cast<int>(sum * (1.0f / 65536.0f)));
-  }
-}
-
 struct ApplyTable {
   LookUp look_up;
 
@@ -52,15 +34,6 @@ struct ApplyTable {
   }
 };
 
-struct BlendWithLevel {
-  int level;
-  float factor;
-
-  FASTLOAD_TARGET void operator()(std::uint8_t* bytes) {
-    for (int i = 0; i < kBlockBytes; ++i) bytes[i] = blend(level, bytes[i], factor);
-  }
-};
-
 struct BlendWithGray {
   float factor;
 
@@ -69,11 +42,9 @@ struct BlendWithGray {
     alignas(32) std::uint8_t gray[kBlock];
     split(bytes, planes);
     gray_of(planes, gray);
-    for (int i = 0; i < kBlock; ++i) {
-      planes.red[i] = blend(gray[i], planes.red[i], factor);
-      planes.green[i] = blend(gray[i], planes.green[i], factor);
-      planes.blue[i] = blend(gray[i], planes.blue[i], factor);
-    }
+    blend(gray, planes.red, factor);
+    blend(gray, planes.green, factor);
+    blend(gray, planes.blue, factor);
     merge(planes, bytes);
   }
 };
@@ -104,8 +75,7 @@ struct SumOfGray {
 };
 
 // To Pillow's HSV, whose hue goes from 0 to 255, and back. Pillow computes in a mixture of float and double; a test
-// compares all colours and thereby every rounding below. One of the channels is the highest, one the lowest; hue is the
-// highest's (0, 2, 4) plus or minus the distance of the middle one.
+// compares all colours, and thereby every rounding below.
 struct ShiftHue {
   int shift;
 
@@ -114,55 +84,47 @@ struct ShiftHue {
     split(bytes, planes);
     for (int i = 0; i < kBlock; ++i) {
       const int red = planes.red[i], green = planes.green[i], blue = planes.blue[i];
-      const int rg_high = red > green ? red : green, rg_low = red > green ? green : red;
-      const int high = rg_high > blue ? rg_high : blue;
-      const int low = rg_low < blue ? rg_low : blue;
-      const int middle = red + green + blue - high - low;
+      const int high = larger(larger(red, green), blue);
+      const int low = smaller(smaller(red, green), blue);
       const int range = high - low;
 
-      // In Pillow's formulas the lowest channel's distance is exactly 1, the highest's 0.
-      const float distance = static_cast<float>(high - middle) / static_cast<float>(range > 1 ? range : 1);
-      const float if_red = green >= blue ? 1.0f : -1.0f;
-      const float if_green = red >= blue ? 1.0f : 3.0f;
-      const float if_blue = green >= red ? 3.0f : 5.0f;
-      const float base = red == high ? if_red : green == high ? if_green : if_blue;
-      const bool falls = (base == 1.0f) == (red == high) && base != -1.0f && (base != 3.0f || green == high);
-      const float angle = base + (falls ? -distance : distance);
-      const float turn = angle / 6.0f + (angle < 0.0f ? 1.0f : 0.0f);
-      const int hue = (static_cast<int>(turn * 255.0f) + shift) & 255;
-      const int saturation =
-          static_cast<int>(static_cast<float>(range * 255) / static_cast<float>(high > 1 ? high : 1));
+      // The angle in sixths of a turn: 0, 2 or 4 for the highest channel, plus or minus how far the middle one is from
+      // the lowest. Any will do for grays, whose saturation is 0. Branches would keep compilers from vectorizing.
+      const int is_red = red == high;
+      const int is_green = (green == high) & (red != high);
+      const int is_blue = 1 - is_red - is_green;
+      const int is_plus = (is_red & (green >= blue)) | (is_green & (blue > red)) | (is_blue & (red > green));
+      const int sign = is_plus * 2 - 1;
+      const float distance =  // of the middle from the highest; the lowest's is 1
+          static_cast<float>(high * 2 + low - red - green - blue) / static_cast<float>(larger(range, 1));
+      const float angle = static_cast<float>(is_green * 2 + is_blue * 4 + sign) - static_cast<float>(sign) * distance;
+      const auto wrap = static_cast<float>(is_red & (blue > green));  // the angle is negative
+      const int hue = (static_cast<int>((angle / 6.0f + wrap) * 255.0f) + shift) & 255;
+      const int saturation = static_cast<int>(static_cast<float>(range * 255) / static_cast<float>(larger(high, 1)));
 
-      const int sextant = (hue * 6 * 257 + 257) >> 16;  // hue * 6 / 255
-      const int rest = hue * 6 - sextant * 255;
-      const int weight = (sextant & 1) != 0 ? rest : 255 - rest;
-      const float value = static_cast<float>(high);
-      const int lowest = static_cast<int>(value * static_cast<float>(255 - saturation) * (1.0f / 255.0f) + 0.5f);
-      const int between =
-          static_cast<int>(value * static_cast<float>(65025 - saturation * weight) * (1.0f / 65025.0f) + 0.5f);
-      // Sextant 6 is hue 255, and the same as 0.
-      const bool is_first = sextant == 0 || sextant == 6;
-      planes.red[i] = static_cast<std::uint8_t>(is_first || sextant == 5       ? high
-                                                : sextant == 1 || sextant == 4 ? between
-                                                                               : lowest);
-      planes.green[i] = static_cast<std::uint8_t>(sextant == 1 || sextant == 2   ? high
-                                                  : sextant == 4 || sextant == 5 ? lowest
-                                                                                 : between);
-      planes.blue[i] = static_cast<std::uint8_t>(sextant == 3 || sextant == 4 ? high
-                                                 : is_first || sextant == 1   ? lowest
-                                                                              : between);
+      // How far each channel is from the highest, in units of the saturation / 255.
+      const int sixths = hue * 6;
+      planes.red[i] = level(high, saturation, 510 - distance_of(sixths, 765));
+      planes.green[i] = level(high, saturation, distance_of(sixths, 510) - 255);
+      planes.blue[i] = level(high, saturation, distance_of(sixths, 1020) - 255);
     }
     merge(planes, bytes);
+  }
+
+ private:
+  FASTLOAD_TARGET static int larger(int a, int b) { return a > b ? a : b; }
+  FASTLOAD_TARGET static int smaller(int a, int b) { return a < b ? a : b; }
+  FASTLOAD_TARGET static int distance_of(int a, int b) { return larger(a, b) - smaller(a, b); }
+
+  FASTLOAD_TARGET static std::uint8_t level(int high, int saturation, int weight) {
+    const int share = 65025 - saturation * smaller(larger(weight, 0), 255);
+    const float exact = static_cast<float>(high) * static_cast<float>(share);  // below 2^24
+    return static_cast<std::uint8_t>(static_cast<int>(exact * (1.0f / 65025.0f) + 0.5f));
   }
 };
 
 FASTLOAD_TARGET void apply_table(const LevelTable& table, Image image) {
   ApplyTable step{LookUp(table)};
-  for_each_block(image, step);
-}
-
-FASTLOAD_TARGET void blend_with_level(int level, float factor, Image image) {
-  BlendWithLevel step{level, factor};
   for_each_block(image, step);
 }
 
@@ -227,31 +189,28 @@ FASTLOAD_TARGET void smooth_row(const std::uint8_t* __restrict above, const std:
   }
 }
 
-FASTLOAD_TARGET void blend_row(const std::uint8_t* __restrict from, const std::uint8_t* __restrict to, float factor,
-                               std::uint8_t* __restrict out, int bytes) {
-  for (int i = 0; i < bytes; ++i) out[i] = blend(from[i], to[i], factor);
-}
-
 FASTLOAD_TARGET void blend_with_smooth(float factor, Image image) {
   const int bytes = image.width * 3;
   const std::size_t size = static_cast<std::size_t>(bytes);
-  const auto rows = std::make_unique<std::uint8_t[]>(size * 3);
+  const std::size_t padded = size + kBlock;
+  const auto rows = std::make_unique<std::uint8_t[]>(padded * 3);
   const auto columns = std::make_unique<std::uint16_t[]>(size);
   std::uint8_t* above = rows.get();
-  std::uint8_t* here = above + size;
-  std::uint8_t* smooth = here + size;
+  std::uint8_t* here = above + padded;
+  std::uint8_t* smooth = here + padded;
   for (int y = 0; y < image.height; ++y) {
     std::uint8_t* row = image.row(y);
     std::memcpy(here, row, size);
     std::memcpy(smooth, row, size);  // pixels at the border stay
     if (y > 0 && y + 1 < image.height) smooth_row(above, here, image.row(y + 1), columns.get(), smooth, bytes);
-    blend_row(smooth, here, factor, row, bytes);
-    std::swap(above, here);
+    std::memcpy(above, here, size);
+    for (int i = 0; i < bytes; i += kBlock) blend(smooth + i, here + i, factor);
+    std::memcpy(row, here, size);
   }
 }
 
-constexpr ColorKernels kLoops = {apply_table, blend_with_level, blend_with_gray, blend_with_smooth,
-                                 shift_hue,   to_grayscale,     sum_of_gray,     bounds};
+constexpr ColorKernels kLoops = {apply_table, blend_with_gray, blend_with_smooth, shift_hue, to_grayscale,
+                                 sum_of_gray, bounds};
 
 }  // namespace
 }  // namespace fastload

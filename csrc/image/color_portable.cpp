@@ -30,6 +30,19 @@ inline void merge(const Planes& planes, std::uint8_t* bytes) {
   }
 }
 
+// Image.convert("L").
+inline void gray_of(const Planes& planes, std::uint8_t* gray) {
+  for (int i = 0; i < kBlock; ++i) {
+    gray[i] = static_cast<std::uint8_t>(
+        (planes.red[i] * 19595 + planes.green[i] * 38470 + planes.blue[i] * 7471 + 0x8000) >> 16);
+  }
+}
+
+// Blends kBlock bytes; the result replaces `to`.
+inline void blend(const std::uint8_t* __restrict from, std::uint8_t* __restrict to, float factor) {
+  for (int i = 0; i < kBlock; ++i) to[i] = blended(from[i], to[i], factor);
+}
+
 class LookUp {
  public:
   explicit LookUp(const LevelTable& table) : table_(table) {}

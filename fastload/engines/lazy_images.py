@@ -1,4 +1,4 @@
-"""Lazy images: in a worker process, Pillow decodes only the part of a JPEG file that is used, and natively.
+"""Make Pillow decode only what is used of a JPEG file, natively, in worker processes.
 
 :func:`install` changes methods of Pillow's images in this process. ``Image.open(...).convert("RGB")`` then notes the
 file's bytes; ``crop``, ``resize``, flips, affine transforms and torchvision's changes of colour note what to do. The
@@ -87,7 +87,7 @@ def _load(self: Image.Image) -> Any:
 
 
 def _is_needless(image: Any) -> bool:
-    """Whether pending pixels are loaded by a method of Pillow's images, which does not use the result."""
+    """Whether a method of Pillow's loads pending pixels, without using the result."""
     return type(image._im) is Pending and sys._getframe(2).f_globals is vars(Image)
 
 
@@ -290,7 +290,11 @@ def _function(name: str, original: Any) -> Any:
 
 
 def install() -> bool:
-    """Make images of this process lazy. Returns whether they are; not with an unknown or patched Pillow."""
+    """Make images of this process lazy.
+
+    Returns:
+        Whether they are; not with an unknown or patched Pillow.
+    """
     global _pillow
     if not _originals:
         found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
@@ -308,7 +312,10 @@ def install() -> bool:
 
 
 def uninstall() -> None:
-    """Make images as Pillow does. Those that are lazy stay so until their pixels are used."""
+    """Make images as Pillow does.
+
+    Those that are lazy stay so until their pixels are used.
+    """
     for name, (cls, attribute, _) in _METHODS.items():
         if name in _originals and name not in ("im", "array"):
             setattr(cls, attribute, _originals[name])
@@ -317,7 +324,7 @@ def uninstall() -> None:
 
 
 def _learn() -> None:
-    """Find the steps whose bits are Pillow's, and torchvision's functions for them that are not patched."""
+    """Find the steps with Pillow's bits, and torchvision's unpatched functions for them."""
     differing = {kind for kind, fields in _EXAMPLES if differing_step([(kind, fields)]) is not None}
     probe = Image.new("RGB", (3, 2))
     probe.info["kept"] = True

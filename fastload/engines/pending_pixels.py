@@ -1,4 +1,4 @@
-"""Pixels of a JPEG file that are not made yet: which part of it, its size, and the steps that follow."""
+"""Describe pixels that are not made yet: part of a file, size, steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of ops: torchvision's transforms of images that the native core runs, with the same bits.
+"""The table of ops: torchvision's transforms of images that the native core runs.
 
 An op says how a transform is read: what the core draws for it, and the steps that it makes of the draws. Transforms
 that make a tensor, change its values or erase a box of it are read elsewhere (:mod:`fastload.pipeline.transforms`).
@@ -205,7 +205,13 @@ def _grayscale(step: Any, place: Place) -> list[Node]:
 
 
 def _chance(kind: str, comparison_v1: str, value: str | None = None) -> Callable[[Any, Place], list[Node]]:
-    """Read a transform that takes a step with probability ``p``; ``value`` names the attribute with its parameter."""
+    """Return a reader of transforms that take a step with probability ``p``.
+
+    Args:
+        kind: Of the step.
+        comparison_v1: How v1 compares a draw with ``p``.
+        value: Name of the attribute with the step's parameter.
+    """
 
     def read(step: Any, place: Place) -> list[Node]:
         fields = {} if value is None else {"value": _parameter(kind, getattr(step, value))}

@@ -1,4 +1,4 @@
-"""Check at run time that the core's steps give the same bits as the installed Pillow and torchvision."""
+"""Check at run time that the core's steps give Pillow's and torchvision's bits."""
 
 from __future__ import annotations
 

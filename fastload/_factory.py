@@ -7,11 +7,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
-
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
+
+    from torch.utils.data import DataLoader
 
 
 class FactoryError(ValueError):
@@ -62,6 +62,8 @@ def call_factory(name: str, arguments: Sequence[str] = ()) -> tuple[DataLoader[A
 
 def _loader_and_step(name: str, made: Any) -> tuple[DataLoader[Any], Callable[[Any], object] | None]:
     loader, step = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    from torch.utils.data import DataLoader  # here: fastload run replaces it where a module holds it
+
     if not isinstance(loader, DataLoader):
         raise FactoryError(f"{name} must return a DataLoader, or (DataLoader, step), got {type(made).__name__}")
     if step is not None and not callable(step):

@@ -113,16 +113,25 @@ constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
 };
 // Steps are ops too; their names are those of the fields of Step::Kind.
 constexpr std::pair<const char*, Step::Kind> kSteps[] = {
-    {"brightness", Step::Kind::brightness}, {"contrast", Step::Kind::contrast},
-    {"saturation", Step::Kind::saturation}, {"hue", Step::Kind::hue},
-    {"sharpness", Step::Kind::sharpness},   {"grayscale", Step::Kind::grayscale},
-    {"invert", Step::Kind::invert},         {"posterize", Step::Kind::posterize},
-    {"solarize", Step::Kind::solarize},     {"autocontrast", Step::Kind::autocontrast},
-    {"equalize", Step::Kind::equalize},     {"flip_horizontal", Step::Kind::flip_horizontal},
+    {"brightness", Step::Kind::brightness},
+    {"contrast", Step::Kind::contrast},
+    {"saturation", Step::Kind::saturation},
+    {"hue", Step::Kind::hue},
+    {"sharpness", Step::Kind::sharpness},
+    {"grayscale", Step::Kind::grayscale},
+    {"invert", Step::Kind::invert},
+    {"posterize", Step::Kind::posterize},
+    {"solarize", Step::Kind::solarize},
+    {"autocontrast", Step::Kind::autocontrast},
+    {"equalize", Step::Kind::equalize},
+    {"flip_horizontal", Step::Kind::flip_horizontal},
     {"flip_vertical", Step::Kind::flip_vertical},
     {"rotate_90", Step::Kind::rotate_90},
-    {"rotate_180", Step::Kind::rotate_180}, {"rotate_270", Step::Kind::rotate_270},
-    {"affine", Step::Kind::affine},         {"pad", Step::Kind::pad},
+    {"rotate_180", Step::Kind::rotate_180},
+    {"rotate_270", Step::Kind::rotate_270},
+    {"affine", Step::Kind::affine},
+    {"gaussian_blur", Step::Kind::gaussian_blur},
+    {"pad", Step::Kind::pad},
 };
 constexpr std::pair<const char*, DrawOp::Comparison> kComparisons[] = {
     {"less", DrawOp::Comparison::less},
@@ -215,6 +224,8 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
         op.step.value = nb::cast<double>(value);
       } else if (name == "matrix") {
         op.step.matrix = nb::cast<std::array<double, 6>>(value);
+      } else if (name == "radii") {
+        op.step.radii = nb::cast<std::array<float, 2>>(value);
       } else if (name == "sampling") {
         op.step.sampling = named(kSamplings, nb::cast<std::string>(value), "sampling");
       } else if (name == "fill") {

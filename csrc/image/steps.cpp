@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "image/blur.h"
 #include "image/color.h"
 #include "jpeg/file.h"
 
@@ -50,6 +51,7 @@ class Work {
         image_ = next;
         return true;
       }
+      case Kind::gaussian_blur: gaussian_blur(image_, step.radii[0], step.radii[1]); return true;
       case Kind::crop: return crop(box);
       case Kind::pad: {
         if (!margins_fit(step)) return false;

@@ -30,6 +30,7 @@ struct Step {
     rotate_180,       //
     rotate_270,       //
     affine,           // matrix, sampling, fill
+    gaussian_blur,    // radii
     crop,             // box
     pad,              // box: margins at the top and left, and the new size; mode, fill
     resize,           // box: the new size; filter
@@ -37,6 +38,7 @@ struct Step {
   Kind kind = Kind::invert;
   double value = 0;
   std::array<double, 6> matrix{};
+  std::array<float, 2> radii{};  // along x and y, pixels
   Sampling sampling = Sampling::nearest;
   Color fill{};
   PixelBox box;

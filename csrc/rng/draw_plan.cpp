@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "image/blur.h"
+
 namespace fastload {
 namespace {
 
@@ -156,6 +158,11 @@ std::string fault(const DrawOp& op) {
   if (op.kind == Kind::step && op.step.kind == Step::Kind::pad) {
     const PixelBox& margins = op.step.box;
     if (margins.top < 0 || margins.left < 0 || margins.height < 0 || margins.width < 0) return "margins must be >= 0";
+  }
+  if (op.kind == Kind::step && op.step.kind == Step::Kind::gaussian_blur) {
+    for (const float radius : op.step.radii) {
+      if (!(radius >= 0 && radius <= kMostBlurRadius)) return "a radius must be from 0 to 100000";
+    }
   }
   for (const std::vector<DrawOp>& branch : op.branches) {
     for (const DrawOp& inner : branch) {

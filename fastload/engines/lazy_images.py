@@ -8,26 +8,20 @@ infos are Pillow's, and so are errors: a file whose decoding could fail is decod
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import io
-import math
 import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageFilter
 from PIL.JpegImagePlugin import JpegImageFile
-from torchvision.transforms import _functional_pil
 
 from fastload import _core
+from fastload.engines import lazy_functions
 from fastload.engines.pending_pixels import ByPillow, File, Pending
 from fastload.pipeline.calibration import FILTERS, calibrate
 from fastload.pipeline.step_calibration import REFERENCES, differing_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fastload.pipeline.ops import Node
 
 _NAMES: Final = {int(resampling): name for name, resampling in FILTERS.items()}
@@ -40,7 +34,8 @@ _FLIPS: Final = {
 }
 _FACTORS: Final = (0.0, 0.3, 1.0, 1.7, 3.0)
 _originals: dict[str, Any] = {}
-_functions: dict[str, Any] = {}
+RADIUS_MAX: Final = 1000.0
+"""The largest radius of a blur that is pending, pixels."""
 _exact: set[str] = set()
 _keeps_info: dict[str, bool] = {}
 _pillow: ByPillow
@@ -165,22 +160,40 @@ def _transform(
     fill: Any = 1,
     fillcolor: Any = None,
 ) -> Image.Image:
-    original = _originals["transform"]
-    pending = _pending(self) if method == Image.Transform.AFFINE and fill == 1 and "affine" in _exact else None
-    sampling = _SAMPLINGS.get(resample) if isinstance(resample, int) else None
-    plain = size == self.size and type(data) in (tuple, list) and len(data) == 6 and sampling is not None
-    color = (0, 0, 0) if fillcolor is None else fillcolor
-    plain = plain and type(color) is tuple and len(color) == 3 and all(type(part) is int for part in color)
-    if pending is None or not plain or not all(type(number) in (int, float) for number in data):
-        return cast("Image.Image", original(self, size, method, data, resample, fill, fillcolor))
-    if not all(0 <= part <= 255 for part in color):
-        return cast("Image.Image", original(self, size, method, data, resample, fill, fillcolor))
-    fields = {"matrix": tuple(map(float, data)), "sampling": sampling, "fill": color}
-    return _changed(self, pending, "affine", fields)
+    changed = None
+    if method == Image.Transform.AFFINE and size == self.size and fill == 1 and isinstance(resample, int):
+        sampling = _SAMPLINGS.get(resample)
+        color = (0, 0, 0) if fillcolor is None else fillcolor
+        plain = type(data) in (tuple, list) and len(data) == 6 and all(type(each) in (int, float) for each in data)
+        colored = type(color) is tuple and len(color) == 3 and all(type(c) is int and 0 <= c <= 255 for c in color)
+        if plain and colored and sampling is not None:
+            fields = {"matrix": tuple(map(float, data)), "sampling": sampling, "fill": color}
+            changed = _changed(self, "affine", fields)
+    if changed is None:
+        return cast("Image.Image", _originals["transform"](self, size, method, data, resample, fill, fillcolor))
+    return changed
 
 
-def _changed(image: Image.Image, pending: Pending, kind: str, fields: dict[str, Any]) -> Image.Image:
-    result = image._new(cast("Any", pending.changed(kind, fields)))
+def _filter(self: Image.Image, filter: Any) -> Image.Image:
+    changed = None
+    if type(filter) is ImageFilter.GaussianBlur:
+        radius = filter.radius
+        radii = tuple(radius) if isinstance(radius, list | tuple) else (radius, radius)
+        if len(radii) == 2 and all(type(each) in (int, float) and 0 < each <= RADIUS_MAX for each in radii):
+            changed = _changed(self, "gaussian_blur", {"radii": tuple(map(float, radii))})
+    return cast("Image.Image", _originals["filter"](self, filter)) if changed is None else changed
+
+
+def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | None:
+    """Add a step to an image's pending pixels.
+
+    Returns:
+        The changed image; ``None`` if its pixels are not pending, or the step is not exact.
+    """
+    pending = _pending(image) if kind in _exact and isinstance(image, Image.Image) else None
+    if pending is None:
+        return None
+    result: Image.Image = image._new(cast("Any", pending.changed(kind, fields)))
     if not _keeps_info[kind]:
         result.info = {}
     return result
@@ -206,58 +219,18 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "resize": (Image.Image, "resize", _resize),
     "transpose": (Image.Image, "transpose", _transpose),
     "transform": (Image.Image, "transform", _transform),
+    "filter": (Image.Image, "filter", _filter),
 }
 
 _SAMPLINGS: Final = {int(Image.Resampling[name.upper()]): name for name in ("nearest", "bilinear", "bicubic")}
 
 
-def _factor(kind: str, name: str) -> Callable[..., Node | None]:
-    def read(*arguments: Any, **rest: Any) -> Node | None:
-        (value,) = arguments or (rest[name],)
-        return (kind, {"value": float(value)}) if type(value) in (int, float) else None
-
-    return read
-
-
-def _hue(hue_factor: Any) -> Node | None:
-    if type(hue_factor) not in (int, float) or not -0.5 <= hue_factor <= 0.5:
-        return None
-    return "hue", {"value": float(np.int32(hue_factor * 255).astype(np.uint8))}
-
-
-def _posterize(bits: Any) -> Node | None:
-    return ("posterize", {"value": float(bits)}) if type(bits) is int and 1 <= bits <= 8 else None
-
-
-def _solarize(threshold: Any) -> Node | None:
-    if type(threshold) not in (int, float) or not math.isfinite(threshold):
-        return None
-    return "solarize", {"value": float(max(0, min(256, math.ceil(threshold))))}
-
-
-def _grayscale(num_output_channels: Any) -> Node | None:
-    return ("grayscale", {}) if num_output_channels == 3 else None
-
-
-_FUNCTIONS: Final[dict[str, Callable[..., Node | None]]] = {
-    "adjust_brightness": _factor("brightness", "brightness_factor"),
-    "adjust_contrast": _factor("contrast", "contrast_factor"),
-    "adjust_saturation": _factor("saturation", "saturation_factor"),
-    "adjust_sharpness": _factor("sharpness", "sharpness_factor"),
-    "adjust_hue": _hue,
-    "to_grayscale": _grayscale,
-    "invert": lambda: ("invert", {}),
-    "posterize": _posterize,
-    "solarize": _solarize,
-    "autocontrast": lambda: ("autocontrast", {}),
-    "equalize": lambda: ("equalize", {}),
-}
-"""By the name of torchvision's function for PIL images: reads its arguments into a step."""
 _EXAMPLES: Final[tuple[Node, ...]] = (
     *((kind, {"value": value}) for kind in ("brightness", "contrast", "saturation", "sharpness") for value in _FACTORS),
     *(("hue", {"value": value}) for value in (0.0, 5.0, 94.0, 129.0, 223.0)),
     *(("posterize", {"value": float(value)}) for value in range(1, 9)),
     *(("solarize", {"value": float(value)}) for value in (0, 1, 100, 255, 256)),
+    *(("gaussian_blur", {"radii": radii}) for radii in ((0.1, 0.1), (0.7, 2.0), (1.3, 1.3), (11.0, 3.5))),
     *((kind, {}) for kind in ("grayscale", "invert", "autocontrast", "equalize", "flip_horizontal", "flip_vertical")),
     *(
         ("affine", {"matrix": matrix, "sampling": sampling, "fill": (3, 200, 90)})
@@ -269,24 +242,6 @@ _EXAMPLES: Final[tuple[Node, ...]] = (
         )
     ),
 )
-
-
-def _function(name: str, original: Any) -> Any:
-    """Wrap torchvision's function, so that it adds a step to pending pixels."""
-    read = _FUNCTIONS[name]
-
-    @functools.wraps(original)
-    def function(img: Any, *arguments: Any, **rest: Any) -> Any:
-        pending = _pending(img) if isinstance(img, Image.Image) else None
-        node = None
-        if pending is not None:
-            with contextlib.suppress(TypeError, KeyError, ValueError):  # the original raises its own
-                node = read(*arguments, **rest)
-        if pending is None or node is None or node[0] not in _exact:
-            return original(img, *arguments, **rest)
-        return _changed(img, pending, *node)
-
-    return function
 
 
 def install() -> bool:
@@ -306,8 +261,7 @@ def install() -> bool:
     _pillow = ByPillow(_originals["load_file"], COMPARED, uninstall)
     for cls, attribute, method in _METHODS.values():
         setattr(cls, attribute, method)
-    for name, original in _functions.items():
-        _replace_function(name, original, _function(name, original))
+    lazy_functions.install(_changed)
     return True
 
 
@@ -319,12 +273,11 @@ def uninstall() -> None:
     for name, (cls, attribute, _) in _METHODS.items():
         if name in _originals and name not in ("im", "array"):
             setattr(cls, attribute, _originals[name])
-    for name, original in _functions.items():
-        _replace_function(name, getattr(_functional_pil, name), original)
+    lazy_functions.uninstall()
 
 
 def _learn() -> None:
-    """Find the steps with Pillow's bits, and torchvision's unpatched functions for them."""
+    """Find the steps with Pillow's bits."""
     differing = {kind for kind, fields in _EXAMPLES if differing_step([(kind, fields)]) is not None}
     probe = Image.new("RGB", (3, 2))
     probe.info["kept"] = True
@@ -332,19 +285,6 @@ def _learn() -> None:
         if kind not in differing:
             _exact.add(kind)
             _keeps_info[kind] = "kept" in REFERENCES[kind](probe, **fields).info
-    for name in _FUNCTIONS:
-        original = getattr(_functional_pil, name, None)
-        if getattr(original, "__module__", None) == _functional_pil.__name__:
-            _functions[name] = original
-
-
-def _replace_function(name: str, old: Any, new: Any) -> None:
-    """Replace a function of torchvision's, and the same one in v2's table of kernels."""
-    setattr(_functional_pil, name, new)
-    v2: Any = sys.modules.get("torchvision.transforms.v2.functional._utils")
-    for kernels in getattr(v2, "_KERNEL_REGISTRY", {}).values():
-        if kernels.get(Image.Image) is old:
-            kernels[Image.Image] = new
 
 
 def _is_patched(method: Any) -> bool:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFilter
 from torchvision.transforms import functional
 
 from fastload import _core
@@ -47,6 +47,7 @@ REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     "affine": lambda image, matrix, sampling, fill: image.transform(
         image.size, Image.Transform.AFFINE, matrix, Image.Resampling[sampling.upper()], fillcolor=fill
     ),
+    "gaussian_blur": lambda image, radii: image.filter(ImageFilter.GaussianBlur(radii)),
     "pad": _pad,
 }
 

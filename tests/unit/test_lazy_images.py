@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jpeg_writer import FACTORS, write_jpeg
 from photos import jpeg
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageEnhance, ImageFile, ImageFilter, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import functional, v2
 
@@ -140,6 +140,11 @@ def test_any_use_gives_what_an_ordinary_image_gives(use, name):
     assert lazily(USES[use], FILES[name]) == outcome(USES[use], FILES[name])
 
 
+class OwnEnhancer(ImageEnhance.Color):
+    def enhance(self, factor):
+        return Image.blend(self.degenerate, super().enhance(factor), 0.5)
+
+
 SKEWED = [[1, 1], [8, 0], [9, 9], [0, 8]]
 FUNCTIONS = {
     "brightness": lambda image: functional.adjust_brightness(image, 1.7),
@@ -164,6 +169,29 @@ FUNCTIONS = {
     "expand": lambda image: functional.rotate(image, 33, expand=True),
     "perspective": lambda image: functional.perspective(
         image, [[0, 0], [9, 0], [9, 9], [0, 9]], [[1, 1], [8, 0], [9, 9], [0, 8]]
+    ),
+    "Pillow's blur": lambda image: image.filter(ImageFilter.GaussianBlur(1.7)),
+    "blur by pairs": lambda image: image.filter(ImageFilter.GaussianBlur((0.3, 2))),
+    "blur by a list": lambda image: image.filter(ImageFilter.GaussianBlur([3, 0])),
+    "default blur": lambda image: image.filter(ImageFilter.GaussianBlur),
+    "blur by nothing": lambda image: image.filter(ImageFilter.GaussianBlur(0)),
+    "smooth": lambda image: image.filter(ImageFilter.SMOOTH),
+    "unsharp mask": lambda image: image.filter(ImageFilter.UnsharpMask(2)),
+    "enhance twice": lambda image: (e := ImageEnhance.Color(image), [e.enhance(0.2), e.enhance(1.4)])[1],
+    "degenerate": lambda image: [ImageEnhance.Color(image).degenerate, ImageEnhance.Sharpness(image).degenerate],
+    "mode of an enhancer": lambda image: ImageEnhance.Color(image).intermediate_mode,
+    "nothing of an enhancer": lambda image: ImageEnhance.Contrast(image).nothing,
+    "image of an enhancer": lambda image: ImageEnhance.Brightness(image).image,
+    "factor of nan": lambda image: ImageEnhance.Brightness(image).enhance(float("nan")),
+    "factor of text": lambda image: ImageEnhance.Brightness(image).enhance("1"),
+    "negative factor": lambda image: ImageEnhance.Contrast(image).enhance(-0.7),
+    "own enhancer": lambda image: OwnEnhancer(image).enhance(0.4),
+    "Pillow's solarize": lambda image: [ImageOps.solarize(image), ImageOps.solarize(image, threshold=40)],
+    "Pillow's equalize": lambda image: ImageOps.equalize(image, mask=None),
+    "Pillow's cutoff": lambda image: [ImageOps.autocontrast(image, 4), ImageOps.autocontrast(image)],
+    "Pillow's invert": lambda image: ImageOps.invert(image.convert("L")),
+    "timm": lambda image: image.transform(
+        image.size, Image.AFFINE, (1, 0.3, 0, 0, 1, 0), resample=3, fillcolor=(9, 8, 7)
     ),
     "blur": lambda image: functional.gaussian_blur(image, [3, 3]),
     "ten crop": lambda image: functional.ten_crop(image, [20, 22]),
@@ -192,9 +220,20 @@ def test_any_function_of_torchvision_gives_the_same(name, checks):
     assert lazily(use, FILES["4:2:0"], checks) == outcome(use, FILES["4:2:0"])
 
 
+def test_functions_are_put_back():
+    names = [(ImageOps, "solarize"), (ImageEnhance.Color, "__init__"), (ImageEnhance._Enhance, "enhance")]
+    before = [getattr(holder, name) for holder, name in names]
+    assert lazy_images.install()
+    assert all(getattr(holder, name) is not old for (holder, name), old in zip(names, before, strict=True))
+    lazy_images.uninstall()
+    assert [getattr(holder, name) for holder, name in names] == before
+    assert not hasattr(ImageEnhance._Enhance, "__getattr__")
+
+
 def test_steps_of_the_kernels_do_not_decode_the_image():
     def pending(image):
         image = functional.adjust_hue(image.convert("RGB"), 0.1)
+        image = ImageEnhance.Contrast(ImageOps.solarize(image)).enhance(0.4).filter(ImageFilter.GaussianBlur(1))
         return type(vars(functional.affine(image, 20, [3, 4], 0.9, [5, 2]))["_im"]) is Pending
 
     assert lazily(pending, FILES["4:2:0"])

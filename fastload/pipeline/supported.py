@@ -12,7 +12,8 @@ import torch
 import torchvision.transforms  # noqa: F401 - v1
 
 from fastload.pipeline.monkeypatch_check import Originals, imported
-from fastload.pipeline.ops import OPS, V2
+from fastload.pipeline.ops import OPS
+from fastload.pipeline.ops_common import V2
 
 _ROLES: Final = {
     "Compose": "compose",

@@ -19,7 +19,8 @@ from fastload.pipeline.erasing import Erasing, erased_by, read_erasing
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
-from fastload.pipeline.ops import OPS, Node, Place, is_v2, pillow_filter
+from fastload.pipeline.ops import OPS
+from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.supported import ORIGINALS, role_of
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 from fastload.pipeline.watched_functions import check_libraries

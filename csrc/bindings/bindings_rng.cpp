@@ -113,6 +113,7 @@ constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
     {"random_rotation", DrawOp::Kind::random_rotation},
     {"random_affine_v1", DrawOp::Kind::random_affine_v1},
     {"random_affine_v2", DrawOp::Kind::random_affine_v2},
+    {"random_gaussian", DrawOp::Kind::random_gaussian},
     {"shuffle", DrawOp::Kind::shuffle},
     {"choose_weighted", DrawOp::Kind::choose_weighted},
 };
@@ -259,7 +260,7 @@ void add(DrawPlan& plan, const std::string& kind, const nb::kwargs& fields) {
   if (!plan.add(op_from(kind, fields, 0), error)) throw nb::value_error(error.c_str());
 }
 
-// Applies steps, rotations and affine transforms to an image, whose memory may change; what draws does so by an
+// Applies steps, rotations, affine transforms and blurs to an image, whose memory may change; what draws does so by an
 // unseeded generator. Returns whether they fit it and the result fits `out`.
 bool apply_to(nb::sequence entries, Array image, Array out, const std::string& pass_rule) {
   require_rows(image, "image");
@@ -271,7 +272,8 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
     const auto [kind, fields] = nb::cast<std::pair<std::string, nb::dict>>(entry);
     const DrawOp op = op_from(kind, fields, 0);
     if (op.kind != DrawOp::Kind::step && op.kind != DrawOp::Kind::random_rotation &&
-        op.kind != DrawOp::Kind::random_affine_v1 && op.kind != DrawOp::Kind::random_affine_v2) {
+        op.kind != DrawOp::Kind::random_affine_v1 && op.kind != DrawOp::Kind::random_affine_v2 &&
+        op.kind != DrawOp::Kind::random_gaussian) {
       throw nb::value_error((kind + " is no step").c_str());
     }
     if (!plan.add(op, error)) throw nb::value_error(error.c_str());

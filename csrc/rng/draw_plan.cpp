@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "image/blur.h"
+#include "image/gaussian.h"
 
 namespace fastload {
 namespace {
@@ -175,6 +176,14 @@ std::string fault(const DrawOp& op) {
     }
   }
   if (std::string reason = affine_fault(op); !reason.empty()) return reason;
+  if (op.kind == Kind::random_gaussian) {
+    const auto odd = [](int taps) { return taps % 2 == 1 && taps >= 1 && taps <= kMostTaps; };
+    const DrawOp::Jitter& sigma = op.jitters[0];
+    if (!odd(op.height) || !odd(op.width)) return "a kernel's sides must be odd, and at most 999";
+    if (!(sigma.on && sigma.low >= 1e-9 && sigma.low <= sigma.high && sigma.high <= 1e9)) {
+      return "sigma must be a (min, max) pair of positive numbers";
+    }
+  }
   if (op.kind == Kind::shuffle && branches > 1000) return "there are too many transforms to shuffle";
   if (op.kind == Kind::choose_weighted) {
     const auto valid = [](double weight) { return weight >= 0 && weight <= 1; };
@@ -491,6 +500,12 @@ DrawStatus Run::apply(const DrawOp& op) {
     case Kind::random_rotation: rotate(op); break;
     case Kind::random_affine_v1:
     case Kind::random_affine_v2: transform(op); break;
+    case Kind::random_gaussian: {
+      Step& step = course_.add(Step::Kind::gaussian_filter);
+      step.value = drawn(op.jitters[0], 0);
+      step.box = {0, 0, op.height, op.width};
+      break;
+    }
     case Kind::shuffle: return apply_shuffled(op);
     case Kind::choose_weighted: return apply_weighted(op);
     case Kind::random_erasing:

@@ -32,6 +32,7 @@ struct DrawOp {
     random_rotation,      // jitters: angle; center; step's sampling and fill
     random_affine_v1,     // jitters: angle, scale, shears along x and y; translate; center; step's sampling and fill
     random_affine_v2,     // the same, but the matrix rounds otherwise
+    random_gaussian,      // jitters: sigma; height and width: of the kernel
     shuffle,              // branches: all of them, in the order of a drawn permutation
     choose_weighted,      // branches and chances, one for each: one of them is drawn by torch.multinomial
   };

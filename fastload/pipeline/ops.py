@@ -15,6 +15,7 @@ from PIL import Image
 
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.ops_affine import random_affine, random_rotation
+from fastload.pipeline.ops_blur import gaussian_blur
 from fastload.pipeline.ops_common import is_v2, pillow_fill, pillow_filter
 from fastload.pipeline.ops_order import random_apply, random_choice, random_order
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
@@ -338,6 +339,7 @@ OPS: Final[dict[str, Op]] = {
     "RandomAdjustSharpness": Op(_chance("sharpness", "less_as_double", "sharpness_factor"), True, False, _FLOATS),
     "RandomRotation": Op(random_rotation, True, False, _DOUBLES),
     "RandomAffine": Op(random_affine, True, False, _DOUBLES),
+    "GaussianBlur": Op(gaussian_blur, True, False, "none: it is approximate"),
     "RandomApply": Op(random_apply, True, False, _INNER),
     "RandomOrder": Op(random_order, True, False, _INNER),
     "RandomChoice": Op(random_choice, True, False, _INNER),

@@ -1,4 +1,4 @@
-"""What the readers of all ops share: nodes, places, and the ways that torchvision passes arguments to Pillow."""
+"""What all ops' readers share: nodes, places, and torchvision's arguments for Pillow."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ class Place:
         size: Height and width of its images, pixels; ``None`` if they differ.
         is_tensor: Whether its images are uint8 tensors; otherwise they are Pillow's.
         read: Reads the transforms within a transform.
+        exact: Whether each op must give the same bits.
+        approximate: Name of an op before it that doesn't, if any.
     """
 
     size: tuple[int, int] | None
     is_tensor: bool
     read: Callable[[Iterable[Any], Place], list[Node]]
+    exact: bool = True
+    approximate: str | None = None
 
     def sized(self, step: Any) -> tuple[int, int]:
         """Return the images' size.

@@ -1,4 +1,4 @@
-"""Read the transforms that apply others at random: all or none, one of them, or all in any order."""
+"""Read the transforms that apply others at random: all, one, or in any order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def random_apply(step: Any, place: Place) -> list[Node]:
 def random_order(step: Any, place: Place) -> list[Node]:
     """Read v2's RandomOrder."""
     _check_generator(step)
-    return [("shuffle", {"branches": [_sized_alike(step, [inner], place) for inner in step.transforms]})]
+    before = place.approximate
+    branches = [_sized_alike(step, [inner], place) for inner in step.transforms]
+    if place.approximate != before:
+        raise Refused(f"{name_of(step)} holds {place.approximate}, which is approximate; put it outside of it")
+    return [("shuffle", {"branches": branches})]
 
 
 def random_choice(step: Any, place: Place) -> list[Node]:
@@ -37,6 +41,7 @@ def random_choice(step: Any, place: Place) -> list[Node]:
     if any(at.size != places[0].size for at in places):
         raise Refused(f"{name_of(step)} gives images of several sizes; put what resizes or crops outside of it")
     place.size = places[0].size
+    place.approximate = next((at.approximate for at in places if at.approximate is not None), None)
     return [("choose_weighted", {"branches": branches, "chances": [float(p) for p in step.p]})]
 
 

@@ -110,18 +110,43 @@ def differing_step(nodes: Iterable[Node]) -> str | None:
                     return kind
                 if not all(_same_as_reference(turn, ()) for turn in ("rotate_90", "rotate_180", "rotate_270")):
                     return kind
+            elif kind == "random_gaussian":
+                if not all(
+                    map(
+                        _is_near_reference,
+                        (fields["height"],) * 3,
+                        (fields["width"],) * 3,
+                        _spread(*fields["jitters"][0]),
+                    )
+                ):
+                    return kind
             elif kind in REFERENCES and not _same_as_reference(kind, tuple(sorted(fields.items()))):
                 return kind
     return None
 
 
 def _narrowed(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rotations or affine transforms that draw nothing but the ends and the middles of the ranges."""
+    """Narrow the ranges to their ends and to a value between them."""
     ranges = fields["jitters"]
     for share in (0.0, 0.3, 1.0):
         values = [None if pair is None else pair[0] + share * (pair[1] - pair[0]) for pair in ranges]
         jitters = tuple(None if value is None else (float(np.float32(value)),) * 2 for value in values)
         yield {**fields, "jitters": jitters, **({"translate": None} if "translate" in fields else {})}
+
+
+def _spread(low: float, high: float) -> tuple[float, ...]:
+    return tuple(float(np.float32(value)) for value in (low, (low + high) / 2, high))
+
+
+@cache
+def _is_near_reference(height: int, width: int, sigma: float) -> bool:
+    """Whether a blur is at most one level off."""
+    image = _probe().resize((max(47, width), max(61, height)))
+    wanted = np.asarray(functional.gaussian_blur(image, [width, height], [sigma, sigma]))
+    got = np.empty_like(wanted)
+    fields = {"height": height, "width": width, "jitters": [(sigma, sigma), None, None, None]}
+    fits = _core.apply_steps([("random_gaussian", fields)], np.array(image), got)
+    return fits and int(np.abs(got.astype(int) - wanted).max()) <= 1
 
 
 @cache

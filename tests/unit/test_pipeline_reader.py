@@ -122,7 +122,8 @@ REFUSED = {
     "order of crops": ([v2.RandomOrder([v2.CenterCrop(8), v2.RandomInvert()]), TO_TENSOR], "the size of some images"),
     "choice of sizes": ([v2.RandomChoice([v2.CenterCrop(8), v2.CenterCrop(9)]), TO_TENSOR], "images of several sizes"),
     "fills": ([v2.RandomResizedCrop(8), v2.RandomRotation(5, fill={torch.Tensor: 3}), TO_TENSOR], "fill="),
-    "blur": ([v1.RandomResizedCrop(8), v1.GaussianBlur(3), TO_TENSOR], "GaussianBlur is not supported natively yet"),
+    "blur": ([v1.RandomResizedCrop(8), v1.GaussianBlur(3), TO_TENSOR], "exact=False runs it natively"),
+    "perspective": ([v1.RandomPerspective(), v1.RandomResizedCrop(8), TO_TENSOR], "is not supported natively yet"),
 }
 
 

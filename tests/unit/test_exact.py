@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -198,6 +201,24 @@ def test_a_torchvision_that_blurs_otherwise_is_refused(root, monkeypatch):
     refused = read_recipe(dataset, exact=False)
     assert isinstance(refused, Refusal)
     assert "computes random_gaussian otherwise" in refused.reasons[0]
+
+
+PROGRAM = """
+import sys
+import torchvision.transforms as v1
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+transform = v1.Compose([v1.RandomResizedCrop(8), v1.GaussianBlur(3), v1.ToTensor()])
+print(DataLoader(ImageFolder(sys.argv[1], transform), num_workers=1, device="cpu").plan.engine)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "native"), [([], False), (["--inexact"], True)])
+def test_a_program_runs_inexactly_if_asked(root, options, native):
+    command = [sys.executable, "-m", "fastload", "run", *options, "-c", PROGRAM, str(root)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert (ran.stdout.strip() == "native") == native
 
 
 def test_exact_is_a_bool(root):

@@ -134,9 +134,14 @@ def decode(
 # Pillow's GaussianBlur, in place. Images here and below are HWC, with contiguous rows at any distance.
 def gaussian_blur(image: _Array, radius: float | tuple[float, float]) -> None: ...
 
-# torchvision's _get_inverse_affine_matrix.
+# torchvision's _get_inverse_affine_matrix, of v1 or v2.
 def inverse_affine_matrix(
-    center: Sequence[float], angle: float, translate: Sequence[float], scale: float, shear: Sequence[float]
+    center: Sequence[float],
+    angle: float,
+    translate: Sequence[float],
+    scale: float,
+    shear: Sequence[float],
+    v2: bool = False,
 ) -> list[float]: ...
 
 # torchvision's pad; the margins to the right and below are what `out` has more.

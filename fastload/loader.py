@@ -85,6 +85,8 @@ class FastLoader(LoaderConfig[T_co]):
             use. 0 disables pinned memory.
         randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from a stream that
             depends only on the seed, the epoch and the sample's index (:mod:`fastload.engines.sample_seeding`).
+        exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
+            at most 1 of 256 levels off. The plan names it.
 
     ``next()`` returns at once if a batch is ready. It waits while the GPU is more than two batches behind the caller;
     otherwise dropped batches that the GPU has yet to read would pile up in its memory.
@@ -121,6 +123,7 @@ class FastLoader(LoaderConfig[T_co]):
         engine: Engine = "auto",
         max_pinned_bytes: int | None = None,
         randomness: Randomness = "worker",
+        exact: bool = True,
     ) -> None:
         auto = auto_workers(num_workers, dataset)
         super().__init__(
@@ -144,7 +147,8 @@ class FastLoader(LoaderConfig[T_co]):
         )
         if auto is not None:
             self.num_workers = auto
-        self._take_options(Options(device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness))
+        own = Options(device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
+        self._take_options(own)
 
     def _take_options(self, options: Options) -> None:
         # Public attributes, because frameworks rebuild a loader from vars(loader).
@@ -155,6 +159,7 @@ class FastLoader(LoaderConfig[T_co]):
         self.engine = options.engine
         self.max_pinned_bytes = options.max_pinned_bytes
         self.randomness = options.randomness
+        self.exact = options.exact
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
         if self.engine == "native":

@@ -25,6 +25,7 @@ class Options:
     engine: Engine = "auto"
     max_pinned_bytes: int | None = None
     randomness: Randomness = "worker"
+    exact: bool = True
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -35,6 +36,8 @@ class Options:
             raise ValueError(f"engine must be 'auto', 'torch' or 'native', got {self.engine!r}")
         if self.randomness not in ("worker", "sample"):
             raise ValueError(f"randomness must be 'worker' or 'sample', got {self.randomness!r}")
+        if not isinstance(self.exact, bool):
+            raise TypeError(f"exact must be True or False, got {self.exact!r}")
         limit = self.max_pinned_bytes
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
             raise TypeError(f"max_pinned_bytes must be an int or None, got {type(limit).__name__}")
@@ -56,6 +59,7 @@ class LoaderConfig(DataLoader[T_co]):
     engine: Engine = Options.engine
     max_pinned_bytes: int | None = Options.max_pinned_bytes
     randomness: Randomness = Options.randomness
+    exact: bool = Options.exact
 
 
 def named_options(own: dict[str, Any]) -> Options:

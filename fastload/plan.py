@@ -13,6 +13,7 @@ from fastload.device import nvrtc
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
 from fastload.options import can_pin, has_own_iterator, has_streams, resolve_device
 from fastload.pipeline.eligibility import read_loader
+from fastload.pipeline.ops_blur import LEVELS_OFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,6 +151,8 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     becomes = f"{becomes}, by a table of {str(table.dtype).removeprefix('torch.')}" if table is not None else "as uint8"
     becomes += "" if recipe.pipeline.erasing is None else f", then {type(recipe.pipeline.erasing.step).__name__}"
     notes = ["samples that are no such JPEG files are made in a process of their own by the transforms themselves"]
+    if (approximate := recipe.pipeline.approximate) is not None:
+        notes.append(f"exact=False: {approximate} is approximate, at most {LEVELS_OFF} of 256 levels off torchvision's")
     if isinstance(workers, AutoWorkers):
         now = "" if workers.sizing.threads is None else f", {workers.sizing.threads} of late"
         streams = f"random draws are those of {NATIVE_STREAMS} workers"

@@ -23,7 +23,9 @@ from fastload.device.replay import twin_of
 from fastload.engines.sample_seeding import SeededByIndex, seeded
 from fastload.engines.workers import start_epoch
 from fastload.loader import FastLoader
-from fastload.options import has_own_iterator
+from fastload.options import has_own_iterator, resolve_device
+from fastload.pipeline.eligibility import read_loader
+from fastload.pipeline.ops_blur import LEVELS_OFF
 from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class Verification:
         notes: Why FastLoader ran the dataset and its transforms unchanged, if it did.
         opaque: Places and types of objects in the batches that cannot be compared.
         blind: Number of batches that contain only such objects.
+        bound: How far values of images may differ, because ``exact=False`` runs an approximation; 0: not at all.
+        largest: The largest difference of such values that was found.
     """
 
     batches: int
@@ -52,6 +56,8 @@ class Verification:
     notes: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
     blind: int = 0
+    bound: float = 0.0
+    largest: float = 0.0
 
     @property
     def compared(self) -> int:
@@ -71,7 +77,8 @@ class Verification:
             blind = f"{self.blind} hold nothing but objects that cannot be compared" if self.blind else ""
             text = f"nothing was compared: of {self.batches} batches, {'; '.join(filter(None, (blind, failed)))}"
         else:
-            text = f"equal to the bit: {self.compared} batches, engine {self.engine}"
+            how = f"at most {self.largest:g} apart, within {self.bound:g}" if self.bound else "equal to the bit"
+            text = f"{how}: {self.compared} batches, engine {self.engine}"
             text += f"; of {self.batches} batches, {failed}" if failed else ""
         notes = [f"not compared: {what}" for what in self.opaque] + list(self.notes)
         return "\n".join([text, *(f"  note: {note}" for note in notes)])
@@ -189,11 +196,12 @@ def _compare(
     errors: list[str] = []
     opaque: dict[str, None] = {}
     blind = 0
+    bound, largest = _bound(loader), 0.0
 
     def result(found: str | None) -> Verification:
         plan = loader.plan  # read now, because the recipe may have failed its check
         notes = () if plan.engine == "native" else plan.notes
-        return Verification(number, plan.engine, found, tuple(errors), notes, tuple(opaque), blind)
+        return Verification(number, plan.engine, found, tuple(errors), notes, tuple(opaque), blind, bound, largest)
 
     while True:
         a, b = next(theirs, missing), next(ours, missing)
@@ -202,9 +210,10 @@ def _compare(
         if a is missing or b is missing:
             more = "FastLoader" if a is missing else "torch"
             return result(f"{more} has more than {number} batches")
-        compared = ComparedValues()
+        compared = ComparedValues(bound=bound)
         found = difference(a, b, compared=compared)
         opaque.update(dict.fromkeys(compared.opaque))
+        largest = max(largest, compared.largest)
         if found is not None:
             return result(f"batch {number}, {found}{_file(torchs, number, found)}")
         blind += bool(compared.opaque) and not compared.values
@@ -214,6 +223,15 @@ def _compare(
         number += 1
 
 
+def _bound(loader: FastLoader[Any]) -> float:
+    """How far values of images may differ: ``LEVELS_OFF`` levels where ``exact=False`` approximates."""
+    recipe = () if has_own_iterator(loader) else read_loader(loader, resolve_device(loader.device))
+    if isinstance(recipe, tuple) or recipe.pipeline.approximate is None:
+        return 0.0
+    table = recipe.pipeline.table
+    return float(LEVELS_OFF) if table is None else LEVELS_OFF * float(table.double().diff().abs().max())
+
+
 @dataclass(slots=True)
 class ComparedValues:
     """Values compared in two batches.
@@ -221,10 +239,14 @@ class ComparedValues:
     Attributes:
         values: Number of values compared.
         opaque: Objects not compared: their ``==`` compares identity, or does not return yes or no.
+        bound: How far values of images (4-D tensors) may differ.
+        largest: The largest difference of such values.
     """
 
     values: int = 0
     opaque: list[str] = dataclasses.field(default_factory=list)
+    bound: float = 0.0
+    largest: float = 0.0
 
 
 def difference(theirs: Any, ours: Any, place: str = "batch", *, compared: ComparedValues | None = None) -> str | None:
@@ -252,7 +274,7 @@ def difference(theirs: Any, ours: Any, place: str = "batch", *, compared: Compar
         )
     if isinstance(theirs, torch.Tensor):
         compared.values += 1
-        return _tensor_difference(theirs, ours.to(theirs.device), place)
+        return _tensor_difference(theirs, ours.to(theirs.device), place, compared)
     same = _same(theirs, ours)
     if same is None:
         compared.opaque.append(f"{place}, {type(theirs).__name__}")
@@ -313,13 +335,18 @@ def _same(theirs: Any, ours: Any) -> bool | None:
         return None
 
 
-def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str) -> str | None:
+def _tensor_difference(theirs: torch.Tensor, ours: torch.Tensor, place: str, compared: ComparedValues) -> str | None:
     if (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
         return f"{place}: {theirs.dtype} {tuple(theirs.shape)} and {ours.dtype} {tuple(ours.shape)}"
     a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (theirs, ours))
     wrong = (a != b).nonzero()
     if not len(wrong):
         return None
+    if compared.bound and theirs.dim() == 4:
+        apart = float((theirs.double() - ours.double()).abs().max())
+        compared.largest = max(compared.largest, apart)
+        if apart <= compared.bound:
+            return None
     at = torch.unravel_index(wrong[0, 0] // theirs.element_size(), theirs.shape) if theirs.dim() else ()
     where = tuple(int(i) for i in at)
     return f"{place}{list(where)}: {theirs[where].item()!r} and {ours[where].item()!r}"

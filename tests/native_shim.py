@@ -16,7 +16,8 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-SOURCES = [*sorted(CSRC.glob("resample/*.cpp")), *sorted(CSRC.glob("rng/*.cpp")), CSRC / "tests" / "shim.cpp"]
+_PARTS = ("resample/*.cpp", "rng/*.cpp", "image/transform*.cpp", "tests/shim.cpp")
+SOURCES = [path for part in _PARTS for path in sorted(CSRC.glob(part))]
 FILTERS = {
     "nearest": (0, Image.Resampling.NEAREST),
     "box": (1, Image.Resampling.BOX),

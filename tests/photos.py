@@ -109,7 +109,17 @@ def jitter_v2():
     return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True)])
 
 
-_OF_IMAGES = (randaugment_v1, jitter_v2, train_v1, train_v2, eval_v1, eval_v2, random_crop)
+def turns_v2():
+    some = [
+        v2.RandomRotation(30, v2.InterpolationMode.BILINEAR),
+        v2.RandomAffine(9, (0.1, 0.2), (0.8, 1.2), 5),
+        v2.RGB(),
+    ]
+    steps = [v2.RandomResizedCrop(SIZE), v2.RandomOrder(some), v2.RandomChoice([v2.RandomRotation((90, 90)), *some])]
+    return v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+
+
+_OF_IMAGES = (randaugment_v1, jitter_v2, turns_v2, train_v1, train_v2, eval_v1, eval_v2, random_crop)
 _OF_TENSORS = (train_on_tensors, eval_on_tensors, erasing_v1, erasing_v2, erasing_bytes)
 PIPELINES = {f.__name__: f for f in (*_OF_IMAGES, *_OF_TENSORS)}
 

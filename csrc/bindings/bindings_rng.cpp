@@ -110,6 +110,12 @@ constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
     {"chance", DrawOp::Kind::chance},
     {"auto_augment_v1", DrawOp::Kind::auto_augment_v1},
     {"color_jitter", DrawOp::Kind::color_jitter},
+    {"random_rotation", DrawOp::Kind::random_rotation},
+    {"random_affine_v1", DrawOp::Kind::random_affine_v1},
+    {"random_affine_v2", DrawOp::Kind::random_affine_v2},
+    {"random_gaussian", DrawOp::Kind::random_gaussian},
+    {"shuffle", DrawOp::Kind::shuffle},
+    {"choose_weighted", DrawOp::Kind::choose_weighted},
 };
 // Steps are ops too; their names are those of the fields of Step::Kind.
 constexpr std::pair<const char*, Step::Kind> kSteps[] = {
@@ -220,6 +226,10 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
         op.chances = nb::cast<std::vector<double>>(value);
       } else if (name == "jitters") {
         op.jitters = jitters_from(value);
+      } else if (name == "translate") {
+        op.translate = nb::cast<std::optional<std::array<double, 2>>>(value);
+      } else if (name == "center") {
+        op.center = nb::cast<std::optional<std::array<double, 2>>>(value);
       } else if (name == "value") {
         op.step.value = nb::cast<double>(value);
       } else if (name == "matrix") {
@@ -250,7 +260,8 @@ void add(DrawPlan& plan, const std::string& kind, const nb::kwargs& fields) {
   if (!plan.add(op_from(kind, fields, 0), error)) throw nb::value_error(error.c_str());
 }
 
-// Applies steps to an image, whose memory may change. Returns whether they fit it and the result fits `out`.
+// Applies steps, rotations, affine transforms and blurs to an image, whose memory may change; what draws does so by an
+// unseeded generator. Returns whether they fit it and the result fits `out`.
 bool apply_to(nb::sequence entries, Array image, Array out, const std::string& pass_rule) {
   require_rows(image, "image");
   require_rows(out, "out");
@@ -260,7 +271,11 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
   for (nb::handle entry : entries) {
     const auto [kind, fields] = nb::cast<std::pair<std::string, nb::dict>>(entry);
     const DrawOp op = op_from(kind, fields, 0);
-    if (op.kind != DrawOp::Kind::step) throw nb::value_error((kind + " is no step").c_str());
+    if (op.kind != DrawOp::Kind::step && op.kind != DrawOp::Kind::random_rotation &&
+        op.kind != DrawOp::Kind::random_affine_v1 && op.kind != DrawOp::Kind::random_affine_v2 &&
+        op.kind != DrawOp::Kind::random_gaussian) {
+      throw nb::value_error((kind + " is no step").c_str());
+    }
     if (!plan.add(op, error)) throw nb::value_error(error.c_str());
   }
   Generator generator;

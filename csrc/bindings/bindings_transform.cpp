@@ -143,10 +143,10 @@ std::array<double, 6> bound_rotation_matrix(double angle, std::array<double, 2> 
 
 std::array<double, 6> bound_inverse_affine_matrix(std::array<double, 2> center, double angle,
                                                   std::array<double, 2> translate, double scale,
-                                                  std::array<double, 2> shear) {
+                                                  std::array<double, 2> shear, bool v2) {
   require_finite({center[0], center[1], angle, translate[0], translate[1], scale, shear[0], shear[1]});
   if (scale == 0) throw nb::value_error("scale must not be 0");
-  return inverse_affine_matrix(center, angle, translate, scale, shear);
+  return inverse_affine_matrix(center, angle, translate, scale, shear, v2);
 }
 
 }  // namespace
@@ -163,7 +163,7 @@ void bind_transform(nb::module_& m) {
       "image"_a.noconvert(), "radius"_a);
   m.def("rotation_matrix", &bound_rotation_matrix, "angle"_a, "center"_a);
   m.def("inverse_affine_matrix", &bound_inverse_affine_matrix, "center"_a, "angle"_a, "translate"_a, "scale"_a,
-        "shear"_a);
+        "shear"_a, "v2"_a = false);
 }
 
 }  // namespace fastload

@@ -5,6 +5,7 @@
 
 #include "image/blur.h"
 #include "image/color.h"
+#include "image/gaussian.h"
 #include "jpeg/file.h"
 
 namespace fastload {
@@ -59,6 +60,11 @@ class Work {
         fastload::pad(image_, next, box.left, box.top, step.mode, step.fill);
         image_ = next;
         return true;
+      }
+      case Kind::gaussian_filter: {
+        const Image source = image_, next = other(source.height, source.width);
+        image_ = next;
+        return gaussian_filter(source, next, box.height, box.width, step.value);
       }
       case Kind::resize: return resize(box.height, box.width, step.filter);
     }

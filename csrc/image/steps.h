@@ -34,6 +34,7 @@ struct Step {
     crop,             // box
     pad,              // box: margins at the top and left, and the new size; mode, fill
     resize,           // box: the new size; filter
+    gaussian_filter,  // box: height and width of the kernel; value: sigma. At most one level off torchvision's
   };
   Kind kind = Kind::invert;
   double value = 0;

@@ -304,18 +304,30 @@ void pad(ConstImage in, Image out, int left, int top, PadMode mode, Color fill) 
   }
 }
 
-std::array<double, 6> rotation_matrix(double angle, std::array<double, 2> center) {
+double modulo_360(double angle) {
   angle = std::fmod(angle, 360.0);
-  angle = angle < 0 ? angle + 360.0 : std::fabs(angle);  // Python's %, which makes no -0.0
-  angle = -radians(angle);
+  return angle < 0 ? angle + 360.0 : std::fabs(angle);  // no -0.0
+}
+
+std::array<double, 6> rotation_matrix(double angle, std::array<double, 2> center) {
+  angle = -radians(modulo_360(angle));
   const double a = round_15(cosine(angle)), b = round_15(sine(angle)), d = round_15(-sine(angle));
   const double x = -center[0], y = -center[1];
   return {a, b, a * x + b * y + 0.0 + center[0], d, a, d * x + a * y + 0.0 + center[1]};
 }
 
 std::array<double, 6> inverse_affine_matrix(std::array<double, 2> center, double angle, std::array<double, 2> translate,
-                                            double scale, std::array<double, 2> shear) {
+                                            double scale, std::array<double, 2> shear, bool v2) {
   const double turn = radians(angle), sx = radians(shear[0]), sy = radians(shear[1]);
+  if (v2) {
+    const double a = cosine(turn - sy) / cosine(sy), c = sine(turn - sy) / cosine(sy), t = tangent(sx);
+    const double b = -(a * t + sine(turn)), d = cosine(turn) - c * t;
+    const double x = center[0] + translate[0], y = center[1] + translate[1];
+    std::array<double, 6> m{d / scale, -b / scale, 0.0, -c / scale, a / scale, 0.0};
+    m[2] += center[0] - m[0] * x - m[1] * y;
+    m[5] += center[1] - m[3] * x - m[4] * y;
+    return m;
+  }
   const double a = cosine(turn - sy) / cosine(sy);
   const double b = -cosine(turn - sy) * tangent(sx) / cosine(sy) - sine(turn);
   const double c = sine(turn - sy) / cosine(sy);

@@ -35,8 +35,12 @@ void pad(ConstImage in, Image out, int left, int top, PadMode mode, Color fill);
 // (width / 2, height / 2) if the caller gives none. Multiples of 90 degrees without a center are transposes instead.
 std::array<double, 6> rotation_matrix(double angle, std::array<double, 2> center);
 
-// torchvision.transforms.functional._get_inverse_affine_matrix. `angle` and `shear` in degrees; scale must not be 0.
+// Python's angle % 360.0.
+double modulo_360(double angle);
+
+// _get_inverse_affine_matrix of torchvision.transforms.functional or, with other rounding, of
+// torchvision.transforms.v2.functional._geometry. `angle` and `shear` in degrees; scale must not be 0.
 std::array<double, 6> inverse_affine_matrix(std::array<double, 2> center, double angle, std::array<double, 2> translate,
-                                            double scale, std::array<double, 2> shear);
+                                            double scale, std::array<double, 2> shear, bool v2);
 
 }  // namespace fastload

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "image/blur.h"
+#include "image/gaussian.h"
 
 namespace fastload {
 namespace {
@@ -122,6 +123,25 @@ bool is_pair(const double (&pair)[2], double least) {
   return least <= pair[0] && pair[0] <= pair[1] && std::isfinite(pair[1]);
 }
 
+// The same for a rotation or an affine transform.
+std::string affine_fault(const DrawOp& op) {
+  using Kind = DrawOp::Kind;
+  const bool affine = op.kind == Kind::random_affine_v1 || op.kind == Kind::random_affine_v2;
+  if (!affine && op.kind != Kind::random_rotation) return "";
+  const auto small = [](double value) { return std::fabs(value) <= 1e9; };  // false for NaN
+  for (const DrawOp::Jitter& range : op.jitters) {
+    if (range.on && !(range.low <= range.high && small(range.low) && small(range.high))) {
+      return "degrees, scale and shear must be (min, max) pairs";
+    }
+  }
+  if (!op.jitters[0].on) return "degrees must be a (min, max) pair";
+  if (affine && op.jitters[1].on && !(op.jitters[1].low >= 1e-9)) return "scale must be greater than 0";
+  if (op.center && !(small((*op.center)[0]) && small((*op.center)[1]))) return "center must be two numbers";
+  if (!op.translate) return "";
+  const auto [x, y] = *op.translate;
+  return x >= 0 && x <= 1 && y >= 0 && y <= 1 ? "" : "translate must be two numbers from 0 to 1";
+}
+
 // Why an op's arguments are invalid; empty if they are not.
 std::string fault(const DrawOp& op) {
   using Kind = DrawOp::Kind;
@@ -153,6 +173,23 @@ std::string fault(const DrawOp& op) {
       if (jitter.on && !(jitter.low <= jitter.high && std::isfinite(jitter.low) && std::isfinite(jitter.high))) {
         return "a jitter must be a (min, max) pair";
       }
+    }
+  }
+  if (std::string reason = affine_fault(op); !reason.empty()) return reason;
+  if (op.kind == Kind::random_gaussian) {
+    const auto odd = [](int taps) { return taps % 2 == 1 && taps >= 1 && taps <= kMostTaps; };
+    const DrawOp::Jitter& sigma = op.jitters[0];
+    if (!odd(op.height) || !odd(op.width)) return "a kernel's sides must be odd, and at most 999";
+    if (!(sigma.on && sigma.low >= 1e-9 && sigma.low <= sigma.high && sigma.high <= 1e9)) {
+      return "sigma must be a (min, max) pair of positive numbers";
+    }
+  }
+  if (op.kind == Kind::shuffle && branches > 1000) return "there are too many transforms to shuffle";
+  if (op.kind == Kind::choose_weighted) {
+    const auto valid = [](double weight) { return weight >= 0 && weight <= 1; };
+    if (branches == 0 || op.chances.size() != branches || !std::all_of(op.chances.begin(), op.chances.end(), valid) ||
+        static_cast<float>(*std::max_element(op.chances.begin(), op.chances.end())) == 0) {
+      return "a weighted choice needs a weight from 0 to 1 for each transform, and one above 0";
     }
   }
   if (op.kind == Kind::step && op.step.kind == Step::Kind::pad) {
@@ -311,6 +348,23 @@ class Run {
  private:
   DrawStatus apply(const DrawOp& op);
   DrawStatus apply_policy(const DrawOp& op);
+  DrawStatus apply_shuffled(const DrawOp& op);
+  DrawStatus apply_weighted(const DrawOp& op);
+  void rotate(const DrawOp& op);
+  void transform(const DrawOp& op);
+
+  double drawn(const DrawOp::Jitter& range, double otherwise) {
+    return range.on ? generator_.uniform(range.low, range.high, rule_) : otherwise;
+  }
+  std::array<double, 2> center_for(const DrawOp& op) const {
+    return op.center.value_or(std::array<double, 2>{course_.size.width * 0.5, course_.size.height * 0.5});
+  }
+  void add_affine(const DrawOp& op, const std::array<double, 6>& matrix) {
+    Step& step = course_.add(Step::Kind::affine);
+    step.matrix = matrix;
+    step.sampling = op.step.sampling;
+    step.fill = op.step.fill;
+  }
 
   UniformRule rule_;
   const std::vector<KnownExp>& known_;
@@ -332,6 +386,63 @@ DrawStatus Run::apply_policy(const DrawOp& op) {
     if (status != DrawStatus::ok) return status;
   }
   return DrawStatus::ok;
+}
+
+DrawStatus Run::apply_shuffled(const DrawOp& op) {
+  std::vector<int> order(op.branches.size());
+  generator_.randperm(order.data(), static_cast<int>(order.size()));
+  for (const int index : order) {
+    const DrawStatus status = apply(op.branches[static_cast<std::size_t>(index)]);
+    if (status != DrawStatus::ok) return status;
+  }
+  return DrawStatus::ok;
+}
+
+// torch.multinomial with one sample: the largest of the weights, each divided by a number drawn by exponential_.
+DrawStatus Run::apply_weighted(const DrawOp& op) {
+  constexpr double kClose = 1e-6;  // more than what torch's and the C library's functions and float32 round away
+  std::size_t chosen = 0;
+  double most = -1, second = -1;
+  for (std::size_t i = 0; i < op.chances.size(); ++i) {
+    const double drawn = -std::log1p(-generator_.rand_double());
+    if (drawn < 1e-30) return DrawStatus::crop_too_large;
+    const double value = static_cast<float>(op.chances[i]) / drawn;
+    second = std::max(second, std::min(value, most));
+    if (value > most) {
+      most = value;
+      chosen = i;
+    }
+  }
+  return second >= most * (1 - kClose) ? DrawStatus::crop_too_large : apply(op.branches[chosen]);
+}
+
+// torchvision's RandomRotation by way of Image.rotate, which copies or transposes at some angles.
+void Run::rotate(const DrawOp& op) {
+  const double angle = drawn(op.jitters[0], 0), turned = modulo_360(angle);
+  const bool square = course_.size.height == course_.size.width;
+  if (!op.center && turned == 0) return;
+  if (!op.center && (turned == 180 || (square && (turned == 90 || turned == 270)))) {
+    course_.add(turned == 90 ? Step::Kind::rotate_90 : turned == 180 ? Step::Kind::rotate_180 : Step::Kind::rotate_270);
+    return;
+  }
+  add_affine(op, rotation_matrix(angle, center_for(op)));
+}
+
+// torchvision's RandomAffine.
+void Run::transform(const DrawOp& op) {
+  const double angle = drawn(op.jitters[0], 0);
+  std::array<double, 2> translate{};
+  if (op.translate) {
+    const double sides[] = {static_cast<double>(course_.size.width), static_cast<double>(course_.size.height)};
+    for (std::size_t i = 0; i < 2; ++i) {
+      const double most = (*op.translate)[i] * sides[i];
+      translate[i] = round_half_even(generator_.uniform(-most, most, rule_));
+    }
+  }
+  const double scale = drawn(op.jitters[1], 1);
+  const double shear_x = drawn(op.jitters[2], 0), shear_y = drawn(op.jitters[3], 0);
+  const bool v2 = op.kind == DrawOp::Kind::random_affine_v2;
+  add_affine(op, inverse_affine_matrix(center_for(op), angle, translate, scale, {shear_x, shear_y}, v2));
 }
 
 DrawStatus Run::apply(const DrawOp& op) {
@@ -386,6 +497,17 @@ DrawStatus Run::apply(const DrawOp& op) {
       break;
     case Kind::auto_augment_v1: return apply_policy(op);
     case Kind::color_jitter: jitter(op, rule_, generator_, course_); break;
+    case Kind::random_rotation: rotate(op); break;
+    case Kind::random_affine_v1:
+    case Kind::random_affine_v2: transform(op); break;
+    case Kind::random_gaussian: {
+      Step& step = course_.add(Step::Kind::gaussian_filter);
+      step.value = drawn(op.jitters[0], 0);
+      step.box = {0, 0, op.height, op.width};
+      break;
+    }
+    case Kind::shuffle: return apply_shuffled(op);
+    case Kind::choose_weighted: return apply_weighted(op);
     case Kind::random_erasing:
       if (!(generator_.rand() < static_cast<float>(op.p))) break;
       return draw_erasing(op, rule_, known_, image, generator_, course_.geometry.erased, unresolved);

@@ -29,10 +29,16 @@ struct DrawOp {
     chance,               // p, comparison, branches: the first if the draw meets p, else the second, if any
     auto_augment_v1,      // branches: four for each policy, see draw_plan.cpp; chances: two for each policy
     color_jitter,         // jitters: brightness, contrast, saturation, hue in the order of a drawn permutation
+    random_rotation,      // jitters: angle; center; step's sampling and fill
+    random_affine_v1,     // jitters: angle, scale, shears along x and y; translate; center; step's sampling and fill
+    random_affine_v2,     // the same, but the matrix rounds otherwise
+    random_gaussian,      // jitters: sigma; height and width: of the kernel
+    shuffle,              // branches: all of them, in the order of a drawn permutation
+    choose_weighted,      // branches and chances, one for each: one of them is drawn by torch.multinomial
   };
   // How a draw r of rand() meets p. torch compares the float32 draw with p rounded to float32; .item() gives a double.
   enum class Comparison { less, less_or_equal, less_as_double };
-  // A range from which a factor is drawn; off: no draw and no step.
+  // A range from which a number is drawn; off: no draw, and what it changes stays.
   struct Jitter {
     bool on = false;
     double low = 0;
@@ -52,6 +58,8 @@ struct DrawOp {
   std::vector<std::vector<DrawOp>> branches;
   std::vector<double> chances;
   std::array<Jitter, 4> jitters;
+  std::optional<std::array<double, 2>> translate;  // the most, as parts of width and height
+  std::optional<std::array<double, 2>> center;     // x and y; none: the image's
 };
 
 // What to make of one image: crop it to `crop`, resize to out_height x out_width (no resize if that is the crop's
@@ -73,7 +81,9 @@ enum class DrawStatus {
   // torch.exp(x) of one draw may round either way on this CPU, and the difference would change the crop. Compute it
   // with torch (x is `unresolved`), append {x, exp(x)} to `known` and run again. About one sample in 50,000.
   ambiguous_exp,
-  crop_too_large,  // a crop larger than the image, or a resize to nothing: torchvision pads or raises
+  // A crop larger than the image, or a resize to nothing: torchvision pads or raises. Or a weighted choice so close
+  // that it depends on how torch's logarithm rounds.
+  crop_too_large,
 };
 
 struct KnownExp {

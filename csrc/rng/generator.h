@@ -26,6 +26,8 @@ class Generator {
   std::uint64_t random64();
   float uniform(double from, double to, UniformRule rule);                      // torch.empty(1).uniform_(from, to)
   float rand() { return static_cast<float>(random() & 0xffffffu) * 0x1p-24f; }  // torch.rand(1)
+  // torch.rand(1, dtype=torch.float64)
+  double rand_double() { return static_cast<double>(random64() & ((std::uint64_t{1} << 53) - 1)) * 0x1p-53; }
   std::int64_t randint(std::int64_t low, std::int64_t high);  // torch.randint(low, high, (1,)); low < high
 
   void randperm(int* order, int count);  // torch.randperm(count)

@@ -18,7 +18,7 @@ from torchvision.transforms import _functional_pil
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.pipeline.ops import Node
+    from fastload.pipeline.ops_common import Node
 
     Change: TypeAlias = Callable[[Any, str, dict[str, Any]], Image.Image | None]
 

@@ -22,7 +22,7 @@ from fastload.pipeline.calibration import FILTERS, calibrate
 from fastload.pipeline.step_calibration import REFERENCES, differing_step
 
 if TYPE_CHECKING:
-    from fastload.pipeline.ops import Node
+    from fastload.pipeline.ops_common import Node
 
 _NAMES: Final = {int(resampling): name for name, resampling in FILTERS.items()}
 COMPARED: Final = 2

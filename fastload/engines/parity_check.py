@@ -10,6 +10,7 @@ from torch.utils.data import default_collate
 
 from fastload import _core
 from fastload.engines.decode_batch import TookTooLongError
+from fastload.pipeline.ops_blur import LEVELS_OFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,9 +122,34 @@ def _compare(
     native = [images_of(pixels[:1].contiguous(), boxes[:1]), default_collate([target])]
     if drawn != after:
         return True, f"sample {index} draws other random numbers natively"
-    if not same(native, expected):
+    if same(native, expected):
+        return True, None
+    if recipe.pipeline.approximate is None:
         return True, f"sample {index} is not the same to the bit natively"
-    return True, None
+    if same(native[1:], expected[1:]) and _is_close(pixels[:1], boxes[:1], images_of, expected[0]):
+        return True, None
+    return True, f"sample {index} is more than {LEVELS_OFF} of 256 levels off natively"
+
+
+def _is_close(
+    pixels: torch.Tensor, boxes: torch.Tensor, images_of: Callable[[torch.Tensor, torch.Tensor], Any], wanted: Any
+) -> bool:
+    """Whether each value is that of a level at most ``LEVELS_OFF`` away."""
+    close = torch.zeros(wanted.shape, dtype=torch.bool)
+    for off in range(-LEVELS_OFF, LEVELS_OFF + 1):
+        made = images_of((pixels.to(torch.int16) + off).clamp_(0, 255).to(torch.uint8), boxes)
+        if (type(made), made.dtype, made.shape, _steps(made)) != (
+            type(wanted),
+            wanted.dtype,
+            wanted.shape,
+            _steps(wanted),
+        ):
+            return False
+        bits = (
+            image.as_subclass(torch.Tensor).contiguous().unsqueeze(-1).view(torch.uint8) for image in (made, wanted)
+        )
+        close |= torch.eq(*bits).all(-1)
+    return bool(close.all())
 
 
 def same(a: Any, b: Any) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fastload.pipeline.ops import Node
+    from fastload.pipeline.ops_common import Node
 
 PARTS_MAX: Final = 2
 """Parts of an image that are decoded one by one. For the next part, the whole image is decoded."""

@@ -39,7 +39,7 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
         return (*reasons, "fastload._core is not built; reinstall fastload with a C++ compiler")
     from fastload.pipeline.reader import Refusal, read_recipe
 
-    recipe = read_recipe(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+    recipe = read_recipe(loader.dataset, loader.collate_fn, loader.worker_init_fn, exact=loader.exact)
     if isinstance(recipe, Refusal):
         return (*reasons, *recipe.reasons)
     return tuple(reasons) or recipe

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.ops import is_v2
+from fastload.pipeline.ops_common import is_v2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 _ABSENT: Final = object()
 _BUILTINS: Final = frozenset(vars(builtins))
-_OWNERS: Final = {"PIL": "Pillow", "numpy": "NumPy", "torch": "torch", "torchvision": "torchvision"}
+_OWNERS: Final = {"PIL": "Pillow", "numpy": "NumPy", "torch": "torch", "torchvision": "torchvision", "timm": "timm"}
 _LIBRARIES: Final = frozenset(_OWNERS)
 # Where a library's code may come from: decorators and dataclasses are the standard library's. unittest holds mocks.
 _AT_HOME: Final = (_LIBRARIES | sys.stdlib_module_names | {"typing_extensions"}) - {"unittest"}
@@ -297,7 +297,7 @@ class Originals:
         for base in cls.__mro__:
             if base is torch.nn.Module:
                 functions.add(base, _CALLS, own=True)
-            elif _top(base.__module__) in ("torch", "torchvision"):
+            elif _top(base.__module__) in ("torch", "torchvision", "timm"):
                 functions.add(base, own=True)
         self._functions[cls] = functions
 

@@ -8,56 +8,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from PIL import Image
-from torchvision.transforms.functional import pil_modes_mapping
 
-from fastload.pipeline.calibration import FILTERS
 from fastload.pipeline.errors import Refused, name_of
+from fastload.pipeline.ops_affine import random_affine, random_rotation
+from fastload.pipeline.ops_blur import gaussian_blur
+from fastload.pipeline.ops_common import is_v2, pillow_fill, pillow_filter
+from fastload.pipeline.ops_order import random_apply, random_choice, random_order
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-Node: TypeAlias = tuple[str, dict[str, Any]]
-"""Arguments for ``_core.DrawPlan.add``: a kind and its fields."""
+    from fastload.pipeline.ops_common import Node, Place
 
-V2: Final = "torchvision.transforms.v2"
 _INTEGERS = "Pillow computes it in integers"
 _FLOATS = "Pillow computes it in float32, without fused operations"
+_DOUBLES = "Python and Pillow compute it in doubles, with the C library's functions"
+_INNER = "its transforms' are"
 _MOVES = "it moves pixels"
-
-
-def is_v2(transform: Any) -> bool:
-    """Whether a natively supported transform is from torchvision's v2."""
-    return type(transform).__module__.startswith(f"{V2}.")
-
-
-@dataclass(slots=True)
-class Place:
-    """Where in a pipeline a transform stands.
-
-    Attributes:
-        size: Height and width of its images, pixels; ``None`` if they differ.
-        is_tensor: Whether its images are uint8 tensors; otherwise they are Pillow's.
-        read: Reads the transforms within a transform.
-    """
-
-    size: tuple[int, int] | None
-    is_tensor: bool
-    read: Callable[[Iterable[Any], Place], list[Node]]
-
-    def sized(self, step: Any) -> tuple[int, int]:
-        """Return the images' size.
-
-        Raises:
-            Refused: It is not known before the images are read.
-        """
-        if self.size is None:
-            raise Refused(f"{name_of(step)} comes where images differ in size; put it after a crop to one size")
-        return self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +85,11 @@ def _padded(step: Any, padding: Any, place: Place) -> list[Node]:
     left, top, right, bottom = (sides * 4)[:4]
     if place.size is not None:
         place.size = place.size[0] + top + bottom, place.size[1] + left + right
-    fields = {"margins": (top, left, bottom, right), "mode": str(step.padding_mode), "fill": _color(step, step.fill)}
+    fields = {
+        "margins": (top, left, bottom, right),
+        "mode": str(step.padding_mode),
+        "fill": pillow_fill(step, step.fill),
+    }
     return [("pad", fields)]
 
 
@@ -160,36 +136,9 @@ def resize_filter(step: Any, place: Place) -> str:
     return pillow
 
 
-def pillow_filter(step: Any) -> str:
-    """Name Pillow's filter of a transform's ``interpolation``.
-
-    Raises:
-        Refused: The core does not have it.
-    """
-    for mode, number in pil_modes_mapping.items():
-        if step.interpolation == mode or step.interpolation in (mode.value, number):
-            for name, resampling in FILTERS.items():
-                if int(resampling) == number:
-                    return name
-    raise Refused(
-        f"{name_of(step)} has interpolation {step.interpolation!r}, which is not supported natively; use BILINEAR"
-    )
-
-
 def _size_of(step: Any) -> tuple[int, int]:
     height, width = (int(side) for side in step.size)
     return height, width
-
-
-def _color(step: Any, fill: Any) -> tuple[int, int, int]:
-    """A constant fill for Pillow's images, as torchvision passes it on."""
-    values = [0] if fill is None else [fill] if isinstance(fill, int | float) else fill
-    if not isinstance(values, list | tuple) or len(values) not in (1, 3):
-        raise Refused(f"{name_of(step)} has fill={fill!r}; give it a number, or three")
-    if not all(isinstance(value, int | float) and value == int(value) and 0 <= value <= 255 for value in values):
-        raise Refused(f"{name_of(step)} has fill={fill!r}; give it whole numbers from 0 to 255")
-    red, green, blue = (int(value) for value in (list(values) * 3)[:3])
-    return red, green, blue
 
 
 def _color_jitter(step: Any, place: Place) -> list[Node]:
@@ -227,15 +176,6 @@ def _parameter(kind: str, value: float) -> float:
     if kind == "posterize" and not 1 <= value <= 8:
         raise ValueError("bits must be from 1 to 8")
     return float(value)
-
-
-def _random_apply(step: Any, place: Place) -> list[Node]:
-    before = place.size
-    inner = place.read(step.transforms, place)
-    if place.size != before:
-        raise Refused(f"{name_of(step)} changes the size of some images; put what resizes or crops outside of it")
-    comparison = "less" if is_v2(step) else "less_or_equal"
-    return [("chance", {"p": float(step.p), "comparison": comparison, "branches": [inner]})]
 
 
 def _rand_augment(step: Any, place: Place) -> list[Node]:
@@ -375,7 +315,7 @@ class _Recorder:
         fields = {
             "matrix": tuple(float(number) for number in matrix),
             "sampling": samplings[resample],
-            "fill": _color(step, rest.get("fillcolor")),
+            "fill": pillow_fill(step, rest.get("fillcolor")),
         }
         return [("affine", fields)]
 
@@ -397,7 +337,12 @@ OPS: Final[dict[str, Op]] = {
     "RandomAutocontrast": Op(_chance("autocontrast", "less_as_double"), True, False, _INTEGERS),
     "RandomEqualize": Op(_chance("equalize", "less_as_double"), True, False, _INTEGERS),
     "RandomAdjustSharpness": Op(_chance("sharpness", "less_as_double", "sharpness_factor"), True, False, _FLOATS),
-    "RandomApply": Op(_random_apply, True, False, "its transforms' are"),
+    "RandomRotation": Op(random_rotation, True, False, _DOUBLES),
+    "RandomAffine": Op(random_affine, True, False, _DOUBLES),
+    "GaussianBlur": Op(gaussian_blur, True, False, "none: it is approximate"),
+    "RandomApply": Op(random_apply, True, False, _INNER),
+    "RandomOrder": Op(random_order, True, False, _INNER),
+    "RandomChoice": Op(random_choice, True, False, _INNER),
     "RandAugment": Op(_rand_augment, True, False, _FLOATS),
     "TrivialAugmentWide": Op(_trivial_augment, True, False, _FLOATS),
     "AutoAugment": Op(_auto_augment, True, False, _FLOATS),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,11 +31,13 @@ class StreamCalibration:
         torch: Version of torch.
         fused: ``uniform_(from, to)`` rounds ``x * (to - from) + from`` once.
         excludes_upper: A draw that rounds up to ``to`` becomes ``from``.
+        weighted: ``multinomial`` draws as the core chooses by weights.
     """
 
     torch: str
     fused: bool
     excludes_upper: bool
+    weighted: bool
 
 
 _LOCK = threading.Lock()
@@ -60,7 +63,7 @@ def _calibrate() -> StreamCalibration | None:
     for fused in (True, False):
         for excludes_upper in (True, False):
             if all(_same_uniforms(low, high, fused, excludes_upper) for low, high in _INTERVALS):
-                return StreamCalibration(torch.__version__, fused, excludes_upper)
+                return StreamCalibration(torch.__version__, fused, excludes_upper, _same_choices())
     return None
 
 
@@ -75,7 +78,7 @@ def _same_integers() -> bool:
             return False
         if [core.randint(0, 2), core.randint(0, 2)] != torch.randint(0, 2, (2,), generator=generator).tolist():
             return False
-        if core.randperm(4) != torch.randperm(4, generator=generator).tolist():
+        if any(core.randperm(n) != torch.randperm(n, generator=generator).tolist() for n in (4, 9)):
             return False
         for high in _RANGES:
             if core.randint(0, high) != torch.randint(0, high, (1,), generator=generator).item():
@@ -89,6 +92,21 @@ def _same_uniforms(low: float, high: float, fused: bool, excludes_upper: bool) -
         core.uniform(low, high, fused, excludes_upper) == torch.empty(1).uniform_(low, high, generator=generator).item()
         for _ in range(_DRAWS)
     )
+
+
+def _same_choices() -> bool:
+    """Compare choices by weights, from 2 to 7, and the state afterwards."""
+    core, generator = _core.Generator(2), torch.Generator().manual_seed(2)
+    for i in range(_DRAWS):
+        weights = [(i + k) % 5 / 10 for k in range(2 + i % 6)]
+        plan = _core.DrawPlan()
+        branches: list[Any] = [[("center_crop", {"height": 1, "width": 1 + k})] for k in range(len(weights))]
+        plan.add("choose_weighted", branches=branches, chances=weights)
+        status, geometry, _ = plan.draw(core, 10, 10)
+        chosen = int(torch.multinomial(torch.tensor(weights), 1, generator=generator))
+        if status != "ok" or geometry is None or geometry[3] != 1 + chosen:
+            return False
+    return core.get_state() == generator.get_state().numpy().tobytes()
 
 
 def exp_errs_less_than_an_ulp(count: int = 1 << 14) -> bool:

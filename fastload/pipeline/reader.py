@@ -143,6 +143,8 @@ def read_recipe(
     dataset: Any,
     collate_fn: Callable[[Any], Any] | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
+    *,
+    exact: bool = True,
 ) -> Recipe | Refusal:
     """Read what a loader's workers would do.
 
@@ -154,6 +156,7 @@ def read_recipe(
         dataset: The loader's.
         collate_fn: The loader's; only ``default_collate`` is supported natively.
         worker_init_fn: The loader's; with one, nothing runs natively.
+        exact: Whether all of it must give the same bits.
     """
     reasons = []
     if collate_fn is not None and collate_fn is not default_collate:
@@ -162,7 +165,7 @@ def read_recipe(
         reasons.append("worker_init_fn may change anything in the workers; leave it out")
     try:
         root = _root(dataset)
-        pipeline = read_transform(root.transform)
+        pipeline = read_transform(root.transform, exact=exact)
         check_collating(pipeline.image)
         plan = _plan(pipeline)
         options = _options(pipeline)

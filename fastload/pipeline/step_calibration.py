@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ from fastload import _core
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from fastload.pipeline.ops import Node
+    from fastload.pipeline.ops_common import Node
 
 _SHIFTS: Final = (0, 5, 94, 127, 129, 223, 255)
 _lock: Final = threading.Lock()
@@ -25,6 +26,27 @@ def _pad(image: Image.Image, *, margins: tuple[int, int, int, int], mode: str, f
     top, left, bottom, right = margins
     result: Image.Image = functional.pad(image, [left, top, right, bottom], fill, mode)
     return result
+
+
+def _rotation(image: Image.Image, *, jitters: Any, center: Any, sampling: str, fill: Any) -> Image.Image:
+    mode = functional.InterpolationMode(sampling)
+    result: Image.Image = functional.rotate(image, jitters[0][0], mode, False, center, fill)
+    return result
+
+
+def _affine_by(module: str) -> Callable[..., Any]:
+    def affine(
+        image: Image.Image, *, jitters: Any, center: Any, sampling: str, fill: Any, translate: None
+    ) -> Image.Image:
+        angle, scale, x, y = (
+            otherwise if pair is None else pair[0]
+            for pair, otherwise in zip(jitters, (0.0, 1.0, 0.0, 0.0), strict=True)
+        )
+        mode = functional.InterpolationMode(sampling)
+        result: Image.Image = sys.modules[module].affine(image, angle, [0, 0], scale, [x, y], mode, fill, center)
+        return result
+
+    return affine
 
 
 REFERENCES: Final[dict[str, Callable[..., Any]]] = {
@@ -49,9 +71,10 @@ REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     ),
     "gaussian_blur": lambda image, radii: image.filter(ImageFilter.GaussianBlur(radii)),
     "pad": _pad,
+    "random_rotation": _rotation,
+    "random_affine_v1": _affine_by("torchvision.transforms.functional"),
+    "random_affine_v2": _affine_by("torchvision.transforms.v2.functional"),
 }
-
-
 """What Pillow or torchvision does for each kind of step."""
 
 
@@ -82,9 +105,48 @@ def differing_step(nodes: Iterable[Node]) -> str | None:
                 for name, value in steps:
                     if not _same_as_reference(name, (("value", value),)):
                         return name
+            elif kind.startswith(("random_rotation", "random_affine")):
+                if not all(_same_as_reference(kind, tuple(sorted(one.items()))) for one in _narrowed(fields)):
+                    return kind
+                if not all(_same_as_reference(turn, ()) for turn in ("rotate_90", "rotate_180", "rotate_270")):
+                    return kind
+            elif kind == "random_gaussian":
+                if not all(
+                    map(
+                        _is_near_reference,
+                        (fields["height"],) * 3,
+                        (fields["width"],) * 3,
+                        _spread(*fields["jitters"][0]),
+                    )
+                ):
+                    return kind
             elif kind in REFERENCES and not _same_as_reference(kind, tuple(sorted(fields.items()))):
                 return kind
     return None
+
+
+def _narrowed(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Narrow the ranges to their ends and to a value between them."""
+    ranges = fields["jitters"]
+    for share in (0.0, 0.3, 1.0):
+        values = [None if pair is None else pair[0] + share * (pair[1] - pair[0]) for pair in ranges]
+        jitters = tuple(None if value is None else (float(np.float32(value)),) * 2 for value in values)
+        yield {**fields, "jitters": jitters, **({"translate": None} if "translate" in fields else {})}
+
+
+def _spread(low: float, high: float) -> tuple[float, ...]:
+    return tuple(float(np.float32(value)) for value in (low, (low + high) / 2, high))
+
+
+@cache
+def _is_near_reference(height: int, width: int, sigma: float) -> bool:
+    """Whether a blur is at most one level off."""
+    image = _probe().resize((max(47, width), max(61, height)))
+    wanted = np.asarray(functional.gaussian_blur(image, [width, height], [sigma, sigma]))
+    got = np.empty_like(wanted)
+    fields = {"height": height, "width": width, "jitters": [(sigma, sigma), None, None, None]}
+    fits = _core.apply_steps([("random_gaussian", fields)], np.array(image), got)
+    return fits and int(np.abs(got.astype(int) - wanted).max()) <= 1
 
 
 @cache

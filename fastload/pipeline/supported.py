@@ -1,7 +1,7 @@
-"""Transform classes of torchvision's v1 and v2 that are supported natively.
+"""Transform classes of torchvision's v1 and v2, and timm's, that are supported natively.
 
-v2 is looked up only once the user's process has imported it: the import takes 0.1 s, and none of its transforms can
-occur before.
+v2 and timm are looked up only once the user's process has imported them: v2's import takes 0.1 s, and none of their
+transforms can occur before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 import torchvision.transforms  # noqa: F401 - v1
 
 from fastload.pipeline.monkeypatch_check import Originals, imported
-from fastload.pipeline.ops import OPS, V2
+from fastload.pipeline.ops import OPS
+from fastload.pipeline.ops_common import V2
 
 _ROLES: Final = {
     "Compose": "compose",
@@ -28,6 +29,8 @@ _ROLES: Final = {
     "RandomErasing": "erasing",
     **dict.fromkeys(OPS, "op"),
 }
+_TIMM: Final = "timm.data.transforms"
+_TIMMS_ROLES: Final = {"MaybeToTensor": "to_tensor", "MaybePILToTensor": "to_tensor"}
 
 _roles: dict[type, str] = {torch.nn.Identity: "identity"}
 _learnt: set[str] = set()
@@ -36,7 +39,7 @@ ORIGINALS: Final = Originals((torch.nn.Identity,))
 
 def role_of(transform: Any) -> str | None:
     """A transform's role; ``None`` if its exact class is not supported natively."""
-    for name in ("torchvision.transforms", V2):
+    for name in ("torchvision.transforms", V2, _TIMM):
         if name not in _learnt and (module := imported(name)) is not None:
             _learn(module)
             _learnt.add(name)
@@ -44,8 +47,8 @@ def role_of(transform: Any) -> str | None:
 
 
 def _learn(module: Any) -> None:
-    for name, role in _ROLES.items():
+    for name, role in (_TIMMS_ROLES if module.__name__ == _TIMM else _ROLES).items():
         cls = getattr(module, name, None)
-        if isinstance(cls, type) and cls.__module__.startswith(f"{module.__name__}."):  # else a user put it there
+        if isinstance(cls, type) and f"{cls.__module__}.".startswith(f"{module.__name__}."):  # else a user put it there
             ORIGINALS.add(cls)
             _roles[cls] = role

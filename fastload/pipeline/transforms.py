@@ -19,7 +19,9 @@ from fastload.pipeline.erasing import Erasing, erased_by, read_erasing
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
-from fastload.pipeline.ops import OPS, Node, Place, is_v2, pillow_filter
+from fastload.pipeline.ops import OPS
+from fastload.pipeline.ops_blur import check_behind
+from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.supported import ORIGINALS, role_of
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 from fastload.pipeline.watched_functions import check_libraries
@@ -45,6 +47,7 @@ class Pipeline:
         table: ``(3, 256)``: value that ``tensor`` gives each level of each channel; ``None`` if images stay uint8.
         erasing: Random erasing at the end; ``None`` if there is none.
         image: Type of a sample's image when it is collated.
+        approximate: Name of an op whose bits are not torchvision's, if any.
     """
 
     names: tuple[str, ...]
@@ -56,6 +59,7 @@ class Pipeline:
     table: torch.Tensor | None
     erasing: Erasing | None
     image: type[torch.Tensor]
+    approximate: str | None
 
     @property
     def resizes_tensors(self) -> bool:
@@ -74,8 +78,12 @@ class Pipeline:
         return (0, 0, 0, 0) if self.erasing is None else erased_by(self.erasing, self.size)
 
 
-def read_transform(transform: Any) -> Pipeline:
+def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
     """Split a transform into its parts.
+
+    Args:
+        transform: The dataset's.
+        exact: Whether all of it must give the same bits.
 
     Raises:
         Refused: Part of it is not supported natively; says which, and what to change.
@@ -111,7 +119,7 @@ def read_transform(transform: Any) -> Pipeline:
                 raise Refused(f"{name_of(late[0])} comes after {name_of(step)}; put it before")
     if not tensor:
         raise Refused("the transform ends with a PIL image; end it with ToTensor()")
-    place = Place(None, is_tensor=False, read=_read_inner)
+    place = Place(None, is_tensor=False, read=_read_inner, exact=exact)
     nodes = _read(steps, place)
     if place.size is None:
         raise Refused("nothing gives the images one size; add RandomResizedCrop, or Resize and CenterCrop")
@@ -126,7 +134,8 @@ def read_transform(transform: Any) -> Pipeline:
     pixel_steps = tuple(step for step in steps if role_of(step) in ("op", "to_tensor"))
     image = type(_through(tensor, np.zeros((1, 1, 3), np.uint8)))
     names = tuple(type(step).__name__ for step in steps if role_of(step) == "op")
-    return Pipeline(names, tuple(tensor), pixel_steps, tuple(nodes), place.size, draws, table, erasing, image)
+    read = names, tuple(tensor), pixel_steps, tuple(nodes), place.size, draws, table, erasing, image
+    return Pipeline(*read, place.approximate)
 
 
 def _read(steps: Iterable[Any], place: Place) -> list[Node]:
@@ -137,10 +146,13 @@ def _read(steps: Iterable[Any], place: Place) -> list[Node]:
         place.is_tensor = place.is_tensor or role == "to_tensor"
         if role != "op":
             continue
+        approximate = place.approximate
         try:
-            nodes += OPS[type(step).__name__].read(step, place)
+            made = OPS[type(step).__name__].read(step, place)
         except (TypeError, ValueError) as error:
             raise Refused(f"{name_of(step)} has arguments that are not supported natively ({error})") from error
+        check_behind(step, approximate, made)
+        nodes += made
     return nodes
 
 

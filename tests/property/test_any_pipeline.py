@@ -19,6 +19,7 @@ from fastload.pipeline.reader import Refusal, read_recipe
 
 SIDES = st.integers(1, 70)
 MODES = st.sampled_from(list(v1.InterpolationMode))
+MODES_OF_TRANSFORMS = [v1.InterpolationMode.NEAREST, v1.InterpolationMode.BILINEAR]
 
 
 @st.composite
@@ -69,13 +70,37 @@ def pipelines_on_tensors(draw):
 
 
 @st.composite
+def turns(draw, module):
+    """A rotation or an affine transform."""
+    mode = draw(st.sampled_from([*MODES_OF_TRANSFORMS, v1.InterpolationMode.BICUBIC]))
+    center = draw(st.sampled_from([None, (0, 0), (7.5, 30)]))
+    shear = draw(st.sampled_from([None, 20, (-10, 5), (0, 30, -40, 2.5)]))
+    degrees = draw(st.sampled_from([0, 7.3, 400, (90, 90), (-90, -90), (180, 180), (-360, -360), (10, 250.25)]))
+    translate = draw(st.sampled_from([None, (0, 0.3), (0.5, 1)]))
+    scale = draw(st.sampled_from([None, (0.5, 0.5), (0.7, 3)]))
+    fill = draw(st.sampled_from([0, 130, (1, 20, 255)]))
+    if draw(st.booleans()):
+        return module.RandomRotation(degrees, mode, center=center, fill=fill)
+    return module.RandomAffine(degrees, translate, scale, shear, mode, fill, center)
+
+
+@st.composite
+def orders(draw):
+    """Transforms in a random order, or one of them."""
+    p = draw(st.floats(0, 1))
+    some = [v2.RandomEqualize(p), v2.RandomHorizontalFlip(0.4), v2.Compose([draw(turns(v2)), v2.RandomInvert(p)])]
+    weights = draw(st.sampled_from([None, [1, 0, 2], [0.2, 5, 1e-3]]))
+    return draw(st.sampled_from([v2.RandomOrder(some), v2.RandomChoice(some, weights)]))
+
+
+@st.composite
 def color_steps(draw, module):
     """A transform that changes colours, or moves pixels other than a crop does."""
     p = draw(st.floats(0, 1))
     low, high = sorted(draw(st.tuples(st.floats(0, 3), st.floats(0, 3))))
     jitter = {name: (low, high) for name in ("brightness", "contrast", "saturation") if draw(st.booleans())}
     hue = draw(st.sampled_from([0, 0.1, 0.5]))
-    sampling = draw(st.sampled_from([v1.InterpolationMode.NEAREST, v1.InterpolationMode.BILINEAR]))
+    sampling = draw(st.sampled_from(MODES_OF_TRANSFORMS))
     fill = draw(st.sampled_from([None, 0, 130, (1, 20, 255)]))
     how = {"interpolation": sampling, "fill": fill}
     policy = draw(st.sampled_from(list(v1.AutoAugmentPolicy)))
@@ -95,7 +120,7 @@ def color_steps(draw, module):
         module.RandomApply([module.ColorJitter(0.4, 0.4, 0.4, hue), module.RandomHorizontalFlip(0.3)], p),
         module.Pad(draw(st.integers(0, 9)), (3, 5, 200), draw(st.sampled_from(["constant", "edge", "symmetric"]))),
     ]
-    return draw(st.sampled_from(steps))
+    return draw(st.one_of(st.sampled_from(steps), turns(module), orders()))
 
 
 @st.composite
@@ -135,9 +160,17 @@ def test_any_program(root, pipeline):
     _compare(root, pipeline)
 
 
-def _compare(root, pipeline):
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(turns(v1), turns(v2), orders()), st.tuples(SIDES, SIDES), st.booleans())
+def test_any_turn_and_order_is_native(root, step, size, first):
+    crop = v2.RandomResizedCrop(size if first else (24, 24))
+    _compare(root, v2.Compose([step, crop, v1.ToTensor()] if first else [crop, step, v1.ToTensor()]), refusable=False)
+
+
+def _compare(root, pipeline, *, refusable=True):
     recipe = read_recipe(ImageFolder(root, pipeline))
     if isinstance(recipe, Refusal):
+        assert refusable, recipe
         assert recipe.reasons
         return
     images_of = host_images(recipe, torch.contiguous_format)

@@ -52,6 +52,7 @@ OWN = {
     "engine": "auto",
     "max_pinned_bytes": None,
     "randomness": "worker",
+    "exact": True,
 }
 
 

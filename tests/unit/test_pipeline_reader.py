@@ -112,7 +112,18 @@ REFUSED = {
     "policy before the crop": ([v1.RandAugment(), v1.RandomResizedCrop(8), TO_TENSOR], "where images differ in size"),
     "gray": ([v1.RandomResizedCrop(8), v1.Grayscale(), TO_TENSOR], "num_output_channels=3"),
     "fill": ([v1.RandomResizedCrop(8), v1.Pad(1, 0.5), TO_TENSOR], "whole numbers"),
-    "blur": ([v1.RandomResizedCrop(8), v1.GaussianBlur(3), TO_TENSOR], "GaussianBlur is not supported natively yet"),
+    "rotation that expands": ([v1.RandomResizedCrop(8), v1.RandomRotation(5, expand=True), TO_TENSOR], "use False"),
+    "sampling": (
+        [v2.RandomResizedCrop(8), v2.RandomAffine(5, interpolation=v2.InterpolationMode.BOX), TO_TENSOR],
+        "which Pillow refuses",
+    ),
+    "v1 order": ([v1.RandomResizedCrop(8), v1.RandomOrder([v1.RandomInvert()]), TO_TENSOR], "Python's random module"),
+    "v1 choice": ([v1.RandomResizedCrop(8), v1.RandomChoice([v1.RandomInvert()]), TO_TENSOR], "Python's random module"),
+    "order of crops": ([v2.RandomOrder([v2.CenterCrop(8), v2.RandomInvert()]), TO_TENSOR], "the size of some images"),
+    "choice of sizes": ([v2.RandomChoice([v2.CenterCrop(8), v2.CenterCrop(9)]), TO_TENSOR], "images of several sizes"),
+    "fills": ([v2.RandomResizedCrop(8), v2.RandomRotation(5, fill={torch.Tensor: 3}), TO_TENSOR], "fill="),
+    "blur": ([v1.RandomResizedCrop(8), v1.GaussianBlur(3), TO_TENSOR], "exact=False runs it natively"),
+    "perspective": ([v1.RandomPerspective(), v1.RandomResizedCrop(8), TO_TENSOR], "is not supported natively yet"),
 }
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import InterpolationMode, autoaugment
 from torchvision.transforms import functional as F
+from torchvision.transforms.v2.functional import _geometry as geometry_v2
 
 from fastload import _core
 
@@ -209,10 +210,12 @@ def test_rotation_matrix_is_pillows(angle: float, center, sides: tuple[int, int]
     translate=st.tuples(*[st.integers(-500, 500)] * 2),
     scale=st.floats(-5, 5).filter(lambda scale: scale != 0),
     shear=st.tuples(*[st.floats(-200, 200)] * 2),
+    v2=st.booleans(),
 )
-def test_inverse_affine_matrix_is_torchvisions(center, angle, translate, scale, shear) -> None:
-    expected = F._get_inverse_affine_matrix(list(center), angle, list(translate), scale, list(shear))
-    assert bits(_core.inverse_affine_matrix(center, angle, translate, scale, shear)) == bits(expected)
+def test_inverse_affine_matrix_is_torchvisions(center, angle, translate, scale, shear, v2: bool) -> None:
+    module = geometry_v2 if v2 else F
+    expected = module._get_inverse_affine_matrix(list(center), angle, list(translate), scale, list(shear))
+    assert bits(_core.inverse_affine_matrix(center, angle, translate, scale, shear, v2)) == bits(expected)
 
 
 @pytest.mark.parametrize("size", [*SIZES, (4, 4), (8, 8), (20, 6), (19, 7)])

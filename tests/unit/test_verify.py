@@ -160,7 +160,7 @@ def test_what_fails_throughout_or_is_empty_is_not_called_equal(root):
 
 def test_why_nothing_was_native_is_said(root):
     dataset = ImageFolder(root, v1.Compose([v1.GaussianBlur(3), eval_v1()]))
-    assert "note: the dataset and its transforms run as they are: transform GaussianBlur" in str(
+    assert "note: the dataset and its transforms run as they are: GaussianBlur" in str(
         verify(DataLoader(dataset, 3, num_workers=1), batches=1)
     )
     assert not verify(DataLoader(ImageFolder(root, eval_v1()), 3, num_workers=1), batches=1).notes

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 VARIABLE: Final = "FASTLOAD_RUN"
 BOOTSTRAP: Final = Path(__file__).resolve().parent / "bootstrap"
 
-_DEFAULTS: Final = ("device", "memory_format", "dtype", "device_prefetch", "engine", "max_pinned_bytes", "randomness")
+_DEFAULTS: Final = (
+    *("device", "memory_format", "dtype", "device_prefetch", "engine", "max_pinned_bytes", "randomness", "exact"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--randomness", choices=("worker", "sample"), help="what random draws depend on: worker, or sample"
+    )
+    parser.add_argument(
+        "--inexact",
+        dest="exact",
+        action="store_const",
+        const=False,
+        help="run torchvision's GaussianBlur natively, at most 1 of 256 levels off",
     )
     parser.add_argument(
         "--explain", action="store_true", help="say at exit, on stderr, who uses FastLoader and every loader's plan"

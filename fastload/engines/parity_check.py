@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import default_collate
 
 from fastload import _core
-from fastload.engines.decode_batch import TookTooLongError
+from fastload.engines.decode_batch import TookTooLongError, exp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ def _compare(
                 return False, None
             if kind == "sample":
                 break
-            job.provide_exp(value, torch.exp(torch.tensor([value], dtype=torch.float32)).item())
+            job.provide_exp(value, exp_of(value))
         if answer == "timeout":
             raise TookTooLongError
         drawn = job.generator_before(1)

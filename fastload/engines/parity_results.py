@@ -49,11 +49,11 @@ class ParityResults:
 
     def known(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
         """Why the recipe must not be used; ``None`` if it passed or is unchecked."""
-        return self._results.get(_key(loader, recipe))
+        return self._results.get(key_of(loader, recipe))
 
     def has(self, loader: LoaderConfig[Any], recipe: Recipe) -> bool:
         """Whether the recipe has been checked."""
-        return _key(loader, recipe) in self._results
+        return key_of(loader, recipe) in self._results
 
     def passes(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> bool:
         """Return whether the recipe may be used. Checks a new one; warns if it fails.
@@ -66,7 +66,7 @@ class ParityResults:
         Raises:
             RuntimeError: The recipe fails and ``engine="native"``.
         """
-        key = _key(loader, recipe)
+        key = key_of(loader, recipe)
         if key not in self._results:
             from fastload.engines.parity_check import check_recipe
 
@@ -83,7 +83,7 @@ class ParityResults:
         return why is None
 
 
-def _key(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
+def key_of(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
     """Everything that the check's outcome depends on, except the files."""
     pipeline = recipe.pipeline
     values = pipeline.table

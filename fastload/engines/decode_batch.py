@@ -81,9 +81,8 @@ class Batch:
             for index, entry in zip(self.indices, resolved, strict=True):
                 seed = 0 if seed_of is None else seed_of(index)
                 source, target = locate(entry)
-                if isinstance(source, str | os.PathLike):
-                    if "\0" in os.fsdecode(source):
-                        open(source, "rb").close()  # raises the same error as in a worker
+                if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
+                    open(source, "rb").close()  # raises the same error as in a worker
                 self.sources.append(unchanging(source))
                 self.targets.append(target)
                 self.seeds.append(seed)

@@ -231,11 +231,11 @@ class _SamplesHere:
             dataset = dataset.dataset
         self._may_draw = recipe.pipeline.draws or hasattr(dataset, "encoded")
 
-    def located(self, index: Any, timeout_s: float | None) -> Any:  # noqa: D102
+    def located(self, index: Any, timeout_s: float | None) -> Any:
         with self._states_kept():
             return located(self._recipe, index)
 
-    def batch(self, index: Any, state: bytes, timeout_s: float | None) -> tuple[Any, bytes]:  # noqa: D102
+    def batch(self, index: Any, state: bytes, timeout_s: float | None) -> tuple[Any, bytes]:
         with self._states_kept():
             if self._may_draw:
                 return batch_of_one(self._recipe, index, state)

@@ -13,7 +13,7 @@ import torch
 from fastload.device.normalize import host_images
 
 if TYPE_CHECKING:
-    from fastload.engines.sample_process import SampleProcess
+    from fastload.engines.parity_check import SampleMaker
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
 
@@ -55,7 +55,7 @@ class ParityResults:
         """Whether the recipe has been checked."""
         return key_of(loader, recipe) in self._results
 
-    def passes(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> bool:
+    def passes(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleMaker) -> bool:
         """Return whether the recipe may be used. Checks a new one; warns if it fails.
 
         Args:
@@ -84,7 +84,7 @@ class ParityResults:
 
 
 def key_of(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
-    """Everything that the check's outcome depends on, except the files."""
+    """Everything that a recipe's batches depend on, and its check's outcome, except the files."""
     pipeline = recipe.pipeline
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())

@@ -20,6 +20,8 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
     if loader.engine == "torch":
         return ("engine='torch'",)
     reasons = []
+    if not loader.num_workers and loader.batch_size == 1:  # looking for patches takes longer than the image
+        reasons.append("num_workers=0 and batch_size=1: threads share no batch; larger ones can run natively")
     if not loader._auto_collation:
         reasons.append("batch_size=None: only batches are made natively")
     if not loader.in_order and loader.num_workers:

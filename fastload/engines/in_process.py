@@ -130,8 +130,11 @@ class InProcessFetcher:
             if known is None:
                 raise _UnsupportedError
             recipe = known[1]
-            entries = [recipe.locate_resolved(entry) for entry in recipe.resolve(indices)]
-            sources = [unchanging(source) for source, _ in entries]
+            sources, targets = [], []
+            for entry in recipe.resolve(indices):
+                source, target = recipe.locate_resolved(entry)
+                sources.append(unchanging(source))
+                targets.append(target)
             pixels = torch.empty((len(sources), *recipe.pipeline.size, 3), dtype=torch.uint8, pin_memory=self._pin)
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
@@ -151,9 +154,9 @@ class InProcessFetcher:
             if boxes is not None:
                 boxes[sample] = torch.tensor(box, dtype=torch.int32)
         self.images, self.decoded_at = len(sources), time.monotonic()
-        targets = default_collate([target for _, target in entries])
+        collated = default_collate(targets)
         collated_at = time.monotonic()
-        data = [images_of(pixels, boxes), targets]
+        data = [images_of(pixels, boxes), collated]
         self._decoded += 1
         self._in_python_batches += bool(made)
         self._collate_s += collated_at - self.decoded_at

@@ -16,7 +16,7 @@ import torchvision.transforms as v1
 from backends import simulated
 from children import exit_code, forked
 from photos import PIPELINES, assert_same, eval_v1, jpeg, make_folder, mix_in, random_crop, train_v1
-from PIL import Image
+from PIL import Image, ImageFile
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
 from torchvision.datasets import ImageFolder
 
@@ -256,12 +256,13 @@ class Encoded:
         return self.transform(Image.open(io.BytesIO(bytes(data))).convert("RGB")), target
 
 
-def test_a_dataset_that_reuses_its_memory():
+def test_a_dataset_that_reuses_its_memory(native_batches):
     pairs = [trace(lambda make=make: make(Encoded(train_v1()), batch_size=4, shuffle=True)) for make in ENGINES]
     for a, b in zip(*pairs, strict=True):
         if isinstance(a, list):
             a[1], b[1] = a[1]["label"], b[1]["label"]
     assert_same(*pairs)
+    assert native_batches == {"native": 6, "torch": 0}
 
 
 def test_after_a_keyboard_interrupt_iteration_goes_on(native_batches):
@@ -336,6 +337,17 @@ def test_a_cast_on_the_host(folder, native_batches, dtype):
     torch.manual_seed(3)
     assert_same([images for images, _ in ours(dataset, batch_size=4, dtype=dtype)], wanted)
     assert native_batches == {"native": 6, "torch": 0}
+
+
+def test_where_pillow_draws_otherwise_than_the_core_torch_makes_the_batch(tmp_path, monkeypatch, native_batches):
+    root = make_folder(tmp_path, 6)
+    victim = root / "class1" / "004.jpg"
+    victim.write_bytes(victim.read_bytes()[:-300])
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    made = in_process.made_here
+    monkeypatch.setattr(in_process, "made_here", lambda *arguments: (torch.rand(1), made(*arguments))[1])
+    check(lambda: ImageFolder(root, train_v1()), native_batches, batch_size=3)
+    assert native_batches["torch"]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])

@@ -281,7 +281,7 @@ def host_images(
 def table_images(
     recipe: Recipe, memory_format: torch.memory_format
 ) -> Callable[[torch.Tensor, torch.Tensor | None], TableImages]:
-    """Return a function that makes a leaf of a host batch from a recipe's pixels and boxes."""
+    """Return a function that makes a leaf from a recipe's pixels and boxes."""
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing = recipe.pipeline.erasing
     return lambda pixels, boxes: TableImages(pixels, table, memory_format, Erased.of(erasing, boxes))

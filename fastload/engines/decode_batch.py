@@ -128,7 +128,7 @@ def check_size(pixels: Any, size: tuple[int, ...]) -> None:
 
 
 def unchanging(source: Any) -> Any:
-    """Copy an encoded image that may be overwritten before the threads have read it; keep a path."""
+    """Copy an encoded image that may be overwritten before threads read it."""
     if isinstance(source, str | os.PathLike):
         return source
     data = memoryview(source)
@@ -152,7 +152,7 @@ def as_seen_from(directory: str | None, source: Any) -> Any:
 
 
 def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes) -> bytes | None:
-    """The core's generator state after drawing for a sample; ``None`` if it cannot draw for its size."""
+    """The core's generator state after drawing for a sample; ``None`` if it cannot."""
     _, _, width, height, *_ = job.outcome(sample)
     known: list[tuple[float, float]] = []
     while True:

@@ -1,4 +1,4 @@
-"""Engine ``native`` with ``num_workers=0``: decode threads make the batch that torch would make in this thread.
+"""Engine ``native`` with ``num_workers=0``: decode threads make each batch inside ``next()``.
 
 Torch's own iterator runs unchanged: sampler, base seed and pinning are its own, and no batch is made before it is
 requested. Only its fetcher is replaced. The new one takes the state of torch's default generator, lets the threads draw

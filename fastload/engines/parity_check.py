@@ -34,7 +34,7 @@ class SampleMaker(Protocol):
         ...
 
     def batch(self, index: Any, state: bytes, timeout_s: float | None) -> tuple[Any, bytes]:
-        """Make a batch of one sample from a generator state; return it and the state afterwards."""
+        """Make a batch of one sample from a generator state; return both."""
         ...
 
 

@@ -18,6 +18,7 @@ from fastload.engines.iterators import (
     DeviceIterator,
     NativeDeviceIterator,
     TorchDeviceIterator,
+    fetcher_in_process,
     is_native,
     start_native,
 )
@@ -264,7 +265,9 @@ class FastLoader(LoaderConfig[T_co]):
         return self._iterator  # type: ignore[return-value]
 
     def _native_iterator(self, device: torch.device) -> Iterator[T_co] | None:
-        persists = self.persistent_workers and self.num_workers > 0
+        if not self.num_workers:
+            return None
+        persists = self.persistent_workers
         former: Any = self._iterator
         if persists and isinstance(former, NativeDeviceIterator) and former.device == device and not former.is_closed:
             former.begin_epoch(self)
@@ -293,16 +296,20 @@ class FastLoader(LoaderConfig[T_co]):
         former: Any = self._iterator
         if persists and former is not None:
             return next_epoch(former, self)  # type: ignore[no-any-return]
-        counters = counters_for(self)
+        native = fetcher_in_process(self, torch.device("cpu"))
+        counters = counters_for(self) if native is None else None
         view: Any = object.__new__(_without_del(cast("Any", type(self))))  # keeps a subclass's overrides
         vars(view).update(vars(self))
-        if self.num_workers:
+        if counters is not None and self.num_workers:
             vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, counters)
         make = functools.partial(DataLoader.__iter__, view)
         iterator: Any = start_workers(make) if self.num_workers else make()
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
-        state_of(self).measure(iterator, measure(iterator, Meter(counters, self.batch_size)))
+        if native is not None:
+            native.install(iterator)
+        source = None if native is None else native.totals
+        state_of(self).measure(iterator, measure(iterator, Meter(counters, self.batch_size, source)))
         if persists:
             self._iterator = iterator
         return iterator  # type: ignore[no-any-return]

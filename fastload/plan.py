@@ -139,7 +139,8 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
 
 def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device, batch_bytes: int | None) -> Plan:
     workers = loader.num_workers
-    threads = f"{workers} decode thread{'s' if workers != 1 else ''}"
+    count = workers or cores_for_loading()
+    threads = f"{count} decode thread{'s' if count != 1 else ''}{'' if workers else ', in next()'}"
     if isinstance(workers, AutoWorkers):
         threads = f"1 to {cores_for_loading()} decode threads"
     height, width = recipe.pipeline.size
@@ -150,7 +151,10 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     becomes = "" if table is None else ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
     becomes = f"{becomes}, by a table of {str(table.dtype).removeprefix('torch.')}" if table is not None else "as uint8"
     becomes += "" if recipe.pipeline.erasing is None else f", then {type(recipe.pipeline.erasing.step).__name__}"
-    notes = ["samples that are no such JPEG files are made in a process of their own by the transforms themselves"]
+    place = "a process of their own" if workers else "the main process"
+    notes = [f"samples that are no such JPEG files are made in {place} by the transforms themselves"]
+    if not workers:
+        notes.append("num_workers=0: batches are made between steps; num_workers >= 1 makes them beside the steps")
     if (approximate := recipe.pipeline.approximate) is not None:
         notes.append(f"exact=False: {approximate} is approximate, at most {LEVELS_OFF} of 256 levels off torchvision's")
     if isinstance(workers, AutoWorkers):

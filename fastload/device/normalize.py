@@ -265,10 +265,23 @@ class CopiedImages:
         return to_images(self._pixels, host.table, host.memory_format, host.erased)
 
 
+def layout_of(memory_format: torch.memory_format | None) -> torch.memory_format:
+    """The layout of images that are made on a device for a loader with ``memory_format``."""
+    return torch.channels_last if memory_format == torch.channels_last else torch.contiguous_format
+
+
 def host_images(
     recipe: Recipe, memory_format: torch.memory_format
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
     """Return a function that makes a recipe's images from pixels and boxes, on the CPU."""
+    leaf_of = table_images(recipe, memory_format)
+    return lambda pixels, boxes: CopiedImages(leaf_of(pixels, boxes), pixels).images()
+
+
+def table_images(
+    recipe: Recipe, memory_format: torch.memory_format
+) -> Callable[[torch.Tensor, torch.Tensor | None], TableImages]:
+    """Return a function that makes a leaf from a recipe's pixels and boxes."""
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing = recipe.pipeline.erasing
-    return lambda pixels, boxes: to_images(pixels, table, memory_format, Erased.of(erasing, boxes))
+    return lambda pixels, boxes: TableImages(pixels, table, memory_format, Erased.of(erasing, boxes))

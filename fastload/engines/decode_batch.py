@@ -12,6 +12,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from fastload import _core
+from fastload.stats.stats import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,14 +81,9 @@ class Batch:
             for index, entry in zip(self.indices, resolved, strict=True):
                 seed = 0 if seed_of is None else seed_of(index)
                 source, target = locate(entry)
-                if isinstance(source, str | os.PathLike):
-                    if "\0" in os.fsdecode(source):
-                        open(source, "rb").close()  # raises the same error as in a worker
-                else:
-                    source = memoryview(source)
-                    if not (source.readonly and source.c_contiguous):
-                        source = bytes(source)  # it may be overwritten before the threads have read it
-                self.sources.append(source)
+                if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
+                    open(source, "rb").close()  # raises the same error as in a worker
+                self.sources.append(unchanging(source))
                 self.targets.append(target)
                 self.seeds.append(seed)
         except Exception:  # noqa: BLE001 - any error of the user's dataset or sampler; raised in the batch's turn
@@ -131,6 +127,14 @@ def check_size(pixels: Any, size: tuple[int, ...]) -> None:
         torch.stack([torch.empty(3, *size), torch.empty(3, *pixels.shape[:2])])
 
 
+def unchanging(source: Any) -> Any:
+    """Copy an encoded image that may be overwritten before threads read it."""
+    if isinstance(source, str | os.PathLike):
+        return source
+    data = memoryview(source)
+    return data if data.readonly and data.c_contiguous else bytes(data)
+
+
 def working_directory() -> str | None:
     """The process's working directory, or ``None`` if it has been removed."""
     try:
@@ -148,9 +152,53 @@ def as_seen_from(directory: str | None, source: Any) -> Any:
 
 
 def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes) -> bytes | None:
-    """The core's generator state after drawing for a sample that it could not decode."""
-    generator = _core.Generator(0)
-    generator.set_state(before)
+    """The core's generator state after drawing for a sample; ``None`` if it cannot."""
     _, _, width, height, *_ = job.outcome(sample)
-    status, *_ = plan.draw(generator, width, height)
-    return generator.get_state() if status == "ok" else None
+    known: list[tuple[float, float]] = []
+    while True:
+        generator = _core.Generator(0)
+        generator.set_state(before)
+        status, _, value = plan.draw(generator, width, height, known)
+        if status != "ambiguous_exp":
+            return generator.get_state() if status == "ok" else None
+        known.append((value, exp_of(value)))
+
+
+def exp_of(value: float) -> float:
+    """Torch's ``exp`` in float32, for :class:`_core.DrawPlan`."""
+    return torch.exp(torch.tensor([value], dtype=torch.float32)).item()
+
+
+def stage_totals(
+    work: tuple[float, float, float, float],
+    batches: int,
+    collate_s: float,
+    epilogue_s: float | None,
+    python: tuple[int, float],
+) -> Totals:
+    """Time spent by stage.
+
+    Args:
+        work: See ``_core.Pool.work_times``.
+        batches: Number of decoded batches.
+        collate_s: Seconds of collating targets.
+        epilogue_s: Seconds of making images of pixels; ``None`` if that is no stage of its own here.
+        python: Number of batches with samples made in Python, and the seconds that these took.
+    """
+    seconds, busy, read, read_busy = work
+    spent = {"fetch": read, "decode": seconds - read, "collate": collate_s}
+    if epilogue_s is not None:
+        spent["epilogue"] = epilogue_s
+    counts = dict.fromkeys(spent, float(batches))
+    if python[0]:
+        spent["python"], counts["python"] = python[1], float(python[0])
+    return Totals(
+        {
+            **{f"stage:{name}:count": count for name, count in counts.items()},
+            **{f"stage:{name}:s": took for name, took in spent.items()},
+            "made:sampled_s": seconds,
+            "made:busy_s": busy,
+            "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),
+            "made:decode_s": busy,
+        }
+    )

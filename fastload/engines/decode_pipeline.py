@@ -35,13 +35,14 @@ from fastload.engines.decode_batch import (
     TookTooLongError,
     as_seen_from,
     drawn,
+    exp_of,
+    stage_totals,
     working_directory,
     wrapped,
 )
 from fastload.engines.loader_state import ITERATOR_CLOSED
 from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
-from fastload.stats.stats import Totals
 from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from fastload.engines.sample_process import SampleProcess
     from fastload.pipeline.reader import Recipe
+    from fastload.stats.stats import Totals
 
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], tuple[int, int, int, int]]"  # a sample's pixels, and its box to erase
 
@@ -204,23 +206,9 @@ class DecodePipeline:
 
     def totals(self) -> Totals:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
-        seconds, busy, read, read_busy = self.pool.work_times()
-        spent = {"fetch": read, "decode": seconds - read, "collate": self._collate_s}
-        if self._finish_is_epilogue:
-            spent["epilogue"] = self._finish_s
-        counts = dict.fromkeys(spent, float(self._decoded))
-        if self._in_python_batches:
-            spent["python"], counts["python"] = self._in_python_s, float(self._in_python_batches)
-        return Totals(
-            {
-                **{f"stage:{name}:count": count for name, count in counts.items()},
-                **{f"stage:{name}:s": took for name, took in spent.items()},
-                "made:sampled_s": seconds,
-                "made:busy_s": busy,
-                "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),
-                "made:decode_s": busy,
-            }
-        )
+        epilogue_s = self._finish_s if self._finish_is_epilogue else None
+        python = self._in_python_batches, self._in_python_s
+        return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
 
     def drain(self, timeout_s: float) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
@@ -367,7 +355,7 @@ class DecodePipeline:
         while job.wait() == "requested":
             kind, sample, value = job.request()
             if kind == "exp":
-                job.provide_exp(value, torch.exp(torch.tensor([value], dtype=torch.float32)).item())
+                job.provide_exp(value, exp_of(value))
             elif kind == "sample":
                 before = job.generator_before(sample)
                 try:

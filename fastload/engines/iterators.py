@@ -12,7 +12,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import as_inference_tensors
-from fastload.device.normalize import Erased, NormalizeTable, TableImages, finish, host_images
+from fastload.device.normalize import finish, host_images, layout_of, table_images
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
@@ -22,6 +22,7 @@ from fastload.memory.limits import pins
 from fastload.memory.slots import SlotWriter
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
+from fastload.pipeline.eligibility import read_loader
 from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
 from fastload.torch_workers.signals import deferred_signals
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from fastload.engines.decode_threads import NativeIterator
+    from fastload.engines.in_process import InProcessFetcher
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
@@ -98,6 +100,20 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
         return pin_memory(data) if pinned else data  # type: ignore[no-untyped-call]
 
     return NativeIterator(loader, recipe, process, finish_batch, finish_is_epilogue=True)
+
+
+def fetcher_in_process(loader: LoaderConfig[Any], device: torch.device) -> InProcessFetcher | None:
+    """Return a native fetcher for torch's own iterator; ``None`` unless a recipe runs without workers.
+
+    Raises:
+        RuntimeError: The recipe fails its check and ``engine="native"``.
+    """
+    if loader.num_workers or isinstance(read_loader(loader, device), tuple):
+        return None
+    from fastload.engines.in_process import InProcessFetcher
+
+    fetcher = InProcessFetcher(loader, device)
+    return fetcher if fetcher.is_native else None
 
 
 def native_meter(native: NativeIterator, loader: LoaderConfig[Any], *, on_device: bool = False) -> Meter:
@@ -243,15 +259,10 @@ class NativeDeviceIterator(DeviceIterator):
         stream = state_of(loader).copy_stream(device) if loader.device_prefetch else None
         transfer = Transfer(device, stream, None, loader.dtype)
         pinned = pins(loader, device)
-        wanted = loader.memory_format
-        layout = torch.channels_last if wanted == torch.channels_last else torch.contiguous_format
-        table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
-
-        erasing = recipe.pipeline.erasing
+        images_of = table_images(recipe, layout_of(loader.memory_format))
 
         def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
-            images = TableImages(pixels, table, layout, Erased.of(erasing, boxes))
-            data = [images, pin_memory(targets) if pinned else targets]  # type: ignore[no-untyped-call]
+            data = [images_of(pixels, boxes), pin_memory(targets) if pinned else targets]  # type: ignore[no-untyped-call]
             return data if stream is None else transfer.start(data, number)
 
         host = NativeIterator(
@@ -313,7 +324,8 @@ class TorchDeviceIterator(DeviceIterator):
         self._pins = pins(loader, device)
         asked_to_pin = loader.pin_memory and can_pin()
         takes_turns = loader.in_order and loader.num_workers > 0
-        slots = state.slot_pool(loader, device)
+        self._native = fetcher_in_process(loader, device)
+        slots = state.slot_pool(loader, device) if self._native is None else None
         self.scheduler = scheduler = CopyScheduler(
             transfer,
             num_workers=loader.num_workers if takes_turns else 1,
@@ -326,20 +338,22 @@ class TorchDeviceIterator(DeviceIterator):
         writer = None if slots is None else SlotWriter(slots.handle)
         self._collate = Collate(loader.collate_fn, scheduler.key, writer)
         self._number = 0
-        self._counters = counters_for(loader)
-        meter = Meter(self._counters, loader.batch_size)
+        self._counters = counters_for(loader) if self._native is None else None
+        meter = Meter(self._counters, loader.batch_size, None if self._native is None else self._native.totals)
         super().__init__(loader, device, transfer, meter, (scheduler.close,), scheduler)  # which closes the transfer
         self._view = view_of(loader, **self._changes(loader))
         scheduler.serve(self)
         self._host = start_epoch(self._view)
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
+        if self._native is not None:
+            self._native.install(self._host, scheduler.key)
         measure_here(self._host, meter)
         state.add(self, meter, transfer, scheduler)
 
     def _changes(self, loader: LoaderConfig[Any]) -> dict[str, Any]:
         """The view's differences from the loader, such as delivery by torch's pin-memory thread."""
         changes = {"collate_fn": self._collate, **stages_of(loader)}
-        if loader.num_workers:
+        if self._counters is not None and loader.num_workers:
             first_call = changes.get("worker_init_fn", loader.worker_init_fn)
             changes["worker_init_fn"] = first_call_of(loader, first_call, self._counters)
         if self._pins:
@@ -363,6 +377,8 @@ class TorchDeviceIterator(DeviceIterator):
             arrived = next_of(host)
         self._number += 1
         data = self.scheduler.take(arrived)
+        if (native := self._native) is not None:
+            return data, None, (("decode", native.decoded_at), *self.scheduler.stages), native.images
         return data, self._batch(host), self.scheduler.stages, 0
 
     def _batch(self, host: Any) -> int | None:

@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes
+from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
@@ -21,6 +21,7 @@ from fastload.torch_workers.processes import shut_down
 if TYPE_CHECKING:
     import torch
 
+    from fastload import _core
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.options import LoaderConfig
 
@@ -47,6 +48,7 @@ class LoaderState:
         self._before = Totals()  # of iterators that have ended
         self._missed = Counter[str]()
         self._closed = False
+        self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:
@@ -67,6 +69,17 @@ class LoaderState:
             weakref.finalize(self, self.slots.close)
         self.slots.reclaim()
         return self.slots
+
+    def decode_pool(self) -> _core.Pool:
+        """Return the threads that decode for iterators without workers, shared by all of them."""
+        from fastload import _core
+
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(ITERATOR_CLOSED)
+            if self._pool is None or self._pool[0] != os.getpid():
+                self._pool = os.getpid(), _core.Pool(cores_for_loading())
+            return self._pool[1]
 
     def size_workers(self, loader: LoaderConfig[Any], *, native: bool = False) -> None:
         """Choose ``num_workers`` for the next epoch if it is ``"auto"``.
@@ -170,6 +183,9 @@ class LoaderState:
         for iterator in list(self.live):
             _close(iterator)
         self._streams.clear()
+        pool, self._pool = self._pool, None
+        if pool is not None and pool[0] == os.getpid():
+            pool[1].close()
         if self.slots is not None:
             self.slots.close()
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import default_collate
 
 from fastload import _core
-from fastload.engines.decode_batch import TookTooLongError
+from fastload.engines.decode_batch import TookTooLongError, exp_of
 from fastload.pipeline.ops_blur import LEVELS_OFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.engines.sample_process import SampleProcess
     from fastload.pipeline.reader import Recipe
 
 SAMPLES = 8
@@ -23,9 +22,26 @@ MISSES_MAX = 1
 """Unsupported samples allowed. With more, torch's workers are faster, because a single process makes such samples."""
 
 
+class SampleMaker(Protocol):
+    """Makes samples with the user's dataset, such as a :class:`~fastload.engines.sample_process.SampleProcess`."""
+
+    @property
+    def max_pixels(self) -> int:
+        """Pillow's limit on image size where samples are made, in pixels; 0 is none."""
+        ...
+
+    def located(self, index: Any, timeout_s: float | None) -> Any:
+        """Return a sample's encoded image and target, or the name of the error raised."""
+        ...
+
+    def batch(self, index: Any, state: bytes, timeout_s: float | None) -> tuple[Any, bytes]:
+        """Make a batch of one sample from a generator state; return both."""
+        ...
+
+
 def check_recipe(
     recipe: Recipe,
-    process: SampleProcess,
+    process: SampleMaker,
     images_of: Callable[[torch.Tensor, torch.Tensor], Any],
     *,
     any_share: bool,
@@ -33,8 +49,8 @@ def check_recipe(
 ) -> str | None:
     """Make a few samples both natively and in Python, and compare them. Blocks.
 
-    The user's dataset runs in the sample process, so that this process does not see what it opens or draws. Files that
-    the core does not support are not read there: one may be a named pipe, which has no end.
+    With workers the user's dataset runs in the sample process, so that this process does not see what it opens or
+    draws. Files that the core does not support are not read there: one may be a named pipe, which has no end.
 
     Args:
         recipe: The recipe to check.
@@ -75,7 +91,7 @@ def check_recipe(
 
 def _compare(
     recipe: Recipe,
-    process: SampleProcess,
+    process: SampleMaker,
     images_of: Callable[[torch.Tensor, torch.Tensor], Any],
     pool: _core.Pool,
     index: int,
@@ -104,7 +120,7 @@ def _compare(
                 return False, None
             if kind == "sample":
                 break
-            job.provide_exp(value, torch.exp(torch.tensor([value], dtype=torch.float32)).item())
+            job.provide_exp(value, exp_of(value))
         if answer == "timeout":
             raise TookTooLongError
         drawn = job.generator_before(1)

@@ -13,7 +13,7 @@ import torch
 from fastload.device.normalize import host_images
 
 if TYPE_CHECKING:
-    from fastload.engines.sample_process import SampleProcess
+    from fastload.engines.parity_check import SampleMaker
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
 
@@ -49,13 +49,13 @@ class ParityResults:
 
     def known(self, loader: LoaderConfig[Any], recipe: Recipe) -> str | None:
         """Why the recipe must not be used; ``None`` if it passed or is unchecked."""
-        return self._results.get(_key(loader, recipe))
+        return self._results.get(key_of(loader, recipe))
 
     def has(self, loader: LoaderConfig[Any], recipe: Recipe) -> bool:
         """Whether the recipe has been checked."""
-        return _key(loader, recipe) in self._results
+        return key_of(loader, recipe) in self._results
 
-    def passes(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> bool:
+    def passes(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleMaker) -> bool:
         """Return whether the recipe may be used. Checks a new one; warns if it fails.
 
         Args:
@@ -66,7 +66,7 @@ class ParityResults:
         Raises:
             RuntimeError: The recipe fails and ``engine="native"``.
         """
-        key = _key(loader, recipe)
+        key = key_of(loader, recipe)
         if key not in self._results:
             from fastload.engines.parity_check import check_recipe
 
@@ -83,8 +83,8 @@ class ParityResults:
         return why is None
 
 
-def _key(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
-    """Everything that the check's outcome depends on, except the files."""
+def key_of(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
+    """Everything that a recipe's batches depend on, and its check's outcome, except the files."""
     pipeline = recipe.pipeline
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())

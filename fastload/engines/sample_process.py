@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from fastload.pipeline.reader import Recipe
 
 LOOK_S = 1.0  # how often each of the two processes checks that the other is alive
@@ -349,18 +352,29 @@ def _max_pixels(recipe: Recipe) -> Any:
 
 def _sample(recipe: Recipe, source: Any, state: bytes | None, size: tuple[int, ...], worker: int, where: str) -> Any:
     if state is not None:
-        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    result: Any
+        set_state(state)
     try:
-        pixels = recipe.pixels(source)
-        check_size(pixels, size)
-        result = pixels, recipe.pipeline.erased()
+        result: Any = made_here(recipe, source, size)
     except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
         result = wrapped(worker, where)
-    return result, _state()
+    return result, state_now()
 
 
-def _located(recipe: Recipe, index: Any) -> Any:
+def made_here(
+    recipe: Recipe, source: Any, size: tuple[int, ...]
+) -> tuple[NDArray[np.uint8], tuple[int, int, int, int]]:
+    """Make a sample's pixels and its box to erase with the user's transforms.
+
+    Raises:
+        Exception: Any of Pillow, the transforms, or default_collate if the image's size is not ``size``.
+    """
+    pixels = recipe.pixels(source)
+    check_size(pixels, size)
+    return pixels, recipe.pipeline.erased()
+
+
+def located(recipe: Recipe, index: Any) -> Any:
+    """Answer :meth:`SampleProcess.located` in this process."""
     try:
         source, target = recipe.locate(index)
         source = _sendable(source)
@@ -369,26 +383,39 @@ def _located(recipe: Recipe, index: Any) -> Any:
     return source, target
 
 
-def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
-    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    info = _utils.worker.WorkerInfo(id=0, num_workers=1, seed=torch.initial_seed(), dataset=recipe.dataset)
-    _utils.worker._worker_info = info
+def batch_of_one(recipe: Recipe, index: Any, state: bytes | None) -> tuple[Any, bytes]:
+    """Answer :meth:`SampleProcess.batch` in this process; without a state, leave the generator as it is."""
+    if state is not None:
+        set_state(state)
     try:
         batch = default_collate([recipe.dataset[index]])
     except Exception:  # noqa: BLE001 - the sample raises again in its turn
         batch = None
+    return batch, state_now()
+
+
+def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
+    info = _utils.worker.WorkerInfo(id=0, num_workers=1, seed=torch.initial_seed(), dataset=recipe.dataset)
+    _utils.worker._worker_info = info
+    try:
+        return batch_of_one(recipe, index, state)
     finally:
         _utils.worker._worker_info = None
-    return batch, _state()
 
 
-def _state() -> bytes:
+def set_state(state: bytes) -> None:
+    """Set the state of torch's default generator."""
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def state_now() -> bytes:
+    """Return the state of torch's default generator."""
     return torch.get_rng_state().numpy().tobytes()
 
 
 _HANDLERS: Final[dict[str, Callable[..., Any]]] = {
     "max_pixels": _max_pixels,
     "sample": _sample,
-    "located": _located,
+    "located": located,
     "batch": _batch,
 }

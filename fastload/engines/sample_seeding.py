@@ -112,6 +112,10 @@ class SeededByIndex(Dataset[Any]):
         if self._seed is None:
             self._seed = base_seed
 
+    def seed_here(self, index: Any) -> int:
+        """A sample's seed, after :meth:`run_here`."""
+        return seed_for_index(self._seed or 0, int(self._epoch), index)
+
     def __len__(self) -> int:
         return len(self.dataset)
 

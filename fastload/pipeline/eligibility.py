@@ -20,11 +20,11 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
     if loader.engine == "torch":
         return ("engine='torch'",)
     reasons = []
-    if loader.num_workers == 0:
-        reasons.append("num_workers=0 runs in the main process as torch does it; num_workers >= 1 can run natively")
+    if not loader.num_workers and loader.batch_size == 1:  # looking for patches takes longer than the image
+        reasons.append("num_workers=0 and batch_size=1: threads share no batch; larger ones can run natively")
     if not loader._auto_collation:
         reasons.append("batch_size=None: only batches are made natively")
-    if not loader.in_order:
+    if not loader.in_order and loader.num_workers:
         reasons.append("in_order=False: only batches in order are made natively")
     if device.type not in ("cpu", "cuda"):
         reasons.append(f"batches go to {device.type}; natively they go to cuda and cpu")
@@ -39,7 +39,8 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
         return (*reasons, "fastload._core is not built; reinstall fastload with a C++ compiler")
     from fastload.pipeline.reader import Refusal, read_recipe
 
-    recipe = read_recipe(loader.dataset, loader.collate_fn, loader.worker_init_fn, exact=loader.exact)
+    first_call = loader.worker_init_fn if loader.num_workers else None
+    recipe = read_recipe(loader.dataset, loader.collate_fn, first_call, exact=loader.exact)
     if isinstance(recipe, Refusal):
         return (*reasons, *recipe.reasons)
     return tuple(reasons) or recipe

@@ -82,7 +82,7 @@ def test_every_number_of_workers(folder):
     dataset = ImageFolder(folder, train_v2())
     arguments = {"shuffle": True, "batch_size": 3}
     wanted = epochs_of(lambda: workers(dataset, num_workers=0, **arguments))
-    for count in (1, 2, 3, 4, 5):
+    for count in (0, 1, 2, 3, 4, 5):
         assert_same(epochs_of(lambda n=count: native(dataset, num_workers=n, **arguments)), wanted)
     assert_same(epochs_of(lambda: workers(dataset, num_workers=2, **arguments)), wanted)
 
@@ -99,6 +99,7 @@ ENGINES = [
     *[(native, images, count, persistent) for count in (1, 3) for persistent in (False, True)],
     *[(workers, images, count, persistent) for count in (1, 3) for persistent in (False, True)],
     *[(workers, numbers, count, persistent) for count in (1, 3) for persistent in (False, True)],
+    (native, images, 0, False),
     (workers, images, 0, False),
     (workers, numbers, 0, False),
 ]
@@ -114,7 +115,7 @@ def test_three_epochs_are_the_same_however_they_are_made(folder, make, dataset_o
     assert_same(seen, [batch for epoch in wanted[:2] for batch in epoch[:breaks_at]] + wanted[2])
 
 
-@pytest.mark.parametrize(("make", "count"), [(native, 2), (workers, 2), (workers, 0)])
+@pytest.mark.parametrize(("make", "count"), [(native, 2), (native, 0), (workers, 2), (workers, 0)])
 def test_iterators_that_live_at_the_same_time_are_epochs_of_their_own(folder, make, count):
     dataset = images(folder)
     torch.manual_seed(3)
@@ -134,12 +135,12 @@ def test_one_loader_may_change_its_engine_between_epochs(folder):
     torch.manual_seed(3)
     seen, engines = [], []
     with FastLoader(dataset, sampler=[4, 1], batch_size=2, num_workers=1, **OWN) as loader:
-        for engine, count in (("auto", 1), ("torch", 2), ("torch", 0), ("auto", 2)):
+        for engine, count in (("auto", 1), ("torch", 2), ("torch", 0), ("auto", 0), ("auto", 2)):
             loader.engine, loader.num_workers = engine, count
             engines.append(loader.plan.engine)
             seen += list(loader)
-    assert engines == ["native", "workers", "workers", "native"]
-    assert_same(seen, [by_hand(dataset, [4, 1], epoch)[0] for epoch in range(4)])
+    assert engines == ["native", "workers", "workers", "native", "native"]
+    assert_same(seen, [by_hand(dataset, [4, 1], epoch)[0] for epoch in range(5)])
 
 
 def test_what_looks_at_a_loader_begins_no_epoch_of_it(folder):

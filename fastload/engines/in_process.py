@@ -1,0 +1,248 @@
+"""Engine ``native`` with ``num_workers=0``: decode threads make each batch inside ``next()``.
+
+Torch's own iterator runs unchanged: sampler, base seed and pinning are its own, and no batch is made before it is
+requested. Only its fetcher is replaced. The new one takes the state of torch's default generator, lets the threads draw
+from there, and sets the state that the generator has after the batch. Samples that the threads cannot make are made
+here by the user's transforms, from the state that these would find. If anything raises, the generator goes back and
+torch's fetcher makes the batch, so that errors are torch's.
+
+The dataset and its transforms may change during an epoch, and the next batch then changes too. So the recipe is read
+again for each batch, while the threads work on that batch by the former one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Subset, default_collate
+
+from fastload import _core
+from fastload._batch import HostBatch
+from fastload.device.normalize import host_images, layout_of, table_images
+from fastload.engines.decode_batch import drawn, exp_of, stage_totals, unchanging
+from fastload.engines.loader_state import state_of
+from fastload.engines.parity_results import key_of
+from fastload.engines.sample_process import batch_of_one, located, made_here, set_state, state_now
+from fastload.engines.sample_seeding import SeededByIndex, random_states_kept
+from fastload.memory.limits import pins
+from fastload.pipeline.eligibility import read_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fastload.options import LoaderConfig
+    from fastload.pipeline.reader import Recipe
+    from fastload.stats.stats import Totals
+
+
+class _UnsupportedError(Exception):
+    """The batch cannot be made natively."""
+
+
+class InProcessFetcher:
+    """Replaces the fetcher of torch's iterator without workers.
+
+    Args:
+        loader: The iterator's loader.
+        device: Where batches go.
+
+    Raises:
+        RuntimeError: The recipe fails its check and ``engine="native"``.
+    """
+
+    def __init__(self, loader: LoaderConfig[Any], device: torch.device) -> None:
+        self._loader = loader
+        self._device = device
+        self._pin = pins(loader, device)
+        self._replaced: Any = None
+        self._receiver: int | None = None
+        self._number = 0
+        self.images = 0  # this and the next line: of the last batch
+        self.decoded_at = self.made_at = 0.0
+        self._work = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
+        self._decoded = self._in_python_batches = 0
+        self._collate_s = self._finish_s = self._in_python_s = 0.0
+        self._known: tuple[Any, Recipe, Callable[..., Any]] | None = None
+        self._known = self._read()
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the next batch may be made natively."""
+        return self._known is not None
+
+    def install(self, iterator: Any, receiver: int | None = None) -> None:
+        """Replace the fetcher of torch's iterator.
+
+        Args:
+            iterator: It has just been made.
+            receiver: See :class:`~fastload._batch.HostBatch`; ``None`` returns batches as they are.
+        """
+        self._replaced, self._receiver = iterator._dataset_fetcher, receiver
+        iterator._dataset_fetcher = iterator.decode_pipeline = self
+
+    def fetch(self, indices: Any) -> Any:
+        """Make a batch, and advance torch's default generator as torch does."""
+        self._number += 1
+        state = None
+        try:
+            if type(indices) in (list, tuple):  # others may be iterated only once
+                state = state_now() if self._seeds is None else None
+                return self._natively(indices, state)
+        except Exception:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's
+            if state is not None and self._known is not None and self._known[1].pipeline.draws:
+                set_state(state)
+        finally:
+            self.made_at = time.monotonic()
+        data = self._replaced.fetch(indices)
+        self.images, self.decoded_at = 0, self.made_at
+        return data
+
+    @property
+    def _seeds(self) -> SeededByIndex | None:
+        dataset = self._replaced.dataset
+        return dataset if isinstance(dataset, SeededByIndex) else None
+
+    def _read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
+        """Read the recipe; return what identifies it, the recipe, and what makes its images."""
+        loader, former = self._loader, self._known
+        recipe = read_loader(loader, self._device)
+        if isinstance(recipe, tuple) or not state_of(loader).checks.passes(loader, recipe, _SamplesHere(recipe)):
+            return None
+        key = key_of(loader, recipe)
+        if former is not None and former[0] == key:
+            return key, recipe, former[2]  # its table is on the device
+        if self._device.type == "cpu":
+            return key, recipe, host_images(recipe, torch.contiguous_format)
+        return key, recipe, table_images(recipe, layout_of(loader.memory_format))
+
+    def _natively(self, indices: Any, state: bytes | None) -> Any:
+        pool = state_of(self._loader).decode_pool()
+        before = pool.work_times()
+        seeds = None if self._seeds is None else [self._seeds.seed_here(index) for index in indices]
+        while True:
+            known = self._known = self._known or self._read()
+            if known is None:
+                raise _UnsupportedError
+            recipe = known[1]
+            sources, targets = [], []
+            for entry in recipe.resolve(indices):
+                source, target = recipe.locate_resolved(entry)
+                sources.append(unchanging(source))
+                targets.append(target)
+            pixels = torch.empty((len(sources), *recipe.pipeline.size, 3), dtype=torch.uint8, pin_memory=self._pin)
+            draws: dict[str, Any] = {}
+            if recipe.pipeline.draws:
+                draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}
+            job = pool.submit(sources, pixels, plan=recipe.plan, number=self._number - 1, **draws, **recipe.options)
+            self._known = self._read()
+            if self._known is not None and self._known[0] == known[0]:
+                break
+            job.cancel()
+        _, recipe, images_of = self._known
+        made, after = self._complete(recipe, job, sources, pixels, seeds)
+        boxes = None
+        if recipe.pipeline.erasing is not None:
+            boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
+        for sample, (array, box) in made.items():
+            pixels[sample] = torch.from_numpy(array)
+            if boxes is not None:
+                boxes[sample] = torch.tensor(box, dtype=torch.int32)
+        self.images, self.decoded_at = len(sources), time.monotonic()
+        collated = default_collate(targets)
+        collated_at = time.monotonic()
+        data = [images_of(pixels, boxes), collated]
+        self._decoded += 1
+        self._in_python_batches += bool(made)
+        self._collate_s += collated_at - self.decoded_at
+        self._finish_s += time.monotonic() - collated_at
+        spent = zip(self._work, pool.work_times(), before, strict=True)
+        self._work = tuple(so_far + now - then for so_far, now, then in spent)  # type: ignore[assignment]
+        if after is not None:
+            set_state(after)
+        return data if self._receiver is None else HostBatch(data, 0, self._receiver)
+
+    def _complete(
+        self, recipe: Recipe, job: _core.Job, sources: list[Any], pixels: torch.Tensor, seeds: list[int] | None
+    ) -> tuple[dict[int, tuple[NDArray[np.uint8], tuple[int, int, int, int]]], bytes | None]:
+        """Wait for the pixels, and make the samples that the core does not support.
+
+        Returns:
+            Those samples' pixels and boxes to erase; and the default generator's state after the batch, or ``None`` if
+            the batch does not draw from it.
+        """
+        made: dict[int, tuple[NDArray[np.uint8], tuple[int, int, int, int]]] = {}
+        states: dict[int, bytes] = {}  # after them
+        draws = recipe.pipeline.draws
+
+        def make(sample: int) -> None:
+            begun = time.monotonic()
+            with random_states_kept() if seeds is not None and draws else contextlib.nullcontext():
+                if draws:
+                    set_state(before_of(sample))
+                made[sample] = made_here(recipe, sources[sample], tuple(pixels.shape[1:3]))
+                states[sample] = state_now()
+            self._in_python_s += time.monotonic() - begun
+
+        def before_of(sample: int) -> bytes:
+            if seeds is not None:
+                return _core.Generator(seeds[sample]).get_state()
+            return job.generator_before(sample) or b""
+
+        while job.wait() == "requested":
+            kind, sample, value = job.request()
+            if kind == "exp":
+                job.provide_exp(value, exp_of(value))
+            elif kind == "sample":
+                make(sample)
+                job.skip(states[sample])
+        for sample, status in enumerate(job.statuses()):
+            if status and sample not in made:
+                make(sample)
+                if draws and seeds is None and states[sample] != drawn(recipe.plan, job, sample, before_of(sample)):
+                    raise _UnsupportedError  # Pillow read the file otherwise, so later draws are invalid
+        if not draws or seeds is not None:
+            return made, None
+        last = len(sources) - 1
+        after = states.get(last) or drawn(recipe.plan, job, last, before_of(last))
+        if after is None:
+            raise _UnsupportedError
+        return made, after
+
+    def totals(self) -> Totals:
+        """Time spent so far, by stage."""
+        python = self._in_python_batches, self._in_python_s
+        return stage_totals(self._work, self._decoded, self._collate_s, self._finish_s, python)
+
+
+class _SamplesHere:
+    """Makes the samples of a recipe's check in this process, and restores its random states.
+
+    Other threads may use the generators meanwhile, so they are left alone where nothing draws.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.max_pixels = recipe.options["max_pixels"]
+        dataset = recipe.dataset
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        self._may_draw = recipe.pipeline.draws or hasattr(dataset, "encoded")
+
+    def located(self, index: Any, timeout_s: float | None) -> Any:
+        with self._states_kept():
+            return located(self._recipe, index)
+
+    def batch(self, index: Any, state: bytes, timeout_s: float | None) -> tuple[Any, bytes]:
+        with self._states_kept():
+            if self._may_draw:
+                return batch_of_one(self._recipe, index, state)
+            return batch_of_one(self._recipe, index, None)[0], state
+
+    def _states_kept(self) -> contextlib.AbstractContextManager[None]:
+        return random_states_kept() if self._may_draw else contextlib.nullcontext()

@@ -1,0 +1,456 @@
+"""With ``num_workers=0`` batches are made natively in ``next()``, and every state after each of them is torch's."""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import random
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as v1
+from backends import simulated
+from children import exit_code, forked
+from photos import PIPELINES, assert_same, eval_v1, jpeg, make_folder, mix_in, random_crop, train_v1
+from PIL import Image, ImageFile
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
+from torchvision.datasets import ImageFolder
+
+from fastload import FastLoader
+from fastload.engines import in_process
+from fastload.engines.in_process import InProcessFetcher
+from fastload.engines.parity_results import FallbackWarning
+
+NATIVE = {"device": "cpu", "engine": "native"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    return mix_in(make_folder(tmp_path_factory.mktemp("mixed"), 12))
+
+
+@pytest.fixture(autouse=True)
+def native_batches(monkeypatch):
+    """Counts of the batches that the core has made, and of those it has left to torch."""
+    counts = {"native": 0, "torch": 0}
+    natively = InProcessFetcher._natively
+
+    def counted(fetcher, *arguments):
+        counts["torch"] += 1
+        data = natively(fetcher, *arguments)
+        counts["torch"] -= 1
+        counts["native"] += 1
+        return data
+
+    monkeypatch.setattr(InProcessFetcher, "_natively", counted)
+    return counts
+
+
+def states(loader):
+    numpy = np.random.get_state()
+    others = torch.tensor([hash(random.getstate()) % 2**31, hash((numpy[1].tobytes(), numpy[2])) % 2**31])
+    return [torch.get_rng_state(), others, *([loader.generator.get_state()] if loader.generator is not None else [])]
+
+
+def trace(make, epochs=2, breaks_at=None, between=lambda loader, number: None):
+    """Batches, errors, and the generators' states after each."""
+    torch.manual_seed(3)
+    np.random.seed(4)
+    random.seed(5)
+    seen = []
+    loader = make()
+    for _ in range(epochs):
+        iterator = iter(loader)
+        seen += states(loader)
+        for number in itertools.count():
+            if number == breaks_at:
+                break
+            try:
+                seen.append(next(iterator))
+            except StopIteration:
+                break
+            except Exception as error:
+                seen += [error.with_traceback(None), torch.tensor(error.__context__ is None)]
+            seen += states(loader)
+            between(loader, number)
+    return seen
+
+
+def check(dataset_of, native_batches, own=NATIVE, build=dict, **arguments):
+    run = {key: arguments.pop(key) for key in ("epochs", "breaks_at", "between") if key in arguments}
+    arguments = {"batch_size": 5, "shuffle": True, **arguments}
+    theirs = trace(lambda: DataLoader(dataset_of(), **arguments, **build()), **run)
+    assert native_batches == {"native": 0, "torch": 0}
+    ours = trace(lambda: FastLoader(dataset_of(), **own, **arguments, **build()), **run)
+    assert_same(ours, theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        if isinstance(b, Exception):
+            assert str(a).partition(" at 0x")[0] == str(b).partition(" at 0x")[0]
+    assert native_batches["native"]
+    return theirs
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_and_other_formats_among_the_jpegs(mixed, native_batches, name):
+    check(lambda: ImageFolder(mixed, PIPELINES[name]()), native_batches)
+    assert not native_batches["torch"]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_generator_of_ones_own(folder, native_batches, drop_last):
+    build = lambda: {"generator": torch.Generator().manual_seed(9)}  # noqa: E731
+    check(lambda: ImageFolder(folder, train_v1()), native_batches, build=build, drop_last=drop_last)
+    assert not native_batches["torch"]
+
+
+@pytest.mark.parametrize("breaks_at", [0, 1, 3])
+def test_breaks(folder, native_batches, breaks_at):
+    check(lambda: ImageFolder(folder, train_v1()), native_batches, breaks_at=breaks_at or None, epochs=3)
+
+
+SAMPLERS = {
+    "batches": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(23)), 4, True), "batch_size": 1},
+    "tuples": lambda: {"batch_sampler": [(0, 1), (2,)], "batch_size": 1},
+    "generators": lambda: {"batch_sampler": Once([(0, 1), (2,)]), "batch_size": 1},
+    "replicas": lambda: {"sampler": DistributedSampler(range(23), 2, 1, seed=5), "batch_size": 5},
+    "numbers": lambda: {"sampler": [7, 7, 0, -1, 22, 3, 12, 5], "batch_size": 3},
+    "out of range": lambda: {"sampler": [0, 1, 99, 2, 3, 4, 99, 5], "batch_size": 2},
+    "empty batch": lambda: {"batch_sampler": [[0, 1], [], [2]], "batch_size": 1},
+}
+
+
+class Once(list):
+    """Batches whose indices can be read only once."""
+
+    def __iter__(self):
+        return (iter(batch) for batch in super().__iter__())
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers(mixed, folder, native_batches, name):
+    if name == "generators":
+        pairs = [trace(lambda make=make: make(ImageFolder(mixed, train_v1()), **SAMPLERS[name]())) for make in ENGINES]
+        assert_same(*pairs)
+        assert not native_batches["native"]
+        return
+    build = lambda: {"shuffle": None, **SAMPLERS[name]()}  # noqa: E731
+    theirs = trace(lambda: DataLoader(ImageFolder(folder, train_v1()), **build()))
+    ours = trace(lambda: FastLoader(ImageFolder(folder, train_v1()), **build(), **NATIVE))
+    assert_same(ours, theirs)
+    assert native_batches["native"]
+    assert bool(native_batches["torch"]) == any(isinstance(item, Exception) for item in theirs)
+
+
+def ours(dataset, **arguments):
+    return FastLoader(dataset, **NATIVE, **arguments)
+
+
+ENGINES = (DataLoader, ours)
+
+
+def test_subsets(folder, native_batches):
+    dataset_of = lambda: Subset(Subset(ImageFolder(folder, train_v1()), range(3, 20)), [5, 1, 9, 9, 0, 3])  # noqa: E731
+    check(dataset_of, native_batches)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no image", "misnamed text", "missing", "noise", "zero byte"])
+def test_damaged_files(tmp_path, native_batches, damage):
+    root = make_folder(tmp_path, 12)
+    victim = root / "class1" / "004.jpg"
+    data = victim.read_bytes()
+    noise = data[: len(data) // 2] + b"\x12\x34\x56" + data[len(data) // 2 + 3 :]
+    contents = {"truncated": data[: len(data) * 2 // 3], "no image": b"", "misnamed text": b"text" * 100}
+    victim.write_bytes({**contents, "noise": noise}.get(damage, data))
+    names = {"missing": "none.jpg", "zero byte": "0\0.jpg"}
+
+    def dataset_of():
+        dataset = ImageFolder(root, train_v1())
+        name = names.get(damage, "004.jpg")
+        dataset.samples = [(path.replace("004.jpg", name), target) for path, target in dataset.samples]
+        return dataset
+
+    theirs = check(dataset_of, native_batches, batch_size=3, epochs=3)
+    assert any(isinstance(item, Exception) for item in theirs) or damage == "noise"  # Pillow makes something of that
+
+
+def test_two_damaged_files_and_a_crop_that_does_not_fit(tmp_path, native_batches):
+    root = make_folder(tmp_path, 14)
+    for name in ("003.jpg", "009.jpg"):
+        victim = root / "class0" / name
+        victim.write_bytes(victim.read_bytes()[:900])
+    (root / "class1" / "020.jpg").write_bytes(jpeg(1, 20, 300))
+    transform = lambda: v1.Compose([v1.RandomHorizontalFlip(), v1.RandomCrop(40), v1.ToTensor()])  # noqa: E731
+    theirs = check(lambda: ImageFolder(root, transform()), native_batches, batch_size=3, epochs=3)
+    assert any(isinstance(item, ValueError) for item in theirs)
+
+
+def test_the_consumers_own_draws_between_batches(mixed, native_batches):
+    def between(loader, number):
+        torch.randn(1 + number)  # of which the generator keeps one
+        torch.rand(number)
+        random.random()
+        np.random.rand()
+
+    check(lambda: ImageFolder(mixed, train_v1()), native_batches, between=between)
+
+
+def test_a_transform_that_changes_between_batches(mixed, native_batches):
+    def between(loader, number):
+        if number == 0:
+            loader.dataset.transform = random_crop()
+        elif number == 1:
+            loader.dataset.transform.transforms[0].size = 60
+        elif number == 2:
+            loader.dataset.samples[::2] = loader.dataset.samples[1::2] + loader.dataset.samples[:1]
+        elif number == 3:
+            loader.dataset.transform.transforms[0] = v1.Lambda(lambda image: image.resize((50, 50)).rotate(9))
+
+    check(lambda: ImageFolder(mixed, train_v1()), native_batches, {"device": "cpu"}, between=between, batch_size=3)
+    assert native_batches["torch"]  # the Lambda
+
+
+def test_iterators_at_the_same_time_and_one_inside_another(mixed, native_batches):
+    def seen(make):
+        torch.manual_seed(3)
+        loader, other = (make(ImageFolder(mixed, f()), batch_size=4, shuffle=True) for f in (train_v1, random_crop))
+        for first, second in zip(loader, loader, strict=True):
+            yield from (first, torch.get_rng_state(), second, torch.get_rng_state())
+            for inner in itertools.islice(other, 2):
+                yield from (inner, torch.get_rng_state())
+
+    assert_same(list(seen(ours)), list(seen(DataLoader)))
+    assert native_batches["native"]
+    assert not native_batches["torch"]
+
+
+class Encoded:
+    """A dataset by the protocol, over bytes in one buffer that each sample overwrites."""
+
+    def __init__(self, transform):
+        self.transform = transform
+        self.files = [jpeg(i, 70, 90 + i) for i in range(9)]
+        self.buffer = bytearray(max(map(len, self.files)))
+        self.interrupts = -1
+
+    def __len__(self):
+        return len(self.files)
+
+    def encoded(self, index):
+        if self.interrupts == index:
+            raise KeyboardInterrupt
+        data = self.files[index]
+        self.buffer[: len(data)] = data
+        return memoryview(self.buffer)[: len(data)], {"label": index}
+
+    def __getitem__(self, index):
+        data, target = self.encoded(index)
+        return self.transform(Image.open(io.BytesIO(bytes(data))).convert("RGB")), target
+
+
+def test_a_dataset_that_reuses_its_memory(native_batches):
+    pairs = [trace(lambda make=make: make(Encoded(train_v1()), batch_size=4, shuffle=True)) for make in ENGINES]
+    for a, b in zip(*pairs, strict=True):
+        if isinstance(a, list):
+            a[1], b[1] = a[1]["label"], b[1]["label"]
+    assert_same(*pairs)
+    assert native_batches == {"native": 6, "torch": 0}
+
+
+def test_after_a_keyboard_interrupt_iteration_goes_on(native_batches):
+    dataset = Encoded(train_v1())
+    iterator = iter(ours(dataset, batch_size=3))
+    next(iterator)
+    before = torch.get_rng_state()
+    dataset.interrupts = 4
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert torch.equal(torch.get_rng_state(), before)
+    images, targets = next(iterator)
+    assert targets["label"].tolist() == [6, 7, 8]
+    torch.set_rng_state(before)
+    assert torch.equal(images, torch.stack([dataset[index][0] for index in (6, 7, 8)]))
+
+
+def test_an_interrupt_during_the_check_leaves_the_states(folder, monkeypatch):
+    loader = ours(ImageFolder(folder, train_v1()), batch_size=3)
+
+    def interrupt(*_):
+        torch.rand(3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(in_process, "batch_of_one", interrupt)
+    before = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_draws_nothing_leaves_the_generators_to_other_threads(folder, monkeypatch, native_batches):
+    loader = ours(ImageFolder(folder, eval_v1()), batch_size=5, generator=torch.Generator())
+    for module, name in ((torch, "set_rng_state"), (random, "setstate"), (np.random, "set_state")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("a state was set"))
+    assert len(list(loader)) == 5
+    assert native_batches == {"native": 5, "torch": 0}
+
+
+def test_nothing_is_drawn_ahead(folder):
+    drawn = []
+    sampler = (drawn.append(index) or index for index in range(20))
+    iterator = iter(ours(ImageFolder(folder, train_v1()), sampler=sampler, batch_size=4))
+    for number in range(4):
+        assert len(drawn) == 4 * number
+        next(iterator)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("name", ["train_v1", "erasing_v1"])
+def test_randomness_by_sample(mixed, native_batches, name, shuffle):
+    arguments = {"batch_size": 4, "shuffle": shuffle, "randomness": "sample", "device": "cpu"}
+    dataset = ImageFolder(mixed, PIPELINES[name]())
+    theirs = trace(lambda: FastLoader(dataset, engine="torch", **arguments))
+    assert_same(trace(lambda: FastLoader(dataset, engine="native", **arguments)), theirs)
+    assert native_batches == {"native": 10, "torch": 0}
+
+
+def test_inference_mode(folder, native_batches):
+    with torch.inference_mode():
+        images, targets = next(iter(ours(ImageFolder(folder, train_v1()), batch_size=4)))
+    assert images.is_inference()
+    assert targets.is_inference()
+    assert native_batches["native"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_cast_on_the_host(folder, native_batches, dtype):
+    dataset = ImageFolder(folder, train_v1())
+    torch.manual_seed(3)
+    wanted = [images.to(dtype) for images, _ in DataLoader(dataset, batch_size=4)]
+    torch.manual_seed(3)
+    assert_same([images for images, _ in ours(dataset, batch_size=4, dtype=dtype)], wanted)
+    assert native_batches == {"native": 6, "torch": 0}
+
+
+def test_where_pillow_draws_otherwise_than_the_core_torch_makes_the_batch(tmp_path, monkeypatch, native_batches):
+    root = make_folder(tmp_path, 6)
+    victim = root / "class1" / "004.jpg"
+    victim.write_bytes(victim.read_bytes()[:-300])
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    made = in_process.made_here
+    monkeypatch.setattr(in_process, "made_here", lambda *arguments: (torch.rand(1), made(*arguments))[1])
+    check(lambda: ImageFolder(root, train_v1()), native_batches, batch_size=3)
+    assert native_batches["torch"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("name", ["train_v1", "erasing_v1", "erasing_bytes", "eval_v2"])
+def test_on_a_simulated_device(mixed, monkeypatch, native_batches, name, prefetch):
+    dataset_of = lambda: ImageFolder(mixed, PIPELINES[name]())  # noqa: E731
+    theirs = trace(lambda: DataLoader(dataset_of(), batch_size=4, shuffle=True))
+    own = {**simulated.install_native(monkeypatch), "device_prefetch": prefetch, "engine": "native"}
+    seen = trace(lambda: FastLoader(dataset_of(), batch_size=4, shuffle=True, **own))
+    assert all(item[0].is_contiguous(memory_format=torch.channels_last) for item in seen if isinstance(item, list))
+    host = [[leaf.cpu().contiguous() for leaf in item] if isinstance(item, list) else item for item in seen]
+    assert_same(host, theirs)
+    assert native_batches == {"native": 10, "torch": 0}
+
+
+def test_a_dropped_iterator_is_gone(folder, monkeypatch):
+    simulated_own = simulated.install_native(monkeypatch)
+    gc.disable()
+    try:
+        for own in (NATIVE, {**simulated_own, "engine": "native"}):
+            loader = FastLoader(ImageFolder(folder, train_v1()), batch_size=4, **own)
+            iterator = iter(loader)
+            next(iterator)
+            gone = weakref.ref(iterator)
+            del iterator
+            assert gone() is None
+            assert loader.stats().images == 4
+    finally:
+        gc.enable()
+
+
+def test_a_closed_loader_has_no_threads_and_its_iterator_goes_on_as_torchs(folder, native_batches):
+    loader = ours(ImageFolder(folder, eval_v1()), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    pool = loader._state.decode_pool()
+    loader.close()
+    with pytest.raises(RuntimeError):
+        pool.submit([jpeg(1)], np.empty((1, 4, 4, 3), np.uint8), geometry=np.zeros((1, 12), np.int32))
+    assert len(list(iterator)) == 5
+    assert native_batches == {"native": 1, "torch": 5}
+
+
+def test_a_forked_child_iterates_too(folder):
+    loader = ours(ImageFolder(folder, train_v1()), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    state = torch.get_rng_state()
+    wanted = next(iterator)[0]
+
+    def child():
+        torch.set_rng_state(state)
+        assert torch.equal(next(again)[0], wanted)
+
+    again = iter(ours(loader.dataset, batch_size=4))
+    torch.set_rng_state(state)
+    next(again)
+    assert exit_code(forked(child)) == 0
+
+
+def test_threads_share_a_loader(folder, native_batches):
+    loader = ours(ImageFolder(folder, eval_v1()), batch_size=4)
+    wanted = list(DataLoader(loader.dataset, batch_size=4))
+    seen = [[] for _ in range(4)]
+    threads = [threading.Thread(target=lambda own=own: own.extend(loader)) for own in seen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for own in seen:
+        assert_same(own, wanted)
+    assert native_batches == {"native": 24, "torch": 0}
+
+
+def test_arguments_that_only_workers_heed_do_not_matter(folder):
+    loader = ours(ImageFolder(folder, train_v1()), worker_init_fn=pytest.fail, in_order=False, batch_size=4)
+    assert len(list(loader)) == 6
+
+
+def test_a_bit_that_differs_leaves_batches_to_torch(folder, monkeypatch, native_batches):
+    real = in_process.batch_of_one
+
+    def differs(*arguments):
+        (images, targets), after = real(*arguments)
+        images[0, 0, 0, 0] += 1e-6
+        return [images, targets], after
+
+    monkeypatch.setattr(in_process, "batch_of_one", differs)
+    loader = FastLoader(ImageFolder(folder, train_v1()), batch_size=4, device="cpu")
+    with pytest.warns(FallbackWarning, match="not the same to the bit"):
+        assert len(list(loader)) == 6
+    assert loader.plan.engine == "torch"
+    with pytest.raises(RuntimeError, match="not the same to the bit"):
+        iter(ours(loader.dataset, batch_size=4))
+    assert native_batches == {"native": 0, "torch": 0}
+
+
+def test_the_plan_and_the_report_say_where_batches_are_made(mixed):
+    loader = ours(ImageFolder(mixed, train_v1()), batch_size=4)
+    list(loader)
+    assert loader.plan.engine == "native"
+    assert "in next()" in loader.plan.steps[0].where
+    assert "made in the main process by the transforms" in str(loader.plan)
+    assert {"decode", "python", "collate", "epilogue"} <= loader.stats().stages.keys()
+    assert loader.stats().images == len(loader.dataset)
+    assert "num_workers >= 1" in str(loader.report())

@@ -1,4 +1,4 @@
-"""Datasets whose samples are a file and a target by index: torchvision's, and what nests or extends them."""
+"""Locate the samples of torchvision's datasets, and of those that nest or extend them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
 
 
 def copied(dataset: Any) -> Any:
-    """Copy a dataset, so that later changes of indices and samples don't show. Keeps one with ``encoded()``."""
+    """Copy a dataset with its indices and samples. One with ``encoded()`` is not copied."""
     kind = type(dataset)
     if kind is not Subset and kind is not ConcatDataset and _known(kind) is None:
         return dataset
@@ -102,7 +102,7 @@ def copied(dataset: Any) -> Any:
 
 
 def leaves_of(dataset: Any) -> list[Any]:
-    """List the datasets under all ``Subset`` and ``ConcatDataset``, each of which can be located natively.
+    """List the datasets under all ``Subset`` and ``ConcatDataset``.
 
     Raises:
         Refused: One cannot, or something is patched.
@@ -153,7 +153,10 @@ def _check_unpatched(dataset: Any, known: type) -> None:
 
 
 def _known(kind: type) -> type | None:
-    """The class of the table that it is or extends; ``None`` if there is none, or it has ``encoded()``."""
+    """The class of the table that a class is or extends.
+
+    ``None`` if there is none, or the class has ``encoded()``.
+    """
     if hasattr(kind, "encoded"):
         return None
     return next((base for base in kind.__mro__ if base in _FIELDS), None)

@@ -136,7 +136,13 @@ def with_member(name, value):
     return type("Own", (ImageFolder,), {name: value})
 
 
+def in_place(self, value):
+    vars(self)["targets"] = value
+
+
 MEMBERS = {
+    "targets": property(lambda self: [], in_place),
+    "_format_transform_repr": lambda self, transform, head: [],
     "__getitem__": ImageFolder.__getitem__,
     "__getitems__": lambda self, indices: [self[index] for index in indices],
     "__getattr__": lambda self, name: 1,

@@ -307,7 +307,7 @@ class Originals:
         return cls in self._functions
 
     def patched(self, thing: Any, cls: type | None = None) -> str | None:
-        """Say what was changed on an object or its class (or that base); ``None`` if nothing."""
+        """Say what was changed on an object, its class or that base; ``None`` if nothing."""
         cls = type(thing) if cls is None else cls
         if (reason := self._functions[cls].patched()) is not None:
             return reason

@@ -27,7 +27,8 @@ from torch.utils.data import _utils, default_collate
 
 from fastload.engines.decode_batch import TookTooLongError, check_size, working_directory, wrapped
 from fastload.nvtx import stages
-from fastload.pipeline.reader import BytesPath, pixel_limit
+from fastload.pipeline.datasets import BytesPath
+from fastload.pipeline.reader import pixel_limit
 from fastload.torch_workers.processes import JOIN_S, forking_workers
 from fastload.torch_workers.signals import deferred_signals, usual_signals
 

@@ -282,10 +282,12 @@ class Originals:
 
     Args:
         classes: Classes to record.
+        besides: Names of methods to skip.
     """
 
-    def __init__(self, classes: tuple[type, ...]) -> None:
+    def __init__(self, classes: tuple[type, ...], besides: tuple[str, ...] = ()) -> None:
         self._functions: dict[type, Functions] = {}
+        self._besides = besides
         for cls in classes:
             self.add(cls)
 
@@ -298,15 +300,15 @@ class Originals:
             if base is torch.nn.Module:
                 functions.add(base, _CALLS, own=True)
             elif _top(base.__module__) in ("torch", "torchvision", "timm"):
-                functions.add(base, own=True)
+                functions.add(base, besides=self._besides, own=True)
         self._functions[cls] = functions
 
     def __contains__(self, cls: type) -> bool:
         return cls in self._functions
 
-    def patched(self, thing: Any) -> str | None:
-        """Say what was changed on an object or its class; ``None`` if nothing."""
-        cls = type(thing)
+    def patched(self, thing: Any, cls: type | None = None) -> str | None:
+        """Say what was changed on an object, its class or that base; ``None`` if nothing."""
+        cls = type(thing) if cls is None else cls
         if (reason := self._functions[cls].patched()) is not None:
             return reason
         for name in vars(thing):

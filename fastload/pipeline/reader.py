@@ -12,15 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torchvision
 from PIL import Image
-from torch.utils.data import IterableDataset, Subset, default_collate
-from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet, folder
+from torch.utils.data import Subset, default_collate
 
 from fastload.pipeline.calibration import calibrate
+from fastload.pipeline.datasets import PIL_LOADER, copied, leaves_of, locate
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
-from fastload.pipeline.monkeypatch_check import Originals
 from fastload.pipeline.random_stream import calibrate_stream
 from fastload.pipeline.step_calibration import differing_step, leaves
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
@@ -35,11 +33,6 @@ if TYPE_CHECKING:
     from fastload import _core
     from fastload.pipeline.transforms import Pipeline
 
-_FOLDERS: tuple[type, ...] = (ImageFolder, DatasetFolder, ImageNet)
-_ORIGINALS = Originals((*_FOLDERS, Subset))
-_PIL_LOADER = folder.pil_loader
-_LOADERS = (folder.default_loader, _PIL_LOADER)
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -50,16 +43,6 @@ class Refusal:
     """
 
     reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BytesPath(os.PathLike[bytes]):
-    """A path given as bytes, to tell it from an encoded image."""
-
-    path: bytes
-
-    def __fspath__(self) -> bytes:
-        return self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +66,7 @@ class Recipe:
 
         torch's workers have such copies too. A dataset with ``encoded()`` is not copied.
         """
-        return replace(self, dataset=_copied(self.dataset), pipeline=copy.deepcopy(self.pipeline))
+        return replace(self, dataset=copied(self.dataset), pipeline=copy.deepcopy(self.pipeline))
 
     def locate(self, index: Any) -> tuple[Any, Any]:
         """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
@@ -103,40 +86,19 @@ class Recipe:
     def locate_resolved(self, index: Any) -> tuple[Any, Any]:
         """Same as :meth:`locate`, for an index from :meth:`resolve`."""
         dataset = self.dataset
-        while type(dataset) is Subset:
-            if type(dataset.dataset) is not Subset:
-                index = dataset.indices[index]
+        while type(dataset) is Subset and type(dataset.dataset) is Subset:
             dataset = dataset.dataset
-        if type(dataset) not in _FOLDERS:
-            source, target = dataset.encoded(index)
-        else:
-            source, target = dataset.samples[index]
-            source = BytesPath(source) if isinstance(source, bytes) else source
-        return source, target
+        return locate(dataset, index)
 
     def pixels(self, source: Any) -> NDArray[np.uint8]:
         """Compute a sample's pixels with the user's transforms. Draws from torch's default generator."""
         image: Any
         if isinstance(source, str | os.PathLike):
-            image = _PIL_LOADER(os.fspath(source))
+            image = PIL_LOADER(os.fspath(source))
         else:
             with Image.open(io.BytesIO(source)) as opened:
                 image = opened.convert("RGB")
         return self.pipeline.pixels(image)
-
-
-def _copied(dataset: Any) -> Any:
-    if type(dataset) is Subset:
-        part: Any = copy.copy(dataset)
-        indices: Any = dataset.indices
-        part.indices = indices.clone() if isinstance(indices, torch.Tensor) else copy.copy(indices)
-        part.dataset = _copied(dataset.dataset)
-        return part
-    if type(dataset) in _FOLDERS:
-        whole = copy.copy(dataset)
-        whole.samples = copy.copy(dataset.samples)
-        return whole
-    return dataset
 
 
 def read_recipe(
@@ -164,8 +126,13 @@ def read_recipe(
     if worker_init_fn is not None:
         reasons.append("worker_init_fn may change anything in the workers; leave it out")
     try:
-        root = _root(dataset)
-        pipeline = read_transform(root.transform, exact=exact)
+        first, *others = leaves_of(dataset)
+        pipeline = read_transform(first.transform, exact=exact)
+        for other in others:
+            if other.transform is first.transform:
+                continue
+            if _made(read_transform(other.transform, exact=exact)) != _made(pipeline):
+                raise Refused("parts of the ConcatDataset have different transforms; give all the same transform")
         check_collating(pipeline.image)
         plan = _plan(pipeline)
         options = _options(pipeline)
@@ -174,34 +141,11 @@ def read_recipe(
     return Refusal(tuple(reasons)) if reasons else Recipe(dataset, pipeline, plan, options)
 
 
-def _root(dataset: Any) -> Any:
-    while type(dataset) is Subset:
-        _check_unpatched(dataset)
-        dataset = dataset.dataset
-    kind = type(dataset)
-    if kind in _FOLDERS:
-        _check_unpatched(dataset)
-        if not any(dataset.loader is loader for loader in _LOADERS):
-            raise Refused(f"the dataset's loader is {name_of(dataset.loader)}; leave it torchvision's default_loader")
-        if torchvision.get_image_backend() != "PIL":
-            raise Refused(f"torchvision's image backend is {torchvision.get_image_backend()}; set it to PIL")
-    elif callable(getattr(kind, "encoded", None)) and hasattr(dataset, "transform"):
-        if isinstance(dataset, IterableDataset) or hasattr(kind, "__getitems__"):
-            raise Refused(
-                f"{kind.__name__} is iterable or fetches whole batches; only datasets by index are supported natively"
-            )
-    else:
-        known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)
-        what = f"a subclass of {known.__name__}, whose methods may be its own" if known is not None else "not known"
-        raise Refused(f"dataset {kind.__name__} is {what}; use ImageFolder, or give it encoded(index) and transform")
-    if getattr(dataset, "target_transform", None) is not None:
-        raise Refused("the dataset has a target_transform; apply it to the targets beforehand")
-    return dataset
-
-
-def _check_unpatched(dataset: Any) -> None:
-    if (patched := _ORIGINALS.patched(dataset)) is not None:
-        raise Refused(patched)
+def _made(pipeline: Pipeline) -> Any:
+    """A key that is equal for pipelines that make equal samples."""
+    table = pipeline.table
+    values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
+    return repr(pipeline.nodes), pipeline.image, values, pipeline.erasing and id(pipeline.erasing)
 
 
 def _plan(pipeline: Pipeline) -> _core.DrawPlan:

@@ -1,0 +1,215 @@
+"""Subclasses, joined datasets and torchvision's other datasets: native where known to the letter, else refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torchvision.transforms as v1
+from photos import assert_same, both, jpeg, make_folder, train_v1
+from torch import nn
+from torch.utils.data import ConcatDataset, Subset
+from torchvision import datasets
+from torchvision.datasets import ImageFolder, VisionDataset
+from torchvision.transforms import v2
+
+from fastload import FastLoader
+from fastload.pipeline.reader import Recipe, Refusal, read_recipe
+
+NATIVE = {"device": "cpu", "engine": "native"}
+TABLE = ("DTD", "FGVCAircraft", "Flowers102", "Food101", "Imagenette", "StanfordCars", "SUN397")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("photos"), 13)
+
+
+def check(dataset_of):
+    arguments = {"batch_size": 3, "num_workers": 2, "shuffle": True}
+    assert_same(*both(dataset_of, FastLoader, NATIVE, **arguments))
+
+
+def refusal(dataset) -> str:
+    result = read_recipe(dataset)
+    assert isinstance(result, Refusal)
+    return "; ".join(result.reasons)
+
+
+class Extended(ImageFolder):
+    """What people add to a folder."""
+
+    color = "red"
+
+    def __init__(self, root, transform=None):
+        super().__init__(root, transform)
+        self.names = [Path(path).stem for path, _ in self.samples]
+
+    def find_classes(self, directory):
+        classes, _ = super().find_classes(directory)
+        return classes, {name: 7 + i for i, name in enumerate(classes)}
+
+    def __len__(self):
+        return 11
+
+    def histogram(self):
+        return [self.targets.count(i) for i in range(9)]
+
+
+def stored(name, root, transform):
+    """A dataset of torchvision's with the photos of a folder, without its archive."""
+    dataset = object.__new__(getattr(datasets, name))
+    VisionDataset.__init__(dataset, root, transform=transform)
+    dataset.loader = datasets.folder.default_loader
+    samples = [(path, 3 * target + 1) for path, target in ImageFolder(root).samples]
+    if name in ("Imagenette", "StanfordCars"):
+        dataset._samples = samples
+    else:
+        dataset._image_files = [Path(path) for path, _ in samples]
+        dataset._labels = [target for _, target in samples]
+    return dataset
+
+
+def test_a_subclass_that_changes_no_sample(root):
+    check(lambda: Extended(root, train_v1()))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_other_datasets_of_torchvision(root, name):
+    check(lambda: stored(name, root, train_v1()))
+
+
+def test_country211_and_eurosat_are_folders(root):
+    for kind in (datasets.Country211, datasets.EuroSAT):
+        dataset = ImageFolder(root, train_v1())
+        dataset.__class__ = kind
+        assert isinstance(read_recipe(dataset), Recipe)
+
+
+def joined(root):
+    parts = Subset(ImageFolder(root, train_v1()), [5, 2, 12, 2]), stored("Food101", root, train_v1())
+    return ConcatDataset([Subset(ConcatDataset(parts), [0, 9, 3, 4, -1]), Extended(root, train_v1())])
+
+
+def test_joined_datasets(root):
+    check(lambda: joined(root))
+    check(lambda: Subset(Subset(joined(root), [15, -2, 0, 1, 7]), [4, 0, -3, 1]))
+
+
+def test_an_error_of_a_joined_dataset(root):
+    check(lambda: Subset(joined(root), [1, 2, 0, 3, -99, 5]))
+
+
+def test_a_snapshot_of_joined_datasets_does_not_follow_changes(root):
+    dataset = joined(root)
+    recipe = read_recipe(dataset)
+    snapshot = recipe.snapshot()
+    before = [recipe.locate(index) for index in range(len(dataset))]
+    first, second = dataset.datasets
+    part, food = first.dataset.datasets
+    first.indices[:] = part.indices[:] = [1, 1, 1, 1]
+    part.dataset.samples.reverse()
+    second.samples.reverse()
+    food._labels.reverse()
+    dataset.datasets.reverse()
+    dataset.cumulative_sizes.reverse()
+    assert [snapshot.locate(index) for index in range(16)] == before
+
+
+def test_parts_with_equal_transforms_only(root):
+    def of(*transforms):
+        return ConcatDataset([ImageFolder(root, transform) for transform in transforms])
+
+    shared = v1.Compose([*train_v1().transforms, v1.RandomErasing()])
+    assert isinstance(read_recipe(of(train_v1(), train_v1())), Recipe)
+    assert isinstance(read_recipe(of(shared, shared)), Recipe)
+    resized = [v1.Resize(9), v1.CenterCrop(8)]
+    plain = v1.Compose([*resized, v1.ToTensor()])
+    scaled = v1.Compose([*resized, v1.ToTensor(), v1.Normalize([0.5], [0.25])])
+    pixels = v1.Compose([*resized, v1.PILToTensor()])
+    smaller = v1.Compose([v1.Resize(9), v1.CenterCrop(7), v1.ToTensor()])
+    for other in (scaled, pixels, smaller, train_v1()):
+        assert "different transforms" in refusal(of(plain, other))
+
+
+def with_member(name, value):
+    return type("Own", (ImageFolder,), {name: value})
+
+
+def in_place(self, value):
+    vars(self)["targets"] = value
+
+
+MEMBERS = {
+    "targets": property(lambda self: [], in_place),
+    "_format_transform_repr": lambda self, transform, head: [],
+    "__getitem__": ImageFolder.__getitem__,
+    "__getitems__": lambda self, indices: [self[index] for index in indices],
+    "__getattr__": lambda self, name: 1,
+    "__getattribute__": object.__getattribute__,
+    "__getstate__": lambda self: {},
+    "__copy__": lambda self: self,
+    "__slots__": ("names",),
+    "__slotnames__": ["root"],
+    "samples": property(lambda self: [], lambda self, value: None),
+    "transform": property(lambda self: None, lambda self, value: None),
+    "loader": staticmethod(datasets.folder.default_loader),
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_subclass_that_could_change_samples_is_refused(root, name):
+    dataset = with_member(name, MEMBERS[name])(root, train_v1())
+    if name == "loader":
+        del dataset.loader
+    assert f"with {name} of its own" in refusal(dataset)
+    assert f"with {name} of its own" in refusal(ConcatDataset([ImageFolder(root, train_v1()), dataset]))
+
+
+def test_a_base_beside_the_folder_counts(root):
+    class Mixin:
+        def __getitems__(self, indices):
+            return [self[index] for index in reversed(indices)]
+
+    class Own(ImageFolder, Mixin):
+        pass
+
+    assert "with __getitems__ of its own" in refusal(Own(root, train_v1()))
+
+
+def test_a_metaclass_and_a_subclass_of_joined_datasets_are_refused(root):
+    folder = ImageFolder(root, train_v1())
+    assert "metaclass" in refusal(type("Meta", (type,), {})("Own", (ImageFolder,), {})(root, train_v1()))
+    assert "subclass of ConcatDataset" in refusal(type("Own", (ConcatDataset,), {})([folder]))
+
+
+@pytest.mark.parametrize("owner", [datasets.Food101, ConcatDataset, ImageFolder])
+def test_patches_are_noticed(root, monkeypatch, owner):
+    monkeypatch.setattr(owner, "__getitem__", lambda self, index: None)
+    assert "patched" in refusal(joined(root))
+
+
+def test_an_own_encoded_of_a_subclass_is_used(root):
+    class Own(ImageFolder):
+        def encoded(self, index):
+            return jpeg(1), 5
+
+    recipe = read_recipe(Own(root, train_v1()))
+    assert recipe.locate(0) == (jpeg(1), 5)
+
+
+def test_a_transform_that_counts_as_false_is_refused(root):
+    class Empty:
+        def __init__(self):
+            self.inner = train_v1()
+
+        def __call__(self, image):
+            return self.inner(image)
+
+        def __len__(self):
+            return 0
+
+    assert "__len__" in refusal(stored("DTD", root, Empty()))
+    assert isinstance(read_recipe(stored("StanfordCars", root, Empty())), Recipe)
+    steps = v2.Resize(9), v2.CenterCrop(8), v2.PILToTensor()
+    assert isinstance(read_recipe(stored("DTD", root, nn.Sequential(*steps))), Recipe)

@@ -131,7 +131,8 @@ def _timm(*, repeats: int = 0, **options: Any) -> Callable[[Source], dict[str, A
     return arguments
 
 
-_RAND_AUGMENT: Final[dict[str, Any]] = {"auto_augment": "rand-m9-mstd0.5-inc1", "interpolation": "bicubic"}
+_RAND_AUGMENT: Final[dict[str, Any]] = {"auto_augment": "rand-m9-mmax9-mstd0.5-inc1", "interpolation": "bicubic"}
+"""The level is at most 9 here: at 10 timm posterizes to 0 bits, which Pillow 13 refuses."""
 _ERASING: Final[dict[str, Any]] = {"re_prob": 0.25, "re_mode": "pixel", "re_count": 1}
 
 

@@ -138,7 +138,10 @@ def main(args: argparse.Namespace) -> int:
             "rows": rows,
         }
         for recipe in chosen:
-            rows.append(measure(recipe, source, args.workers, args.repeats))
+            try:
+                rows.append(measure(recipe, source, args.workers, args.repeats))
+            except Exception as error:  # noqa: BLE001 - one recipe's end does not end the others
+                rows.append({"recipe": recipe.name, "what": recipe.what, "failed": f"{type(error).__name__}: {error}"})
             console().print(_line(rows[-1]), markup=False)
             if args.json:
                 whole = len(rows) == len(RECIPES)
@@ -157,7 +160,7 @@ def _is_chosen(recipe: Recipe, only: str | None) -> bool:
 
 def _line(row: dict[str, Any]) -> str:
     if "speedup" not in row:
-        return f"{row['recipe']:<28} {row.get('skipped') or row['difference']}"
+        return f"{row['recipe']:<28} {row.get('skipped') or row.get('failed') or row['difference']}"
     speed = {name: row["images_per_s"][name]["median"] for name in ("fastload", "torch")}
     gain = row["speedup"]
     return (

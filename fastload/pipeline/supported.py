@@ -14,7 +14,7 @@ import torchvision.transforms  # noqa: F401 - v1
 from fastload.pipeline.monkeypatch_check import Originals, imported
 from fastload.pipeline.ops import OPS, V2
 
-_ROLES: Final = {
+ROLES: Final = {
     "Compose": "compose",
     "Identity": "identity",
     "RGB": "identity",  # of an image that is RGB already
@@ -28,6 +28,7 @@ _ROLES: Final = {
     "RandomErasing": "erasing",
     **dict.fromkeys(OPS, "op"),
 }
+"""What a transform does to a pipeline, by the name of torchvision's class."""
 
 _roles: dict[type, str] = {torch.nn.Identity: "identity"}
 _learnt: set[str] = set()
@@ -44,7 +45,7 @@ def role_of(transform: Any) -> str | None:
 
 
 def _learn(module: Any) -> None:
-    for name, role in _ROLES.items():
+    for name, role in ROLES.items():
         cls = getattr(module, name, None)
         if isinstance(cls, type) and cls.__module__.startswith(f"{module.__name__}."):  # else a user put it there
             ORIGINALS.add(cls)

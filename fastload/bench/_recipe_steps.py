@@ -29,7 +29,7 @@ class Calls:
         return self.transforms(image)
 
 
-class Crops:
+class Views:
     """Several transforms of one image, each as often as is said."""
 
     def __init__(self, *views: tuple[Callable[[Any], Any], int]) -> None:

@@ -65,7 +65,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """A row of the table.
 
     Attributes:
@@ -159,7 +159,7 @@ def _moco(source: Source) -> dict[str, Any]:
         if solarize:
             parts.append(transforms.RandomApply([steps.PillowSolarize()], p=solarize))
         views.append((transforms.Compose([*parts, transforms.RandomHorizontalFlip(), *_tensor()]), 1))
-    return _shuffled(source, steps.Crops(*views))
+    return _shuffled(source, steps.Views(*views))
 
 
 def _dino(source: Source) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _dino(source: Source) -> dict[str, Any]:
     first = view(224, (0.4, 1.0), steps.PillowBlur(1.0))
     second = view(224, (0.4, 1.0), steps.PillowBlur(0.1), steps.PillowSolarize(0.2))
     local = view(96, (0.05, 0.4), steps.PillowBlur(0.5))
-    return _shuffled(source, steps.Crops((first, 1), (second, 1), (local, 8)))
+    return _shuffled(source, steps.Views((first, 1), (second, 1), (local, 8)))
 
 
 def _dinov2(source: Source) -> dict[str, Any]:
@@ -183,14 +183,14 @@ def _dinov2(source: Source) -> dict[str, Any]:
 
     first = view(224, (0.32, 1.0), 1.0)
     second = view(224, (0.32, 1.0), 0.1, transforms.RandomSolarize(threshold=128, p=0.2))
-    crops = steps.Crops((first, 1), (second, 1), (view(96, (0.05, 0.32), 0.5), 8))
+    crops = steps.Views((first, 1), (second, 1), (view(96, (0.05, 0.32), 0.5), 8))
     return _shuffled(source, crops, collate_fn=steps.stack_crops)
 
 
 def _simclr(source: Source) -> dict[str, Any]:
     parts = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), *_jitter(0.8, 0.8, 0.8, 0.2)]
     parts += [transforms.RandomApply([transforms.GaussianBlur(23, (0.1, 2.0))], p=0.5), transforms.ToTensor()]
-    return _shuffled(source, steps.Crops((transforms.Compose(parts), 2)))
+    return _shuffled(source, steps.Views((transforms.Compose(parts), 2)))
 
 
 def _ijepa(source: Source) -> dict[str, Any]:
@@ -244,39 +244,43 @@ def _cifar(source: Source) -> dict[str, Any]:
 _MAE = transforms.RandomResizedCrop(224, scale=(0.2, 1.0), interpolation=BICUBIC)
 
 RECIPES: Final = (
-    Recipe("pytorch/examples", "crop, flip", _of(*training_transform().transforms)),
-    Recipe("torchvision references", "crop, flip, in a preset's class", _classification),
-    Recipe("torchvision, newer recipe", "TrivialAugmentWide, erasing, MixUp or CutMix, repeated augmentation", _newer),
-    Recipe("torchvision segmentation", "image and mask: scale, flip, crop to 480", _segmentation),
-    Recipe("torchvision detection", "image and boxes: flip", _detection),
-    Recipe(
+    TrainingRecipe("pytorch/examples", "crop, flip", _of(*training_transform().transforms)),
+    TrainingRecipe("torchvision references", "crop, flip, in a preset's class", _classification),
+    TrainingRecipe(
+        "torchvision, newer recipe", "TrivialAugmentWide, erasing, MixUp or CutMix, repeated augmentation", _newer
+    ),
+    TrainingRecipe("torchvision segmentation", "image and mask: scale, flip, crop to 480", _segmentation),
+    TrainingRecipe("torchvision detection", "image and boxes: flip", _detection),
+    TrainingRecipe(
         "timm",
         "its own crop, random interpolation, ColorJitter",
         _timm(color_jitter=0.4, interpolation="random"),
         "timm",
     ),
-    Recipe(
+    TrainingRecipe(
         "DeiT", "rand-m9-mstd0.5-inc1, pixel erasing, repeats", _timm(repeats=3, **_RAND_AUGMENT, **_ERASING), "timm"
     ),
-    Recipe("DeiT-III", "three-augment, ColorJitter, repeats", _three_augment, "timm"),
-    Recipe(
+    TrainingRecipe("DeiT-III", "three-augment, ColorJitter, repeats", _three_augment, "timm"),
+    TrainingRecipe(
         "ConvNeXt", "rand-m9-mstd0.5-inc1, pixel erasing", _timm(color_jitter=0.4, **_RAND_AUGMENT, **_ERASING), "timm"
     ),
-    Recipe("MAE pre-training", "bicubic crop from 0.2, flip", _of(_MAE, transforms.RandomHorizontalFlip(), *_tensor())),
-    Recipe(
+    TrainingRecipe(
+        "MAE pre-training", "bicubic crop from 0.2, flip", _of(_MAE, transforms.RandomHorizontalFlip(), *_tensor())
+    ),
+    TrainingRecipe(
         "MAE fine-tuning",
         "rand-m9-mstd0.5-inc1, pixel erasing",
         _timm(color_jitter=None, **_RAND_AUGMENT, **_ERASING),
         "timm",
     ),
-    Recipe("MoCo v3", "2 crops, ColorJitter, Pillow's blur", _moco),
-    Recipe("DINO", "2 + 8 crops, ColorJitter, Pillow's blur", _dino),
-    Recipe("DINOv2", "2 + 8 crops, ColorJitter, torchvision's blur", _dinov2),
-    Recipe("SimCLR", "2 crops, ColorJitter, torchvision's blur of 23", _simclr),
-    Recipe("I-JEPA", "crop from 0.3, masks in the collate function", _ijepa),
-    Recipe("Hugging Face classification", "dict samples from bytes, crop, flip", _hugging_face),
-    Recipe("open_clip", "webdataset, bicubic crop from 0.9", _open_clip, "webdataset"),
-    Recipe("Ultralytics classification", "RandAugment, erasing, dict samples", _ultralytics),
-    Recipe("CIFAR-10", "padded crop of 32, flip", _cifar),
+    TrainingRecipe("MoCo v3", "2 crops, ColorJitter, Pillow's blur", _moco),
+    TrainingRecipe("DINO", "2 + 8 crops, ColorJitter, Pillow's blur", _dino),
+    TrainingRecipe("DINOv2", "2 + 8 crops, ColorJitter, torchvision's blur", _dinov2),
+    TrainingRecipe("SimCLR", "2 crops, ColorJitter, torchvision's blur of 23", _simclr),
+    TrainingRecipe("I-JEPA", "crop from 0.3, masks in the collate function", _ijepa),
+    TrainingRecipe("Hugging Face classification", "dict samples from bytes, crop, flip", _hugging_face),
+    TrainingRecipe("open_clip", "webdataset, bicubic crop from 0.9", _open_clip, "webdataset"),
+    TrainingRecipe("Ultralytics classification", "RandAugment, erasing, dict samples", _ultralytics),
+    TrainingRecipe("CIFAR-10", "padded crop of 32, flip", _cifar),
 )
 """In the order of the documentation."""

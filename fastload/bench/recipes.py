@@ -19,7 +19,7 @@ from fastload import FastLoader, verify
 from fastload._batch import map_tensors
 from fastload.bench._compare import race
 from fastload.bench._data import SharedMemoryError, add_data_argument, check_data, check_shared_memory
-from fastload.bench._recipes import RECIPES, Recipe, Source
+from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import environment, ratio, write_json
@@ -43,7 +43,7 @@ def where(plan: Plan) -> str:
     return LAZY if any(ON_LAZY_IMAGES in step.what for step in plan.steps) else "workers, as in torch"
 
 
-def measure(recipe: Recipe, source: Source, workers: int, repeats: int) -> dict[str, Any]:
+def measure(recipe: TrainingRecipe, source: Source, workers: int, repeats: int) -> dict[str, Any]:
     """Compare, then time one recipe; returns its row of the record."""
     row: dict[str, Any] = {"recipe": recipe.name, "what": recipe.what}
     if recipe.needs is not None and importlib.util.find_spec(recipe.needs) is None:
@@ -154,7 +154,7 @@ def main(args: argparse.Namespace) -> int:
     return int(found["same"] + found["skipped"] < found["recipes"])
 
 
-def _is_chosen(recipe: Recipe, only: str | None) -> bool:
+def _is_chosen(recipe: TrainingRecipe, only: str | None) -> bool:
     return only is None or any(part.lower() in recipe.name.lower() for part in only.split(","))
 
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from fastload import FastLoader
 from fastload.bench import recipes
-from fastload.bench._recipe_steps import Crops, Masks, RepeatedSampler, Segmentation
-from fastload.bench._recipes import RECIPES, Recipe, Source
+from fastload.bench._recipe_steps import Masks, RepeatedSampler, Segmentation, Views
+from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
 from fastload.bench.photos import PhotoSet, write_photos
 
 
@@ -31,7 +31,7 @@ def source(folder: Path, tmp_path: Path) -> Source:
     return Source(folder, images=4, scratch=tmp_path / "shards", batch_size=2)
 
 
-def named(name: str) -> Recipe:
+def named(name: str) -> TrainingRecipe:
     return next(recipe for recipe in RECIPES if recipe.name == name)
 
 
@@ -46,7 +46,7 @@ def test_there_are_twenty_recipes_with_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_a_recipe_makes_batches(recipe: Recipe, source: Source) -> None:
+def test_a_recipe_makes_batches(recipe: TrainingRecipe, source: Source) -> None:
     if recipe.needs is not None:
         pytest.importorskip(recipe.needs)
     batches = list(DataLoader(**{"batch_size": 2, **recipe.arguments(source)}))
@@ -82,13 +82,13 @@ class Different:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_different_batches_are_not_timed(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "race", lambda *given: pytest.fail("timed"))
-    row = recipes.measure(Recipe("other", "", lambda source: {"dataset": Different()}), source, 1, 1)
+    row = recipes.measure(TrainingRecipe("other", "", lambda source: {"dataset": Different()}), source, 1, 1)
     assert row["same"] is False
     assert recipes.counts([row]) == {"recipes": 1, "skipped": 0, "same": 0, "native": 0, "faster": 0}
 
 
 def test_one_recipe_that_fails_does_not_end_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def measure(recipe: Recipe, *given: object) -> dict[str, object]:
+    def measure(recipe: TrainingRecipe, *given: object) -> dict[str, object]:
         if recipe.name == "MoCo v3":
             raise ValueError("no such crop")
         return {"recipe": recipe.name, "skipped": "not today"}
@@ -101,7 +101,7 @@ def test_one_recipe_that_fails_does_not_end_the_others(folder: Path, monkeypatch
 
 
 def test_a_missing_package_is_named(source: Source) -> None:
-    row = recipes.measure(Recipe("x", "", lambda source: {}, needs="no_such_package"), source, 1, 1)
+    row = recipes.measure(TrainingRecipe("x", "", lambda source: {}, needs="no_such_package"), source, 1, 1)
     assert row["skipped"] == "no_such_package is not installed"
 
 
@@ -135,7 +135,7 @@ def test_masks_are_blocks_of_patches() -> None:
 
 
 def test_a_view_is_repeated_as_often_as_said() -> None:
-    assert Crops((lambda x: x + 1, 2), (lambda x: x * 10, 1))(3) == [4, 4, 30]
+    assert Views((lambda x: x + 1, 2), (lambda x: x * 10, 1))(3) == [4, 4, 30]
 
 
 def test_image_and_mask_are_cropped_together(source: Source) -> None:

@@ -1,4 +1,7 @@
-"""Write the list of natively supported transforms in docs/plan.md from the table of ops; ``--check`` only compares."""
+"""Write the list of native transforms in docs/plan.md from the table of ops.
+
+``--check`` only compares.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def to_rgb(image: Any) -> Any:
 
 
 class RepeatedSampler(Sampler[int]):
-    """Repeated augmentation: each index several times in a row, in a seeded order, cut to one epoch."""
+    """Draws each index several times in a row, in a seeded order, for one epoch."""
 
     def __init__(self, count: int, times: int) -> None:
         self.count = count
@@ -105,7 +105,7 @@ class Mixes:
 
 
 class Segmentation(Dataset[Any]):
-    """Images and masks that are scaled, flipped and cropped together: torchvision's reference with base size 520."""
+    """Images and masks that are scaled, flipped and cropped together, as in torchvision's reference."""
 
     def __init__(self, paths: Sequence[str], mean: Sequence[float], std: Sequence[float], crop: int = 480) -> None:
         self.paths = paths
@@ -158,7 +158,7 @@ def as_tuples(samples: Any) -> Any:
 
 
 class DictSamples(Dataset[Any]):
-    """Dict samples from encoded bytes, as ``datasets`` gives them, with a transform that works on lists."""
+    """Dict samples from encoded bytes, as ``datasets`` gives them; the transform takes lists."""
 
     def __init__(self, samples: Sequence[tuple[str, int]], transform: Callable[[Any], Any]) -> None:
         self.rows = [(Path(path).read_bytes(), target) for path, target in samples]

@@ -53,9 +53,10 @@ matrix: ## tests marked matrix on other Pythons, with the oldest torch and the n
 sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; needs clang
 	scripts/sanitize.sh $(FUZZ_SECONDS)
 
-figures: setup ## write the tables and chart from benchmarks/results, and the drawing of the imports
+figures: setup ## write the tables and chart from benchmarks/results, the drawing of the imports, the list of ops
 	$(BIN)/python -m benchmarks figures
 	$(BIN)/python scripts/architecture.py
+	$(BIN)/python scripts/native_list.py
 
 docs: setup ## the documentation, in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs build/docs

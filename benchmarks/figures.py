@@ -143,6 +143,36 @@ def decode(record: dict[str, Any]) -> str:
     return f"{table}\n\n{_where(record, _link('decode'))}.{others}"
 
 
+def recipes(record: dict[str, Any]) -> str:
+    """Well-known training programs, one by one."""
+    rows = []
+    for row in record["rows"]:
+        speed, gain = row.get("images_per_s"), row.get("speedup")
+        if speed is None or gain is None:
+            rows.append([row["recipe"], row["what"], row.get("skipped", "different batches"), *["–"] * 4])
+            continue
+        rates = [f"{_median(speed[name]):,.0f}" for name in ("torch", "fastload")]
+        spread = "{min:.1f} to {max:.1f}".format(**gain)
+        rows.append([row["recipe"], row["what"], row["where"], *rates, f"{_median(gain):.1f}×", spread])
+    header = ["recipe", "transforms", "runs on", "torch, images/s", "fastload, images/s", "speed-up", "range"]
+    note = f" {record['note']}" if record["note"] else ""
+    link = "`benchmarks/results/recipes.json`"
+    return f"## Training recipes\n\n{_counted(record)}\n\n{_table(header, rows)}\n\n{_where(record, link)}.{note}"
+
+
+def recipes_in_short(record: dict[str, Any]) -> str:
+    """How many of them run natively, and how many are faster."""
+    note = f" {record['note']}" if record["note"] else ""
+    return f"{_counted(record)}\n\n{_where(record, _link('recipes'))}.{note}"
+
+
+def _counted(record: dict[str, Any]) -> str:
+    counts = record["counts"]
+    text = "{same} of {recipes} give torch's batches, bit for bit; {native} run wholly on decode threads; {faster} are"
+    skipped = f" {counts['skipped']} were skipped." if counts["skipped"] else ""
+    return f"{text.format(**counts)} faster than 1.3 times torch's DataLoader.{skipped}"
+
+
 SECTIONS = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
 IN_README = ("loaders", "train", "firstbatch", "memory", "multigpu")  # docs/benchmarks.md has the other topics too
 
@@ -158,8 +188,12 @@ def _long(name: str, record: dict[str, Any]) -> str:
 def sections(page: Path) -> dict[str, Callable[[dict[str, Any]], str]]:
     """What stands on a page, by the name of its markers."""
     if page == README:
-        return {**SECTIONS, **{name: functools.partial(_short, name) for name in IN_README}}
-    return {name: functools.partial(_long, name) for name in _tables.TOPICS}
+        return {
+            **SECTIONS,
+            "recipes": recipes_in_short,
+            **{name: functools.partial(_short, name) for name in IN_README},
+        }
+    return {"recipes": recipes, **{name: functools.partial(_long, name) for name in _tables.TOPICS}}
 
 
 def render(text: str, page: Path = README) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
 from fastload.device import nvrtc
+from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
 from fastload.options import can_pin, has_own_iterator, has_streams, resolve_device
 from fastload.pipeline.eligibility import read_loader
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
     from fastload.stats.stats import Stats
+
+ON_LAZY_IMAGES: Final = ", on lazy images: of a JPEG file only what is used is decoded, natively"
+"""How a plan's step says that Pillow's images are lazy there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,8 @@ class Plan:
     """A loader's plan; ``str()`` formats it like a database's EXPLAIN.
 
     Attributes:
-        engine: ``"torch"`` (the plain DataLoader), ``"workers"`` (torch's workers, FastLoader's device side), or
-            ``"native"`` (decode threads).
+        engine: ``"torch"`` (the plain DataLoader, apart from lazy images), ``"workers"`` (torch's workers, FastLoader's
+            device side), or ``"native"`` (decode threads).
         device: The device of the finished batches.
         steps: A batch's processing steps, in order.
         batch_bytes: Mean bytes per batch copied to the device so far; ``None`` before the first.
@@ -81,8 +85,9 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
+    lazy = ON_LAZY_IMAGES if makes_lazy_images(loader) else ""
     steps = [
-        Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{_seeded(loader)}"),
+        Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{lazy}{_seeded(loader)}"),
         Step("collate", place, _name_of(loader.collate_fn)),
     ]
     notes = [f"the dataset and its transforms run as they are: {reason}" for reason in reasons]
@@ -95,7 +100,8 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
                 "memory; fastload.prefetch_to_device(loader) moves them"
             )
         elif loader.device == "auto":
-            notes.append("no accelerator here: this is torch's DataLoader, batches stay in host memory")
+            this = "" if lazy else "this is torch's DataLoader, "
+            notes.append(f"no accelerator here: {this}batches stay in host memory")
         if loader.pin_memory and can_pin():
             where = "pin-memory thread" if workers else "main process"
             steps.append(Step("pin", where, "page-locked copy, as pin_memory=True asks"))

@@ -59,6 +59,7 @@ BENCH: Final[Table] = {
     "demo": Command("fastload.bench.demo", "FastLoader beside DataLoader on photographs", "bench"),
     "ladder": Command("fastload.bench.ladder", "the classic ladder of optimizations of a training run", "bench"),
     "photos": Command("fastload.bench.photos", "write a data set of real photographs", "bench"),
+    "recipes": Command("fastload.bench.recipes", "20 well-known training recipes beside torch's DataLoader", "bench"),
     "slots": Command("fastload.bench.slots", "pinned shared slots beside pin_memory=True", "bench"),
     "step": Command("fastload.bench.step", "what the device side costs a training step", "bench"),
 }

@@ -244,6 +244,19 @@ _EXAMPLES: Final[tuple[Node, ...]] = (
 )
 
 
+def _found() -> dict[str, Any]:
+    return {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
+
+
+def is_possible() -> bool:
+    """Whether images can be lazy: Pillow is one that is known, and not patched."""
+    if _originals:
+        return True
+    found = _found()
+    plain = isinstance(found["im"], property) and isinstance(found["array"], property)
+    return plain and not any(map(_is_patched, found.values())) and bool(calibrate().subsamplings)
+
+
 def install() -> bool:
     """Make images of this process lazy.
 
@@ -251,12 +264,10 @@ def install() -> bool:
         Whether they are; not with an unknown or patched Pillow.
     """
     global _pillow
+    if not is_possible():
+        return False
     if not _originals:
-        found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
-        plain = isinstance(found["im"], property) and isinstance(found["array"], property)
-        if not plain or any(map(_is_patched, found.values())) or not calibrate().subsamplings:
-            return False
-        _originals.update(found)
+        _originals.update(_found())
         _learn()
     _pillow = ByPillow(_originals["load_file"], COMPARED, uninstall)
     for cls, attribute, method in _METHODS.values():

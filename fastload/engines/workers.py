@@ -25,6 +25,7 @@ from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
+from fastload.options import has_own_iterator
 from fastload.stats.fetch_timer import MeasuredWorker
 from fastload.torch_workers.processes import is_alive, restart_workers, start_frozen
 from fastload.torch_workers.signals import usual_signals
@@ -141,6 +142,19 @@ class SendsPromptly:
             self.worker_init_fn(worker_id)
 
 
+def makes_lazy_images(loader: Any) -> bool:
+    """Whether Pillow's images are lazy in a loader's worker processes."""
+    if loader.engine == "torch" or not loader.num_workers or has_own_iterator(loader) or not _may_be_lazy():
+        return False
+    from fastload.engines import lazy_images
+
+    return lazy_images.is_possible()
+
+
+def _may_be_lazy() -> bool:
+    return "PIL.Image" in sys.modules and importlib.util.find_spec("fastload._core") is not None
+
+
 class MakesLazyImages:
     """A worker's first call: makes Pillow's images lazy, then runs the user's ``worker_init_fn``."""
 
@@ -148,7 +162,7 @@ class MakesLazyImages:
         self.worker_init_fn = worker_init_fn
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
-        if "PIL.Image" in sys.modules and importlib.util.find_spec("fastload._core") is not None:
+        if _may_be_lazy():
             from fastload.engines import lazy_images
 
             lazy_images.install()

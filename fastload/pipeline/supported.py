@@ -15,7 +15,7 @@ from fastload.pipeline.monkeypatch_check import Originals, imported
 from fastload.pipeline.ops import OPS
 from fastload.pipeline.ops_common import V2
 
-_ROLES: Final = {
+ROLES: Final = {
     "Compose": "compose",
     "Identity": "identity",
     "RGB": "identity",  # of an image that is RGB already
@@ -29,6 +29,7 @@ _ROLES: Final = {
     "RandomErasing": "erasing",
     **dict.fromkeys(OPS, "op"),
 }
+"""What a transform does to a pipeline, by the name of torchvision's class."""
 _TIMM: Final = "timm.data.transforms"
 _TIMMS_ROLES: Final = {"MaybeToTensor": "to_tensor", "MaybePILToTensor": "to_tensor"}
 
@@ -47,7 +48,7 @@ def role_of(transform: Any) -> str | None:
 
 
 def _learn(module: Any) -> None:
-    for name, role in (_TIMMS_ROLES if module.__name__ == _TIMM else _ROLES).items():
+    for name, role in (_TIMMS_ROLES if module.__name__ == _TIMM else ROLES).items():
         cls = getattr(module, name, None)
         if isinstance(cls, type) and f"{cls.__module__}.".startswith(f"{module.__name__}."):  # else a user put it there
             ORIGINALS.add(cls)

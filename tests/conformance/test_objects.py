@@ -26,6 +26,7 @@ OWN = {
     "engine": "torch",
     "max_pinned_bytes": 1000,
     "randomness": "sample",
+    "exact": False,
 }
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}
 

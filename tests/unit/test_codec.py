@@ -516,8 +516,7 @@ def signatures_of(scope: object, names: Iterable[str]) -> dict[str, list[str]]:
         signature = getattr(getattr(scope, name), "__nb_signature__", None)
         if signature is None:
             continue
-        (overload, *others) = signature
-        assert not others
+        overload, *_ = signature  # overloads have the same names
         text = re.sub(r"\[[^\[\]]*\]", "", re.sub(r"\[[^\[\]]*\]", "", re.sub(r"\[[^\[\]]*\]", "", overload[0])))
         inside = text[text.index("(") + 1 : text.rindex(")")]
         parameters = [part.split(":")[0].split("=")[0].strip() for part in inside.split(",")]

@@ -20,6 +20,7 @@ pytest.importorskip("skimage")
 import fastload
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.options import Options
+from scripts import native_list
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -132,3 +133,12 @@ def test_api_reference_has_every_public_method_of_the_loader() -> None:
     own = [name for name in vars(fastload.FastLoader) if not name.startswith("_") and name not in options]
     assert set(own) == set(re.findall(r"\w+", listed[1]))
     assert all(inspect.getdoc(getattr(fastload.FastLoader, name)) for name in own)
+
+
+@IN_CHECKOUT
+def test_the_list_of_native_transforms_is_that_of_the_table() -> None:
+    text = native_list.PAGE.read_text()
+    assert native_list.page(text) == text, "run 'make figures'"
+    assert native_list.page(text.replace("| `Pad` |", "| `Bad` |")) == text
+    with pytest.raises(ValueError, match="markers of the list once, found 0"):
+        native_list.page(text.replace("<!-- ops -->", ""))

@@ -209,7 +209,7 @@ print(read.reasons if isinstance(read, Refusal) else "torchvision.transforms.v2"
 from torchvision.transforms import v2
 dataset.transform = v2.Compose([v2.RandomResizedCrop(8), v2.ToImage()])
 read = read_recipe(dataset)
-print(read.reasons if isinstance(read, Refusal) else read.pipeline.ops[0][0])
+print(read.reasons if isinstance(read, Refusal) else read.pipeline.nodes[0][0])
 """
 
 

@@ -1,0 +1,169 @@
+"""Well-known training recipes beside torch's DataLoader: ``fastload bench recipes``.
+
+For each recipe of :mod:`fastload.bench._recipes`: the batches are compared with torch's, bit for bit, from the same
+seeds; then both loaders take turns, an epoch each. With a GPU both bring their batches there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.data import DataLoader
+
+from fastload import FastLoader, verify
+from fastload._batch import map_tensors
+from fastload.bench._compare import race
+from fastload.bench._data import SharedMemoryError, add_data_argument, check_data, check_shared_memory
+from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
+from fastload.bench.photos import PhotoSet, write_photos
+from fastload.measurement.console import console, refuse
+from fastload.measurement.record import environment, ratio, write_json
+from fastload.plan import ON_LAZY_IMAGES
+
+if TYPE_CHECKING:
+    import argparse
+
+    from fastload.plan import Plan
+
+FASTER: Final = 1.3
+"""Times torch's speed, to count a recipe as faster."""
+NATIVE: Final = "threads"
+LAZY: Final = "workers, lazy images"
+
+
+def where(plan: Plan) -> str:
+    """Say what runs a loader's transforms."""
+    if plan.engine == "native":
+        return NATIVE
+    return LAZY if any(ON_LAZY_IMAGES in step.what for step in plan.steps) else "workers, as in torch"
+
+
+def measure(recipe: TrainingRecipe, source: Source, workers: int, repeats: int) -> dict[str, Any]:
+    """Compare, then time one recipe; returns its row of the record."""
+    row: dict[str, Any] = {"recipe": recipe.name, "what": recipe.what}
+    if recipe.needs is not None and importlib.util.find_spec(recipe.needs) is None:
+        return {**row, "skipped": f"{recipe.needs} is not installed"}
+    on_gpu = torch.cuda.is_available()
+    given: dict[str, Any] = {
+        "batch_size": source.batch_size,
+        "num_workers": workers,
+        "pin_memory": on_gpu,
+        "persistent_workers": True,
+    }
+    given |= recipe.arguments(source)
+    same = verify(lambda: DataLoader(**given), batches=4)
+    if not same:
+        return {**row, "same": False, "difference": str(same)}
+    with FastLoader(**given) as ours:
+        loaders: dict[str, DataLoader[Any]] = {"torch": DataLoader(**given), "fastload": ours}
+        speeds = race(loaders, source.images, repeats, {"torch": _to_gpu} if on_gpu else None)
+        plan = ours.plan
+    return {
+        **row,
+        "same": True,
+        "where": where(plan),
+        "why": [note for note in plan.notes if plan.engine != "native"],
+        "images_per_s": {name: spread.record() for name, spread in speeds.items()},
+        "speedup": ratio(speeds["fastload"], speeds["torch"]).record(),
+    }
+
+
+def _to_gpu(batch: Any) -> None:
+    def moved(tensor: Any) -> Any:
+        there = tensor.to("cuda", non_blocking=True)
+        return there.contiguous(memory_format=torch.channels_last) if there.dim() == 4 else there
+
+    map_tensors(moved, batch)
+
+
+def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Count recipes: all, skipped, same, wholly native, faster than :data:`FASTER`."""
+    done = [row for row in rows if "speedup" in row]
+    return {
+        "recipes": len(rows),
+        "skipped": sum("skipped" in row for row in rows),
+        "same": sum(row.get("same", False) for row in rows),
+        "native": sum(row["where"] == NATIVE for row in done),
+        "faster": sum(row["speedup"]["median"] > FASTER for row in done),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``fastload bench recipes``."""
+    add_data_argument(parser)
+    parser.add_argument("--images", type=int, default=256, help="images per turn (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=16, help="images per batch (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="num_workers of both loaders (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each loader (default: %(default)s)")
+    parser.add_argument("--only", metavar="A,B", help="recipes whose names contain one of these")
+    parser.add_argument("--note", help="what a reader of the record should know of this run")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``fastload bench recipes``; 1 if a recipe's batches differ from torch's."""
+    if args.quick:
+        args.images, args.batch_size, args.repeats = 8, 4, 1
+    chosen = [recipe for recipe in RECIPES if _is_chosen(recipe, args.only)]
+    try:
+        check_data(args.data)
+        for name in ("images", "batch_size", "workers", "repeats"):
+            if getattr(args, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
+        if not chosen:
+            raise ValueError(f"--only must be part of a recipe's name, got {args.only}")
+        check_shared_memory(args.workers, 10 * args.batch_size)
+    except (ValueError, FileNotFoundError, SharedMemoryError) as error:
+        return refuse(error)
+    count = 16 if args.quick else 512
+    folder = args.data or write_photos(Path(".fastload") / f"photos-{count}", PhotoSet(count=count)).path
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="fastload-recipes-") as scratch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # fewer cores than workers
+        source = Source(folder, args.images, Path(scratch), args.batch_size)
+        record = {
+            "benchmark": "recipes",
+            "environment": environment(),
+            "parameters": {
+                name: getattr(args, name) for name in ("images", "batch_size", "workers", "repeats", "quick")
+            },
+            "note": args.note,
+            "rows": rows,
+        }
+        for recipe in chosen:
+            try:
+                rows.append(measure(recipe, source, args.workers, args.repeats))
+            except Exception as error:  # noqa: BLE001 - one recipe's end does not end the others
+                rows.append({"recipe": recipe.name, "what": recipe.what, "failed": f"{type(error).__name__}: {error}"})
+            console().print(_line(rows[-1]), markup=False)
+            if args.json:
+                whole = len(rows) == len(RECIPES)
+                write_json(args.json, {**record, "counts": counts(rows), "complete": whole})
+    found = counts(rows)
+    console().print(
+        "{native} of {recipes} recipes run wholly natively, {faster} are faster than 1.3 times; "
+        "{same} with the same bits, {skipped} skipped".format(**found)
+    )
+    return int(found["same"] + found["skipped"] < found["recipes"])
+
+
+def _is_chosen(recipe: TrainingRecipe, only: str | None) -> bool:
+    return only is None or any(part.lower() in recipe.name.lower() for part in only.split(","))
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "speedup" not in row:
+        return f"{row['recipe']:<28} {row.get('skipped') or row.get('failed') or row['difference']}"
+    speed = {name: row["images_per_s"][name]["median"] for name in ("fastload", "torch")}
+    gain = row["speedup"]
+    return (
+        f"{row['recipe']:<28} {row['where']:<21} {gain['median']:5.2f}× ({gain['min']:.2f} to {gain['max']:.2f})  "
+        f"{speed['fastload']:,.0f} images/s, torch {speed['torch']:,.0f}"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -12,6 +12,10 @@ Device: TypeAlias = str | int | torch.device
 Engine: TypeAlias = Literal["auto", "torch", "native"]
 Randomness: TypeAlias = Literal["worker", "sample"]
 T_co = TypeVar("T_co", covariant=True)
+
+
+LEVELS_OFF: Final = 1
+"""By how many of 256 levels ``exact=False`` lets a pixel differ from torchvision's after an approximate op."""
 
 
 @dataclass(frozen=True)

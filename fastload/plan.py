@@ -12,9 +12,8 @@ from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loa
 from fastload.device import nvrtc
 from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
-from fastload.options import can_pin, has_own_iterator, has_streams, resolve_device
+from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
 from fastload.pipeline.eligibility import read_loader
-from fastload.pipeline.ops_blur import LEVELS_OFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable

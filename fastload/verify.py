@@ -23,9 +23,8 @@ from fastload.device.replay import twin_of
 from fastload.engines.sample_seeding import SeededByIndex, seeded
 from fastload.engines.workers import start_epoch
 from fastload.loader import FastLoader
-from fastload.options import has_own_iterator, resolve_device
+from fastload.options import LEVELS_OFF, has_own_iterator, resolve_device
 from fastload.pipeline.eligibility import read_loader
-from fastload.pipeline.ops_blur import LEVELS_OFF
 from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:

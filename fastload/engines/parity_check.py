@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from fastload import _core
 from fastload.engines.decode_batch import TookTooLongError, exp_of
-from fastload.pipeline.ops_blur import LEVELS_OFF
+from fastload.options import LEVELS_OFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from fastload.options import LEVELS_OFF
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.step_calibration import leaves
 
@@ -11,9 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fastload.pipeline.ops_common import Node, Place
-
-LEVELS_OFF: Final = 1
-"""By how many of 256 levels a pixel may differ from torchvision's after an approximate op."""
 
 _KEEP: Final = (
     *("center_crop", "random_crop_v1", "random_crop_v2", "horizontal_flip", "vertical_flip", "pad", "grayscale"),

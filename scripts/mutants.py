@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import contextlib
 import importlib.util
 import json
@@ -50,9 +51,9 @@ OTHER_PACKAGE: Final = 70  # exit code
 TEXTS: Final = ("_log", "log", "warnings.", "TypeVar")
 TYPES: Final = ("dataclass", "overload", "override")
 MARKS: Final = """
-import mmap, pathlib
+import builtins, mmap, pathlib
 with pathlib.Path(__file__).with_suffix(".bytes").open("r+b") as file:
-    BYTES = mmap.mmap(file.fileno(), 0)
+    builtins._mutant_marks = mmap.mmap(file.fileno(), 0)
 """
 
 
@@ -180,7 +181,7 @@ def marked(code: str, lines: dict[int, int], module: int) -> tuple[str, set[int]
     marks.update((line, mark) for mark, line in places.items())
     for line, mark in sorted(marks, reverse=True):
         indent = text[line - 1][: len(text[line - 1]) - len(text[line - 1].lstrip())]
-        text.insert(line - 1, f'{indent}__import__("_mutant_marks").BYTES[{mark}] = 1\n')
+        text.insert(line - 1, f"{indent}_mutant_marks[{mark}] = 1\n")
     return "".join(text), set(lines.values()) - set(places)
 
 
@@ -202,7 +203,7 @@ class Copy:
         venv.create(folder / ".venv", symlinks=True)
         (packages,) = (folder / ".venv").glob("lib/python*/site-packages")
         outer = [path for path in sys.path if path.endswith("-packages")]
-        (packages / "copy.pth").write_text("\n".join([str(folder), *outer]))
+        (packages / "copy.pth").write_text("\n".join([str(folder), *outer, "import _mutant_marks"]))
         (packages / "_mutant_marks.py").write_text(MARKS)
         (packages / "_mutant_marks.bytes").write_bytes(bytes(4096))
         command = [folder / ".venv/bin/python", HERE, "--serve"]
@@ -268,7 +269,8 @@ def serve() -> None:
         os.dup2(opened, descriptor)
         os.close(opened)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    options = ["-q", "-p", "no:cacheprovider", "-o", "timeout_method=thread", *["-x"] * request["stop"]]
+    options = ["-q", "-p", "no:cacheprovider"]
+    options += ["-x", "-o", "timeout_method=thread"] * request["stop"]
     options += ["--all"] * (request["suite"] == "slow" and "--all" in Path("tests/conftest.py").read_text())
     plugin = Plugin(request["tests"], request["suite"], Path(request["folder"], "seen.json"))
     code = pytest.main([*options, *dict.fromkeys(name.split("::")[0] for name in request["tests"])], plugins=[plugin])
@@ -281,9 +283,7 @@ class Plugin:
     """Chooses and orders tests; sees which marks each of them reaches, how long it takes, and whether it fails."""
 
     def __init__(self, tests: dict[str, float], suite: str, path: Path) -> None:
-        import _mutant_marks
-
-        self.tests, self.suite, self.path, self.marks = tests, suite, path, _mutant_marks.BYTES
+        self.tests, self.suite, self.path, self.marks = tests, suite, path, vars(builtins)["_mutant_marks"]
         self.marks[:] = bytes(len(self.marks))
         self.imported: list[int] = []
         self.seen: dict[str, dict[str, Any]] = {}

@@ -422,7 +422,8 @@ class Run:
 
         ends = self.each(f"{suite}-mutants", [str(index) for index in which], one)
         killers = {e["killer"]: tests[e["killer"]]["seconds"] for e in ends.values() if e["killer"] in tests}
-        again = self.each(f"{suite}-unchanged", [",".join(sorted(killers))], lambda c, _: c.run(killers, suite)[1])
+        keys = [", ".join(sorted(killers))] if killers else []
+        again = self.each(f"{suite}-unchanged", keys, lambda copy, _: copy.run(killers, suite)[1])
         innocent = {name for seen in again.values() for name, entry in seen.items() if entry["failed"]}
         for end in ends.values():
             if end["killer"] in innocent:

@@ -449,6 +449,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve:
         serve()
+    from fastload.measurement.record import environment, write_json
+
     tree, out = options.tree.resolve(), options.out.resolve()
     os.chdir(tree)
     sources = [Source(tree, file) for file in _files(options.folders, "*.py")]
@@ -472,8 +474,6 @@ def main() -> None:
         finally:
             for copy in run.all:
                 copy.close()
-
-    from fastload.measurement.record import environment, write_json
 
     def entries(*, survive: str) -> list[dict[str, Any]]:
         names = ("file", "line", "operator", "before", "after")

@@ -1,4 +1,4 @@
-"""Change one operator, number or branch at a time and count how many of the changes the tests notice: ``make mutants``.
+"""Count how many small changes of the code the tests notice: ``make mutants``.
 
     python scripts/mutants.py --count 300 --out benchmarks/results/mutants.json
 
@@ -108,7 +108,7 @@ def _operators() -> dict[str, Any]:
 
 
 def _skipped(module: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Find what is no behaviour: annotations, what only type checkers see, options of dataclasses, texts."""
+    """Find what is no behaviour: annotations, options of dataclasses, texts."""
     for node in ast.walk(module):
         parts: list[Any] = []
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and ast.unparse(node.func).startswith(TEXTS)):
@@ -153,7 +153,12 @@ def matching(sources: Sequence[Source], wanted: Sequence[dict[str, Any]]) -> lis
 
 
 def marked(code: str, lines: dict[int, int], module: int) -> tuple[str, set[int]]:
-    """Put a mark in front of the statements at ``lines`` (line: mark), and mark ``module`` into every function.
+    """Put marks in front of statements.
+
+    Args:
+        code: A module's source.
+        lines: Line to mark.
+        module: The mark for every function.
 
     Returns:
         The code, and the marks of lines that run while the module is imported: they have no mark of their own.
@@ -191,7 +196,7 @@ def _docstring(statement: ast.stmt) -> bool:
 
 
 class Copy:
-    """A copy of the checkout, its environment, and a process there that forks a pytest for each request."""
+    """A copy of the checkout, with a process that forks a pytest for each request."""
 
     def __init__(self, tree: Path, folder: Path) -> None:
         self.folder = folder
@@ -214,7 +219,7 @@ class Copy:
             raise RuntimeError(f"no process for tests could be started in {folder}")
 
     def run(self, tests: dict[str, float], suite: str, *, limit_s: float = 1800, stop: bool = False) -> tuple[int, Any]:
-        """Run tests of a suite in this order; return pytest's exit code and what its plugin saw.
+        """Run tests in this order; return pytest's exit code and what its plugin saw.
 
         Args:
             tests: Tests or files of tests; for tests, with the seconds that each takes.
@@ -281,7 +286,7 @@ def serve() -> None:
 
 
 class Plugin:
-    """Chooses and orders tests; sees which marks each of them reaches, how long it takes, and whether it fails."""
+    """Chooses and orders tests; notes what each reaches, its time, and a failure."""
 
     def __init__(self, tests: dict[str, float], suite: str, path: Path) -> None:
         self.tests, self.suite, self.path, self.marks = tests, suite, path, vars(builtins)["_mutant_marks"]
@@ -326,7 +331,10 @@ class Plugin:
 
 
 def _portions(tests: dict[str, float], budget_s: float) -> Iterator[dict[str, float]]:
-    """Choose the quickest tests; then, since those of one file see much the same, the quickest of each file in turn."""
+    """Choose the quickest tests; then the quickest of each file in turn.
+
+    Tests of one file see much the same.
+    """
     order = sorted(tests, key=lambda name: tests[name])
     quickest = dict(_while_affordable(tests, order, FIRST_SHARE * budget_s))
     files: dict[str, list[str]] = {}
@@ -401,7 +409,7 @@ class Run:
     def judge(
         self, suite: str, tests: dict[str, dict[str, Any]], budget_s: float, which: Sequence[int]
     ) -> dict[int, Any]:
-        """Run the tests of a suite that reach the mutants ``which``; return which test kills each, if any does."""
+        """Return which of a suite's tests kills each mutant of ``which``, if any does."""
 
         def one(copy: Copy, key: str) -> dict[str, Any]:
             index = int(key)

@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test test-all torture lint format figures docs wheel matrix sanitize simd unsimd clean
+.PHONY: help setup demo bench test test-all torture mutants lint format figures docs wheel matrix sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-all: setup ## every test: frameworks, start methods, examples, commands of 
 
 torture: setup ## hostile trials beside torch's DataLoader, 90 minutes and 120 of soak; ARGS='--only kills --share 0.1'
 	PYTHONPATH=tests $(BIN)/python -m torture $(ARGS)
+
+mutants: setup ## 300 small changes of the loader's code: how many the tests notice, in hours; ARGS='--first 30'
+	$(BIN)/python scripts/mutants.py --jobs $(JOBS) --out benchmarks/results/mutants.json $(ARGS)
 
 lint: setup ## ruff, mypy and clang-format; changes nothing
 	$(BIN)/ruff check .

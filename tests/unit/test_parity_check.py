@@ -77,6 +77,44 @@ def test_a_dataset_that_cannot_be_checked_stays_with_the_workers(files, kind):
         iter(FastLoader(kind(files), **make, engine="native"))
 
 
+class Described(Listed):
+    """Its targets are dicts; those that are made natively may differ from the user's own."""
+
+    def __init__(self, files, native):
+        super().__init__(files)
+        self.native = native
+
+    def encoded(self, index):
+        return self.files[index], self.native(index)
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], {"number": index, "even": (index % 2 == 0,)}
+
+
+@pytest.mark.parametrize(
+    ("native", "differs"),
+    [
+        (lambda index: {"number": index, "even": (index % 2 == 0,)}, False),
+        (lambda index: {"number": index + (index == 8), "even": (index % 2 == 0,)}, True),
+        (lambda index: {"number": index, "even": (True,)}, True),
+        (lambda index: {"number": index, "odd": (index % 2 == 0,)}, True),
+        (lambda index: {"number": index, "even": (index % 2 == 0,), "more": 0}, True),
+        (lambda index: {"number": index, "even": [index % 2 == 0, 0]}, True),
+        (lambda index: {"number": float(index), "even": (index % 2 == 0,)}, True),
+    ],
+    ids=["same", "a value", "a value inside", "a key", "one more key", "a length", "a dtype"],
+)
+def test_targets_that_differ_from_the_datasets_own_are_seen(files, native, differs):
+    loader = FastLoader(Described(files, native), batch_size=4, num_workers=1, device="cpu")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", FallbackWarning)
+        first = next(iter(loader))
+    assert (loader.plan.engine == "torch") is differs
+    assert any("not the same to the bit natively" in str(warning.message) for warning in warned) is differs
+    assert first[1]["number"].tolist() == [0, 1, 2, 3]
+    loader.close()
+
+
 class Uncopied(Listed):
     def __reduce_ex__(self, protocol):
         raise TypeError("an open connection")

@@ -72,10 +72,10 @@ def test_a_descriptor_that_stays_is_counted(monkeypatch):
     before = Holdings.now()
     descriptor = os.dup(0)
     try:
-        assert beyond(before) == ["1 descriptors left"]
+        assert "1 descriptors left" in beyond(before)
     finally:
         os.close(descriptor)
-    assert beyond(before) == []
+    assert not any("descriptors" in line for line in beyond(before))
 
 
 def test_the_slope_is_that_of_most_points():

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ _CODECS: Final = re.compile(
     rf"|^{re.escape(_STANDARD)}(zipfile|gzip\.py|lzma\.py|bz2\.py)"
 )
 _PILLOW: Final = re.compile(r"/(?:site|dist)-packages/PIL/Image\.py$")
+# Lazy images decode and resize in Pillow's place.
+_LAZY: Final = frozenset(
+    str(Path(__file__).parents[1] / "engines" / f"{name}.py")
+    for name in ("lazy_functions", "lazy_images", "pending_pixels")
+)
 # Pillow's loops in C. Not getpixel() and putpixel(): the loops that call those are in Python.
 _PILLOW_LOOPS: Final = frozenset(
     {"convert", "crop", "_crop", "draft", "filter", "frombytes", "load", "open", "quantize", "reduce", "resize"}
@@ -48,7 +54,7 @@ def is_codec(frame: FrameType) -> bool:
         if walked is None:
             return False
         code = walked.f_code
-        if _CODECS.search(code.co_filename):
+        if code.co_filename in _LAZY or _CODECS.search(code.co_filename):
             return True
         if _PILLOW.search(code.co_filename):
             if code.co_name in _PILLOW_LOOPS:

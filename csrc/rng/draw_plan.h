@@ -62,6 +62,9 @@ struct DrawOp {
   std::optional<std::array<double, 2>> center;     // x and y; none: the image's
 };
 
+// Why an op's arguments are invalid; empty if they are not.
+std::string fault(const DrawOp& op);
+
 // What to make of one image: crop it to `crop`, resize to out_height x out_width (no resize if that is the crop's
 // size), keep `window`, flip, then apply `steps`.
 struct Geometry {

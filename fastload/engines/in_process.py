@@ -23,8 +23,8 @@ from fastload import _core
 from fastload._batch import HostBatch
 from fastload.device.normalize import host_images, layout_of, table_images
 from fastload.engines.decode_batch import drawn, exp_of, stage_totals, unchanging
-from fastload.engines.loader_state import state_of
-from fastload.engines.parity_results import key_of
+from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
+from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.sample_process import batch_of_one, located, made_here, set_state, state_now
 from fastload.engines.sample_seeding import SeededByIndex, random_states_kept
 from fastload.memory.limits import pins
@@ -89,17 +89,21 @@ class InProcessFetcher:
     def fetch(self, indices: Any) -> Any:
         """Make a batch, and advance torch's default generator as torch does."""
         self._number += 1
-        state = None
+        state = failure = None
         try:
             if type(indices) in (list, tuple):  # others may be iterated only once
                 state = state_now() if self._seeds is None else None
                 return self._natively(indices, state)
-        except Exception:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's
+        except Exception as error:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's
+            if not isinstance(error, _UnsupportedError) and error.args != (ITERATOR_CLOSED,):
+                failure = f"{type(error).__name__}: {error}"
             if state is not None and self._known is not None and self._known[1].pipeline.draws:
                 set_state(state)
         finally:
             self.made_at = time.monotonic()
         data = self._replaced.fetch(indices)
+        if failure is not None:
+            warn_fallback(f"a batch that torch could make raised {failure}")
         self.images, self.decoded_at = 0, self.made_at
         return data
 

@@ -15,6 +15,8 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import _functional_pil
 
+from fastload.pipeline.ops_common import solarize_threshold
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -43,7 +45,7 @@ def _posterize(bits: Any) -> Node | None:
 def _solarize(threshold: Any = 128) -> Node | None:
     if type(threshold) not in (int, float) or not math.isfinite(threshold):
         return None
-    return "solarize", {"value": float(max(0, min(256, math.ceil(threshold))))}
+    return "solarize", {"value": solarize_threshold(threshold)}
 
 
 def _grayscale(num_output_channels: Any) -> Node | None:

@@ -8,8 +8,11 @@ infos are Pillow's, and so are errors: a file whose decoding could fail is decod
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from PIL import Image, ImageFile, ImageFilter
@@ -19,6 +22,7 @@ from fastload import _core
 from fastload.engines import lazy_functions
 from fastload.engines.pending_pixels import ByPillow, File, Pending
 from fastload.pipeline.calibration import FILTERS, calibrate
+from fastload.pipeline.ops_common import SAMPLINGS
 from fastload.pipeline.step_calibration import REFERENCES, differing_step
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ _FLIPS: Final = {
 }
 _FACTORS: Final = (0.0, 0.3, 1.0, 1.7, 3.0)
 _originals: dict[str, Any] = {}
+ROOM: Final = 1 << 20
+"""By how much a file may be larger than its pixels, bytes; larger ones are not read whole."""
 RADIUS_MAX: Final = 1000.0
 """The largest radius of a blur that is pending, pixels."""
 _exact: set[str] = set()
@@ -49,15 +55,18 @@ def _note(image: JpegImageFile) -> None:
     plain = image.decoderconfig == () and image.tile[0][1] == (0, 0, *image.size) and image.tile[0][2] == 0
     if not plain or image.tile[0][3] != ("RGB", "") or ImageFile.LOAD_TRUNCATED_IMAGES:
         return
-    if type(file) not in (io.BufferedReader, io.BytesIO) or "load_read" in vars(image):
+    if type(file) not in (io.BufferedReader, io.BytesIO) or file.closed or "load_read" in vars(image):
         return
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > limit:  # Pillow warns again for every crop
         return
     at = file.tell()
-    file.seek(0)
-    data = file.read()
-    end = _core.scan_end(data)
+    size = file.seek(0, io.SEEK_END)
+    end, data = 0, b""
+    if size <= 3 * image.width * image.height + ROOM:  # else there is something else in the file, such as a film
+        file.seek(0)
+        data = file.read()
+        end = _core.scan_end(data)
     block = image.decodermaxblock
     file.seek(at if end == 0 else min(len(data), -(-end // block) * block))  # where Pillow would stop
     if end == 0:
@@ -94,10 +103,6 @@ def _im(self: Image.Image) -> Any:
     return _originals["im"].fget(self)
 
 
-def _set_im(self: Image.Image, im: Any) -> None:
-    self._im = im
-
-
 def _pending(image: Image.Image) -> Pending | None:
     """An image's pending pixels, after noting those of a file that is not yet decoded."""
     kind = type(image)
@@ -118,7 +123,8 @@ def _convert(self: Image.Image, mode: str | None = None, *arguments: Any, **rest
 
 
 def _crop(self: Image.Image, box: Any = None) -> Image.Image:
-    pending = None if box is None else _pending(self)
+    plain = type(box) in (tuple, list) and len(box) == 4 and all(type(side) in (int, float) for side in box)
+    pending = _pending(self) if plain and all(map(math.isfinite, box)) else None
     if pending is not None and box != (0, 0, *self.size):
         left, top, right, bottom = map(int, map(round, box))
         if 0 <= left < right <= self.width and 0 <= top < bottom <= self.height:
@@ -131,12 +137,13 @@ def _crop(self: Image.Image, box: Any = None) -> Image.Image:
 def _resize(
     self: Image.Image, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
 ) -> Image.Image:
-    pending = _pending(self) if box is None and reducing_gap is None else None
-    name = _NAMES.get(3 if resample is None else resample)
-    if pending is not None and name is not None and name in calibrate().filters:
-        width, height = tuple(size)
+    plain = box is None and reducing_gap is None and type(size) in (tuple, list) and len(size) == 2
+    name = _NAMES.get(3 if resample is None else resample) if resample is None or isinstance(resample, int) else None
+    pending = _pending(self) if plain and name is not None and name in calibrate().filters else None
+    if pending is not None:
+        width, height = size
         if type(width) is type(height) is int and width > 0 and height > 0 and (width, height) != self.size:
-            resized = pending.resized((width, height), name)
+            resized = pending.resized((width, height), cast("str", name))
             if resized is not None:
                 return self._new(cast("Any", resized))
     return cast("Image.Image", _originals["resize"](self, size, resample, box, reducing_gap))
@@ -162,7 +169,7 @@ def _transform(
 ) -> Image.Image:
     changed = None
     if method == Image.Transform.AFFINE and size == self.size and fill == 1 and isinstance(resample, int):
-        sampling = _SAMPLINGS.get(resample)
+        sampling = SAMPLINGS.get(resample)
         color = (0, 0, 0) if fillcolor is None else fillcolor
         plain = type(data) in (tuple, list) and len(data) == 6 and all(type(each) in (int, float) for each in data)
         colored = type(color) is tuple and len(color) == 3 and all(type(c) is int and 0 <= c <= 255 for c in color)
@@ -210,7 +217,7 @@ def _array_interface(self: Image.Image) -> dict[str, Any]:
 _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "load_file": (ImageFile.ImageFile, "load", _load_file),
     "load": (Image.Image, "load", _load),
-    "im": (Image.Image, "im", property(_im, _set_im)),
+    "im": (Image.Image, "im", property(_im, lambda self, im: setattr(self, "_im", im))),
     "array": (Image.Image, "__array_interface__", property(_array_interface)),
     "copy": (Image.Image, "copy", _copy),
     "__copy__": (Image.Image, "__copy__", _copy),
@@ -221,9 +228,6 @@ _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
     "transform": (Image.Image, "transform", _transform),
     "filter": (Image.Image, "filter", _filter),
 }
-
-_SAMPLINGS: Final = {int(Image.Resampling[name.upper()]): name for name in ("nearest", "bilinear", "bicubic")}
-
 
 _EXAMPLES: Final[tuple[Node, ...]] = (
     *((kind, {"value": value}) for kind in ("brightness", "contrast", "saturation", "sharpness") for value in _FACTORS),
@@ -269,7 +273,7 @@ def install() -> bool:
     if not _originals:
         _originals.update(_found())
         _learn()
-    _pillow = ByPillow(_originals["load_file"], COMPARED, uninstall)
+    _pillow = ByPillow(_originals["load_file"], COMPARED, _give_up)
     for cls, attribute, method in _METHODS.values():
         setattr(cls, attribute, method)
     lazy_functions.install(_changed)
@@ -285,6 +289,16 @@ def uninstall() -> None:
         if name in _originals and name not in ("im", "array"):
             setattr(cls, attribute, _originals[name])
     lazy_functions.uninstall()
+
+
+def _give_up() -> None:
+    """Make images as Pillow does from now on, and warn.
+
+    Goes on even if warnings are errors.
+    """
+    uninstall()
+    with contextlib.suppress(RuntimeWarning):
+        warnings.warn("images are lazy no more: Pillow's bits differ from the native core's", RuntimeWarning, 2)
 
 
 def _learn() -> None:

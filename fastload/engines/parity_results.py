@@ -22,11 +22,11 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class FallbackWarning(UserWarning):
-    """A supported pipeline runs in torch's workers, because its parity check failed."""
+    """Torch makes the batches of a supported pipeline, or one of them."""
 
 
-def _warn(why: str) -> None:
-    """Warn at the caller of ``iter(loader)``; go on even if warnings are errors."""
+def warn_fallback(why: str) -> None:
+    """Warn at the caller of ``iter(loader)`` or ``next()``; go on even if warnings are errors."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
@@ -76,7 +76,7 @@ class ParityResults:
             self._results[key] = why
             self._held.append(loader.dataset)  # keeps alive the object whose id is in the key
             if why is not None and loader.engine != "native":
-                _warn(why)
+                warn_fallback(why)
         why = self._results[key]
         if why is not None and loader.engine == "native":
             raise RuntimeError(f"engine='native', but {why}")

@@ -152,7 +152,9 @@ def makes_lazy_images(loader: Any) -> bool:
 
 
 def _may_be_lazy() -> bool:
-    return "PIL.Image" in sys.modules and importlib.util.find_spec("fastload._core") is not None
+    # Importing torchvision just for this would delay the first batch by a second.
+    used = "PIL.Image" in sys.modules and "torchvision" in sys.modules
+    return used and importlib.util.find_spec("fastload._core") is not None
 
 
 class MakesLazyImages:

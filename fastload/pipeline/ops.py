@@ -6,7 +6,6 @@ that make a tensor, change its values or erase a box of it are read elsewhere (:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,8 +15,9 @@ from PIL import Image
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.ops_affine import random_affine, random_rotation
 from fastload.pipeline.ops_blur import gaussian_blur
-from fastload.pipeline.ops_common import is_v2, pillow_fill, pillow_filter
+from fastload.pipeline.ops_common import SAMPLINGS, is_v2, pillow_fill, pillow_filter, solarize_threshold
 from fastload.pipeline.ops_order import random_apply, random_choice, random_order
+from fastload.pipeline.step_calibration import is_reference
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _chance(kind: str, comparison_v1: str, value: str | None = None) -> Callable
 
 def _parameter(kind: str, value: float) -> float:
     if kind == "solarize":
-        return float(max(0, min(256, math.ceil(value))))  # Pillow compares whole levels with it
+        return solarize_threshold(value)
     if kind == "posterize" and not 1 <= value <= 8:
         raise ValueError("bits must be from 1 to 8")
     return float(value)
@@ -253,19 +253,37 @@ _FACTORS: Final = {"Brightness": "brightness", "Color": "saturation", "Contrast"
 _PLAIN: Final = {"AutoContrast": "autocontrast", "Equalize": "equalize", "Invert": "invert"}
 
 
+_named_nodes: Final[dict[tuple[Any, ...], list[Node]]] = {}
+
+
 def _named(step: Any, name: str, magnitude: float, place: Place) -> list[Node]:
-    """Read one of the operations that torchvision's policies name."""
+    """Read one of the operations that torchvision's policies name.
+
+    Raises:
+        Refused: The installed torchvision does something else by that name.
+    """
+    key = type(step), name, magnitude, step.interpolation, repr(step.fill), place.sized(step)
+    if key not in _named_nodes:
+        _named_nodes[key] = _nodes_of(step, name, magnitude, place)
+    return _named_nodes[key]
+
+
+def _nodes_of(step: Any, name: str, magnitude: float, place: Place) -> list[Node]:
     if name in _PLAIN:
-        return [(_PLAIN[name], {})]
-    if name in _FACTORS:
-        return [(_FACTORS[name], {"value": 1.0 + magnitude})]
-    if name == "Posterize":
-        return [("posterize", {"value": _parameter("posterize", int(magnitude))})]
-    if name == "Solarize":
-        return [("solarize", {"value": _parameter("solarize", 255.0 * magnitude if is_v2(step) else magnitude)})]
-    recorder = _Recorder(*place.sized(step))
-    apply_named(step, recorder.image, name, magnitude)
-    return recorder.nodes(step)
+        node: Node = (_PLAIN[name], {})
+    elif name in _FACTORS:
+        node = _FACTORS[name], {"value": 1.0 + magnitude}
+    elif name == "Posterize":
+        node = "posterize", {"value": _parameter("posterize", int(magnitude))}
+    elif name == "Solarize":
+        node = "solarize", {"value": solarize_threshold(255.0 * magnitude if is_v2(step) else magnitude)}
+    else:
+        recorder = _Recorder(*place.sized(step))
+        apply_named(step, recorder.image, name, magnitude)
+        return recorder.nodes(step)
+    if not is_reference(node, lambda image: apply_named(step, image, name, magnitude)):
+        raise Refused(f"{name_of(step)}'s {name} is something else in torchvision than the native core knows")
+    return [node]
 
 
 def apply_named(step: Any, image: Any, name: str, magnitude: float) -> Any:
@@ -303,18 +321,12 @@ class _Recorder:
             turns = Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270
             return [(f"rotate_{90 * (turns.index(arguments) + 1)}", {})]
         size, method, matrix, resample = arguments
-        samplings = {Image.Resampling[name.upper()]: name for name in ("nearest", "bilinear", "bicubic")}
-        if (
-            size != self.image.size
-            or len(matrix) != 6
-            or method != Image.Transform.AFFINE
-            or resample not in samplings
-            or rest.keys() > {"fillcolor"}
-        ):
+        plain = size == self.image.size and len(matrix) == 6 and rest.keys() <= {"fillcolor"}
+        if not plain or method != Image.Transform.AFFINE or resample not in SAMPLINGS:
             raise Refused(f"{name_of(step)} transforms images in a way that is not supported natively")
         fields = {
             "matrix": tuple(float(number) for number in matrix),
-            "sampling": samplings[resample],
+            "sampling": SAMPLINGS[resample],
             "fill": pillow_fill(step, rest.get("fillcolor")),
         }
         return [("affine", fields)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from PIL import Image
 from torchvision.transforms.functional import pil_modes_mapping
 
 from fastload.pipeline.calibration import FILTERS
@@ -17,6 +19,8 @@ Node: TypeAlias = tuple[str, dict[str, Any]]
 """Arguments for ``_core.DrawPlan.add``: a kind and its fields."""
 
 V2: Final = "torchvision.transforms.v2"
+SAMPLINGS: Final = {int(Image.Resampling[name.upper()]): name for name in ("nearest", "bilinear", "bicubic")}
+"""The core's names of Pillow's filters for transforms."""
 
 
 def is_v2(transform: Any) -> bool:
@@ -34,6 +38,7 @@ class Place:
         read: Reads the transforms within a transform.
         exact: Whether each op must give the same bits.
         approximate: Name of an op before it that doesn't, if any.
+        checked_v2: Whether torchvision's v2 has been checked for patches.
     """
 
     size: tuple[int, int] | None
@@ -41,6 +46,7 @@ class Place:
     read: Callable[[Iterable[Any], Place], list[Node]]
     exact: bool = True
     approximate: str | None = None
+    checked_v2: bool = False
 
     def sized(self, step: Any) -> tuple[int, int]:
         """Return the images' size.
@@ -78,3 +84,8 @@ def pillow_fill(step: Any, fill: Any) -> tuple[int, int, int]:
         raise Refused(f"{name_of(step)} has fill={fill!r}; give it whole numbers from 0 to 255")
     red, green, blue = (int(value) for value in (list(values) * 3)[:3])
     return red, green, blue
+
+
+def solarize_threshold(value: float) -> float:
+    """The first level that solarizing inverts; Pillow compares whole levels with any number."""
+    return float(max(0, min(256, math.ceil(value))))

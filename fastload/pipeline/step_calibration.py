@@ -125,6 +125,13 @@ def differing_step(nodes: Iterable[Node]) -> str | None:
     return None
 
 
+def is_reference(node: Node, function: Callable[[Image.Image], Image.Image]) -> bool:
+    """Whether a function does what a step's reference does, tried on one image."""
+    kind, fields = node
+    wanted, got = REFERENCES[kind](_probe(), **fields), function(_probe())
+    return bool(np.array_equal(np.asarray(got), np.asarray(wanted)))
+
+
 def _narrowed(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Narrow the ranges to their ends and to a value between them."""
     ranges = fields["jitters"]

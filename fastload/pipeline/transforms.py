@@ -94,7 +94,8 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
     roles = [role_of(step) for step in steps]
     pairs = list(zip(steps, roles, strict=True))
     draws = any(role == "erasing" or (role == "op" and OPS[type(step).__name__].draws) for step, role in pairs)
-    check_libraries(v2=any(is_v2(step) for step in (transform, *steps)))
+    v2 = any(is_v2(step) for step in (transform, *steps))
+    check_libraries(v2=v2)
     check_modes()
     if draws:
         check_dtype()
@@ -119,7 +120,7 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
                 raise Refused(f"{name_of(late[0])} comes after {name_of(step)}; put it before")
     if not tensor:
         raise Refused("the transform ends with a PIL image; end it with ToTensor()")
-    place = Place(None, is_tensor=False, read=_read_inner, exact=exact)
+    place = Place(None, is_tensor=False, read=_read_inner, exact=exact, checked_v2=v2)
     nodes = _read(steps, place)
     if place.size is None:
         raise Refused("nothing gives the images one size; add RandomResizedCrop, or Resize and CenterCrop")
@@ -146,10 +147,13 @@ def _read(steps: Iterable[Any], place: Place) -> list[Node]:
         place.is_tensor = place.is_tensor or role == "to_tensor"
         if role != "op":
             continue
+        if is_v2(step) and not place.checked_v2:  # within a transform of v1
+            check_libraries(v2=True)
+            place.checked_v2 = True
         approximate = place.approximate
         try:
             made = OPS[type(step).__name__].read(step, place)
-        except (TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise Refused(f"{name_of(step)} has arguments that are not supported natively ({error})") from error
         check_behind(step, approximate, made)
         nodes += made

@@ -56,7 +56,7 @@ def _converts_to_rgb(function: Any) -> bool:
 
 def _wrapped(transform: Any) -> Any:
     """The object that a user's object calls with its argument, and whose result it returns."""
-    kind = type(transform)
+    kind, held = type(transform), getattr(transform, "__dict__", {})
     if any(
         "__getattr__" in vars(base) or "__getattribute__" in vars(base)
         for base in kind.__mro__[:-1]
@@ -67,15 +67,15 @@ def _wrapped(transform: Any) -> Any:
     if isinstance(transform, torch.nn.Module):
         if method is not torch.nn.Module.__call__ or _ORIGINALS.patched(torch.nn.Sequential()) is not None:
             return None
-        if any(vars(transform).get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
+        if any(held.get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
             return None
         method = kind.forward
     if method is None or not _is_plain(method, 2) or not _alike(method.__code__, _CALLS_ATTRIBUTE.__code__):
         return None
     (name,) = method.__code__.co_names
-    if any(name in vars(base) for base in kind.__mro__) or any(call in vars(transform) for call in _CALL):
+    if any(name in vars(base) for base in kind.__mro__) or any(call in held for call in _CALL):
         return None
-    return vars(transform).get(name, vars(transform).get("_modules", {}).get(name))
+    return held.get(name, held.get("_modules", {}).get(name))
 
 
 def _is_plain(function: Any, arguments: int) -> bool:

@@ -350,6 +350,19 @@ def test_where_pillow_draws_otherwise_than_the_core_torch_makes_the_batch(tmp_pa
     assert native_batches["torch"]
 
 
+def test_a_batch_that_only_torch_can_make_is_told_of(folder, monkeypatch):
+    loader = FastLoader(ImageFolder(folder, train_v1()), 3, num_workers=0, device="cpu")
+    torch.manual_seed(0)
+    expected = next(iter(DataLoader(ImageFolder(folder, train_v1()), 3)))
+    torch.manual_seed(0)
+    iterator = iter(loader)
+    monkeypatch.setattr(in_process, "default_collate", lambda targets: 1 // 0)
+    with pytest.warns(FallbackWarning, match="a batch that torch could make raised ZeroDivisionError"):
+        images, _ = next(iterator)
+    assert torch.equal(images, expected[0])
+    loader.close()
+
+
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("name", ["train_v1", "erasing_v1", "erasing_bytes", "eval_v2"])
 def test_on_a_simulated_device(mixed, monkeypatch, native_batches, name, prefetch):

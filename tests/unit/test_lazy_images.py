@@ -98,6 +98,11 @@ USES = {
     "nearest": lambda image: image.convert("RGB").resize((31, 22), 0),
     "reducing gap": lambda image: image.convert("RGB").resize((11, 12), 2, reducing_gap=2.0),
     "resize of a box": lambda image: image.convert("RGB").resize((11, 12), 2, (1.5, 2.5, 30.0, 40.0)),
+    "crop by three": lambda image: image.convert("RGB").crop((1, 2, 3)),
+    "crop by nan": lambda image: image.convert("RGB").crop((1, 2, float("nan"), 9)),
+    "crop by an array": lambda image: image.convert("RGB").crop(np.array([1, 2, 30, 40])),
+    "three sizes": lambda image: image.convert("RGB").resize((1, 2, 3)),
+    "a list for a filter": lambda image: image.convert("RGB").resize((9, 9), [2]),
     "unknown filter": lambda image: image.convert("RGB").resize((11, 12), 77),
     "negative size": lambda image: image.convert("RGB").resize((-1, 12)),
     "size of floats": lambda image: image.convert("RGB").resize((10.0, 12)),
@@ -275,6 +280,43 @@ def test_the_file_is_left_where_pillow_leaves_it(tmp_path):
             lazy_images.uninstall()
 
 
+def test_a_closed_file_is_an_error_in_pillows_words():
+    def read(kind):
+        file = kind(io.BytesIO(FILES["4:2:0"])) if kind is io.BufferedReader else io.BytesIO(FILES["4:2:0"])
+        image = Image.open(file)
+        file.close()
+        return image.convert("RGB")
+
+    for kind in (io.BytesIO, io.BufferedReader):
+        assert lazily(lambda _, kind=kind: read(kind), FILES["gray"]) == outcome(
+            lambda _, kind=kind: read(kind), FILES["gray"]
+        )
+
+
+class CountingBytes(io.BytesIO):
+    pass
+
+
+def test_what_is_no_plain_file_or_holds_a_film_too_is_read_by_pillow(monkeypatch):
+    def noted(data, kind=io.BytesIO):
+        file = kind(data)
+        image = Image.open(file)
+        converted = image.convert("RGB")
+        return type(vars(converted)["_im"]) is Pending, file.tell()
+
+    monkeypatch.setattr(lazy_images, "ROOM", 1000)
+    file = FILES["4:2:0"]
+    film = file + bytes(3 * 121 * 90 + 1000)
+    expected = noted(film)[1]
+    assert lazy_images.install()
+    try:
+        assert noted(file)[0]
+        assert noted(film) == (False, expected)
+        assert not noted(file, CountingBytes)[0]
+    finally:
+        lazy_images.uninstall()
+
+
 @pytest.mark.parametrize("length", range(0, len(FILES["restarts"]), 7))
 def test_a_truncated_file_raises_at_once(length):
     data = FILES["restarts"][:length]
@@ -321,7 +363,8 @@ def test_other_bits_than_pillows_end_it(monkeypatch):
     assert lazy_images.install()
     lazy_images._pillow.comparisons = 2
     try:
-        made = outcome(rgb_crop, FILES["4:2:0"])
+        with pytest.warns(RuntimeWarning, match="lazy no more"):
+            made = outcome(rgb_crop, FILES["4:2:0"])
         assert Image.Image.crop is lazy_images._originals["crop"]
     finally:
         lazy_images.uninstall()

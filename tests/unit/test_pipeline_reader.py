@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import warnings
@@ -19,7 +20,7 @@ from fastload import FastLoader
 from fastload.engines import parity_check
 from fastload.engines.parity_results import FallbackWarning
 from fastload.engines.sample_process import SampleProcess
-from fastload.pipeline import reader
+from fastload.pipeline import ops, reader
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 
@@ -66,6 +67,12 @@ def with_hook():
     return crop
 
 
+def with_hue(most):
+    jitter = v1.ColorJitter(hue=0.1)
+    jitter.hue = (0.0, most)
+    return jitter
+
+
 TO_TENSOR = v1.ToTensor()
 REFUSED = {
     "lambda": ([v1.Lambda(lambda x: x), v1.RandomResizedCrop(8), TO_TENSOR], "transform Lambda"),
@@ -110,6 +117,12 @@ REFUSED = {
     "some sizes": ([v1.RandomApply([v1.RandomResizedCrop(8)]), TO_TENSOR], "changes the size of some images"),
     "tensor within": ([v1.RandomResizedCrop(8), v1.RandomApply([TO_TENSOR]), TO_TENSOR], "within another transform"),
     "policy before the crop": ([v1.RandAugment(), v1.RandomResizedCrop(8), TO_TENSOR], "where images differ in size"),
+    "no such magnitude": ([v1.RandomResizedCrop(8), v1.RandAugment(magnitude=31), TO_TENSOR], "not supported natively"),
+    "infinite threshold": (
+        [v1.RandomResizedCrop(8), v1.RandomSolarize(math.inf), TO_TENSOR],
+        "arguments that are not supported",
+    ),
+    "hue": ([v1.RandomResizedCrop(8), with_hue(0.7), TO_TENSOR], "hue must be within"),
     "gray": ([v1.RandomResizedCrop(8), v1.Grayscale(), TO_TENSOR], "num_output_channels=3"),
     "fill": ([v1.RandomResizedCrop(8), v1.Pad(1, 0.5), TO_TENSOR], "whole numbers"),
     "rotation that expands": ([v1.RandomResizedCrop(8), v1.RandomRotation(5, expand=True), TO_TENSOR], "use False"),
@@ -360,3 +373,22 @@ def test_the_check_leaves_the_random_states_alone(root):
     process.close()
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_a_patch_of_v2_is_seen_within_a_transform_of_v1(root, monkeypatch):
+    dataset = ImageFolder(root, v1.Compose([*steps_with_v2(), TO_TENSOR]))
+    assert isinstance(read_recipe(dataset), Recipe)
+    monkeypatch.setattr(v2.functional, "adjust_brightness", lambda image, factor: image)
+    assert "patched" in refusal(dataset)
+
+
+def steps_with_v2():
+    return [v1.RandomResizedCrop(8), v1.RandomApply([v2.ColorJitter(0.3)])]
+
+
+@pytest.mark.parametrize("module", [v1, v2])
+def test_a_policy_that_does_something_else_by_a_name_is_refused(root, monkeypatch, module):
+    monkeypatch.setattr(ops, "_named_nodes", {})
+    monkeypatch.setitem(ops._FACTORS, "Brightness", "contrast")
+    dataset = ImageFolder(root, v1.Compose([v1.RandomResizedCrop(8), module.RandAugment(), TO_TENSOR]))
+    assert "Brightness is something else in torchvision" in refusal(dataset)

@@ -6,6 +6,8 @@ import gc
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -177,3 +179,33 @@ def test_a_worker_whose_parent_was_killed_while_it_started_ends(start_method, pa
     worker.start()
     worker.join(30)
     assert worker.exitcode == (1 if parent == "dead" else 0)
+
+
+IMAGES_WITHOUT_TORCHVISION = """
+import io, sys
+import numpy as np, torch
+from PIL import Image
+from fastload import DataLoader
+
+file = io.BytesIO()
+Image.new("RGB", (20, 10), (9, 99, 200)).save(file, "JPEG")
+
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        image = Image.open(io.BytesIO(file.getvalue())).convert("RGB")
+        return torch.from_numpy(np.array(image)), "torchvision" in sys.modules
+
+if __name__ == "__main__":
+    print([batch[1].tolist() for batch in DataLoader(Pictures(), batch_size=1, num_workers=1)])
+"""
+
+
+@pytest.mark.slow
+def test_workers_import_no_torchvision_for_the_sake_of_lazy_images():
+    done = subprocess.run(
+        [sys.executable, "-c", IMAGES_WITHOUT_TORCHVISION], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.stdout, done.returncode) == ("[[False], [False]]\n", 0), done.stderr

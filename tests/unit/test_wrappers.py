@@ -108,6 +108,13 @@ class Answering(Preset):
         return super().__getattribute__(name)
 
 
+class Slotted:
+    __slots__ = ("transforms",)
+
+    def __call__(self, img):
+        return self.transforms(img)
+
+
 def hooked():
     module = Module(v1.Compose(STEPS))
     module.register_forward_hook(lambda *_: None)
@@ -126,6 +133,7 @@ OTHERS = {
     "defaults": lambda: Defaulting(v1.Compose(STEPS)),
     "computed": lambda: Computed(None),
     "answering": lambda: Answering(v1.Compose(STEPS)),
+    "slots": Slotted,
     "hook": hooked,
     "patched": patched,
     "other mode": lambda: v1.Lambda(lambda image: image.convert("L")),

@@ -53,7 +53,7 @@ def _note(image: JpegImageFile) -> None:
     if type(image) is not JpegImageFile or image._im is not None or image.mode != "RGB" or len(image.tile) != 1:
         return
     plain = image.decoderconfig == () and image.tile[0][1] == (0, 0, *image.size) and image.tile[0][2] == 0
-    if not plain or image.tile[0][3] != ("RGB", "") or ImageFile.LOAD_TRUNCATED_IMAGES:
+    if not plain or image.tile[0][3] != ("RGB", ""):
         return
     if type(file) not in (io.BufferedReader, io.BytesIO) or file.closed or "load_read" in vars(image):
         return
@@ -105,11 +105,10 @@ def _im(self: Image.Image) -> Any:
 
 def _pending(image: Image.Image) -> Pending | None:
     """An image's pending pixels, after noting those of a file that is not yet decoded."""
-    kind = type(image)
     if isinstance(image, JpegImageFile) and image.tile:
         _note(image)
     im: Any = image._im
-    return im if type(im) is Pending and kind in (Image.Image, JpegImageFile) else None
+    return im if type(im) is Pending else None
 
 
 def _copy(self: Image.Image) -> Image.Image:

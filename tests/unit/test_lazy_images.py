@@ -7,6 +7,7 @@ import io
 import pickle
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -268,9 +269,9 @@ def test_the_file_is_left_where_pillow_leaves_it(tmp_path):
                 image.convert("RGB")
                 after = file.tell(), file.closed
             with Image.open(path) as image:
-                image.convert("RGB")
                 own = image.fp
-            return before, after, own
+                image.convert("RGB")
+                return before, after, own.closed, image.fp
 
         expected = places()
         assert lazy_images.install()
@@ -344,10 +345,12 @@ def test_truncated_images_may_be_allowed(monkeypatch):
 
 def test_huge_images_warn_as_often(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+    crop = lambda image: image.convert("RGB").crop((0, 0, 47, 60))  # noqa: E731
     with pytest.warns(Image.DecompressionBombWarning) as expected:
-        outcome(rgb_crop, FILES["4:4:4"])
+        outcome(crop, FILES["4:4:4"])
     with pytest.warns(Image.DecompressionBombWarning) as seen:
-        lazily(rgb_crop, FILES["4:4:4"])
+        lazily(crop, FILES["4:4:4"])
+    assert len(expected) > 1
     assert [str(each.message) for each in seen] == [str(each.message) for each in expected]
 
 
@@ -369,6 +372,35 @@ def test_other_bits_than_pillows_end_it(monkeypatch):
     finally:
         lazy_images.uninstall()
     assert made == outcome(rgb_crop, FILES["4:2:0"])
+
+
+def test_for_many_crops_the_image_is_decoded_once(monkeypatch):
+    decoded = []
+    decode = lazy_images._core.decode
+    monkeypatch.setattr(lazy_images._core, "decode", lambda *a, **rest: (decoded.append(a), decode(*a, **rest))[1])
+    lazily(many_crops, FILES["4:2:0"])
+    assert len(decoded) == 3
+
+
+def test_a_filter_that_differs_is_left_to_pillow(monkeypatch):
+    calibration = lazy_images.calibrate()
+    monkeypatch.setattr(
+        lazy_images, "calibrate", lambda: replace(calibration, filters=calibration.filters - {"bicubic"})
+    )
+
+    def pending(image):
+        image = image.convert("RGB")
+        return [type(vars(image.resize((9, 9), how))["_im"]) is Pending for how in (2, 3)]
+
+    assert lazily(pending, FILES["4:2:0"]) == [True, False]
+
+
+def test_a_step_that_differs_is_left_to_pillow(monkeypatch):
+    monkeypatch.setattr(lazy_images, "_exact", set())
+    monkeypatch.setattr(lazy_images, "differing_step", lambda nodes: "hue" if nodes[0][0] == "hue" else None)
+    lazy_images._learn()
+    assert "invert" in lazy_images._exact
+    assert "hue" not in lazy_images._exact
 
 
 def test_a_patched_pillow_stays_as_it_is(monkeypatch):

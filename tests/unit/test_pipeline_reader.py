@@ -21,6 +21,7 @@ from fastload.engines import parity_check
 from fastload.engines.parity_results import FallbackWarning
 from fastload.engines.sample_process import SampleProcess
 from fastload.pipeline import ops, reader
+from fastload.pipeline.errors import Refused
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 
@@ -392,3 +393,13 @@ def test_a_policy_that_does_something_else_by_a_name_is_refused(root, monkeypatc
     monkeypatch.setitem(ops._FACTORS, "Brightness", "contrast")
     dataset = ImageFolder(root, v1.Compose([v1.RandomResizedCrop(8), module.RandAugment(), TO_TENSOR]))
     assert "Brightness is something else in torchvision" in refusal(dataset)
+
+
+def test_what_a_policy_asks_of_pillow_must_be_known():
+    recorder = ops._Recorder(8, 9)
+    matrix = (1, 0, 0, 0, 1, 0)
+    recorder.image.transform((9, 8), Image.Transform.AFFINE, matrix, 0, fillcolor=(1, 2, 3))
+    assert [kind for kind, _ in recorder.nodes(v1.RandAugment())] == ["affine"]
+    recorder.image.transform((9, 8), Image.Transform.AFFINE, matrix, 0, fill=0)
+    with pytest.raises(Refused, match="in a way that is not supported"):
+        recorder.nodes(v1.RandAugment())

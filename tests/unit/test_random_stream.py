@@ -55,6 +55,12 @@ def test_a_generator_that_draws_otherwise_is_refused(monkeypatch: pytest.MonkeyP
     assert calibrate_stream() is None
 
 
+def test_a_permutation_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    randperm = torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda count, generator: randperm(count, generator=generator).flip(0))
+    assert calibrate_stream() is None
+
+
 def test_a_uniform_under_no_known_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     uniform = torch.Tensor.uniform_
 

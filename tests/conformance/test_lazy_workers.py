@@ -1,0 +1,65 @@
+"""Worker processes with lazy images give torch's batches and random states; the main process has none."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as v1
+from photos import MEAN, STD, assert_same, epochs_of, make_folder, mix_in
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from fastload import FastLoader
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    return mix_in(make_folder(tmp_path_factory.mktemp("photos"), 13))
+
+
+class Opaque:
+    """Crops of one image, by torchvision, Pillow and all three generators."""
+
+    def __init__(self):
+        self.crop = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.RandAugment(3)])
+        self.other = v2.Compose([v2.RandomResizedCrop(24), v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.RandomGrayscale(0.3)])
+        self.tensor = v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, STD)])
+
+    def __call__(self, image):
+        crops = [self.crop(image), self.other(image), self.crop(image)]
+        if random.random() < 0.5:
+            crops[0] = crops[0].filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+        if np.random.rand() < 0.5:
+            crops[1] = ImageEnhance.Sharpness(ImageOps.solarize(crops[1])).enhance(1.7)
+        return torch.stack([self.tensor(crop) for crop in crops])
+
+
+class Patched(Dataset):
+    """Whether images are lazy where samples are made."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return Image.Image.crop.__module__ == "fastload.engines.lazy_images"
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_images_are_lazy_in_our_workers_only(engine):
+    with FastLoader(Patched(), num_workers=1, device="cpu", engine=engine) as loader:
+        assert [batch.item() for batch in loader] == [engine == "auto"] * 2
+    assert Image.Image.crop.__module__ == "PIL.Image"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_opaque_transform_gives_torchs_batches(mixed, workers, persistent):
+    arguments = {"batch_size": 4, "shuffle": True, "num_workers": workers, "persistent_workers": persistent}
+    theirs = epochs_of(lambda: DataLoader(ImageFolder(mixed, Opaque()), **arguments))
+    ours = epochs_of(lambda: FastLoader(ImageFolder(mixed, Opaque()), **arguments, device="cpu"))
+    assert_same(ours, theirs)

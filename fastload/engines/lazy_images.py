@@ -13,6 +13,7 @@ import io
 import math
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from PIL import Image, ImageFile, ImageFilter
@@ -37,13 +38,32 @@ _FLIPS: Final = {
     int(Image.Transpose.FLIP_TOP_BOTTOM): "flip_vertical",
 }
 _FACTORS: Final = (0.0, 0.3, 1.0, 1.7, 3.0)
-_originals: dict[str, Any] = {}
 ROOM: Final = 1 << 20
 """By how much a file may be larger than its pixels, bytes; larger ones are not read whole."""
 RADIUS_MAX: Final = 1000.0
 """The largest radius of a blur that is pending, pixels."""
-_exact: set[str] = set()
-_keeps_info: dict[str, bool] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What has been learnt of the installed Pillow.
+
+    Forked workers inherit it, and so take no lock that a fork may leave held.
+
+    Attributes:
+        originals: Methods that are replaced, by their names in ``_METHODS``.
+        filters: The core's filters with Pillow's bits.
+        pass_rule: The core's rule for the order of a resize's passes.
+        keeps_info: Whether the result has the image's ``info``, by each kind of step with Pillow's bits.
+    """
+
+    originals: dict[str, Any]
+    filters: frozenset[str]
+    pass_rule: str
+    keeps_info: dict[str, bool]
+
+
+_known: _Known
 _pillow: ByPillow
 
 
@@ -83,11 +103,11 @@ def _note(image: JpegImageFile) -> None:
 def _load_file(self: JpegImageFile) -> Any:
     if self.tile:
         _note(self)
-    return None if _is_needless(self) else _originals["load_file"](self)
+    return None if _is_needless(self) else _known.originals["load_file"](self)
 
 
 def _load(self: Image.Image) -> Any:
-    return None if _is_needless(self) else _originals["load"](self)
+    return None if _is_needless(self) else _known.originals["load"](self)
 
 
 def _is_needless(image: Any) -> bool:
@@ -100,7 +120,7 @@ def _im(self: Image.Image) -> Any:
     if type(im) is Pending:
         self._im = im = im.core()
         return im
-    return _originals["im"].fget(self)
+    return _known.originals["im"].fget(self)
 
 
 def _pending(image: Image.Image) -> Pending | None:
@@ -113,12 +133,16 @@ def _pending(image: Image.Image) -> Pending | None:
 
 def _copy(self: Image.Image) -> Image.Image:
     pending = _pending(self)
-    return _originals["copy"](self) if pending is None else self._new(cast("Any", pending))
+    return _known.originals["copy"](self) if pending is None else self._new(cast("Any", pending))
 
 
 def _convert(self: Image.Image, mode: str | None = None, *arguments: Any, **rest: Any) -> Image.Image:
     pending = _pending(self) if mode == "RGB" and not arguments and not rest else None
-    return _originals["convert"](self, mode, *arguments, **rest) if pending is None else self._new(cast("Any", pending))
+    return (
+        _known.originals["convert"](self, mode, *arguments, **rest)
+        if pending is None
+        else self._new(cast("Any", pending))
+    )
 
 
 def _crop(self: Image.Image, box: Any = None) -> Image.Image:
@@ -130,7 +154,7 @@ def _crop(self: Image.Image, box: Any = None) -> Image.Image:
             cropped = pending.cropped((left, top, right, bottom))
             if cropped is not None:
                 return self._new(cast("Any", cropped))
-    return cast("Image.Image", _originals["crop"](self, box))
+    return cast("Image.Image", _known.originals["crop"](self, box))
 
 
 def _resize(
@@ -138,23 +162,23 @@ def _resize(
 ) -> Image.Image:
     plain = box is None and reducing_gap is None and type(size) in (tuple, list) and len(size) == 2
     name = _NAMES.get(3 if resample is None else resample) if resample is None or isinstance(resample, int) else None
-    pending = _pending(self) if plain and name is not None and name in calibrate().filters else None
+    pending = _pending(self) if plain and name is not None and name in _known.filters else None
     if pending is not None:
         width, height = size
         if type(width) is type(height) is int and width > 0 and height > 0 and (width, height) != self.size:
             resized = pending.resized((width, height), cast("str", name))
             if resized is not None:
                 return self._new(cast("Any", resized))
-    return cast("Image.Image", _originals["resize"](self, size, resample, box, reducing_gap))
+    return cast("Image.Image", _known.originals["resize"](self, size, resample, box, reducing_gap))
 
 
 def _transpose(self: Image.Image, method: Any) -> Image.Image:
     pending = _pending(self)
     turned = None if pending is None else pending.turned(method)
     kind = _FLIPS.get(method) if isinstance(method, int) else None
-    if pending is not None and turned is None and kind in _exact:
+    if pending is not None and turned is None and kind in _known.keeps_info:
         turned = pending.changed(kind, {})
-    return _originals["transpose"](self, method) if turned is None else self._new(cast("Any", turned))
+    return _known.originals["transpose"](self, method) if turned is None else self._new(cast("Any", turned))
 
 
 def _transform(
@@ -176,7 +200,7 @@ def _transform(
             fields = {"matrix": tuple(map(float, data)), "sampling": sampling, "fill": color}
             changed = _changed(self, "affine", fields)
     if changed is None:
-        return cast("Image.Image", _originals["transform"](self, size, method, data, resample, fill, fillcolor))
+        return cast("Image.Image", _known.originals["transform"](self, size, method, data, resample, fill, fillcolor))
     return changed
 
 
@@ -187,7 +211,7 @@ def _filter(self: Image.Image, filter: Any) -> Image.Image:
         radii = tuple(radius) if isinstance(radius, list | tuple) else (radius, radius)
         if len(radii) == 2 and all(type(each) in (int, float) and 0 < each <= RADIUS_MAX for each in radii):
             changed = _changed(self, "gaussian_blur", {"radii": tuple(map(float, radii))})
-    return cast("Image.Image", _originals["filter"](self, filter)) if changed is None else changed
+    return cast("Image.Image", _known.originals["filter"](self, filter)) if changed is None else changed
 
 
 def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | None:
@@ -196,11 +220,11 @@ def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | Non
     Returns:
         The changed image; ``None`` if its pixels are not pending, or the step is not exact.
     """
-    pending = _pending(image) if kind in _exact and isinstance(image, Image.Image) else None
+    pending = _pending(image) if kind in _known.keeps_info and isinstance(image, Image.Image) else None
     if pending is None:
         return None
     result: Image.Image = image._new(cast("Any", pending.changed(kind, fields)))
-    if not _keeps_info[kind]:
+    if not _known.keeps_info[kind]:
         result.info = {}
     return result
 
@@ -208,7 +232,7 @@ def _changed(image: Any, kind: str, fields: dict[str, Any]) -> Image.Image | Non
 def _array_interface(self: Image.Image) -> dict[str, Any]:
     im: Any = self._im
     if type(im) is not Pending:
-        return cast("dict[str, Any]", _originals["array"].fget(self))
+        return cast("dict[str, Any]", _known.originals["array"].fget(self))
     width, height = im.size
     return {"version": 3, "shape": (height, width, 3), "typestr": "|u1", "data": im.pixels().tobytes()}
 
@@ -247,32 +271,29 @@ _EXAMPLES: Final[tuple[Node, ...]] = (
 )
 
 
-def _found() -> dict[str, Any]:
-    return {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
+def prepare() -> bool:
+    """Learn what :func:`install` needs, once per process; nothing is lazy yet.
 
-
-def is_possible() -> bool:
-    """Whether images can be lazy: Pillow is one that is known, and not patched."""
-    if _originals:
-        return True
-    found = _found()
-    plain = isinstance(found["im"], property) and isinstance(found["array"], property)
-    return plain and not any(map(_is_patched, found.values())) and bool(calibrate().subsamplings)
+    Returns:
+        Whether images can be lazy; not with an unknown or patched Pillow.
+    """
+    global _known
+    if "_known" not in globals():
+        found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
+        plain = isinstance(found["im"], property) and isinstance(found["array"], property)
+        calibration = calibrate()
+        if not plain or any(map(_is_patched, found.values())) or not calibration.subsamplings:
+            return False
+        _known = _Known(found, calibration.filters, calibration.pass_rule or "horizontal_first", _exact_steps())
+    return True
 
 
 def install() -> bool:
-    """Make images of this process lazy.
-
-    Returns:
-        Whether they are; not with an unknown or patched Pillow.
-    """
+    """Make images of this process lazy. Returns what :func:`prepare` does."""
     global _pillow
-    if not is_possible():
+    if not prepare():
         return False
-    if not _originals:
-        _originals.update(_found())
-        _learn()
-    _pillow = ByPillow(_originals["load_file"], COMPARED, _give_up)
+    _pillow = ByPillow(_known.originals["load_file"], _known.pass_rule, COMPARED, _give_up)
     for cls, attribute, method in _METHODS.values():
         setattr(cls, attribute, method)
     lazy_functions.install(_changed)
@@ -285,8 +306,8 @@ def uninstall() -> None:
     Those that are lazy stay so until their pixels are used.
     """
     for name, (cls, attribute, _) in _METHODS.items():
-        if name in _originals and name not in ("im", "array"):
-            setattr(cls, attribute, _originals[name])
+        if name not in ("im", "array"):
+            setattr(cls, attribute, _known.originals[name])
     lazy_functions.uninstall()
 
 
@@ -300,15 +321,13 @@ def _give_up() -> None:
         warnings.warn("images are lazy no more: Pillow's bits differ from the native core's", RuntimeWarning, 2)
 
 
-def _learn() -> None:
-    """Find the steps with Pillow's bits."""
+def _exact_steps() -> dict[str, bool]:
+    """Find the steps with Pillow's bits, and whether they keep an image's ``info``."""
     differing = {kind for kind, fields in _EXAMPLES if differing_step([(kind, fields)]) is not None}
     probe = Image.new("RGB", (3, 2))
     probe.info["kept"] = True
-    for kind, fields in _EXAMPLES:
-        if kind not in differing:
-            _exact.add(kind)
-            _keeps_info[kind] = "kept" in REFERENCES[kind](probe, **fields).info
+    exact = [(kind, fields) for kind, fields in _EXAMPLES if kind not in differing]
+    return {kind: "kept" in REFERENCES[kind](probe, **fields).info for kind, fields in exact}
 
 
 def _is_patched(method: Any) -> bool:

@@ -11,7 +11,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload import _core
-from fastload.pipeline.calibration import FILTERS, calibrate
+from fastload.pipeline.calibration import FILTERS
 from fastload.pipeline.step_calibration import REFERENCES
 
 if TYPE_CHECKING:
@@ -31,11 +31,13 @@ class ByPillow:
 
     Attributes:
         load: ``ImageFile.load`` as it is without lazy images.
+        pass_rule: The core's rule for the order of a resize's passes.
         comparisons: How many of the next parts to compare with Pillow's.
         failed: Called at a difference.
     """
 
     load: Callable[[Any], Any]
+    pass_rule: str
     comparisons: int
     failed: Callable[[], None]
 
@@ -71,7 +73,7 @@ class File:
         else:
             if self._whole is None:
                 self._whole = self._decoded(Pending(self, (0, 0, *self.size)))
-            pixels = None if self._whole is None else pending.of(self._whole)
+            pixels = None if self._whole is None else pending.of(self._whole, self._pillow.pass_rule)
         if pixels is not None and pending.steps and not _core.apply_steps(pending.steps, pixels, pixels):
             return None
         return pixels
@@ -79,7 +81,9 @@ class File:
     def _decoded(self, pending: Pending) -> NDArray[np.uint8] | None:
         width, height = pending.size
         pixels = np.empty((1, height, width, 3), np.uint8)
-        outcome = _core.decode(self.data, pixels, pending.geometry(), filter=pending.filter, pass_rule=_pass_rule())
+        outcome = _core.decode(
+            self.data, pixels, pending.geometry(), filter=pending.filter, pass_rule=self._pillow.pass_rule
+        )
         return pixels[0] if outcome[0] == "ok" else None
 
     def _by_pillow(self) -> Any:
@@ -180,14 +184,14 @@ class Pending:
         crop = top, left, bottom - top, right - left
         return (*crop, height, width, y, x, rows, columns, self.mirrored, self.flipped)
 
-    def of(self, whole: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def of(self, whole: NDArray[np.uint8], pass_rule: str) -> NDArray[np.uint8]:
         """Do the same to the whole image's pixels, ``(H, W, 3)``."""
         left, top, right, bottom = self.box
         pixels = whole[top:bottom, left:right]
         if self.target is not None:
             width, height = self.target
             out = np.empty((height, width, 3), np.uint8)
-            _core.resize(pixels, out, self.filter, _pass_rule())
+            _core.resize(pixels, out, self.filter, pass_rule)
             left, top, right, bottom = self._area()
             pixels = out[top:bottom, left:right]
         return pixels[:: -1 if self.flipped else 1, :: -1 if self.mirrored else 1].copy()
@@ -207,7 +211,3 @@ class Pending:
         for kind, fields in self.steps:
             image = REFERENCES[kind](image, **fields)
         return np.array(image)
-
-
-def _pass_rule() -> str:
-    return calibrate().pass_rule or "horizontal_first"

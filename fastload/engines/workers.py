@@ -26,6 +26,7 @@ from fastload.memory.packing import CannotPackError, EscapedError, Packer, colla
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.options import has_own_iterator
+from fastload.pipeline.monkeypatch_check import imported
 from fastload.stats.fetch_timer import MeasuredWorker
 from fastload.torch_workers.processes import is_alive, restart_workers, start_frozen
 from fastload.torch_workers.signals import usual_signals
@@ -148,12 +149,12 @@ def makes_lazy_images(loader: Any) -> bool:
         return False
     from fastload.engines import lazy_images
 
-    return lazy_images.is_possible()
+    return lazy_images.prepare()
 
 
 def _may_be_lazy() -> bool:
     # Importing torchvision just for this would delay the first batch by a second.
-    used = "PIL.Image" in sys.modules and "torchvision" in sys.modules
+    used = all(imported(name) is not None for name in ("PIL.Image", "torchvision"))
     return used and importlib.util.find_spec("fastload._core") is not None
 
 
@@ -197,6 +198,7 @@ def first_call_of(
 ) -> Callable[[int], None]:
     """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
     if loader.engine != "torch":
+        makes_lazy_images(loader)  # learns what forked workers then inherit
         worker_init_fn = SendsPromptly(MakesLazyImages(worker_init_fn))
     return TakesSignals(MeasuredWorker(worker_init_fn, counters))
 

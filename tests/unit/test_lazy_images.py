@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
+from children import exit_code, forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jpeg_writer import FACTORS, write_jpeg
 from photos import jpeg
 from PIL import Image, ImageEnhance, ImageFile, ImageFilter, ImageOps
-from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import functional, v2
 
 from fastload.engines import lazy_images
 from fastload.engines.pending_pixels import Pending
+from fastload.pipeline import calibration, step_calibration
 
 FILES = {
     "4:2:0": jpeg(1, 90, 121, subsampling=2),
@@ -37,10 +38,9 @@ FILES = {
 def ended():
     yield
     lazy_images.uninstall()
-    for name, original in lazy_images._originals.items():  # of pending images, which are no more
+    for name in ("im", "array"):  # of pending images, which are no more
         cls, attribute, _ = lazy_images._METHODS[name]
-        setattr(cls, attribute, original)
-    lazy_images._originals.clear()
+        setattr(cls, attribute, lazy_images._known.originals[name])
 
 
 def lazily(function, data, checks=0):
@@ -368,7 +368,7 @@ def test_other_bits_than_pillows_end_it(monkeypatch):
     try:
         with pytest.warns(RuntimeWarning, match="lazy no more"):
             made = outcome(rgb_crop, FILES["4:2:0"])
-        assert Image.Image.crop is lazy_images._originals["crop"]
+        assert Image.Image.crop is lazy_images._known.originals["crop"]
     finally:
         lazy_images.uninstall()
     assert made == outcome(rgb_crop, FILES["4:2:0"])
@@ -383,10 +383,9 @@ def test_for_many_crops_the_image_is_decoded_once(monkeypatch):
 
 
 def test_a_filter_that_differs_is_left_to_pillow(monkeypatch):
-    calibration = lazy_images.calibrate()
-    monkeypatch.setattr(
-        lazy_images, "calibrate", lambda: replace(calibration, filters=calibration.filters - {"bicubic"})
-    )
+    assert lazy_images.prepare()
+    known = lazy_images._known
+    monkeypatch.setattr(lazy_images, "_known", replace(known, filters=known.filters - {"bicubic"}))
 
     def pending(image):
         image = image.convert("RGB")
@@ -396,18 +395,33 @@ def test_a_filter_that_differs_is_left_to_pillow(monkeypatch):
 
 
 def test_a_step_that_differs_is_left_to_pillow(monkeypatch):
-    monkeypatch.setattr(lazy_images, "_exact", set())
     monkeypatch.setattr(lazy_images, "differing_step", lambda nodes: "hue" if nodes[0][0] == "hue" else None)
-    lazy_images._learn()
-    assert "invert" in lazy_images._exact
-    assert "hue" not in lazy_images._exact
+    steps = lazy_images._exact_steps()
+    assert "invert" in steps
+    assert "hue" not in steps
 
 
 def test_a_patched_pillow_stays_as_it_is(monkeypatch):
     lazy_images.uninstall()
-    monkeypatch.setattr(lazy_images, "_originals", {})
-    monkeypatch.setattr(JpegImageFile.__mro__[2], "crop", lambda self, box=None: self)
+    for name in ("im", "array"):
+        cls, attribute, _ = lazy_images._METHODS[name]
+        monkeypatch.setattr(cls, attribute, lazy_images._known.originals[name])
+    monkeypatch.delattr(lazy_images, "_known")
+    monkeypatch.setattr(Image.Image, "crop", lambda self, box=None: self)
     assert not lazy_images.install()
+
+
+def test_lazy_images_take_no_lock_that_a_fork_may_have_left_held():
+    """Another thread may calibrate at the moment of the fork."""
+    assert lazy_images.prepare()
+
+    def child():
+        assert lazy_images.install()
+        with Image.open(io.BytesIO(FILES["4:2:0"])) as image:
+            functional.adjust_hue(image.convert("RGB").resize((20, 20)), 0.2).tobytes()
+
+    with calibration._LOCK, step_calibration._lock:
+        assert exit_code(forked(child)) == 0
 
 
 BOXES = st.tuples(*[st.integers(-5, 70)] * 4)

@@ -26,7 +26,7 @@ CHECKED_BATCH_SIZE = 16
 CHECKED_WORKERS = 2
 
 
-def check_outputs(team: Team, data: str) -> dict[str, dict[str, Any]]:
+def check_outputs(team: Team, data: str, recipe: str = "crops") -> dict[str, dict[str, Any]]:
     """Compare each contender's batches of whole images and of random crops, all contenders at once.
 
     A contender that draws crops as torch does, from its generator and in its order, is compared image by image; the
@@ -49,6 +49,7 @@ def check_outputs(team: Team, data: str) -> dict[str, dict[str, Any]]:
                 images=0 if train else CHECKED_BATCHES * CHECKED_BATCH_SIZE,
                 device=team.device,
                 seed=1,
+                recipe=recipe,
             )
             expected = Path(folder) / f"{train}.npz"
             with _readable():

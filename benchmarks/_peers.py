@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks._outputs import check_outputs
 from benchmarks._pagecache import resident_share
 from benchmarks._setup import setup_of
-from benchmarks.contenders._job import Job
 from benchmarks.contenders._remote import ContenderError, Remote, Team
 from fastload.bench._data import image_pool, open_images
 from fastload.measurement.console import console, refuse
@@ -80,7 +79,12 @@ class Gathering:
         """
         setup = question.setup
         self.team.restart_failed()
-        asked = {"batch_size": setup.batch_size, "repeats": setup.repeats, "seconds": setup.seconds}
+        asked = {
+            "batch_size": setup.batch_size,
+            "repeats": setup.repeats,
+            "seconds": setup.seconds,
+            "recipe": setup.recipe,
+        }
         record: dict[str, Any] = {
             "benchmark": question.name,
             "environment": self.environment,
@@ -118,7 +122,7 @@ def gathered(setup: Setup) -> Iterator[Gathering]:
         for remote in team.all:
             if remote.missing is not None:
                 console().print(f"missing: {remote.contender.title}: {remote.missing}")
-        checked = check_outputs(team, folder)
+        checked = check_outputs(team, folder, setup.recipe)
         for remote in team.loading:
             reason = checked[remote.name].get("failed")
             if reason is not None:
@@ -226,7 +230,7 @@ def rate_figures(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def rates(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
     """Measure the loader of every contender alone, at one number of threads."""
     team = gathering.team
-    job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+    job = setup.job(gathering.folder, threads)
     team.open(gathering.present(setup), job)
     batches: dict[str, int] = {}
     for remote in gathering.present(setup):

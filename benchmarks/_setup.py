@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.contenders._job import RECIPES, Job
 from benchmarks.contenders._registry import CONTENDERS, loading
 from benchmarks.contenders._remote import Interpreters
 from fastload.bench._data import add_data_argument
@@ -33,6 +34,7 @@ class Setup:
         batch_size: Images per batch.
         quick: Tiny; the figures mean nothing.
         device: Where batches go.
+        recipe: One of :data:`~benchmarks.contenders._job.RECIPES`.
     """
 
     data: Path | None = None
@@ -43,14 +45,24 @@ class Setup:
     batch_size: int = 256
     quick: bool = False
     device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")
+    recipe: str = "crops"
 
     def __post_init__(self) -> None:
+        if self.recipe not in RECIPES:
+            raise ValueError(f"--recipe must be among {', '.join(RECIPES)}, got {self.recipe!r}")
         for name in self.names:
             if name not in CONTENDERS:
                 raise ValueError(f"--contenders must be among {', '.join(CONTENDERS)}, got {name!r}")
+            if self.recipe != "crops" and not CONTENDERS[name].any_recipe:
+                raise ValueError(f"--contenders must take torchvision's transforms for --recipe, got {name!r}")
         for name, low in (("repeats", 1), ("batch_size", 1), ("seconds", 0)):
             if getattr(self, name) < low:
                 raise ValueError(f"--{name.replace('_', '-')} must be >= {low}, got {getattr(self, name)}")
+
+    def job(self, folder: str, threads: int) -> Job:
+        """Return the job of loading ``folder`` with so many threads."""
+        device, recipe = self.device, self.recipe
+        return Job(data=folder, threads=threads, batch_size=self.batch_size, device=device, recipe=recipe)
 
 
 def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +85,7 @@ def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, help=f"turns of each contender (default: {default.repeats})")
     parser.add_argument("--seconds", type=float, help=f"of each turn, about (default: {default.seconds})")
     parser.add_argument("--batch-size", type=int, help=f"images per batch (default: {default.batch_size})")
+    parser.add_argument("--recipe", help=f"transforms of training: {', '.join(RECIPES)} (default: {default.recipe})")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
@@ -94,10 +107,12 @@ def setup_of(args: argparse.Namespace) -> Setup:
     values: dict[str, Any] = {}
     if args.quick:
         values = {"repeats": 1, "seconds": 0.1, "batch_size": 8, "names": QUICK}
-    given = {name: getattr(args, name) for name in ("repeats", "seconds", "batch_size")}
+    given = {name: getattr(args, name) for name in ("repeats", "seconds", "batch_size", "recipe")}
     values |= {name: value for name, value in given.items() if value is not None}
     if args.contenders:
         values["names"] = tuple(name.strip() for name in args.contenders.split(","))
+    elif args.recipe and not args.quick:
+        values["names"] = tuple(name for name in loading() if args.recipe == "crops" or CONTENDERS[name].any_recipe)
     interpreters = Interpreters(pythons=_pairs("--python", args.python), sites=_pairs("--site", args.site))
     return Setup(data=args.data, interpreters=interpreters, quick=args.quick, **values)
 

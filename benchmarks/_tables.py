@@ -152,7 +152,7 @@ def _first_words(reason: str, most: int = 200) -> str:
 
 def loaders(record: dict[str, Any]) -> list[Column]:
     """Images per second against threads."""
-    return [column(_threads(point), point, "images_per_s") for point in _by_threads(record)]
+    return [column(f"{_threads(point)}{_recipe(point)}", point, "images_per_s") for point in _by_threads(record)]
 
 
 def train(record: dict[str, Any]) -> list[Column]:
@@ -163,7 +163,10 @@ def train(record: dict[str, Any]) -> list[Column]:
         top = point["contenders"].get("ceiling")
         images = f"<br>of {rate(top['images_per_s']['median'])}/s" if top else ""
         shares = column(
-            f"{_model(point['model'])}, {_cores(point)}{images}", point, "share_of_ceiling", lambda x: f"{x:.1%}"
+            f"{_model(point['model'])}, {_cores(point)}{_recipe(point)}{images}",
+            point,
+            "share_of_ceiling",
+            lambda x: f"{x:.1%}",
         )
         columns.append(shares)
     return columns
@@ -267,6 +270,11 @@ def _cores(point: dict[str, Any]) -> str:
     return _threads(point) if point["cores"] is None else f"{point['cores']} cores"
 
 
+def _recipe(point: dict[str, Any]) -> str:
+    names = {"crops": "", "randaugment": ", RandAugment", "trivialaugment": ", TrivialAugmentWide"}
+    return names[point.get("recipe", "crops")]  # older records do not say
+
+
 def _model(name: str) -> str:
     return {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "vit_s_16": "ViT-S/16"}.get(name, name)
 
@@ -306,6 +314,17 @@ TOPICS = {
         "Training",
         "bf16 training as a share of the same step with its data on the GPU already. Cores: loader and training loop "
         "may use no more.",
+    ),
+    "loaders-augmented": Topic(
+        loaders,
+        "The loader alone, with augmentation",
+        "Images per second, with torchvision's policies and RandomErasing; delivered as above.",
+    ),
+    "train-augmented": Topic(
+        train,
+        "Training with augmentation",
+        "bf16 training with torchvision's policies and RandomErasing, as a share of the same step with its data on the "
+        "GPU already. Loader and training loop may use no more than these cores.",
     ),
     "train-shared": Topic(
         train,

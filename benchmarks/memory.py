@@ -21,7 +21,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._peers import settle, take_turns
-from benchmarks.contenders._job import Job
 from benchmarks.contenders._remote import Interpreters, Remote
 from fastload.measurement.record import Spread
 
@@ -96,7 +95,7 @@ def host_bytes(before: Memory, peak: Memory, pinned: Mapping[str, int], counted:
 def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
     """Every contender at one number of threads."""
     team, remotes = gathering.team, gathering.present(setup)
-    job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+    job = setup.job(gathering.folder, threads)
     team.together(team.present, Remote.end)  # shared memory of one would be taken for another's
     counted = counted_shares(setup.device)
     answers: dict[str, list[dict[str, Any]]] = {remote.name: [] for remote in remotes}

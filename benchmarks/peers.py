@@ -89,6 +89,8 @@ def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks peers``; ``--json`` is a folder."""
     try:
         asked = [parse(text, args) for text in args.questions or QUESTIONS]
+        if len({question.setup.recipe for question in asked}) > 1:
+            raise ValueError("--recipe must be the same for all questions, whose contenders are checked once")
         names = tuple(dict.fromkeys(name for question in asked for name in question.setup.names))
         all_right = True
         answers: dict[str, list[Mapping[str, Any]]] = {}

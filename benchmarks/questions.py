@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks import memory, scaling, train
 from benchmarks._peers import Question, describe_rates, rates, run, spread_of, take_turns
 from benchmarks._setup import add_peer_arguments, add_threads_argument
-from benchmarks.contenders._job import Job
 from fastload._machine import usable_cpus
 from fastload.measurement.console import console
 
@@ -90,7 +89,7 @@ def by_threads(
 
 def first_batch(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
     """Time the first batch of every contender, without the first loader of each process."""
-    job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+    job = setup.job(gathering.folder, threads)
 
     def turn(remote: Remote) -> dict[str, Any]:
         answer = remote.ask("open", **job.record())

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks._peers import Question, attempt, settle, spread_of, take_turns
 from benchmarks._setup import numbers
-from benchmarks.contenders._job import Job
 from fastload._machine import usable_cpus
 from fastload.bench._steps import TINY, VIT_S, check_model, whole_bursts
 from fastload.measurement.console import console
@@ -35,7 +34,7 @@ WARM_STEPS = 10  # in which the libraries choose their kernels
 def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps: int) -> dict[str, Any]:
     """Every contender, and the ceiling, with one model at one number of threads."""
     team = gathering.team
-    job = Job(data=gathering.folder, threads=threads, batch_size=setup.batch_size, device=setup.device)
+    job = setup.job(gathering.folder, threads)
     team.open(gathering.present(setup), job)
     counted = whole_bursts(steps, threads)
     for remote in gathering.present(setup):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,18 @@ from torchvision.datasets import ImageFolder
 from fastload.bench._data import ENDLESS, MEAN, STD, EndlessDraws, pool_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.utils.data import Sampler
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 SIDE = 224
+
+RECIPES: dict[str, Callable[[], tuple[list[Any], list[Any]]]] = {
+    "crops": lambda: ([], []),
+    "randaugment": lambda: ([transforms.RandAugment()], [transforms.RandomErasing(0.1)]),
+    "trivialaugment": lambda: ([transforms.TrivialAugmentWide()], [transforms.RandomErasing(0.1)]),
+}
+"""What training does beside random crops and flips: to the image before it becomes a tensor, and to the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,7 @@ class Job:
         images: How many images of the pool there are; with ``train`` 0 stands for all.
         device: Where batches go: float32, normalized, in channels_last order on a GPU.
         seed: For draws, where the contender can be told.
+        recipe: One of :data:`RECIPES`, for training.
     """
 
     data: str
@@ -44,6 +50,7 @@ class Job:
     images: int = 0
     device: str = "cpu"
     seed: int = 0
+    recipe: str = "crops"
 
     def __post_init__(self) -> None:
         for name, low in (("threads", 1), ("batch_size", 1), ("images", 0 if self.train else 1)):
@@ -57,12 +64,12 @@ class Job:
 
     def transform(self) -> Callable[[Any], Any]:
         """Those of torchvision, as its reference scripts compose them."""
-        crop = (
-            [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()]
-            if self.train
-            else [transforms.Resize((SIDE, SIDE))]
-        )
-        steps = [*crop, transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+        if self.train:
+            before, after = RECIPES[self.recipe]()
+            crop = [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), *before]
+        else:
+            crop, after = [transforms.Resize((SIDE, SIDE))], []
+        steps = [*crop, transforms.ToTensor(), transforms.Normalize(MEAN, STD), *after]
         composed: Callable[[Any], Any] = transforms.Compose(steps)
         return composed
 

@@ -42,6 +42,7 @@ class Contender:
         needs_gpu: Whether it means nothing without one.
         loads: Whether it loads at all; the ceiling does not.
         pins_itself: Whether it pins memory otherwise than through torch.
+        any_recipe: Whether it takes torchvision's transforms as they are, and so any of the job's recipes.
     """
 
     title: str
@@ -53,6 +54,7 @@ class Contender:
     needs_gpu: bool = False
     loads: bool = True
     pins_itself: bool = False
+    any_recipe: bool = False
 
     @property
     def group(self) -> str:
@@ -99,9 +101,11 @@ _FFCV = Contender(
 )
 
 CONTENDERS: dict[str, Contender] = {
-    "torch": Contender(title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",)),
+    "torch": Contender(
+        title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",), any_recipe=True
+    ),
     "torch-pinned": Contender(
-        title="DataLoader, pinned", module="torch_loaders", variant="pinned", packages=("pillow",)
+        title="DataLoader, pinned", module="torch_loaders", variant="pinned", packages=("pillow",), any_recipe=True
     ),
     "torch-simd": Contender(
         title="DataLoader, pinned, Pillow-SIMD",
@@ -150,12 +154,20 @@ CONTENDERS: dict[str, Contender] = {
     "ffcv": _FFCV,
     "ffcv-raw": replace(_FFCV, title="FFCV, raw pixels", variant="raw"),
     "fastload-workers": Contender(
-        title="FastLoader, workers", module="fastload_loaders", variant="workers", packages=("fastload", "pillow")
+        title="FastLoader, workers",
+        module="fastload_loaders",
+        variant="workers",
+        packages=("fastload", "pillow"),
+        any_recipe=True,
     ),
     "fastload": Contender(
-        title="FastLoader, native", module="fastload_loaders", variant="native", packages=("fastload", "pillow")
+        title="FastLoader, native",
+        module="fastload_loaders",
+        variant="native",
+        packages=("fastload", "pillow"),
+        any_recipe=True,
     ),
-    "ceiling": Contender(title="data on the GPU already", module="ceiling", loads=False),
+    "ceiling": Contender(title="data on the GPU already", module="ceiling", loads=False, any_recipe=True),
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torchvision import transforms
 
 pytest.importorskip("skimage")
 pytest.importorskip("rich")
@@ -20,6 +21,7 @@ pytest.importorskip("rich")
 from benchmarks import _peers, _ranks, multigpu, peers, questions, train
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks._outputs import _wrong
+from benchmarks._setup import Setup, add_peer_arguments, setup_of
 from benchmarks.contenders import _processes, _serve, fastload_loaders
 from benchmarks.contenders._job import Feed, Job
 from benchmarks.contenders._registry import Tolerance
@@ -126,7 +128,7 @@ def test_what_was_ready_before_training_is_taken_first() -> None:
     remote = SimpleNamespace(name="torch-pinned", failed=None, turn=contextlib.nullcontext, ask=ask)
     team = SimpleNamespace(open=lambda remotes, job: None, close_feeds=lambda: None)
     gathering = SimpleNamespace(team=team, folder="", present=lambda setup: [remote])
-    setup = SimpleNamespace(batch_size=4, device="cpu", repeats=1)
+    setup = Setup(batch_size=4, device="cpu", repeats=1)
     measured = train.measure(gathering, setup, "tiny", threads=8, steps=12)
     assert asked == [("settle", 0), ("run", 16), ("train", 1 + train.WARM_STEPS), ("train", 16 + 4)]
     assert measured["torch-pinned"]["images_per_s"]["median"] == 10
@@ -343,3 +345,15 @@ def _arguments(command, given) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     return parser.parse_args([str(word) for word in given])
+
+
+def test_a_recipe_is_for_those_that_take_torchvisions_transforms() -> None:
+    parser = argparse.ArgumentParser()
+    add_peer_arguments(parser)
+    setup = setup_of(parser.parse_args(["--recipe", "randaugment"]))
+    assert set(setup.names) == {"torch", "torch-pinned", "fastload-workers", "fastload"}
+    steps = setup.job("", 1).transform().transforms
+    assert [type(step) for step in steps[2::3]] == [transforms.RandAugment, transforms.RandomErasing]
+    for given in (["--recipe", "nope"], ["--recipe", "randaugment", "--contenders", "dali-cpu"]):
+        with pytest.raises(ValueError, match="must"):
+            setup_of(parser.parse_args(given))

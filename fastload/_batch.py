@@ -159,9 +159,10 @@ class HostBatch:
         receiver: Key from :func:`register`.
         stamp: The slot, a :class:`fastload.memory.slots.Stamp`, or ``None``.
         missed: Why the batch is not in a slot, if slots are in use.
+        holds_pixels: Whether its images are pixels, for the device to finish.
     """
 
-    __slots__ = ("data", "missed", "receiver", "stamp", "worker")
+    __slots__ = ("data", "holds_pixels", "missed", "receiver", "stamp", "worker")
 
     def __init__(self, data: Any, worker: int, receiver: int, stamp: Any = None, missed: str | None = None) -> None:
         self.data = data
@@ -169,6 +170,7 @@ class HostBatch:
         self.receiver = receiver
         self.stamp = stamp
         self.missed = missed
+        self.holds_pixels = False
 
     def pin_memory(self) -> Any:
         """Deliver the batch to its receiver, or drop it if the receiver's iterator is gone."""

@@ -19,6 +19,7 @@ from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.engines.sample_seeding import seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, stages_of, start_epoch
 from fastload.memory.limits import pins
+from fastload.memory.packing import stacks_into
 from fastload.memory.slots import SlotWriter
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
@@ -310,6 +311,27 @@ def _pinned_tuple_type() -> type:
     return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
 
 
+def _tail_taken_off(loader: LoaderConfig[Any], device: torch.device) -> tuple[Any, Any, Any]:
+    """Take the transform's tail off the workers' dataset, if the device can finish images.
+
+    Returns the workers' dataset, a function that makes a leaf of a batch's pixels, and the workers' ``take_pixels``.
+    """
+    nothing = None, None, None
+    wanted = loader.engine != "torch" and device.type == "cuda" and loader.randomness == "worker"
+    plain = loader._auto_collation and loader.worker_init_fn is None and stacks_into(loader.collate_fn)
+    if not wanted or not plain or not loader.num_workers or "torchvision.datasets" not in sys.modules:
+        return nothing
+    from fastload.pipeline.tail import take_pixels, without_tail
+
+    found = without_tail(loader.dataset)
+    if found is None:
+        return nothing
+    dataset, values = found
+    layout = torch.channels_last if loader.memory_format == torch.channels_last else torch.contiguous_format
+    table = NormalizeTable(values)
+    return dataset, lambda pixels: TableImages(pixels, table, layout), take_pixels
+
+
 class TorchDeviceIterator(DeviceIterator):
     """Copies the batches of torch's own iterator to a device.
 
@@ -326,6 +348,7 @@ class TorchDeviceIterator(DeviceIterator):
         takes_turns = loader.in_order and loader.num_workers > 0
         self._native = fetcher_in_process(loader, device)
         slots = state.slot_pool(loader, device) if self._native is None else None
+        self._dataset, images_of, take_pixels = _tail_taken_off(loader, device)
         self.scheduler = scheduler = CopyScheduler(
             transfer,
             num_workers=loader.num_workers if takes_turns else 1,
@@ -334,9 +357,10 @@ class TorchDeviceIterator(DeviceIterator):
             tuple_type=_pinned_tuple_type() if asked_to_pin else None,
             slots=slots,
             borrows=loader.num_workers == 0,
+            images_of=images_of,
         )
         writer = None if slots is None else SlotWriter(slots.handle)
-        self._collate = Collate(loader.collate_fn, scheduler.key, writer)
+        self._collate = Collate(loader.collate_fn, scheduler.key, writer, take_pixels)
         self._number = 0
         self._counters = counters_for(loader) if self._native is None else None
         meter = Meter(self._counters, loader.batch_size, None if self._native is None else self._native.totals)
@@ -353,6 +377,8 @@ class TorchDeviceIterator(DeviceIterator):
     def _changes(self, loader: LoaderConfig[Any]) -> dict[str, Any]:
         """The view's differences from the loader, such as delivery by torch's pin-memory thread."""
         changes = {"collate_fn": self._collate, **stages_of(loader)}
+        if self._dataset is not None:
+            changes["dataset"] = self._dataset
         if self._counters is not None and loader.num_workers:
             first_call = changes.get("worker_init_fn", loader.worker_init_fn)
             changes["worker_init_fn"] = first_call_of(loader, first_call, self._counters)

@@ -54,21 +54,35 @@ class Collate:
         collate_fn: The user's; ``default_collate`` stacks straight into a slot, other functions' results are packed.
         receiver: Key of the :class:`CopyScheduler` that receives the batches.
         slots: Supplies slots; ``None`` sends batches as torch does.
+        take_pixels: For a dataset without its transform's tail: :func:`fastload.pipeline.tail.take_pixels`.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], receiver: int, slots: SlotWriter | None = None) -> None:
+    def __init__(
+        self,
+        collate_fn: Callable[[Any], Any],
+        receiver: int,
+        slots: SlotWriter | None = None,
+        take_pixels: Callable[[list[Any]], tuple[list[Any], bool]] | None = None,
+    ) -> None:
         self.collate_fn = collate_fn
         self.receiver = receiver
         self.slots = slots
+        self.take_pixels = take_pixels
         self._escapes = False  # tensors stacked into a slot were not found in the batch
 
     def __call__(self, samples: Any) -> HostBatch:  # noqa: D102
         info = get_worker_info()
         worker = 0 if info is None else info.id
         with stage("collate"):
+            holds_pixels = False
+            if self.take_pixels is not None:
+                samples, holds_pixels = self.take_pixels(samples)
             if self.slots is None:
-                return HostBatch(self.collate_fn(samples), worker, self.receiver)
-            return self._into_slot(self.slots, samples, worker)
+                batch = HostBatch(self.collate_fn(samples), worker, self.receiver)
+            else:
+                batch = self._into_slot(self.slots, samples, worker)
+            batch.holds_pixels = holds_pixels
+            return batch
 
     def _into_slot(self, slots: SlotWriter, samples: Any, worker: int) -> HostBatch:
         missed = NONE_FREE

@@ -1,0 +1,121 @@
+"""The tail of a dataset's transform: what makes a tensor of an RGB image and changes its values by a table.
+
+Workers run the transform without it. Pixels then leave them as uint8, and the device looks up the values.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Subset
+from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
+
+from fastload.pipeline.errors import Refused
+from fastload.pipeline.library_settings import check_collating
+from fastload.pipeline.monkeypatch_check import Originals
+from fastload.pipeline.supported import ORIGINALS, role_of
+from fastload.pipeline.transforms import table_of
+from fastload.pipeline.watched_functions import check_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_FOLDERS: tuple[type, ...] = (ImageFolder, DatasetFolder, ImageNet)
+_ORIGINALS = Originals((*_FOLDERS, Subset))
+
+
+class Untailed:
+    """Pixels of an image, ``(H, W, 3)``, and the tail that would make its tensor."""
+
+    def __init__(self, pixels: torch.Tensor, tail: list[Callable[[Any], Any]]) -> None:
+        self.pixels = pixels
+        self.tail = tail
+
+    def finished(self) -> Any:
+        """Run the tail here."""
+        return _through(self.tail, Image.fromarray(self.pixels.numpy()))
+
+
+class WithoutTail:
+    """A transform whose tail is left to the device for RGB images, and run for all others."""
+
+    def __init__(self, head: list[Callable[[Any], Any]], tail: list[Callable[[Any], Any]]) -> None:
+        self.head = head
+        self.tail = tail
+
+    def __call__(self, image: Any) -> Any:  # noqa: D102
+        image = _through(self.head, image)
+        if type(image) is Image.Image and image.mode == "RGB" and image.width and image.height:
+            return Untailed(torch.from_numpy(np.array(image)), self.tail)
+        return _through(self.tail, image)
+
+
+def without_tail(dataset: Any) -> tuple[Any, torch.Tensor] | None:
+    """Return a copy of the dataset without its transform's tail, and the tail's table; ``None`` if it has none."""
+    if type(dataset) not in (*_FOLDERS, Subset) or _ORIGINALS.patched(dataset) is not None:
+        return None
+    part = copy.copy(dataset)
+    if type(dataset) is Subset:
+        inner = without_tail(dataset.dataset)
+        if inner is None:
+            return None
+        part.dataset, table = inner
+        return part, table
+    try:
+        steps = list(_flat(dataset.transform))
+        start = _start(steps)
+        if start is None:
+            return None
+        check_libraries(v2=any("v2" in type(step).__module__ for step in steps))
+        tail = steps[start:]
+        values = table_of(tail)
+        if values is None:
+            return None
+        check_collating(type(_through(tail, Image.new("RGB", (1, 1)))))
+    except Refused:
+        return None
+    part.transform = WithoutTail(steps[:start], tail)
+    return part, values
+
+
+def _start(steps: list[Any]) -> int | None:
+    """Position of the step that makes a tensor, if only changes of values follow."""
+    for position in reversed(range(len(steps))):
+        role = role_of(steps[position])
+        if role == "to_tensor":
+            return position
+        if role != "elementwise":
+            return None
+    return None
+
+
+def _flat(transform: Any) -> Iterator[Any]:
+    role = role_of(transform)
+    if role is not None and (patched := ORIGINALS.patched(transform)) is not None:
+        raise Refused(patched)
+    if role == "compose":
+        for part in transform.transforms:
+            yield from _flat(part)
+    else:
+        yield transform
+
+
+def _through(steps: list[Callable[[Any], Any]], image: Any) -> Any:
+    for step in steps:
+        image = step(image)
+    return image
+
+
+def take_pixels(samples: list[Any]) -> tuple[list[Any], bool]:
+    """Replace images without tail by their pixels, or by tensors unless all have one size.
+
+    Returns the samples, and whether they hold pixels.
+    """
+    images = [image for image, *_ in samples]
+    if all(type(image) is Untailed and image.pixels.shape == images[0].pixels.shape for image in images):
+        return [(image.pixels, *rest) for image, *rest in samples], True
+    return [(image.finished() if type(image) is Untailed else image, *rest) for image, *rest in samples], False

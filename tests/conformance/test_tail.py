@@ -89,6 +89,8 @@ def test_batches_and_generators_are_torchs(root, monkeypatch, leaves, pipeline, 
         if isinstance(item, list):
             assert item[0].is_contiguous(memory_format=torch.channels_last)
     assert_same([[x.contiguous() for x in item] if isinstance(item, list) else item for item in seen], theirs)
+    last = [[str(item).splitlines()[-1] for item in run if isinstance(item, Exception)] for run in (seen, theirs)]
+    assert last[0] == last[1]
     assert dataset.transform is transform
     assert bool(leaves) >= taken
     assert set(leaves) <= {torch.uint8}

@@ -13,7 +13,7 @@ from fastload.device import nvrtc
 from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
-from fastload.pipeline.eligibility import read_loader
+from fastload.pipeline.eligibility import read_loader, read_tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,9 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         if streams:
             notes.append("device_prefetch=0: copies wait for the step before them; 1 or more runs them beside it")
         where = "consumer's stream"
-    if epilogue := _epilogue(loader, device):
+    tail = read_tail(loader, device)
+    by_table = "" if tail is None else f"{', '.join(tail.names)} of RGB images of one size, sent as uint8, by a table"
+    if epilogue := ", ".join(part for part in (by_table, _epilogue(loader, device)) if part):
         steps.append(Step("epilogue", where, epilogue))
     return Plan("workers", device, tuple(steps), batch_bytes, tuple(notes))
 

@@ -285,3 +285,9 @@ def table_images(
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing = recipe.pipeline.erasing
     return lambda pixels, boxes: TableImages(pixels, table, memory_format, Erased.of(erasing, boxes))
+
+
+def pixel_images(values: torch.Tensor, memory_format: torch.memory_format) -> Callable[[torch.Tensor], TableImages]:
+    """Return a function that makes a leaf from pixels; ``values`` are those of a :class:`NormalizeTable`."""
+    table = NormalizeTable(values)
+    return lambda pixels: TableImages(pixels, table, memory_format)

@@ -12,18 +12,17 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import as_inference_tensors
-from fastload.device.normalize import finish, host_images, layout_of, table_images
+from fastload.device.normalize import finish, host_images, layout_of, pixel_images, table_images
 from fastload.device.transfer import DeviceBatch, Transfer
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.engines.sample_seeding import seeded
 from fastload.engines.workers import Collate, first_call_of, next_of, stages_of, start_epoch
 from fastload.memory.limits import pins
-from fastload.memory.packing import stacks_into
 from fastload.memory.slots import SlotWriter
 from fastload.nvtx.stages import stage
 from fastload.options import can_pin, has_streams
-from fastload.pipeline.eligibility import read_loader
+from fastload.pipeline.eligibility import read_loader, read_tail
 from fastload.stats.meter import Meter, counters_for, measure, measure_here
 from fastload.torch_workers.processes import after_error, shut_down
 from fastload.torch_workers.signals import deferred_signals
@@ -311,27 +310,6 @@ def _pinned_tuple_type() -> type:
     return type(pin_memory((1,)))  # type: ignore[no-untyped-call]
 
 
-def _tail_taken_off(loader: LoaderConfig[Any], device: torch.device) -> tuple[Any, Any, Any]:
-    """Take the transform's tail off the workers' dataset, if the device can finish images.
-
-    Returns the workers' dataset, a function that makes a leaf of a batch's pixels, and the workers' ``take_pixels``.
-    """
-    nothing = None, None, None
-    wanted = loader.engine != "torch" and device.type == "cuda" and loader.randomness == "worker"
-    plain = loader._auto_collation and loader.worker_init_fn is None and stacks_into(loader.collate_fn)
-    if not wanted or not plain or not loader.num_workers or "torchvision.datasets" not in sys.modules:
-        return nothing
-    from fastload.pipeline.tail import take_pixels, without_tail
-
-    found = without_tail(loader.dataset)
-    if found is None:
-        return nothing
-    dataset, values = found
-    layout = torch.channels_last if loader.memory_format == torch.channels_last else torch.contiguous_format
-    table = NormalizeTable(values)
-    return dataset, lambda pixels: TableImages(pixels, table, layout), take_pixels
-
-
 class TorchDeviceIterator(DeviceIterator):
     """Copies the batches of torch's own iterator to a device.
 
@@ -348,7 +326,8 @@ class TorchDeviceIterator(DeviceIterator):
         takes_turns = loader.in_order and loader.num_workers > 0
         self._native = fetcher_in_process(loader, device)
         slots = state.slot_pool(loader, device) if self._native is None else None
-        self._dataset, images_of, take_pixels = _tail_taken_off(loader, device)
+        tail = read_tail(loader, device)
+        self._dataset = None if tail is None else tail.dataset
         self.scheduler = scheduler = CopyScheduler(
             transfer,
             num_workers=loader.num_workers if takes_turns else 1,
@@ -357,10 +336,10 @@ class TorchDeviceIterator(DeviceIterator):
             tuple_type=_pinned_tuple_type() if asked_to_pin else None,
             slots=slots,
             borrows=loader.num_workers == 0,
-            images_of=images_of,
+            images_of=None if tail is None else pixel_images(tail.table, layout_of(loader.memory_format)),
         )
         writer = None if slots is None else SlotWriter(slots.handle)
-        self._collate = Collate(loader.collate_fn, scheduler.key, writer, take_pixels)
+        self._collate = Collate(loader.collate_fn, scheduler.key, writer, None if tail is None else tail.take_pixels)
         self._number = 0
         self._counters = counters_for(loader) if self._native is None else None
         meter = Meter(self._counters, loader.batch_size, None if self._native is None else self._native.totals)

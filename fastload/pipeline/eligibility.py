@@ -6,13 +6,14 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 if TYPE_CHECKING:
     import torch
 
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.tail import Tail
 
 
 def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tuple[str, ...]:
@@ -44,3 +45,16 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
     if isinstance(recipe, Refusal):
         return (*reasons, *recipe.reasons)
     return tuple(reasons) or recipe
+
+
+def read_tail(loader: LoaderConfig[Any], device: torch.device) -> Tail | None:
+    """Take off the tail that workers would run and the device can finish."""
+    if loader.engine == "torch" or device.type != "cuda" or loader.randomness != "worker" or not loader.num_workers:
+        return None
+    if not loader._auto_collation or loader.worker_init_fn is not None or loader.collate_fn is not default_collate:
+        return None
+    if "torchvision.datasets" not in sys.modules:
+        return None
+    from fastload.pipeline.tail import without_tail
+
+    return without_tail(loader.dataset)

@@ -6,6 +6,7 @@ Workers run the transform without it. Pixels then leave them as uint8, and the d
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,8 +55,34 @@ class WithoutTail:
         return _through(self.tail, image)
 
 
-def without_tail(dataset: Any) -> tuple[Any, torch.Tensor] | None:
-    """Return a copy of the dataset without its transform's tail, and the tail's table; ``None`` if it has none."""
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What was taken off a dataset.
+
+    Attributes:
+        dataset: A copy of the dataset, whose transform leaves its tail to the device.
+        table: The values of the 256 levels of each channel, as :func:`~fastload.pipeline.transforms.table_of` makes it.
+        names: The classes of the tail's steps.
+    """
+
+    dataset: Any
+    table: torch.Tensor
+    names: tuple[str, ...]
+
+    @staticmethod
+    def take_pixels(samples: list[Any]) -> tuple[list[Any], bool]:
+        """Replace images without tail by their pixels, or by tensors unless all have one size.
+
+        Returns the samples, and whether they hold pixels.
+        """
+        images = [image for image, *_ in samples]
+        if all(type(image) is Untailed and image.pixels.shape == images[0].pixels.shape for image in images):
+            return [(image.pixels, *rest) for image, *rest in samples], True
+        return [(image.finished() if type(image) is Untailed else image, *rest) for image, *rest in samples], False
+
+
+def without_tail(dataset: Any) -> Tail | None:
+    """Take the tail off a dataset's transform; ``None`` if it has none that is known."""
     if type(dataset) not in (*_FOLDERS, Subset) or _ORIGINALS.patched(dataset) is not None:
         return None
     part = copy.copy(dataset)
@@ -63,8 +90,8 @@ def without_tail(dataset: Any) -> tuple[Any, torch.Tensor] | None:
         inner = without_tail(dataset.dataset)
         if inner is None:
             return None
-        part.dataset, table = inner
-        return part, table
+        part.dataset = inner.dataset
+        return replace(inner, dataset=part)
     try:
         steps = list(_flat(dataset.transform))
         start = _start(steps)
@@ -79,7 +106,7 @@ def without_tail(dataset: Any) -> tuple[Any, torch.Tensor] | None:
     except Refused:
         return None
     part.transform = WithoutTail(steps[:start], tail)
-    return part, values
+    return Tail(part, values, tuple(type(step).__name__ for step in tail))
 
 
 def _start(steps: list[Any]) -> int | None:
@@ -108,14 +135,3 @@ def _through(steps: list[Callable[[Any], Any]], image: Any) -> Any:
     for step in steps:
         image = step(image)
     return image
-
-
-def take_pixels(samples: list[Any]) -> tuple[list[Any], bool]:
-    """Replace images without tail by their pixels, or by tensors unless all have one size.
-
-    Returns the samples, and whether they hold pixels.
-    """
-    images = [image for image, *_ in samples]
-    if all(type(image) is Untailed and image.pixels.shape == images[0].pixels.shape for image in images):
-        return [(image.pixels, *rest) for image, *rest in samples], True
-    return [(image.finished() if type(image) is Untailed else image, *rest) for image, *rest in samples], False

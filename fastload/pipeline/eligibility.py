@@ -48,7 +48,7 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
 
 
 def read_tail(loader: LoaderConfig[Any], device: torch.device) -> Tail | None:
-    """Take off the tail that workers would run and the device can finish."""
+    """Read the transforms that the device can run instead of workers."""
     if loader.engine == "torch" or device.type != "cuda" or loader.randomness != "worker" or not loader.num_workers:
         return None
     if not loader._auto_collation or loader.worker_init_fn is not None or loader.collate_fn is not default_collate:

@@ -1,4 +1,4 @@
-"""The tail of a dataset's transform: what makes a tensor of an RGB image and changes its values by a table.
+"""Take the last steps off a transform: those that make a tensor and change its values.
 
 Workers run the transform without it. Pixels then leave them as uint8, and the device looks up the values.
 """
@@ -42,7 +42,7 @@ class Untailed:
 
 
 class WithoutTail:
-    """A transform whose tail is left to the device for RGB images, and run for all others."""
+    """A transform that runs its tail only for images that are not RGB."""
 
     def __init__(self, head: list[Callable[[Any], Any]], tail: list[Callable[[Any], Any]]) -> None:
         self.head = head
@@ -50,7 +50,7 @@ class WithoutTail:
 
     def __call__(self, image: Any) -> Any:  # noqa: D102
         image = _through(self.head, image)
-        if type(image) is Image.Image and image.mode == "RGB" and image.width and image.height:
+        if isinstance(image, Image.Image) and image.mode == "RGB" and image.width and image.height:
             return Untailed(torch.from_numpy(np.array(image)), self.tail)
         return _through(self.tail, image)
 

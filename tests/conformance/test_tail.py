@@ -6,7 +6,7 @@ import pytest
 import torch
 from backends import simulated
 from photos import assert_same, epochs_of, make_folder, mix_in
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -98,7 +98,37 @@ def test_batches_and_generators_are_torchs(root, monkeypatch, leaves, pipeline, 
         assert not leaves
 
 
-def test_only_a_known_end_is_taken_off(root, monkeypatch):
+def tensors_of(samples):
+    assert all(type(image) is torch.Tensor for image, _ in samples)
+    return default_collate(samples)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"collate_fn": tensors_of},
+        {"worker_init_fn": lambda number: None},
+        {"engine": "torch"},
+        {"randomness": "sample"},
+        {"num_workers": 0},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_what_sees_samples_or_workers_sees_tensors(root, monkeypatch, leaves, given):
+    own = simulated.install_native(monkeypatch)
+    loader = FastLoader(ImageFolder(root, with_v1(Own())), **{**ARGUMENTS, **given}, **own)
+    assert "by a table" not in str(loader.plan)
+    assert all(batch[0].dtype is torch.float32 for batch in loader)
+    assert not leaves
+
+
+def test_the_plan_names_the_tail(root, monkeypatch):
+    own = simulated.install_native(monkeypatch)
+    loader = FastLoader(ImageFolder(root, with_v1(Own())), **ARGUMENTS, **own)
+    assert "ToTensor, Normalize of RGB images of one size, sent as uint8, by a table" in loader.plan.steps[-1].what
+
+
+def test_only_a_known_end_is_taken_off(root):
     part = Subset(ImageFolder(root, with_v1(Own())), [1, 2])
     taken = without_tail(part).dataset
     assert type(taken.dataset.transform) is WithoutTail
@@ -110,8 +140,28 @@ def test_only_a_known_end_is_taken_off(root, monkeypatch):
     assert without_tail(Other(root, with_v1(Own()))) is None
     assert without_tail(ImageFolder(root, erasing(Own()))) is None
     assert without_tail(ImageFolder(root, v1.PILToTensor())) is None
-    monkeypatch.setattr(v1.Normalize, "forward", lambda self, tensor: tensor * 2)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(v1.Normalize, "forward"), (v1.functional, "to_tensor"), (ImageFolder, "__getitem__")]
+)
+def test_no_end_is_taken_off_after_a_patch(root, monkeypatch, owner, name):
+    part = Subset(ImageFolder(root, with_v1(Own())), [1, 2])
+    assert without_tail(part) is not None
+    former = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *arguments, **named: former(*arguments, **named))
     assert without_tail(part) is None
+
+
+def test_a_sample_alone_is_no_list_of_samples(root, monkeypatch):
+    own = simulated.install_native(monkeypatch)
+    arguments = {"batch_size": None, "collate_fn": default_collate, "num_workers": 1}
+    said = []
+    for loader_class, given in ((DataLoader, {}), (FastLoader, own)):
+        with pytest.raises(Exception, match="in DataLoader worker process 0") as caught:
+            next(iter(loader_class(ImageFolder(root, with_v1(Own())), **arguments, **given)))
+        said.append((caught.type, str(caught.value).splitlines()[-1]))
+    assert said[0] == said[1]
 
 
 @pytest.mark.gpu

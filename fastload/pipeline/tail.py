@@ -1,4 +1,4 @@
-"""Take the last steps off a transform: those that make a tensor and change its values.
+"""Take the steps off a transform that make a tensor and change its values.
 
 Workers run the transform without it. Pixels then leave them as uint8, and the device looks up the values.
 """

@@ -47,7 +47,7 @@ def batches(loader, modes=MODES, at_iter=False):
 
 
 def flags(seen):
-    """Whether the tensors of each batch are inference tensors; all of a batch have to be alike."""
+    """Say of each batch whether its tensors are inference tensors; all must be alike."""
     found = []
     for batch in seen:
         image, others = (batch["image"], batch["more"]) if isinstance(batch, dict) else (batch[0], batch[1:])

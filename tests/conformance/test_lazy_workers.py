@@ -1,4 +1,4 @@
-"""Worker processes with lazy images give torch's batches and random states; the main process has none."""
+"""Lazy images in workers give torch's batches and states; the main process has none."""
 
 from __future__ import annotations
 

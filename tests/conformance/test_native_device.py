@@ -61,7 +61,7 @@ def test_the_thread_that_issues_copies_works_on_their_device(root, monkeypatch):
 
 
 def device_iterators(root, monkeypatch):
-    """Return a function that makes an iterator with one batch taken, and the list of the loaders made."""
+    """Return a function that makes an iterator with one batch taken, and its loaders."""
     own = simulated.install_native(monkeypatch)
     monkeypatch.setattr(signals, "_NUMBERS", (signal.SIGINT,))  # deferring takes bytecodes for each number
     dataset = ImageFolder(root, train_v1())

@@ -209,7 +209,7 @@ def test_what_is_asked_for_after_the_end(folder):
 
 
 class InWorkers:
-    """A dataset each of whose samples is an epoch of a native loader, made in a worker process."""
+    """A dataset whose samples are epochs of a native loader, made in a worker process."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -370,7 +370,7 @@ def turned(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PATCHES)
 def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
-    """Natively before it and after it was taken back; in between by torch's workers, which are forked with it."""
+    """While the patch lasts, torch's workers run it; before and after, the native engine runs."""
     patch, transform, reason = PATCHES[name]
 
     def run(make, patch):
@@ -480,7 +480,7 @@ def test_nobody_elses_draws_reach_a_sample_made_in_python_nor_the_other_way_roun
 
 
 def test_a_process_is_forked_when_a_sample_needs_it_and_by_the_loaders_own_thread(folder, mixed, monkeypatch):
-    """Not by the thread that asks for it: others may hold locks, of torch's generator say, that nobody lets go of."""
+    """A child of the asking thread would inherit locks, such as that of torch's generator."""
     started = []
     real = SampleProcess._start
 
@@ -555,7 +555,7 @@ def test_a_forked_child_that_asks_for_a_batch_hears_that_it_is_not_its_own(folde
                 held.set()
                 lets_go.wait(60)
 
-        other = threading.Thread(target=hold, daemon=True)  # a lock that nobody lets go of in the child
+        other = threading.Thread(target=hold, daemon=True)  # a lock that is never released in the child
         other.start()
         held.wait(60)
         assert exit_code(forked(lambda: refused(next, iterator))) == 0
@@ -581,7 +581,7 @@ def test_a_child_that_exits_leaves_its_parents_process_alone(mixed):
 
 
 def with_a_pipe(folder, tmp_path, at):
-    """A dataset one of whose files is a named pipe that nobody writes to."""
+    """A dataset one of whose files is a named pipe without a writer."""
     os.mkfifo(tmp_path / "fifo")
     dataset = ImageFolder(folder, train_v1())
     dataset.samples[at] = (str(tmp_path / "fifo"), 0)
@@ -597,7 +597,7 @@ def test_persistent_workers_that_are_stuck_are_late_when_the_next_epoch_begins(f
     with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
         iter(loader)
     with pytest.raises(RuntimeError, match="was closed"):
-        next(iterator)  # not None: nobody knows what is left of that epoch
+        next(iterator)  # not None: what is left of that epoch is unknown
     assert iter(loader) is not iterator
     loader.close()
 
@@ -626,7 +626,7 @@ def test_a_batch_that_a_signals_handler_takes_is_not_taken_twice(monkeypatch):
 
 
 def test_a_process_that_is_forked_while_another_thread_draws_is_forked_again(mixed, tmp_path, monkeypatch):
-    """It has torch's generator locked for ever. Here the first one waits for ever for something else."""
+    """Such a child would inherit torch's generator locked; here something else blocks the first child."""
     dataset = ImageFolder(mixed, train_v1())
     theirs = epochs_of(lambda: DataLoader(dataset, **RUN), count=1)
     real, waited = sample_process._Settings.restore, tmp_path / "waited"
@@ -699,7 +699,7 @@ def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(tmp_path, folder
 
 
 class Numbered:
-    """One image many times; each sample tells its number. Those that ``in_python`` has are made in Python."""
+    """One image many times, each sample with its number; ``in_python`` lists those of Python."""
 
     def __init__(self, count, in_python=()):
         self.count, self.in_python, self.transform = count, in_python, train_v1()
@@ -717,7 +717,7 @@ class Numbered:
 
 @pytest.mark.parametrize("backend", ["host", "device"])
 def test_an_interrupt_anywhere_in_next_loses_no_batch_and_hangs_nothing(monkeypatch, backend):
-    """Another bytecode of ``next()`` each time. (A sampler of Python's own is ended by an interrupt inside it.)"""
+    """Interrupt each bytecode of ``next()``. An interrupt inside a Python sampler would end it."""
     count = 4000
     own = NATIVE
     if backend == "device":
@@ -887,7 +887,7 @@ def test_spawned_workers_do_not_see_what_main_has_set(tmp_path):
 
 
 def test_of_a_subset_of_a_subset_all_indices_come_first(tmp_path):
-    """A bad file does not win over an index that is out of range, and nothing is drawn for those before it."""
+    """An index out of range wins over a bad file, and draws nothing before it."""
     root = make_folder(tmp_path, 12)
     (root / "class0" / "000.jpg").write_bytes(b"no image")
     of = lambda *indices: Subset(Subset(Subset(ImageFolder(root, train_v1()), range(12)), range(12)), indices)  # noqa: E731
@@ -958,6 +958,6 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("then", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_control_c_while_a_batch_is_waited_for(folder, tmp_path, then):
-    """No process is left: it would come to the server of interpreters, where the watch over leftovers sees it."""
+    """No process is left: the watch over leftovers would see it at the interpreters' server."""
     ran = ended(folder, INTERRUPTED.format(fifo=str(tmp_path / "fifo"), then=then))
     assert (ran.stdout, ran.stderr) == ("interrupted\n", "")

@@ -1,4 +1,4 @@
-"""With ``num_workers=0`` batches are made natively in ``next()``, and every state after each of them is torch's."""
+"""With ``num_workers=0``, ``next()`` makes batches natively; every state after them is torch's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mixed(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def native_batches(monkeypatch):
-    """Counts of the batches that the core has made, and of those it has left to torch."""
+    """Count the batches that the core has made, and those left to torch."""
     counts = {"native": 0, "torch": 0}
     natively = InProcessFetcher._natively
 

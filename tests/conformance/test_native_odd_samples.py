@@ -80,7 +80,7 @@ def test_errors_in_every_batch_do_not_end_the_epoch():
 
 @pytest.mark.parametrize("first", ["truncated", "whole"])
 def test_of_two_bad_samples_the_first_one_raises_and_the_draws_go_on_from_there(first):
-    """The core draws for a truncated file before it knows; a worker ends there and draws nothing more."""
+    """The core draws for a truncated file before it knows; a worker draws nothing more."""
     whole = items(40)
     odd = items(
         40, at_6=b"not an image", **({"at_5": whole[5][: len(whole[5]) * 2 // 3]} if first == "truncated" else {})

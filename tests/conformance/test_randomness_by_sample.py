@@ -165,7 +165,7 @@ def test_a_copy_has_a_first_iterator_of_its_own(copy_of):
 
 
 class MeetsAnother:
-    """A sampler that holds an iterator up while it begins, until another one begins as well, if that may."""
+    """A sampler that delays an iterator's start until another one starts, if that may."""
 
     def __init__(self):
         self.both = threading.Barrier(2)

@@ -134,7 +134,7 @@ def test_results_and_gradients_are_the_same_bits():
     ],
 )
 def test_a_model_on_two_devices_leaves_no_range_open(tmp_path, devices):
-    """Autograd has a thread for each of them: the model's own range begins on one and ends on the other."""
+    """Autograd's threads, one per device, begin and end the model's range on different threads."""
     trace = run_traced(
         MODEL
         + f"""

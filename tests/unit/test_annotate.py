@@ -626,7 +626,7 @@ def test_the_kind_of_a_function_can_still_be_told():
 
 
 def test_locals_of_every_frame_can_be_looked_at_while_annotated():
-    """Debuggers and error reports do; a frame of the code that is put in has the closure's variables too."""
+    """Debuggers and error reports read locals; inserted frames have the closure's variables too."""
 
     class Looks(Sample):
         def method(self, x):

@@ -1,4 +1,4 @@
-"""The core's Gaussian blur against the installed Pillow, at every SIMD level, to the last bit."""
+"""The core's Gaussian blur has the installed Pillow's bits at every SIMD level."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Stream(IterableDataset):
 
 
 class Recorder:
-    """Stands for CUDA: notes what happens to its profiler, between the batches that a loop sees."""
+    """Stands for CUDA: notes what happens to its profiler between a loop's batches."""
 
     def __init__(self, monkeypatch):
         self.log = []

@@ -270,7 +270,7 @@ def directory(entries: list[tuple[int, int, int, bytes]], endian: str = "<") -> 
 
 
 def multi_picture(pictures: int = 2, entries: int = 2, *, endian: str = "<", list_type: int = 7) -> bytes:
-    """The index of a multi-picture file, as phones write it, with a list that may be shorter than it says."""
+    """Build a phone's multi-picture index, with a list that may be too short."""
     pairs = b"".join(struct.pack(endian + "LLLHH", 0x030000 if i == 0 else 2, 100, 0, 0, 0) for i in range(entries))
     index = [
         (0xB000, 7, 4, b"0100"),
@@ -436,7 +436,7 @@ def test_multi_picture_file_is_its_first_picture(photo: bytes) -> None:
 
 
 def test_tables_of_one_image_do_not_serve_the_next(photo: bytes) -> None:
-    """A file without Huffman tables means the standard ones, not those of whatever the thread decoded before."""
+    """A file without Huffman tables means the standard ones, not the previous image's."""
     buffer = io.BytesIO()
     pillow(photo).save(buffer, "JPEG", quality=50)  # the standard tables, which a Motion JPEG frame leaves out
     whole = buffer.getvalue()

@@ -59,7 +59,7 @@ def level(request):
 
 
 def images(height, width):
-    """Yield images of many kinds: noise, few levels, few pixels per level, constant, dark but for one pixel."""
+    """Yield images of noise, few levels, few pixels per level, constants, one bright pixel."""
     rng = np.random.default_rng(height * 1000 + width)
     shape = (height, width, 3)
     yield rng.integers(0, 256, shape, np.uint8)
@@ -151,7 +151,7 @@ def test_grayscale_rounds_halves_up(level):
 
 @pytest.mark.parametrize("pixels_below_white", [254, 255, 256, 400, 509, 510, 764])
 def test_equalize_clips_levels_beyond_white(level, pixels_below_white):
-    """Pillow's table counts in steps of a 255th, rounded down: for 509 pixels it would end at 509."""
+    """Pillow's table steps by a 255th, rounded down: 509 pixels would reach level 509."""
     below = np.arange(pixels_below_white) % 255
     check("equalize", np.repeat(np.append(below, 255).astype(np.uint8)[None, :, None], 3, axis=2))
 

@@ -156,7 +156,7 @@ def test_gigabyte_files_take_no_gigabytes(tmp_path: Path) -> None:
 
 
 def test_rest_that_no_image_can_take_is_left_to_pillow(tmp_path: Path) -> None:
-    """Else a few rows out of a file that never ends would have all of it read."""
+    """Otherwise all of an endless file would be read for a few of its rows."""
     path = sparse(tmp_path / "zeros.jpg", write_jpeg(300, 200, seed=1)[:-2], 2**36)
     pool = _core.Pool(1)
     geometry = np.array([[0, 0, 8, 8, *[0] * 8]], np.int32)
@@ -167,7 +167,7 @@ def test_rest_that_no_image_can_take_is_left_to_pillow(tmp_path: Path) -> None:
 
 
 def waiting(pool: _core.Pool, paths: list[Path]) -> tuple[_core.Job, NDArray[np.uint8]]:
-    """A job whose headers are read, and whose draws wait for its first sample, which cannot be read."""
+    """Make a job whose draws wait for its first sample, which cannot be read."""
     plan = _core.DrawPlan()
     plan.add("random_crop_v1", height=8, width=8)
     images = [paths[0].parent / "missing", *paths]

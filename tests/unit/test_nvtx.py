@@ -217,7 +217,7 @@ if __name__ == "__main__":
 
 
 def test_a_forked_process_registers_the_names_of_its_ranges_itself(tmp_path):
-    """Nsight Systems knows a registered name in the process that registered it alone (seen: it drops the range)."""
+    """Nsight Systems drops ranges whose registered name belongs to another process."""
     trace = run_traced(
         """
 import os
@@ -341,7 +341,7 @@ def test_without_a_tool_every_stage_is_the_same_context():
 def test_without_a_tool_fetchers_are_not_wrapped():
     before = torch_fetch._MapDatasetFetcher.fetch
     stages.instrument_fetch()
-    stages.name_thread("nobody sees this")
+    stages.name_thread("unseen")
     assert torch_fetch._MapDatasetFetcher.fetch is before
 
 

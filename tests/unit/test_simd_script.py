@@ -1,4 +1,4 @@
-"""``scripts/simd.py`` in an environment of its own, with stand-ins that need no network and no compiler."""
+"""Run ``scripts/simd.py`` in a new environment with stand-ins; no network, no compiler."""
 
 import os
 import platform

@@ -54,7 +54,7 @@ def stalling() -> tuple[str, object]:
 
 
 def run(script: str, tmp_path: Path, **more: str) -> None:
-    """Run ``script`` after the prelude, in a process where reading one file stalls until it is released."""
+    """Run ``script`` after the prelude; reading one file stalls until it is released."""
     names = ("stalled.jpg", "sound.jpg", "entered", "gate")
     stalled, sound, entered, gate = (str(tmp_path / name) for name in names)
     for path in (stalled, sound):
@@ -93,7 +93,7 @@ def test_close_and_waiters_do_not_wait_for_a_stuck_thread(tmp_path: Path) -> Non
         assert names[job.statuses()[0]] == "cancelled"
         release()
         assert pool.close() is True
-        assert names[job.statuses()[0]] == "cancelled"  # what the thread found out is nobody's any more
+        assert names[job.statuses()[0]] == "cancelled"  # what the thread found out is dropped
         assert (out[0] == 7).all()
         """,
         tmp_path,
@@ -147,7 +147,7 @@ def test_dropped_job_of_a_closed_pool_does_not_wait_again(tmp_path: Path) -> Non
 
 
 def test_others_run_while_one_waits_for_a_stuck_thread(tmp_path: Path) -> None:
-    """Cancelling, closing and dropping let go of the GIL: else nobody could release the read."""
+    """Cancelling, closing and dropping release the GIL: else the read would never end."""
     run(
         """
         sys.setswitchinterval(10)  # so that the waiter has the GIL until it lets go of it
@@ -225,7 +225,7 @@ def test_process_ends_with_a_stuck_thread(closed: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sound_bytes", [0, 1 << 18, 1 << 19, 3 << 20])
 def test_failing_read_of_a_large_file_says_why(sound_bytes: int, tmp_path: Path) -> None:
-    """In the header, in the scan, and in what is only looked at behind the region."""
+    """The read fails in the header, in the scan, or behind the region."""
     fill = b"\xff" * (1 << 20) if sound_bytes < 1 << 19 else b""
     noise = np.random.default_rng(0).integers(0, 256, (1400, 1200, 3), dtype=np.uint8)
     buffer = io.BytesIO()

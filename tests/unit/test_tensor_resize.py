@@ -79,7 +79,7 @@ def test_any_resize(source_size, size, name, seed):
 
 
 def test_pillows_bits_are_others():
-    """What would go unnoticed if the two were taken for one another: most pixels agree, and some do not."""
+    """Most pixels of the two agree, so that a mix-up would go unnoticed; some differ."""
     source = np.random.default_rng(1).integers(0, 256, (292, 355, 3), np.uint8)
     torchs, pillows = np.empty((2, 224, 224, 3), np.uint8)
     _core.resize(source, torchs, "torch_bilinear")

@@ -1,4 +1,4 @@
-"""The core's transforms against the installed Pillow and torchvision, at every SIMD level, to the last bit."""
+"""The core's transforms and blur have Pillow's and torchvision's bits at every SIMD level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in a worker, and the view of a loader that torch's iterator is made from."""
+"""Test what runs in a worker, and the view that torch's iterator is made from."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_users_worker_init_fn_still_runs(monkeypatch):
 
 
 class Garbage:
-    """In a cycle; says in which process it is collected. A device tensor there would abort a forked worker."""
+    """A cycle that notes its collecting process; device tensors would abort a forked worker."""
 
     def __init__(self, log):
         self.me = self

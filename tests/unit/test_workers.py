@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
-from fastload.engines.workers import Collate, NamedStages, TakesSignals, stages_of, start_epoch
+from fastload.engines.workers import Collate, NamedStages, stages_of, start_epoch
 from fastload.nvtx import stages
+from fastload.torch_workers.orphans import TakesSignals
 from fastload.torch_workers.view import refresh, view_of
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,18 @@ def mix_in(root: Path) -> Path:
     Image.fromarray(pixels(103, 70, 80)).convert("RGBA").save(folder / "014.jpg", "PNG")
     (folder / "015.png").write_bytes(jpeg(104))
     return root
+
+
+def photos_fixture(count: int = 23, *, mixed: bool = False) -> Any:
+    """Return a fixture, one per module: the folder of :func:`make_folder`, or of :func:`mix_in`."""
+    import pytest
+
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        root = make_folder(tmp_path_factory.mktemp("photos"), count)
+        return mix_in(root) if mixed else root
+
+    return folder
 
 
 def train_v1():

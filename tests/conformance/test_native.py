@@ -11,7 +11,7 @@ import types
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import PIPELINES, assert_same, both, epochs_of, jpeg, make_folder, mix_in, pixels, train_v1
+from photos import PIPELINES, assert_same, both, epochs_of, jpeg, make_folder, photos_fixture, pixels, train_v1
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset
 from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
 from torchvision.datasets.folder import default_loader
@@ -20,16 +20,8 @@ from fastload import FastLoader
 from fastload.engines import decode_threads
 
 NATIVE = {"device": "cpu", "engine": "native"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"))
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("mixed"), 12))
+folder = photos_fixture()
+mixed = photos_fixture(12, mixed=True)
 
 
 def check(folder, transform=train_v1, **arguments):

@@ -29,7 +29,7 @@ from children import exit_code, forked
 from interrupts import interrupted_at_every_opcode
 from leaks import Holdings, survivors
 from photos import assert_same as assert_equal
-from photos import both, epochs_of, jpeg, make_folder, mix_in, train_v1, train_v2
+from photos import both, epochs_of, jpeg, make_folder, mix_in, photos_fixture, train_v1, train_v2
 from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, RandomSampler, Subset, WeightedRandomSampler
@@ -45,16 +45,8 @@ from fastload.pipeline.reader import read_recipe
 
 NATIVE = {"device": "cpu", "engine": "native"}
 RUN = {"batch_size": 3, "num_workers": 2, "shuffle": True}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 17)
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("mixed"), 12))
+folder = photos_fixture(17)
+mixed = photos_fixture(12, mixed=True)
 
 
 def check(folder, **arguments):

@@ -15,7 +15,7 @@ import torch
 import torchvision.transforms as v1
 from backends import simulated
 from children import exit_code, forked
-from photos import PIPELINES, assert_same, eval_v1, jpeg, make_folder, mix_in, random_crop, train_v1
+from photos import PIPELINES, assert_same, eval_v1, jpeg, make_folder, photos_fixture, random_crop, train_v1
 from PIL import Image, ImageFile
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
 from torchvision.datasets import ImageFolder
@@ -26,16 +26,8 @@ from fastload.engines.in_process import InProcessFetcher
 from fastload.engines.parity_results import FallbackWarning
 
 NATIVE = {"device": "cpu", "engine": "native"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"))
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("mixed"), 12))
+folder = photos_fixture()
+mixed = photos_fixture(12, mixed=True)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +23,9 @@ from PIL import Image
 import fastload
 from fastload import _core
 from fastload.vision import DecodeError, JpegInfo, decode, decode_batch, jpeg_info
-from fastload.vision._pools import close_pools
 
+pytestmark = pytest.mark.usefixtures("no_pool_stays")
 JFIF = segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")
-
-
-@pytest.fixture(autouse=True)
-def no_threads_stay() -> Iterator[None]:
-    yield
-    close_pools()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import struct
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.vision import DecodeError, decode, decode_batch
-from fastload.vision._pools import close_pools
 
+pytestmark = pytest.mark.usefixtures("no_pool_stays")
 FILES = {
     "baseline": write_jpeg(60, 50, FACTORS["4:2:0"], seed=1),
     "progressive": write_jpeg(60, 50, FACTORS["4:2:2"], seed=2, progressive=True),
@@ -30,12 +29,6 @@ FILES = {
 }
 CROPS = [None, (0, 0, 9, 9), (30, 30, 20, 10)]
 MUTATIONS = int(os.environ.get("FASTLOAD_MUTATIONS", "400"))
-
-
-@pytest.fixture(autouse=True)
-def no_threads_stay() -> Iterator[None]:
-    yield
-    close_pools()
 
 
 def pillow(data: bytes) -> NDArray[np.uint8] | None:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,8 @@ from PIL import Image
 
 from fastload import _core
 from fastload.vision import DecodeError, decode, decode_batch, jpeg_info
-from fastload.vision._pools import close_pools
 
+pytestmark = pytest.mark.usefixtures("no_pool_stays")
 WHOLE = 1 << 20  # bytes; larger files are read in chunks
 CHUNK = 1 << 18
 FILES = {
@@ -28,12 +28,6 @@ FILES = {
     "progressive": write_jpeg(60, 50, FACTORS["4:2:2"], seed=2, progressive=True),
     "restarts": write_jpeg(60, 50, FACTORS["4:4:4"], seed=3, restart=3),
 }
-
-
-@pytest.fixture(autouse=True)
-def no_threads_stay() -> Iterator[None]:
-    yield
-    close_pools()
 
 
 def pillow(data: bytes) -> NDArray[np.uint8]:

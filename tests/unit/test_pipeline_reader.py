@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import PIPELINES, make_folder, train_v1
+from photos import PIPELINES, photos_fixture, train_v1
 from PIL import Image
 from torch.utils.data import Subset, default_collate
 from torchvision.datasets import DatasetFolder, FakeData, ImageFolder, folder
@@ -24,10 +24,7 @@ from fastload.pipeline import ops, reader
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 9)
+root = photos_fixture(9)
 
 
 def refusal(dataset, *args) -> str:

@@ -19,7 +19,7 @@ import PIL.TiffImagePlugin
 import pytest
 import torch
 import torchvision
-from photos import make_folder, train_v1, train_v2
+from photos import photos_fixture, train_v1, train_v2
 from PIL import Image, ImageFile
 from torch.utils.data._utils import fetch, worker
 from torchvision import tv_tensors
@@ -32,10 +32,7 @@ from fastload import annotate
 from fastload.pipeline import watched_functions
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 3)
+root = photos_fixture(3)
 
 
 @pytest.fixture(scope="module")

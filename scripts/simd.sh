@@ -1,26 +1,18 @@
-"""Swap Pillow for Pillow-SIMD, and back: ``make simd``, ``make unsimd``.
-
-Both packages own the folder ``PIL/``, so Pillow-SIMD is built from source under the name ``pillow``: pip then replaces
-one by the other and counts what torchvision requires as met. Pillow is kept as a wheel, which is installed again if
-Pillow-SIMD does not work, and by ``make unsimd``.
-"""
-
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
-from importlib.metadata import distributions
-from pathlib import Path
-
-REQUIREMENT = "pillow-simd==12.1.1.post0"  # Pillow's own versions have no ".post"
-BOTH = any(distributions(name="pillow-simd"))  # Pillow-SIMD under its own name has overwritten parts of Pillow
-KEPT = Path(sys.prefix, "share", "fastload", "pillow")
-HEADERS = """On Debian (Ubuntu: libjpeg-turbo8-dev), the build needs the first four, and the others for more formats:
+#!/usr/bin/env bash
+# Swaps Pillow for Pillow-SIMD, and back: scripts/simd.sh PYTHON install|remove
+#
+# Both packages own the folder PIL/, so Pillow-SIMD is built from source under the name pillow: pip then replaces one by
+# the other and counts what torchvision requires as met. Pillow is kept as a wheel, which is installed again if
+# Pillow-SIMD does not work, and by `remove`.
+set -euo pipefail
+python=$1 action=$2 simd=12.1.1.post0 # Pillow's own versions have no ".post"
+[ "$action" = remove ] || [ "$(uname -m)" = x86_64 ] || { echo "Pillow-SIMD is written for x86-64" >&2 && exit 1; }
+kept=$("$python" -c 'import sys; print(sys.prefix)')/share/fastload/pillow new=$(mktemp -d)
+headers="On Debian (Ubuntu: libjpeg-turbo8-dev), the build needs the first four, and the others for more formats:
   apt-get install gcc python3-dev zlib1g-dev libjpeg62-turbo-dev \\
-    libwebp-dev libavif-dev libtiff-dev libopenjp2-7-dev liblcms2-dev libfreetype-dev"""
-CHECK = """
+    libwebp-dev libavif-dev libtiff-dev libopenjp2-7-dev liblcms2-dev libfreetype-dev"
+trap '[ $? = 0 ] || echo "$headers" >&2; rm -rf "$new"' EXIT
+check='
 import importlib.util, io, sys
 from PIL import Image, __version__, features
 assert __version__ == sys.argv[1], f"version {__version__}, not {sys.argv[1]}"
@@ -29,60 +21,33 @@ image.save(file, "JPEG")
 assert abs(Image.open(file).resize((32, 24)).getpixel((16, 12)) - image.getpixel((32, 24))) < 8
 if importlib.util.find_spec("torchvision"):
     import torchvision.transforms
-print(*sorted({*features.modules, *features.codecs} - {*features.get_supported(), "tkinter"}))
-"""
+print(*sorted({*features.modules, *features.codecs} - {*features.get_supported(), "tkinter"}))'
 
+pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+version_of() { pip list --format freeze | sed -n "s/^$1==//p"; }
 
-def pip(*arguments: str | Path, **environment: str) -> None:
-    """Run this interpreter's pip."""
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
-    subprocess.run(command, check=True, env=os.environ | environment)
+swap() { # folder of a wheel; prints the formats that it lacks
+  { [ -z "$overwritten" ] || pip -q uninstall --yes pillow-simd; } &&
+    pip -q install --no-deps --no-index --force-reinstall "$1"/*.whl &&
+    "$python" -W ignore -c "$check" "$(basename "$1"/*.whl | cut -d- -f2)"
+}
 
-
-def build(folder: Path) -> Path:
-    """Build a wheel of Pillow-SIMD, named ``pillow``, for this processor."""
-    if platform.machine() != "x86_64":
-        sys.exit(f"Pillow-SIMD is written for x86-64, and this machine is {platform.machine()}")
-    pip("download", "--no-deps", "--no-binary", "pillow-simd", "-d", folder, REQUIREMENT)
-    shutil.unpack_archive(next(folder.glob("*.tar.gz")), folder)
-    project = next(folder.glob("*/pyproject.toml"))
-    project.write_text(project.read_text().replace('name = "pillow-simd"', 'name = "pillow"'))
-    avx2 = " -mavx2" if " avx2 " in Path("/proc/cpuinfo").read_text() else ""
-    pip("wheel", "--no-deps", "-w", folder, project.parent, CC=os.environ.get("CC", "cc") + avx2)
-    return next(folder.glob("*.whl"))
-
-
-def swap(wheel: Path) -> str:
-    """Install a wheel over Pillow; return the formats that it lacks."""
-    if BOTH:
-        pip("uninstall", "--yes", "pillow-simd")
-    pip("install", "--no-deps", "--no-index", "--force-reinstall", wheel)
-    command = [sys.executable, "-W", "ignore", "-c", CHECK, wheel.name.split("-")[1]]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-
-
-def main(action: str) -> str:
-    """Swap; return what was done."""
-    here = "" if BOTH else next((found.version for found in distributions(name="pillow")), "")
-    if here and (".post" in here) == (action == "install"):
-        return f"Pillow {here} is in place already"
-    if action == "install" and here:
-        shutil.rmtree(KEPT, ignore_errors=True)
-    if not any(KEPT.glob("*.whl")):
-        pip("wheel", "--no-deps", "-w", KEPT, f"pillow=={here}" if action == "install" and here else "pillow")
-    pillow = next(KEPT.glob("*.whl"))
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = pillow if action == "remove" else build(Path(folder))
-        try:
-            lacks = swap(wheel)
-        except BaseException:
-            swap(pillow)
-            raise
-    return f"{wheel.name} is in place" + (f", without {lacks}\n{HEADERS}" if lacks else "")
-
-
-if __name__ == "__main__":
-    try:
-        sys.stdout.write(f"{main(sys.argv[1])}\n")
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"{error}\n{HEADERS}")
+here=$(version_of pillow) overwritten=$(version_of pillow-simd) # under its own name, it overwrites parts of Pillow
+[ -z "$overwritten" ] || here=
+case $here in "") is= ;; *.post*) is=install ;; *) is=remove ;; esac
+[ "$is" != "$action" ] || { echo "Pillow $here is in place already" && exit; }
+[ "$is" != remove ] || rm -rf "$kept"
+[ "$action" = install ] || here=
+compgen -G "$kept/*.whl" >/dev/null || pip -q wheel --no-deps -w "$kept" "pillow${here:+==$here}"
+wheel=$kept
+if [ "$action" = install ]; then
+  pip -q download --no-deps --no-binary pillow-simd -d "$new" "pillow-simd==$simd"
+  tar -xzf "$new"/*.tar.gz -C "$new"
+  sed -i 's/name = "pillow-simd"/name = "pillow"/' "$new"/*/pyproject.toml
+  ! grep -q ' avx2 ' /proc/cpuinfo || export CC="${CC:-cc} -mavx2"
+  pip -q wheel --no-deps -w "$new" "$new"/*/
+  wheel=$new
+fi
+lacks=$(swap "$wheel") || { swap "$kept"; exit 1; }
+echo "$(basename "$wheel"/*.whl) is in place${lacks:+, without $lacks
+$headers}"

@@ -28,8 +28,8 @@ from backends import simulated
 from children import exit_code, forked
 from interrupts import interrupted_at_every_opcode
 from leaks import Holdings, survivors
+from photos import Encoded, both, drained, epochs_of, jpeg, make_folder, mix_in, photos_fixture, train_v1, train_v2
 from photos import assert_same as assert_equal
-from photos import both, epochs_of, jpeg, make_folder, mix_in, photos_fixture, train_v1, train_v2
 from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, RandomSampler, Subset, WeightedRandomSampler
@@ -389,26 +389,17 @@ def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
 # Errors
 
 
-class Encoded:
+class Failing(Encoded):
     """Bytes in memory; what ``at`` names goes wrong."""
 
     def __init__(self, transform, at=(), error=None):
-        self.transform, self.at, self.error = transform, at, error
-        self.files = [jpeg(i, 60, 70 + i) for i in range(12)]
-
-    def __len__(self):
-        return len(self.files)
+        super().__init__(transform, 12, 60)
+        self.at, self.error = at, error
 
     def encoded(self, index):
         if index in self.at:
             raise self.error
         return self.files[index], index
-
-    def __getitem__(self, index):
-        import io
-
-        data, target = self.encoded(index)
-        return self.transform(Image.open(io.BytesIO(data)).convert("RGB")), target
 
 
 class Leaves(BaseException):
@@ -418,7 +409,7 @@ class Leaves(BaseException):
 @pytest.mark.parametrize("error", [SystemExit(0), Leaves("gone"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
 def test_what_ends_a_worker_is_an_error_here_too(error):
     """SystemExit(0), raised in the consumer's thread, would end the training as if all were well."""
-    dataset = Encoded(train_v1(), {4}, error)
+    dataset = Failing(train_v1(), {4}, error)
     with FastLoader(dataset, 3, num_workers=1, **NATIVE) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -822,13 +813,7 @@ def test_pillows_settings_are_those_of_the_start(tmp_path, monkeypatch, persiste
             for _ in range(2):
                 iterator = iter(loader)
                 patch.setattr(module, name, value)
-                while True:
-                    try:
-                        seen.append(next(iterator))
-                    except StopIteration:
-                        break
-                    except Exception as error:
-                        seen.append(error.with_traceback(None))
+                seen += drained(iterator)
         if isinstance(loader, FastLoader):
             loader.close()
         return seen

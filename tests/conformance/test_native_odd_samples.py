@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from photos import assert_same, both, epochs_of, jpeg, train_v1
+from photos import assert_same, both, drained, epochs_of, jpeg, train_v1
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.transforms import CenterCrop, Compose, Normalize, ToTensor, v2
@@ -55,14 +55,7 @@ def test_a_path_that_cannot_be_is_an_error_in_its_turn(workers):
         torch.manual_seed(3)
         iterator = iter(make())
         time.sleep(0.3)
-        seen = []
-        while True:
-            try:
-                seen.append(next(iterator))
-            except StopIteration:
-                return seen
-            except ValueError as error:
-                seen.append(error)
+        return list(drained(iterator))
 
     arguments = {"batch_size": 4, "num_workers": workers}
     ours = slow(lambda: FastLoader(Items(odd), **arguments, **NATIVE))

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from backends.datasets import Slow
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from fastload import FastLoader
@@ -28,17 +29,11 @@ from fastload.autoscale.probe import Trial, run_trial
 from fastload.stats.stats import Totals, make_stats
 
 
-class Costly(Dataset):
-    """Samples that draw from every random state and take ``seconds`` each."""
-
-    def __init__(self, count, seconds=0.0):
-        self.count, self.seconds = count, seconds
-
-    def __len__(self):
-        return self.count
+class Costly(Slow):
+    """Slow samples that draw from every random state."""
 
     def __getitem__(self, index):
-        time.sleep(self.seconds)
+        super().__getitem__(index)
         return torch.rand(4), np.random.rand(), random.random(), index, get_worker_info().id
 
 

@@ -17,6 +17,7 @@ from backends import assert_same
 from backends.batches import COLLATES, Movable, Record
 from backends.datasets import Numbers
 from interrupts import interrupted_at_every_opcode
+from photos import drained
 from torch.utils.data import DataLoader
 
 from fastload import prefetch, prefetch_to_device
@@ -246,14 +247,7 @@ class Faulty:
 
 
 def outcomes(iterator):
-    seen = []
-    while True:
-        try:
-            seen.append(next(iterator))
-        except LookupError as error:
-            seen.append(repr(error))
-        except StopIteration:
-            return seen
+    return [repr(item) if isinstance(item, LookupError) else item for item in drained(iterator)]
 
 
 @pytest.mark.parametrize("depth", [1, 3])

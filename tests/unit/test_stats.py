@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from backends.datasets import Slow
 from PIL import Image
-from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -24,20 +24,6 @@ from fastload.stats import meter as meter_module
 from fastload.stats.meter import Meter
 from fastload.stats.shared_counters import SharedCounters
 from fastload.stats.stats import StageTime, Totals, make_stats
-
-
-class Samples(Dataset):
-    """Each takes a little while to read."""
-
-    def __init__(self, count=48, seconds=0.002):
-        self.count, self.seconds = count, seconds
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        time.sleep(self.seconds)
-        return torch.zeros(4, 4), index
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +152,7 @@ def test_torchs_iterators_are_counted(workers, persistent):
     if persistent and not workers:
         return
     with FastLoader(
-        Samples(), batch_size=8, num_workers=workers, persistent_workers=persistent, device="cpu"
+        Slow(48, 0.002), batch_size=8, num_workers=workers, persistent_workers=persistent, device="cpu"
     ) as loader:
         for _ in range(2):
             assert sum(1 for _ in loader) == 6

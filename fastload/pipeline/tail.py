@@ -1,4 +1,4 @@
-"""Take the last steps off a transform: those that make a tensor and change its values.
+"""Split off a transform's last steps: those that make a tensor and change its values.
 
 Workers run the transform without it. Pixels then leave them as uint8, and the device looks up the values.
 """
@@ -18,7 +18,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.monkeypatch_check import Originals
-from fastload.pipeline.supported import ORIGINALS, role_of
+from fastload.pipeline.transform_roles import ORIGINALS, role_of
 from fastload.pipeline.transforms import table_of
 from fastload.pipeline.watched_functions import check_libraries
 

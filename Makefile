@@ -65,10 +65,10 @@ docs: setup ## the documentation, in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs build/docs
 
 simd: setup ## swap Pillow for Pillow-SIMD in the virtual environment
-	$(BIN)/python scripts/simd.py install
+	scripts/simd.sh $(BIN)/python install
 
 unsimd: setup ## swap Pillow back
-	$(BIN)/python scripts/simd.py remove
+	scripts/simd.sh $(BIN)/python remove
 
 clean: ## delete build products, caches and the demo's data; keep the virtual environment
 	rm -rf build dist .fastload .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from fastload.pipeline.ops import OPS
-from fastload.pipeline.supported import ROLES
+from fastload.pipeline.transform_roles import ROLES
 
 PAGE = Path(__file__).parents[1] / "docs" / "plan.md"
 _PART = re.compile(r"(<!-- ops -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 def forked(function: Callable[[], object]) -> int:
-    """Fork a child that calls ``function``, and ends with 0 unless that raises. Returns the child's process id."""
+    """Fork a child that calls ``function``; return its process id. An error exits with 1."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -36,7 +36,7 @@ def wait_for(child: int, seconds: float) -> int | None:
 
 
 def exit_code(child: int, seconds: float = 60) -> int | None:
-    """Wait for a child's exit code; ``None`` if it still ran after ``seconds`` and was killed."""
+    """Wait for a child's exit code; after ``seconds``, kill it and return ``None``."""
     code = wait_for(child, seconds)
     if code is None:
         os.kill(child, signal.SIGKILL)

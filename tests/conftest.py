@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import effort
 import pytest
 import torch
 from leaks import Holdings, survivors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nvtx_injection import Trace
 
 HERE = Path(__file__).parent
 WATCHED = ("conformance", "property", "unit")
@@ -53,6 +59,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("FASTLOAD_REQUIRE_GPU") == "1":
         pytest.fail("this test needs a CUDA device, and FASTLOAD_REQUIRE_GPU=1 says that there is one", pytrace=False)
     pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Callable[..., Trace]:
+    """Run scripts in the test's folder with an NVTX tool attached."""
+    from nvtx_injection import run_traced
+
+    return functools.partial(run_traced, folder=tmp_path)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -66,7 +66,7 @@ def interrupted_at_every_opcode(
 ) -> int:
     """Interrupt ``act(make())`` before its first bytecode, a new one before its second, and so on.
 
-    Ends with the first run that completes. Frames of every Python file count (fastload's, :mod:`threading`'s,
+    Ends with the first of these runs that completes. Frames of every Python file count (fastload's, :mod:`threading`'s,
     :mod:`weakref`'s), except those under ``tests/``. So that an interrupt does not lose an item that the code under
     test has returned, receive it without a call in between: by ``for``, or by ``seen.extend(islice(iterator, 1))``.
     Must run in the main thread.
@@ -82,8 +82,10 @@ def interrupted_at_every_opcode(
         The number of moments. The last run, which was not interrupted, is checked too.
     """
     handler, tracing = signal.signal(signal.SIGINT, signal.default_int_handler), sys.gettrace()
+    # From Python 3.12 on, code reports its bytecodes only if it was traced before: an uninterrupted run comes first.
+    untraced = [at_most] if sys.version_info >= (3, 12) else []
     try:
-        for moment in range(1, at_most, stride):
+        for moment in (*untraced, *range(1, at_most, stride)):
             tracer = _Tracer(moment)
             subject, interrupted = make(), False
             try:
@@ -95,7 +97,11 @@ def interrupted_at_every_opcode(
             finally:
                 sys.settrace(None)
             check(subject, interrupted)
-            if tracer.left > 0:
+            if untraced:
+                untraced.clear()
+            elif tracer.left == moment:
+                raise AssertionError("no bytecode was traced")
+            elif tracer.left > 0:
                 return moment - 1
     finally:
         sys.settrace(tracing)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torchvision.transforms as v1
 from PIL import Image
 from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -47,6 +51,18 @@ def mix_in(root: Path) -> Path:
     Image.fromarray(pixels(103, 70, 80)).convert("RGBA").save(folder / "014.jpg", "PNG")
     (folder / "015.png").write_bytes(jpeg(104))
     return root
+
+
+def photos_fixture(count: int = 23, *, mixed: bool = False) -> Any:
+    """Return a fixture, one per module: the folder of :func:`make_folder`, or of :func:`mix_in`."""
+    import pytest
+
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        root = make_folder(tmp_path_factory.mktemp("photos"), count)
+        return mix_in(root) if mixed else root
+
+    return folder
 
 
 def train_v1():
@@ -119,9 +135,84 @@ def turns_v2():
     return v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
 
+class OwnCrop(v1.RandomResizedCrop):
+    @staticmethod
+    def get_params(img, scale, ratio):
+        return 0, 0, 20, 20
+
+
+class Seeding:
+    def __call__(self, image):
+        torch.manual_seed(0)
+        return image
+
+
+def patched_instance():
+    crop = v1.RandomResizedCrop(40)
+    crop.get_params = lambda *_: (1, 2, 20, 20)
+    return crop
+
+
+class Encoded:
+    """A dataset by the protocol, over bytes in memory."""
+
+    def __init__(self, transform, count=9, height=70):
+        self.transform = transform
+        self.files = [jpeg(i, height, height + 20 + i) for i in range(count)]
+
+    def __len__(self):
+        return len(self.files)
+
+    def encoded(self, index):
+        return self.files[index], {"label": index, "name": f"n{index}"}
+
+    def __getitem__(self, index):
+        data, target = self.encoded(index)
+        return self.transform(Image.open(io.BytesIO(data)).convert("RGB")), target
+
+
 _OF_IMAGES = (randaugment_v1, jitter_v2, turns_v2, train_v1, train_v2, eval_v1, eval_v2, random_crop)
 _OF_TENSORS = (train_on_tensors, eval_on_tensors, erasing_v1, erasing_v2, erasing_bytes)
 PIPELINES = {f.__name__: f for f in (*_OF_IMAGES, *_OF_TENSORS)}
+
+
+def drained(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches, and errors where they are raised; their tracebacks would keep workers alive."""
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            item = error.with_traceback(None)
+        yield item
+
+
+def damaged(root: Path, damage: str) -> Callable[[], ImageFolder]:
+    """Write twelve photos, damage one or its name, and return a maker of datasets."""
+    victim = make_folder(root, 12) / "class1" / "004.jpg"
+    data = victim.read_bytes()
+    noise = data[: len(data) // 2] + b"\x12\x34\x56" + data[len(data) // 2 + 3 :]
+    contents = {"truncated": data[: len(data) * 2 // 3], "no image": b"", "misnamed text": b"text" * 100}
+    victim.write_bytes({**contents, "noise": noise}.get(damage, data))
+    name = {"missing": "none.jpg", "zero byte": "0\0.jpg"}.get(damage, "004.jpg")
+
+    def dataset_of() -> ImageFolder:
+        dataset = ImageFolder(root, train_v1())
+        dataset.samples = [(path.replace("004.jpg", name), target) for path, target in dataset.samples]
+        return dataset
+
+    return dataset_of
+
+
+def damaged_twice(root: Path) -> Path:
+    """Write photos: two are cut short, and one is too low for a crop."""
+    make_folder(root, 14)
+    for name in ("003.jpg", "009.jpg"):
+        victim = root / "class0" / name
+        victim.write_bytes(victim.read_bytes()[:900])
+    (root / "class1" / "020.jpg").write_bytes(jpeg(1, 20, 300))
+    return root
 
 
 def epochs_of(make, count: int = 2, breaks_at: int | None = None, seed: int = 3) -> list:
@@ -133,17 +224,7 @@ def epochs_of(make, count: int = 2, breaks_at: int | None = None, seed: int = 3)
         set_epoch = getattr(loader.sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        iterator = iter(loader)
-        number = 0
-        while breaks_at is None or number < breaks_at or epoch == count - 1:
-            try:
-                seen.append(next(iterator))
-            except StopIteration:
-                break
-            except Exception as error:  # for the caller to compare; the traceback would keep the workers alive
-                seen.append(error.with_traceback(None))
-            number += 1
-        del iterator
+        seen += itertools.islice(drained(iter(loader)), None if epoch == count - 1 else breaks_at)
         seen.append(torch.get_rng_state())
         if loader.generator is not None:
             seen.append(loader.generator.get_state())

@@ -29,6 +29,7 @@ from fastload.engines.decode_batch import TookTooLongError, check_size, working_
 from fastload.nvtx import stages
 from fastload.pipeline.datasets import BytesPath
 from fastload.pipeline.reader import pixel_limit
+from fastload.torch_workers.orphans import LOOK_S, exit_with_parent
 from fastload.torch_workers.processes import JOIN_S, forking_workers
 from fastload.torch_workers.signals import deferred_signals, usual_signals
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from fastload.pipeline.reader import Recipe
 
-LOOK_S = 1.0  # how often each of the two processes checks that the other is alive
 READY_S = 5.0  # time allowed from the fork until the process accepts requests; usually 10 ms
 STARTS = 3
 
@@ -317,7 +317,7 @@ def _answer_requests(
     with contextlib.suppress(RuntimeError):  # no more threads
         # The parent of a fork server's child is the server, which ends with the program.
         watched = parent if settings is not None else os.getppid()
-        threading.Thread(target=_exit_with_parent, args=(watched,), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(watched,), daemon=True).start()
     if settings is not None:
         torch.get_rng_state()  # may block forever, see SampleProcess._wait_ready
         connection.send_bytes(b"ready")
@@ -330,13 +330,6 @@ def _answer_requests(
             connection.send_bytes(_pickled(_HANDLERS[kind](recipe, *arguments)))
         except (EOFError, OSError):  # the parent has ended
             return
-
-
-def _exit_with_parent(parent: int) -> None:
-    """End this process when its parent has ended, even during a sample that never finishes."""
-    while os.getppid() == parent:
-        time.sleep(LOOK_S)
-    os._exit(1)
 
 
 def _pickled(answer: Any) -> bytes:

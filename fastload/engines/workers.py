@@ -10,7 +10,6 @@ draw from the sampler earlier than torch does, and after an early ``break`` the 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +27,8 @@ from fastload.nvtx.stages import stage
 from fastload.options import has_own_iterator
 from fastload.pipeline.monkeypatch_check import imported
 from fastload.stats.fetch_timer import MeasuredWorker
-from fastload.torch_workers.processes import is_alive, restart_workers, start_frozen
-from fastload.torch_workers.signals import usual_signals
+from fastload.torch_workers.orphans import TakesSignals
+from fastload.torch_workers.processes import restart_workers, start_frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,26 +184,6 @@ class MakesLazyImages:
             lazy_images.install()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
-
-
-class TakesSignals:
-    """A worker's first call: restores the signal handlers that were set before workers started.
-
-    An early Ctrl-C is delivered here, where torch's worker treats it as its end; any earlier it would print a
-    traceback. If the parent has been killed by then, the worker ends: torch's watchdog, which starts next, would watch
-    the new parent.
-    """
-
-    def __init__(self, first_call: Callable[[int], None]) -> None:
-        self.first_call = first_call
-        self.parent = os.getpid()
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        usual_signals()
-        torch._C._set_worker_signal_handlers()  # in C, underneath Python's
-        if os.getppid() != self.parent and not is_alive(self.parent):  # a fork server's workers have another parent
-            os._exit(1)
-        self.first_call(worker_id)
 
 
 def first_call_of(

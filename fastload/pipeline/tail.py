@@ -18,7 +18,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.monkeypatch_check import Originals
-from fastload.pipeline.supported import ORIGINALS, role_of
+from fastload.pipeline.transform_roles import ORIGINALS, role_of
 from fastload.pipeline.transforms import table_of
 from fastload.pipeline.watched_functions import check_libraries
 

@@ -22,8 +22,8 @@ from fastload.pipeline.monkeypatch_check import is_own
 from fastload.pipeline.ops import OPS
 from fastload.pipeline.ops_blur import check_behind
 from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
-from fastload.pipeline.supported import ORIGINALS, role_of
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
+from fastload.pipeline.transform_roles import ORIGINALS, role_of
 from fastload.pipeline.watched_functions import check_libraries
 from fastload.pipeline.wrappers import parts_of
 

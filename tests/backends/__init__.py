@@ -50,7 +50,7 @@ class Backend:
         return dataclasses.replace(self, test=test)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Set the default start method, and simulate the accelerator unless a real one or none is used."""
+        """Set the default start method, and simulate an accelerator where the test needs one."""
         context = multiprocessing.get_context(self.start_method)
         monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", context)
         if self.name in ("simulated", "forkserver"):
@@ -101,7 +101,7 @@ QUICK = "simulated"
 
 
 def parameters(*names: str, quick: tuple[str, ...] = (QUICK,)) -> list[Any]:
-    """Backends for a parametrized test; those not named ``quick`` are slow, and ``gpu`` needs a device."""
+    """Return a test's backends: ones that are not ``quick`` are slow, ``gpu`` needs a device."""
     marks = {"gpu": (pytest.mark.gpu,), **dict.fromkeys(quick, ())}
     return [pytest.param(name, marks=marks.get(name, (pytest.mark.slow,))) for name in names]
 

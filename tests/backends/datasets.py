@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,20 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.tensor([index, index + 0.5]), index
+
+
+class Slow(Dataset[Any]):
+    """Samples that take ``seconds`` each."""
+
+    def __init__(self, count: int, seconds: float = 0.0) -> None:
+        self.count, self.seconds = count, seconds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        time.sleep(self.seconds)
+        return torch.zeros(4, 4), index
 
 
 class Augmented(Numbers):

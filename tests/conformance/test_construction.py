@@ -62,7 +62,7 @@ def test_wrong_arguments(backend, what):
 
 @pytest.mark.parametrize("num_workers", ["two", 2.5, None])
 def test_num_workers_of_another_type_has_torchs_type_of_error(backend, num_workers):
-    """The text is better, and 2.5 fails at construction; torch fails when it starts so many."""
+    """FastLoader's text is better, and it refuses 2.5 at construction, not at the start."""
     for loader_class in (DataLoader, backend.loader):
         with pytest.raises(TypeError):
             list(loader_class(Numbers(4), num_workers=num_workers))

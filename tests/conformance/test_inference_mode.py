@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 from backends import simulated
-from photos import assert_same, eval_v1, make_folder, mix_in, train_v1
+from photos import assert_same, eval_v1, photos_fixture, train_v1
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
@@ -21,11 +21,7 @@ from fastload.device.transfer import Transfer
 from fastload.engines import iterators
 
 MODES = (False, True, True, False)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("photos"), 11))
+folder = photos_fixture(11, mixed=True)
 
 
 class Nested(Dataset):
@@ -47,7 +43,7 @@ def batches(loader, modes=MODES, at_iter=False):
 
 
 def flags(seen):
-    """Whether the tensors of each batch are inference tensors; all of a batch have to be alike."""
+    """Say of each batch whether its tensors are inference tensors; all must be alike."""
     found = []
     for batch in seen:
         image, others = (batch["image"], batch["more"]) if isinstance(batch, dict) else (batch[0], batch[1:])

@@ -1,4 +1,4 @@
-"""Worker processes with lazy images give torch's batches and random states; the main process has none."""
+"""Lazy images in workers give torch's batches and states; the main process has none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import MEAN, STD, assert_same, epochs_of, make_folder, mix_in
+from photos import MEAN, STD, assert_same, epochs_of, photos_fixture
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
@@ -16,10 +16,7 @@ from torchvision.transforms import v2
 
 from fastload import FastLoader
 
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("photos"), 13))
+mixed = photos_fixture(13, mixed=True)
 
 
 class Opaque:

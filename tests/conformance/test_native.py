@@ -11,7 +11,22 @@ import types
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import PIPELINES, assert_same, both, epochs_of, jpeg, make_folder, mix_in, pixels, train_v1
+from photos import (
+    PIPELINES,
+    Encoded,
+    OwnCrop,
+    Seeding,
+    assert_same,
+    both,
+    damaged,
+    damaged_twice,
+    epochs_of,
+    jpeg,
+    patched_instance,
+    photos_fixture,
+    pixels,
+    train_v1,
+)
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset
 from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
 from torchvision.datasets.folder import default_loader
@@ -20,16 +35,8 @@ from fastload import FastLoader
 from fastload.engines import decode_threads
 
 NATIVE = {"device": "cpu", "engine": "native"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"))
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("mixed"), 12))
+folder = photos_fixture()
+mixed = photos_fixture(12, mixed=True)
 
 
 def check(folder, transform=train_v1, **arguments):
@@ -102,25 +109,8 @@ def last_line(error):
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("damage", ["truncated", "no image", "misnamed text", "missing", "noise"])
 def test_damaged_files(tmp_path, damage, persistent):
-    root = make_folder(tmp_path, 12)
-    victim = root / "class1" / "004.jpg"
-    data = victim.read_bytes()
-    contents = {
-        "truncated": data[: len(data) * 2 // 3],
-        "no image": b"",
-        "misnamed text": b"text" * 100,
-        "missing": data,
-        "noise": data[: len(data) // 2] + b"\x12\x34\x56" + data[len(data) // 2 + 3 :],
-    }
-    victim.write_bytes(contents[damage])
-
-    def dataset_of():
-        dataset = ImageFolder(root, train_v1())
-        if damage == "missing":
-            dataset.samples = [(path.replace("004.jpg", "none.jpg"), target) for path, target in dataset.samples]
-        return dataset
-
-    ours, theirs = check(root, dataset_of=dataset_of, batch_size=3, persistent_workers=persistent, run={"count": 3})
+    dataset_of = damaged(tmp_path, damage)
+    ours, theirs = check(tmp_path, dataset_of=dataset_of, batch_size=3, persistent_workers=persistent, run={"count": 3})
     errors = [item for item in ours if isinstance(item, Exception)]
     assert errors or damage == "noise"  # Pillow makes something of that
     for error, wanted in zip(errors, (item for item in theirs if isinstance(item, Exception)), strict=True):
@@ -129,13 +119,8 @@ def test_damaged_files(tmp_path, damage, persistent):
 
 
 def test_two_damaged_files_and_a_crop_that_does_not_fit(tmp_path):
-    root = make_folder(tmp_path, 14)
-    for name in ("003.jpg", "009.jpg"):
-        victim = root / "class0" / name
-        victim.write_bytes(victim.read_bytes()[:900])
-    (root / "class1" / "020.jpg").write_bytes(jpeg(1, 20, 300))
     transform = lambda: v1.Compose([v1.RandomHorizontalFlip(), v1.RandomCrop(40), v1.ToTensor()])  # noqa: E731
-    check(root, transform, batch_size=3, persistent_workers=True, run={"count": 3})
+    check(damaged_twice(tmp_path), transform, batch_size=3, persistent_workers=True, run={"count": 3})
 
 
 def test_an_index_out_of_range_raises_what_torch_raises(folder):
@@ -173,26 +158,6 @@ def test_imagenet(folder, tmp_path):
     for source, name in zip(sorted(folder.iterdir()), names, strict=True):
         (tmp_path / "train" / name).symlink_to(source)
     check(folder, dataset_of=lambda: ImageNet(str(tmp_path), "train", transform=train_v1()))
-
-
-class Encoded:
-    """A dataset by the protocol, over bytes in memory."""
-
-    def __init__(self, transform):
-        self.transform = transform
-        self.files = [jpeg(i, 70, 90 + i) for i in range(9)]
-
-    def __len__(self):
-        return len(self.files)
-
-    def encoded(self, index):
-        return self.files[index], {"label": index, "name": f"n{index}"}
-
-    def __getitem__(self, index):
-        from PIL import Image
-
-        data, target = self.encoded(index)
-        return self.transform(Image.open(io.BytesIO(data)).convert("RGB")), target
 
 
 def test_datasets_of_encoded_images():
@@ -242,24 +207,6 @@ def png(seed):
     out = io.BytesIO()
     Image.fromarray(pixels(seed, 70, 80)).save(out, "PNG")
     return out.getvalue()
-
-
-class OwnCrop(v1.RandomResizedCrop):
-    @staticmethod
-    def get_params(img, scale, ratio):
-        return 0, 0, 20, 20
-
-
-class Seeding:
-    def __call__(self, image):
-        torch.manual_seed(0)
-        return image
-
-
-def patched_instance():
-    crop = v1.RandomResizedCrop(40)
-    crop.get_params = lambda *_: (1, 2, 20, 20)
-    return crop
 
 
 NOT_LOWERED = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from backends import simulated
 from interrupts import interrupted_at_every_opcode
-from photos import PIPELINES, assert_same, epochs_of, make_folder, mix_in, train_v1
+from photos import PIPELINES, assert_same, epochs_of, photos_fixture, train_v1
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -19,11 +19,7 @@ from fastload import FastLoader
 from fastload.torch_workers import signals
 
 ARGUMENTS = {"batch_size": 4, "num_workers": 2, "shuffle": True}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("photos"), 14))
+root = photos_fixture(14, mixed=True)
 
 
 def on_host(seen):
@@ -61,7 +57,7 @@ def test_the_thread_that_issues_copies_works_on_their_device(root, monkeypatch):
 
 
 def device_iterators(root, monkeypatch):
-    """Return a function that makes an iterator with one batch taken, and the list of the loaders made."""
+    """Return a function that makes an iterator with one batch taken, and its loaders."""
     own = simulated.install_native(monkeypatch)
     monkeypatch.setattr(signals, "_NUMBERS", (signal.SIGINT,))  # deferring takes bytecodes for each number
     dataset = ImageFolder(root, train_v1())

@@ -28,8 +28,8 @@ from backends import simulated
 from children import exit_code, forked
 from interrupts import interrupted_at_every_opcode
 from leaks import Holdings, survivors
+from photos import Encoded, both, drained, epochs_of, jpeg, make_folder, mix_in, photos_fixture, train_v1, train_v2
 from photos import assert_same as assert_equal
-from photos import both, epochs_of, jpeg, make_folder, mix_in, train_v1, train_v2
 from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, RandomSampler, Subset, WeightedRandomSampler
@@ -45,16 +45,8 @@ from fastload.pipeline.reader import read_recipe
 
 NATIVE = {"device": "cpu", "engine": "native"}
 RUN = {"batch_size": 3, "num_workers": 2, "shuffle": True}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 17)
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("mixed"), 12))
+folder = photos_fixture(17)
+mixed = photos_fixture(12, mixed=True)
 
 
 def check(folder, **arguments):
@@ -209,7 +201,7 @@ def test_what_is_asked_for_after_the_end(folder):
 
 
 class InWorkers:
-    """A dataset each of whose samples is an epoch of a native loader, made in a worker process."""
+    """A dataset whose samples are epochs of a native loader, made in a worker process."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -370,7 +362,7 @@ def turned(tmp_path_factory):
 
 @pytest.mark.parametrize("name", PATCHES)
 def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
-    """Natively before it and after it was taken back; in between by torch's workers, which are forked with it."""
+    """While the patch lasts, torch's workers run it; before and after, the native engine runs."""
     patch, transform, reason = PATCHES[name]
 
     def run(make, patch):
@@ -397,26 +389,17 @@ def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
 # Errors
 
 
-class Encoded:
+class Failing(Encoded):
     """Bytes in memory; what ``at`` names goes wrong."""
 
     def __init__(self, transform, at=(), error=None):
-        self.transform, self.at, self.error = transform, at, error
-        self.files = [jpeg(i, 60, 70 + i) for i in range(12)]
-
-    def __len__(self):
-        return len(self.files)
+        super().__init__(transform, 12, 60)
+        self.at, self.error = at, error
 
     def encoded(self, index):
         if index in self.at:
             raise self.error
         return self.files[index], index
-
-    def __getitem__(self, index):
-        import io
-
-        data, target = self.encoded(index)
-        return self.transform(Image.open(io.BytesIO(data)).convert("RGB")), target
 
 
 class Leaves(BaseException):
@@ -426,7 +409,7 @@ class Leaves(BaseException):
 @pytest.mark.parametrize("error", [SystemExit(0), Leaves("gone"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
 def test_what_ends_a_worker_is_an_error_here_too(error):
     """SystemExit(0), raised in the consumer's thread, would end the training as if all were well."""
-    dataset = Encoded(train_v1(), {4}, error)
+    dataset = Failing(train_v1(), {4}, error)
     with FastLoader(dataset, 3, num_workers=1, **NATIVE) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -480,7 +463,7 @@ def test_nobody_elses_draws_reach_a_sample_made_in_python_nor_the_other_way_roun
 
 
 def test_a_process_is_forked_when_a_sample_needs_it_and_by_the_loaders_own_thread(folder, mixed, monkeypatch):
-    """Not by the thread that asks for it: others may hold locks, of torch's generator say, that nobody lets go of."""
+    """A child of the asking thread would inherit locks, such as that of torch's generator."""
     started = []
     real = SampleProcess._start
 
@@ -555,7 +538,7 @@ def test_a_forked_child_that_asks_for_a_batch_hears_that_it_is_not_its_own(folde
                 held.set()
                 lets_go.wait(60)
 
-        other = threading.Thread(target=hold, daemon=True)  # a lock that nobody lets go of in the child
+        other = threading.Thread(target=hold, daemon=True)  # a lock that is never released in the child
         other.start()
         held.wait(60)
         assert exit_code(forked(lambda: refused(next, iterator))) == 0
@@ -581,7 +564,7 @@ def test_a_child_that_exits_leaves_its_parents_process_alone(mixed):
 
 
 def with_a_pipe(folder, tmp_path, at):
-    """A dataset one of whose files is a named pipe that nobody writes to."""
+    """A dataset one of whose files is a named pipe without a writer."""
     os.mkfifo(tmp_path / "fifo")
     dataset = ImageFolder(folder, train_v1())
     dataset.samples[at] = (str(tmp_path / "fifo"), 0)
@@ -597,7 +580,7 @@ def test_persistent_workers_that_are_stuck_are_late_when_the_next_epoch_begins(f
     with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
         iter(loader)
     with pytest.raises(RuntimeError, match="was closed"):
-        next(iterator)  # not None: nobody knows what is left of that epoch
+        next(iterator)  # not None: what is left of that epoch is unknown
     assert iter(loader) is not iterator
     loader.close()
 
@@ -626,7 +609,7 @@ def test_a_batch_that_a_signals_handler_takes_is_not_taken_twice(monkeypatch):
 
 
 def test_a_process_that_is_forked_while_another_thread_draws_is_forked_again(mixed, tmp_path, monkeypatch):
-    """It has torch's generator locked for ever. Here the first one waits for ever for something else."""
+    """Such a child would inherit torch's generator locked; here something else blocks the first child."""
     dataset = ImageFolder(mixed, train_v1())
     theirs = epochs_of(lambda: DataLoader(dataset, **RUN), count=1)
     real, waited = sample_process._Settings.restore, tmp_path / "waited"
@@ -699,7 +682,7 @@ def test_who_waits_for_a_batch_hears_that_the_loader_was_closed(tmp_path, folder
 
 
 class Numbered:
-    """One image many times; each sample tells its number. Those that ``in_python`` has are made in Python."""
+    """One image many times, each sample with its number; ``in_python`` lists those of Python."""
 
     def __init__(self, count, in_python=()):
         self.count, self.in_python, self.transform = count, in_python, train_v1()
@@ -717,7 +700,7 @@ class Numbered:
 
 @pytest.mark.parametrize("backend", ["host", "device"])
 def test_an_interrupt_anywhere_in_next_loses_no_batch_and_hangs_nothing(monkeypatch, backend):
-    """Another bytecode of ``next()`` each time. (A sampler of Python's own is ended by an interrupt inside it.)"""
+    """Interrupt each bytecode of ``next()``. An interrupt inside a Python sampler would end it."""
     count = 4000
     own = NATIVE
     if backend == "device":
@@ -830,13 +813,7 @@ def test_pillows_settings_are_those_of_the_start(tmp_path, monkeypatch, persiste
             for _ in range(2):
                 iterator = iter(loader)
                 patch.setattr(module, name, value)
-                while True:
-                    try:
-                        seen.append(next(iterator))
-                    except StopIteration:
-                        break
-                    except Exception as error:
-                        seen.append(error.with_traceback(None))
+                seen += drained(iterator)
         if isinstance(loader, FastLoader):
             loader.close()
         return seen
@@ -887,7 +864,7 @@ def test_spawned_workers_do_not_see_what_main_has_set(tmp_path):
 
 
 def test_of_a_subset_of_a_subset_all_indices_come_first(tmp_path):
-    """A bad file does not win over an index that is out of range, and nothing is drawn for those before it."""
+    """An index out of range wins over a bad file, and draws nothing before it."""
     root = make_folder(tmp_path, 12)
     (root / "class0" / "000.jpg").write_bytes(b"no image")
     of = lambda *indices: Subset(Subset(Subset(ImageFolder(root, train_v1()), range(12)), range(12)), indices)  # noqa: E731
@@ -958,6 +935,6 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("then", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_control_c_while_a_batch_is_waited_for(folder, tmp_path, then):
-    """No process is left: it would come to the server of interpreters, where the watch over leftovers sees it."""
+    """No process is left: the watch over leftovers would see it at the interpreters' server."""
     ran = ended(folder, INTERRUPTED.format(fifo=str(tmp_path / "fifo"), then=then))
     assert (ran.stdout, ran.stderr) == ("interrupted\n", "")

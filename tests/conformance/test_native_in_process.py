@@ -1,9 +1,8 @@
-"""With ``num_workers=0`` batches are made natively in ``next()``, and every state after each of them is torch's."""
+"""With ``num_workers=0``, ``next()`` makes batches natively; every state after them is torch's."""
 
 from __future__ import annotations
 
 import gc
-import io
 import itertools
 import random
 import threading
@@ -15,8 +14,20 @@ import torch
 import torchvision.transforms as v1
 from backends import simulated
 from children import exit_code, forked
-from photos import PIPELINES, assert_same, eval_v1, jpeg, make_folder, mix_in, random_crop, train_v1
-from PIL import Image, ImageFile
+from photos import (
+    PIPELINES,
+    Encoded,
+    assert_same,
+    damaged,
+    damaged_twice,
+    eval_v1,
+    jpeg,
+    make_folder,
+    photos_fixture,
+    random_crop,
+    train_v1,
+)
+from PIL import ImageFile
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
 from torchvision.datasets import ImageFolder
 
@@ -26,21 +37,13 @@ from fastload.engines.in_process import InProcessFetcher
 from fastload.engines.parity_results import FallbackWarning
 
 NATIVE = {"device": "cpu", "engine": "native"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"))
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("mixed"), 12))
+folder = photos_fixture()
+mixed = photos_fixture(12, mixed=True)
 
 
 @pytest.fixture(autouse=True)
 def native_batches(monkeypatch):
-    """Counts of the batches that the core has made, and of those it has left to torch."""
+    """Count the batches that the core has made, and those left to torch."""
     counts = {"native": 0, "torch": 0}
     natively = InProcessFetcher._natively
 
@@ -164,30 +167,12 @@ def test_subsets(folder, native_batches):
 
 @pytest.mark.parametrize("damage", ["truncated", "no image", "misnamed text", "missing", "noise", "zero byte"])
 def test_damaged_files(tmp_path, native_batches, damage):
-    root = make_folder(tmp_path, 12)
-    victim = root / "class1" / "004.jpg"
-    data = victim.read_bytes()
-    noise = data[: len(data) // 2] + b"\x12\x34\x56" + data[len(data) // 2 + 3 :]
-    contents = {"truncated": data[: len(data) * 2 // 3], "no image": b"", "misnamed text": b"text" * 100}
-    victim.write_bytes({**contents, "noise": noise}.get(damage, data))
-    names = {"missing": "none.jpg", "zero byte": "0\0.jpg"}
-
-    def dataset_of():
-        dataset = ImageFolder(root, train_v1())
-        name = names.get(damage, "004.jpg")
-        dataset.samples = [(path.replace("004.jpg", name), target) for path, target in dataset.samples]
-        return dataset
-
-    theirs = check(dataset_of, native_batches, batch_size=3, epochs=3)
+    theirs = check(damaged(tmp_path, damage), native_batches, batch_size=3, epochs=3)
     assert any(isinstance(item, Exception) for item in theirs) or damage == "noise"  # Pillow makes something of that
 
 
 def test_two_damaged_files_and_a_crop_that_does_not_fit(tmp_path, native_batches):
-    root = make_folder(tmp_path, 14)
-    for name in ("003.jpg", "009.jpg"):
-        victim = root / "class0" / name
-        victim.write_bytes(victim.read_bytes()[:900])
-    (root / "class1" / "020.jpg").write_bytes(jpeg(1, 20, 300))
+    root = damaged_twice(tmp_path)
     transform = lambda: v1.Compose([v1.RandomHorizontalFlip(), v1.RandomCrop(40), v1.ToTensor()])  # noqa: E731
     theirs = check(lambda: ImageFolder(root, transform()), native_batches, batch_size=3, epochs=3)
     assert any(isinstance(item, ValueError) for item in theirs)
@@ -232,17 +217,13 @@ def test_iterators_at_the_same_time_and_one_inside_another(mixed, native_batches
     assert not native_batches["torch"]
 
 
-class Encoded:
-    """A dataset by the protocol, over bytes in one buffer that each sample overwrites."""
+class Overwritten(Encoded):
+    """Bytes in one buffer that each sample overwrites."""
 
     def __init__(self, transform):
-        self.transform = transform
-        self.files = [jpeg(i, 70, 90 + i) for i in range(9)]
+        super().__init__(transform)
         self.buffer = bytearray(max(map(len, self.files)))
         self.interrupts = -1
-
-    def __len__(self):
-        return len(self.files)
 
     def encoded(self, index):
         if self.interrupts == index:
@@ -251,13 +232,9 @@ class Encoded:
         self.buffer[: len(data)] = data
         return memoryview(self.buffer)[: len(data)], {"label": index}
 
-    def __getitem__(self, index):
-        data, target = self.encoded(index)
-        return self.transform(Image.open(io.BytesIO(bytes(data))).convert("RGB")), target
-
 
 def test_a_dataset_that_reuses_its_memory(native_batches):
-    pairs = [trace(lambda make=make: make(Encoded(train_v1()), batch_size=4, shuffle=True)) for make in ENGINES]
+    pairs = [trace(lambda make=make: make(Overwritten(train_v1()), batch_size=4, shuffle=True)) for make in ENGINES]
     for a, b in zip(*pairs, strict=True):
         if isinstance(a, list):
             a[1], b[1] = a[1]["label"], b[1]["label"]
@@ -266,7 +243,7 @@ def test_a_dataset_that_reuses_its_memory(native_batches):
 
 
 def test_after_a_keyboard_interrupt_iteration_goes_on(native_batches):
-    dataset = Encoded(train_v1())
+    dataset = Overwritten(train_v1())
     iterator = iter(ours(dataset, batch_size=3))
     next(iterator)
     before = torch.get_rng_state()

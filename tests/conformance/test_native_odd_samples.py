@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from photos import assert_same, both, epochs_of, jpeg, train_v1
+from photos import assert_same, both, drained, epochs_of, jpeg, train_v1
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.transforms import CenterCrop, Compose, Normalize, ToTensor, v2
@@ -55,14 +55,7 @@ def test_a_path_that_cannot_be_is_an_error_in_its_turn(workers):
         torch.manual_seed(3)
         iterator = iter(make())
         time.sleep(0.3)
-        seen = []
-        while True:
-            try:
-                seen.append(next(iterator))
-            except StopIteration:
-                return seen
-            except ValueError as error:
-                seen.append(error)
+        return list(drained(iterator))
 
     arguments = {"batch_size": 4, "num_workers": workers}
     ours = slow(lambda: FastLoader(Items(odd), **arguments, **NATIVE))
@@ -80,7 +73,7 @@ def test_errors_in_every_batch_do_not_end_the_epoch():
 
 @pytest.mark.parametrize("first", ["truncated", "whole"])
 def test_of_two_bad_samples_the_first_one_raises_and_the_draws_go_on_from_there(first):
-    """The core draws for a truncated file before it knows; a worker ends there and draws nothing more."""
+    """The core draws for a truncated file before it knows; a worker draws nothing more."""
     whole = items(40)
     odd = items(
         40, at_6=b"not an image", **({"at_5": whole[5][: len(whole[5]) * 2 // 3]} if first == "truncated" else {})

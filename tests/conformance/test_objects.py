@@ -246,7 +246,7 @@ def test_lightning_rebuilds_it_with_another_sampler(backend, lightning):
 
 
 def test_lightning_rebuilds_it_to_predict(lightning):
-    """With a batch sampler that notes which samples each batch holds: one ``next`` per batch, in this process."""
+    """A batch sampler notes each batch's samples: one ``next`` per batch, in this process."""
     from lightning.pytorch.trainer.states import RunningStage
     from lightning.pytorch.utilities.data import _update_dataloader
 

@@ -53,7 +53,7 @@ def test_shuffle_over_epochs(backend, num_workers, own_generator):
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
 @pytest.mark.parametrize("taken", [1, 6])
 def test_generators_after_a_break_and_the_epoch_that_follows(backend, num_workers, persistent, taken):
-    """Seven batches: reading ahead of torch would exhaust the sampler sooner, which draws from the generator."""
+    """With seven batches, reading ahead of torch would exhaust the sampler, which draws, sooner."""
 
     def case(loader_class):
         generator = torch.Generator().manual_seed(5)

@@ -39,7 +39,7 @@ def gate(backend):
 
 
 class Computing(Dataset):
-    """Samples that Python code makes; each is the time at which it was made, and the worker's switch interval."""
+    """Python code makes these samples; each is its time and the worker's switch interval."""
 
     def __len__(self):
         return 16 * 14
@@ -52,7 +52,7 @@ class Computing(Dataset):
 
 
 def test_a_batch_is_sent_while_python_code_makes_the_next_one():
-    """Torch's worker sends from a thread that waits for the interpreter's lock, 5 ms each time by default.
+    """Torch's worker sends from a thread that waits 5 ms for the GIL by default.
 
     Not where the worker has to wait for a core anyway, so that it is enough to see it once.
     """
@@ -112,7 +112,7 @@ def test_batches_out_of_order_pass_a_slow_one(backend, gate):
 
 @pytest.fixture
 def copies(monkeypatch):
-    """The simulated backend, and a queue that says which batches have been copied, as they are."""
+    """Install the simulated backend; return a queue of the batches that have been copied."""
     simulated.install(monkeypatch)
     started: queue.Queue[int] = queue.Queue()
 
@@ -191,7 +191,7 @@ def program(backend, body, folder):
 
 @pytest.mark.slow
 def test_a_killed_worker_is_an_error_and_the_next_epoch_is_whole(backend, tmp_path):
-    """In a process of its own: torch's handler of a dead child raises wherever the main thread happens to be.
+    """Uses another process: torch's handler of a dead child may raise anywhere here.
 
     The worker dies in its first batch; with one under way the error may be one of the connection, in torch too.
     """
@@ -249,7 +249,7 @@ def test_ctrl_c_ends_everything(backend, tmp_path):
 
 
 def test_breaking_off_ends_the_threads_at_once(backend):
-    """No garbage collection is needed for it: nothing here may be part of a reference cycle."""
+    """No garbage collection is needed: nothing here may be part of a reference cycle."""
     import gc
 
     gc.collect()

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from photos import assert_same, epochs_of, make_folder, mix_in, train_v1, train_v2
+from photos import assert_same, epochs_of, make_folder, photos_fixture, train_v1, train_v2
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate, get_worker_info
 from torchvision.datasets import ImageFolder
 
@@ -23,11 +23,7 @@ from fastload import FastLoader, _core, verify
 from fastload.engines.sample_seeding import seed_for_index
 
 OWN = {"device": "cpu", "randomness": "sample"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("photos"), 17))
+folder = photos_fixture(17, mixed=True)
 
 
 class Draws(Dataset):
@@ -165,7 +161,7 @@ def test_a_copy_has_a_first_iterator_of_its_own(copy_of):
 
 
 class MeetsAnother:
-    """A sampler that holds an iterator up while it begins, until another one begins as well, if that may."""
+    """A sampler that delays an iterator's start until another one starts, if that may."""
 
     def __init__(self):
         self.both = threading.Barrier(2)

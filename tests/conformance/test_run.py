@@ -29,7 +29,7 @@ def call(*command, **more):
 
 
 def run(path, source, *options, **more):
-    """Write a script, run it under ``fastload run`` and return what it said; it must succeed."""
+    """Write a script, run it under ``fastload run``, which must succeed; return its output."""
     path.write_text(textwrap.dedent(source))
     done = call(*FASTLOAD, *options, str(path), **more)
     assert done.returncode == 0, done.stderr

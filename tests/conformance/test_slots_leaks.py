@@ -33,7 +33,7 @@ LARGE = 50_000  # floats: larger than what is packed beside, so that it is stack
 
 
 class Rows(Numbers):
-    """Sample ``i`` is a long row of ``i``; at ``bad`` a shorter one, which cannot be stacked."""
+    """Sample ``i`` is a long row of ``i``; at ``bad`` too short to be stacked."""
 
     def __init__(self, length: int, bad: int = -1) -> None:
         super().__init__(length)
@@ -79,7 +79,7 @@ def all_come_back(pool):
 
 
 def until_it_fails(loader, error, match):
-    """Iterate, and end the epoch at once: left to the garbage collector, torch takes five seconds for each worker."""
+    """Iterate and end the epoch; the garbage collector would take 5 s for each worker."""
     iterator = iter(loader)
     with pytest.raises(error, match=match) as caught:
         for _ in iterator:
@@ -318,7 +318,7 @@ def test_an_error_in_the_program_leaves_nothing(running):
 
 @pytest.mark.slow
 def test_the_slot_of_a_worker_that_is_killed_while_it_fills_it_serves_the_next_epoch(tmp_path):
-    """In a program of its own: torch's handler of a dead child raises wherever the main thread happens to be."""
+    """Uses another program: torch's handler of a dead child may raise anywhere here."""
     body = """
     from fastload.memory.slots import SlotWriter, SlotState
 
@@ -375,7 +375,7 @@ def small_shared_memory() -> list[str]:
 
 @pytest.mark.slow
 def test_a_small_dev_shm_gives_one_clear_error(tmp_path):
-    """The first batch, whose size says how large a slot must be, goes through torch's own shared memory."""
+    """The first batch, whose size sets that of the slots, goes through torch's shared memory."""
     body = """
     print(os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize)
     loader = FastLoader(Rows(40), batch_size=2, num_workers=1, device="cuda")

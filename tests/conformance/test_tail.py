@@ -1,11 +1,11 @@
-"""The tail of a transform in workers: pixels leave as uint8, and the device gives the same tensors."""
+"""Workers send pixels without the transform's tail as uint8; the device gives the same tensors."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from backends import simulated
-from photos import assert_same, epochs_of, make_folder, mix_in
+from photos import assert_same, epochs_of, photos_fixture
 from torch.utils.data import DataLoader, Subset, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
@@ -52,9 +52,7 @@ def some_gray(_own):
     return with_v1(SometimesGray())
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return mix_in(make_folder(tmp_path_factory.mktemp("photos"), 14))
+root = photos_fixture(14, mixed=True)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import json
 
 import pytest
 import torch
-from nvtx_injection import run_traced
 from torch import nn
 
 from fastload import FastLoader, annotate_modules, capture
@@ -42,15 +41,14 @@ x = torch.randn(8, 4, device="cuda")
 """
 
 
-def test_backward_ranges_nest_on_the_thread_that_runs_backward(tmp_path):
-    trace = run_traced(
+def test_backward_ranges_nest_on_the_thread_that_runs_backward(traced):
+    trace = traced(
         MODEL
         + """
 trained = model(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
 for _ in range(3):
     trained(x).sum().backward()
-""",
-        tmp_path,
+"""
     )
     forward = [found for found in trace.ranges() if not (found.name or "").endswith("backward")]
     backward = [found for found in trace.ranges() if (found.name or "").endswith("backward")]
@@ -62,8 +60,8 @@ for _ in range(3):
     assert {found.tid for found in backward}.isdisjoint({found.tid for found in forward})
 
 
-def test_a_backward_pass_that_fails_does_not_show_in_the_next(tmp_path):
-    trace = run_traced(
+def test_a_backward_pass_that_fails_does_not_show_in_the_next(traced):
+    trace = traced(
         MODEL
         + """
 failing = model(nn.Linear(4, 4), Raises(), nn.Linear(4, 4))
@@ -77,8 +75,7 @@ for _ in range(2):
     result = failing(x)
     torch.autograd.grad(result.sum(), failing[2].weight)
     working(x).sum().backward()
-""",
-        tmp_path,
+"""
     )
     assert trace.stdout == "failed\nfailed\n"
     outermost = [found.name for found in trace.ranges() if found.depth == 0 and "backward" in (found.name or "")]
@@ -133,9 +130,9 @@ def test_results_and_gradients_are_the_same_bits():
         ),
     ],
 )
-def test_a_model_on_two_devices_leaves_no_range_open(tmp_path, devices):
-    """Autograd has a thread for each of them: the model's own range begins on one and ends on the other."""
-    trace = run_traced(
+def test_a_model_on_two_devices_leaves_no_range_open(traced, devices):
+    """Autograd's threads, one per device, begin and end the model's range on different threads."""
+    trace = traced(
         MODEL
         + f"""
 class Split(nn.Module):
@@ -149,8 +146,7 @@ annotation = annotate_modules(split)
 for _ in range(3):
     split(x).sum().backward()
 annotation.remove()
-""",
-        tmp_path,
+"""
     )
     names = [found.name for found in trace.ranges()]
     assert names.count("first backward") == names.count("second backward") == 3

@@ -165,7 +165,7 @@ def test_a_ready_batch_is_not_held_back_by_the_next_one():
 
 
 def test_the_next_copy_starts_without_being_asked_for():
-    """A copy of 300 MB takes 6 ms; a consumer that was busy for longer finds it done.
+    """Copying 300 MB takes 6 ms; a consumer that was busy longer finds it done.
 
     Other processes may have the GPU for as long, so that it is enough if this is seen once in three batches.
     """

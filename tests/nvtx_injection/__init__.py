@@ -56,7 +56,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Range:
-    """A push with its pop. ``parents`` are the names of the ranges around it, outermost first."""
+    """A push with its pop. ``parents`` names the ranges around it, outermost first."""
 
     name: str | None
     domain: str
@@ -117,7 +117,7 @@ class Trace:
         return [found for found in finished if name is None or found.name == name]
 
     def process_ranges(self, domain: str = "fastload") -> list[tuple[str | None, int, int]]:
-        """Name, thread of the start and thread of the end of each range of a process; fails where one has no end."""
+        """Return name, starting and ending thread of each range of a process; all must end."""
         starts = {(event.pid, event.range): event for event in self.events if event.kind == "start"}
         ends = {(event.pid, event.range): event for event in self.events if event.kind == "end"}
         assert starts.keys() == ends.keys(), f"starts and ends do not match up: {starts.keys() ^ ends.keys()}"

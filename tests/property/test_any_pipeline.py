@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torchvision.transforms as v1
 from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from photos import MEAN, STD, make_folder
+from photos import MEAN, STD, photos_fixture
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -143,9 +142,7 @@ def programs(draw):
     return module.Compose([*before, moves[1], *behind, *tensor])
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 7)
+root = photos_fixture(7)
 
 
 @settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])

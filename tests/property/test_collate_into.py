@@ -111,7 +111,7 @@ def sample(form: Any, n: int) -> Any:
 
 @contextlib.contextmanager
 def worker(inside: bool):
-    """Within it, torch believes to be in a worker, where it stacks into shared memory and has other errors."""
+    """Make torch believe to be in a worker, with shared memory and other errors."""
     info = mock.Mock(id=0) if inside else None
     with mock.patch.object(torch_worker, "_worker_info", info):
         yield
@@ -195,7 +195,7 @@ def through_a_slot(samples: list[Any]) -> Any:
 
 
 class Holder:
-    """Holds a tensor where nobody looks."""
+    """Holds a tensor that no search finds."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
@@ -283,7 +283,7 @@ def test_an_annotated_collate_function_stacks_into_the_slot():
 
 
 class Hiding(dict):  # type: ignore[type-arg]
-    """A mapping that pins and moves itself: nobody else looks into it."""
+    """A mapping that pins and moves itself, so that no other code looks into it."""
 
     def pin_memory(self) -> Hiding:
         return self
@@ -314,7 +314,7 @@ def test_a_container_that_hides_its_tensors_takes_the_ordinary_path_and_is_colla
 
 
 def test_tensors_large_and_small_are_stacked_as_said():
-    """The large one without a batch in between: its bytes are in the slot before anything is packed."""
+    """The large tensor's bytes are in the slot before anything is packed."""
     buffer = slot(2**20)
     packer = Packer(buffer)
     large, small = collate_into(packer, [(torch.ones(200), torch.ones(2)) for _ in range(4)])

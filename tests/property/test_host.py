@@ -110,7 +110,7 @@ MAPPINGS: list[Callable[[dict[Any, Any]], Any]] = [
     types.MappingProxyType,
     lambda items: collections.defaultdict(list, items),
     lambda items: _noted(Bag(items)),
-    lambda items: Unsettable(pairs=tuple(items.items())),  # the last: nobody can rebuild it, it becomes a dict
+    lambda items: Unsettable(pairs=tuple(items.items())),  # the last cannot be rebuilt and becomes a dict
 ]
 
 
@@ -132,7 +132,7 @@ rebuildable = nested(mappings=MAPPINGS[:-1])
 
 @pytest.fixture(scope="module", autouse=True)
 def _pinning_adds_one():
-    """Stands for pinning where there is no accelerator: shows that each tensor is pinned, and once."""
+    """Stand for pinning without an accelerator: each tensor is pinned once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self + 1)
         yield

@@ -32,7 +32,7 @@ MAX_BYTES = 64 * PAGE
 
 
 class Rounds(RuleBasedStateMachine):
-    """A pool, the writers of several workers, and a model: who holds which slot, by arena and index."""
+    """A pool, several workers' writers, and a model of who holds which slot."""
 
     tokens = Bundle("tokens")  # a worker has taken it and has yet to look at it
     stamps = Bundle("stamps")  # filled, on their way

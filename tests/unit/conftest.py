@@ -1,10 +1,33 @@
-"""Pools of slots that are not registered with CUDA."""
+"""Pools of slots that are not registered with CUDA; SIMD levels; pools of decoding threads."""
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator
+
 import pytest
 
+from fastload import _core
 from fastload.memory.slots import PAGE, SlotPool
+from fastload.vision._pools import close_pools
+
+LEVELS = ["portable", "avx2", "avx512"] if platform.machine() == "x86_64" else ["portable", "neon"]
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a test at each of the core's SIMD levels."""
+    best = _core.simd_level()
+    if not _core.set_simd_level(request.param):
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    _core.set_simd_level(best)
+
+
+@pytest.fixture
+def no_pool_stays() -> Iterator[None]:
+    yield
+    close_pools()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import types
 import pytest
 import torch
 from costs import in_calls
-from nvtx_injection import run_traced
 
 import fastload
 from fastload import annotate
@@ -84,8 +83,8 @@ def names(trace, **more):
         ("later", "asyncio.run(gather(kinds.later(2)))", "[0, 1]", 5),
     ],
 )
-def test_every_kind_of_callable_gets_its_range(tmp_path, name, call, result, ranges):
-    trace = run_traced(
+def test_every_kind_of_callable_gets_its_range(traced, name, call, result, ranges):
+    trace = traced(
         KINDS
         + f"""
 kinds = Kinds()
@@ -93,16 +92,15 @@ with annotate("__main__:Kinds.{name}"):
     assert {call} == {result}
 kinds = Kinds()
 assert {call} == {result}
-""",
-        tmp_path,
+"""
     )
     found = trace.ranges()
     assert [each.name for each in found] == [f"Kinds.{name}"] * ranges  # and none after its removal
     assert all(each.depth == 0 for each in found), "no range stays open while a generator or coroutine is suspended"
 
 
-def test_an_inherited_method_is_annotated_for_the_class_that_was_named_alone(tmp_path):
-    trace = run_traced(
+def test_an_inherited_method_is_annotated_for_the_class_that_was_named_alone(traced):
+    trace = traced(
         KINDS
         + """
 handle = annotate(Kinds, "inherited")
@@ -110,15 +108,14 @@ Base().inherited()
 Kinds().inherited()
 handle.remove()
 assert "inherited" not in vars(Kinds)
-""",
-        tmp_path,
+"""
     )
     assert names(trace) == ["Kinds.inherited"]
 
 
 @pytest.mark.parametrize("kind", ["def", "generator", "async def", "async generator"])
 @pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt"])
-def test_a_range_ends_when_the_call_raises(tmp_path, kind, error):
+def test_a_range_ends_when_the_call_raises(traced, kind, error):
     start = "async def" if kind.startswith("async") else "def"
     run = {
         "def": "failing()",
@@ -126,7 +123,7 @@ def test_a_range_ends_when_the_call_raises(tmp_path, kind, error):
         "async def": "asyncio.run(failing())",
         "async generator": "asyncio.run(gather(failing()))",
     }[kind]
-    trace = run_traced(
+    trace = traced(
         KINDS
         + f"""
 {start} failing():
@@ -139,17 +136,15 @@ with annotate("__main__:failing"), annotate(message="around"):
         print(caught)
 with annotate(message="after"):
     pass
-""",
-        tmp_path,
+"""
     )
     assert trace.stdout == "from the body\n"
     found = [(each.name, each.parents) for each in trace.ranges()]
     assert found == [("around", ())] + [("failing", ("around",))] * (2 if "generator" in kind else 1) + [("after", ())]
 
 
-def test_generators_are_still_driven_from_outside(tmp_path):
-    trace = run_traced(
-        """
+def test_generators_are_still_driven_from_outside(traced):
+    trace = traced("""
 from fastload import annotate
 log = []
 @annotate(message="conversation")
@@ -171,16 +166,13 @@ assert talk.send("sent") == "second"
 assert talk.throw(LookupError("thrown")) == "third"
 talk.close()
 print(log)
-""",
-        tmp_path,
-    )
+""")
     assert trace.stdout == "['sent', 'thrown', 'closed']\n"
     assert names(trace) == ["conversation"] * 4
 
 
-def test_async_generators_are_still_driven_from_outside(tmp_path):
-    trace = run_traced(
-        """
+def test_async_generators_are_still_driven_from_outside(traced):
+    trace = traced("""
 import asyncio
 from fastload import annotate
 log = []
@@ -204,16 +196,13 @@ async def main():
     await talk.aclose()
 asyncio.run(main())
 print(log)
-""",
-        tmp_path,
-    )
+""")
     assert trace.stdout == "['sent', 'thrown', 'closed']\n"
     assert names(trace) == ["conversation"] * 5
 
 
-def test_a_cancelled_coroutine_cleans_up_and_leaves_no_range_open(tmp_path):
-    trace = run_traced(
-        """
+def test_a_cancelled_coroutine_cleans_up_and_leaves_no_range_open(traced):
+    trace = traced("""
 import asyncio
 from fastload import annotate
 @annotate
@@ -229,15 +218,13 @@ async def main():
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 asyncio.run(main())
-""",
-        tmp_path,
-    )
+""")
     assert trace.stdout == "cancelled\n"
     assert names(trace) == ["sleeper"] * 2
 
 
-def test_a_message_carries_the_arguments(tmp_path):
-    trace = run_traced(
+def test_a_message_carries_the_arguments(traced):
+    trace = traced(
         KINDS
         + r"""
 kinds = Kinds()
@@ -251,29 +238,27 @@ with annotate(Kinds, "method", message="constant"):
 def decorated(number):
     return number
 decorated(7)
-""",
-        tmp_path,
+"""
     )
     paths = ["a.jpg", "b.jpg", "\\udcff.jpg", "日本.jpg"]
     assert names(trace) == [f"read {path} 1" for path in paths] + ["read c.jpg 2", "constant", "7"]
 
 
-def test_a_message_that_cannot_be_had_costs_the_message_and_nothing_else(tmp_path):
-    trace = run_traced(
+def test_a_message_that_cannot_be_had_costs_the_message_and_nothing_else(traced):
+    trace = traced(
         KINDS
         + """
 annotate(Kinds, "static", message=lambda: "takes no argument")
 print([Kinds.static(number) for number in range(3)])
-""",
-        tmp_path,
+"""
     )
     assert trace.stdout == "[0, 1, 2]\n"
     assert names(trace) == ["Kinds.static"] * 3
     assert trace.stderr.count("the message function for Kinds.static raised TypeError") == 1
 
 
-def test_annotations_of_one_function_nest_and_go_in_any_order(tmp_path):
-    trace = run_traced(
+def test_annotations_of_one_function_nest_and_go_in_any_order(traced):
+    trace = traced(
         KINDS
         + """
 first = annotate(Kinds, "static", message="first")
@@ -284,8 +269,7 @@ first.remove()
 Kinds.static(1)
 second.remove()
 Kinds.static(1)
-""",
-        tmp_path,
+"""
     )
     assert [(each.name, each.parents) for each in trace.ranges()] == [
         ("first", ()),
@@ -294,9 +278,8 @@ Kinds.static(1)
     ]
 
 
-def test_who_holds_the_function_already_calls_the_annotated_one(tmp_path):
-    trace = run_traced(
-        """
+def test_who_holds_the_function_already_calls_the_annotated_one(traced):
+    trace = traced("""
 import json, math, sys, types
 from json import loads
 from math import floor
@@ -308,15 +291,12 @@ with annotate("json:loads"), annotate("json:JSONDecoder.decode"), annotate(math,
     floor(1.5)
 floor(1.5)
 assert floor is math.floor and type(floor) is types.BuiltinFunctionType
-""",
-        tmp_path,
-    )
+""")
     assert names(trace) == ["loads", "JSONDecoder.decode", "JSONDecoder.decode", "floor"]
 
 
-def test_threads_keep_their_own_ranges(tmp_path):
-    trace = run_traced(
-        """
+def test_threads_keep_their_own_ranges(traced):
+    trace = traced("""
 import sys, threading
 from fastload import annotate
 sys.setswitchinterval(1e-6)
@@ -328,9 +308,7 @@ annotate("__main__:outer"), annotate("__main__:inner")
 threads = [threading.Thread(target=outer, args=(number,)) for number in range(4)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-""",
-        tmp_path,
-    )
+""")
     assert names(trace).count("outer") == 4
     assert [each.parents for each in trace.ranges("inner")] == [("outer",)] * 200
     assert len({each.tid for each in trace.ranges()}) == 4
@@ -368,8 +346,8 @@ def stack(samples):
     "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
 )
 @pytest.mark.parametrize("loader", ["DataLoader", "FastLoader"])
-def test_workers_have_the_annotations(tmp_path, method, loader):
-    trace = run_traced(
+def test_workers_have_the_annotations(traced, method, loader):
+    trace = traced(
         LOADERS
         + f"""
 if __name__ == "__main__":
@@ -381,8 +359,7 @@ if __name__ == "__main__":
     annotate("__main__:stack", message=lambda samples: f"stack {{len(samples)}}")
     for loader in loaders:
         assert len(list(loader)) == 3
-""",
-        tmp_path,
+"""
     )
     assert sorted(names(trace, name="read 3.jpg")) == ["read 3.jpg"] * 2
     reads = [found for found in trace.ranges() if (found.name or "").startswith("read ")]
@@ -396,8 +373,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_failing_sample_leaves_no_range_open_in_its_worker(tmp_path, method):
-    trace = run_traced(
+def test_a_failing_sample_leaves_no_range_open_in_its_worker(traced, method):
+    trace = traced(
         LOADERS
         + f"""
 if __name__ == "__main__":
@@ -409,16 +386,15 @@ if __name__ == "__main__":
         list(DataLoader(files, batch_size=2, num_workers=1, multiprocessing_context={method!r}))
     except ValueError as error:
         print("ValueError" in str(error))
-""",
-        tmp_path,
+"""
     )
     assert trace.stdout == "True\n"
     assert {"read 0.jpg", "read 1.jpg", "read 2.jpg"} <= set(names(trace))  # ranges() fails on an open range
 
 
 @pytest.mark.slow
-def test_a_removed_annotation_does_not_reach_new_workers(tmp_path):
-    trace = run_traced(
+def test_a_removed_annotation_does_not_reach_new_workers(traced):
+    trace = traced(
         LOADERS
         + """
 if __name__ == "__main__":
@@ -428,30 +404,27 @@ if __name__ == "__main__":
     list(loader)
     import multiprocessing
     assert "fastload" not in multiprocessing.current_process()._config
-""",
-        tmp_path,
+"""
     )
     assert names(trace) == ["Files.read"] * 6
 
 
 @pytest.mark.slow
-def test_an_annotation_that_the_main_module_makes_when_imported_is_made_once_in_a_worker(tmp_path):
-    trace = run_traced(
+def test_an_annotation_that_the_main_module_makes_when_imported_is_made_once_in_a_worker(traced):
+    trace = traced(
         LOADERS
         + """
 annotate(Files, "read")
 if __name__ == "__main__":
     list(DataLoader(Files(), batch_size=2, num_workers=1, multiprocessing_context="spawn"))
-""",
-        tmp_path,
+"""
     )
     assert names(trace) == ["Files.read"] * 6
 
 
 @pytest.mark.slow
-def test_processes_of_processes_have_the_annotations(tmp_path):
-    trace = run_traced(
-        """
+def test_processes_of_processes_have_the_annotations(traced):
+    trace = traced("""
 import multiprocessing
 from fastload import annotate
 def child(depth):
@@ -462,16 +435,14 @@ def child(depth):
 if __name__ == "__main__":
     annotate("__main__:child", message="child")
     child(2)
-""",
-        tmp_path,
-    )
+""")
     assert names(trace) == ["child"] * 3
     assert len(trace.pids) == 3
 
 
 @pytest.mark.slow
-def test_what_cannot_be_annotated_in_a_worker_does_not_keep_it_from_starting(tmp_path):
-    trace = run_traced(
+def test_what_cannot_be_annotated_in_a_worker_does_not_keep_it_from_starting(traced):
+    trace = traced(
         LOADERS
         + """
 def local():
@@ -487,8 +458,7 @@ if __name__ == "__main__":
     annotate(local(), "method")
     annotate(Files, "read")
     list(DataLoader(Files(), batch_size=2, num_workers=1, multiprocessing_context="spawn"))
-""",
-        tmp_path,
+"""
     )
     assert names(trace) == ["Files.read"] * 6
     assert "only_here:function is not annotated in a child process: ModuleNotFoundError" in trace.stderr
@@ -626,7 +596,7 @@ def test_the_kind_of_a_function_can_still_be_told():
 
 
 def test_locals_of_every_frame_can_be_looked_at_while_annotated():
-    """Debuggers and error reports do; a frame of the code that is put in has the closure's variables too."""
+    """Debuggers and error reports read locals; inserted frames have the closure's variables too."""
 
     class Looks(Sample):
         def method(self, x):

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from nvtx_injection import run_traced
 from torch import nn
 
 from fastload import annotate_modules
@@ -71,15 +70,14 @@ def tree(trace):
     return [" > ".join([*(parent or "" for parent in found.parents), found.name or ""]) for found in trace.ranges()]
 
 
-def test_forward_and_backward_nest_as_the_calls_did(tmp_path):
-    trace = run_traced(
+def test_forward_and_backward_nest_as_the_calls_did(traced):
+    trace = traced(
         MODELS
         + """
 model = nn.Sequential(Block(), Block())
 print(annotate_modules(model).names)
 model(torch.randn(1, 3, 4, 4)).sum().backward()
-""",
-        tmp_path,
+"""
     )
     names = ["0", "0.conv", "0.relu", "0.side", "1", "1.conv", "1.relu", "1.side"]
     assert trace.stdout == f"{('Sequential', *names)}\n"
@@ -97,8 +95,8 @@ model(torch.randn(1, 3, 4, 4)).sum().backward()
     ]
 
 
-def test_depth_counts_the_levels_below_the_model(tmp_path):
-    trace = run_traced(
+def test_depth_counts_the_levels_below_the_model(traced):
+    trace = traced(
         MODELS
         + """
 model = nn.Sequential(nn.Sequential(linear()))
@@ -106,8 +104,7 @@ for depth in (0, 1, 2):
     with annotate_modules(model, depth), annotate(message=str(depth)):
         model(x)
 model(x)
-""",
-        tmp_path,
+"""
     )
     assert tree(trace) == [
         "0",
@@ -122,8 +119,8 @@ model(x)
     ]
 
 
-def test_every_range_ends_when_a_pass_raises(tmp_path):
-    trace = run_traced(
+def test_every_range_ends_when_a_pass_raises(traced):
+    trace = traced(
         MODELS
         + """
 def attempt(model, error, backward=False):
@@ -160,8 +157,7 @@ for place in (True, False):
         annotate_modules(model)
         model[0].register_forward_hook(lambda module, inputs, output: 1 / 0)
         attempt(model, ZeroDivisionError)
-""",
-        tmp_path,
+"""
     )
     assert tree(trace) == [
         "forward",
@@ -188,8 +184,8 @@ for place in (True, False):
     ]
 
 
-def test_shared_and_reentered_modules(tmp_path):
-    trace = run_traced(
+def test_shared_and_reentered_modules(traced):
+    trace = traced(
         MODELS
         + """
 shared = linear()
@@ -205,8 +201,7 @@ model = Calls(linear())
 annotate_modules(model)
 with annotate(message="re-entered"):
     model(x).sum().backward()
-""",
-        tmp_path,
+"""
     )
     assert tree(trace) == [
         "shared",
@@ -227,8 +222,8 @@ with annotate(message="re-entered"):
     ]
 
 
-def test_backward_passes_that_are_partial_repeated_or_nested(tmp_path):
-    trace = run_traced(
+def test_backward_passes_that_are_partial_repeated_or_nested(traced):
+    trace = traced(
         MODELS
         + """
 model = nn.Sequential(linear(), linear())
@@ -260,8 +255,7 @@ with annotate(message="twice"):
     torch.autograd.grad(result.sum(), y, create_graph=True)[0].pow(2).sum().backward()
 with torch.no_grad(), annotate(message="no gradient"):
     model(y)
-""",
-        tmp_path,
+"""
     )
     found = [line for line in tree(trace) if " > " in line and not line.startswith(("Sequential", "Checkpointed"))]
     model = "Sequential backward"
@@ -286,8 +280,8 @@ with torch.no_grad(), annotate(message="no gradient"):
     ]
 
 
-def test_threads_keep_their_own_ranges(tmp_path):
-    trace = run_traced(
+def test_threads_keep_their_own_ranges(traced):
+    trace = traced(
         MODELS
         + """
 sys.setswitchinterval(1e-6)
@@ -299,8 +293,7 @@ def train():
 threads = [threading.Thread(target=train) for _ in range(3)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-""",
-        tmp_path,
+"""
     )
     by_thread = {}
     for found in trace.ranges():
@@ -312,8 +305,8 @@ threads = [threading.Thread(target=train) for _ in range(3)]
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_model_in_worker_processes_has_its_ranges(tmp_path, method):
-    trace = run_traced(
+def test_a_model_in_worker_processes_has_its_ranges(traced, method):
+    trace = traced(
         MODELS
         + f"""
 class Features(torch.utils.data.Dataset):
@@ -333,16 +326,15 @@ if __name__ == "__main__":
         list(loader)
     except RuntimeError as error:
         print("mat1 and mat2" in str(error))
-""",
-        tmp_path,
+"""
     )
     assert trace.stdout == "True\n"
     assert tree(trace) == ["Sequential", "Sequential > 0"] * 2
     assert len(trace.pids) == 1
 
 
-def test_what_is_compiled_is_left_out_and_named(tmp_path):
-    trace = run_traced(
+def test_what_is_compiled_is_left_out_and_named(traced):
+    trace = traced(
         MODELS
         + """
 def model():
@@ -373,8 +365,7 @@ later = model()
 annotate_modules(later)
 with annotate(message="later"):
     torch.compile(later, backend="eager", fullgraph=True)(x).sum().backward()
-""",
-        tmp_path,
+"""
     )
     compiled = "compiled by torch.compile; annotate the model before, and run it uncompiled"
     in_place = "compiled in place by compile(); annotate the model before, and run it uncompiled"

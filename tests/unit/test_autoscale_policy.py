@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from backends.datasets import Slow
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from fastload import FastLoader
@@ -28,17 +29,11 @@ from fastload.autoscale.probe import Trial, run_trial
 from fastload.stats.stats import Totals, make_stats
 
 
-class Costly(Dataset):
-    """Samples that draw from every random state and take ``seconds`` each."""
-
-    def __init__(self, count, seconds=0.0):
-        self.count, self.seconds = count, seconds
-
-    def __len__(self):
-        return self.count
+class Costly(Slow):
+    """Slow samples that draw from every random state."""
 
     def __getitem__(self, index):
-        time.sleep(self.seconds)
+        super().__getitem__(index)
         return torch.rand(4), np.random.rand(), random.random(), index, get_worker_info().id
 
 
@@ -428,7 +423,7 @@ def settled(consumer, epochs=30):
 @pytest.mark.parametrize("needed", [2, 5, 9, 12, 16])
 @pytest.mark.parametrize("cost_s", [0.0005, 0.003, 0.008])
 def test_an_estimate_that_is_wrong_is_corrected_and_not_tried_again_and_again(cores, needed, cost_s):
-    """As where some samples take long and hold up those behind them, which no mean shows."""
+    """Such as where slow samples delay those behind them, which no mean shows."""
     cores(16)
     numbers = settled(lambda n: epoch(cost_s=cost_s, rate=1000, stall=max(0.0, 1 - n / needed)))
     enough = max(needed, workers_needed(1000, cost_s, 16))
@@ -447,7 +442,7 @@ def test_what_more_workers_do_not_shorten_does_not_take_all_cores(cores, waited)
 
 
 def test_fewer_that_turn_out_slower_are_taken_back(cores):
-    """Workers whose batches take long to send, in a thread that no figure of theirs counts."""
+    """Workers' batches take long to send, in a thread that none of their figures counts."""
     cores(16)
     numbers = settled(lambda n: epoch(cost_s=1e-4, rate=1000, stall=max(0.0, 1 - n / 4), waited="ipc"))
     assert set(numbers[15:]) == {numbers[-1]}

@@ -125,7 +125,7 @@ def test_samples_that_cost_more_beside_others_do_not_make_it_swing():
 
 
 def test_a_number_that_was_too_few_is_not_tried_again_at_once():
-    """Work that the threads do not count (a slow disk's queue, say): the estimate alone would swing for ever."""
+    """Threads do not count some work (a slow disk's queue): the estimate alone would swing."""
     loop = Simulation()
     loop.counted = 0.5
     loop.run(10, step_s=0.02, cost_s=0.005)
@@ -178,7 +178,7 @@ def test_a_host_that_runs_ahead_of_its_device_when_an_epoch_begins_does_not_star
 
 
 def test_a_device_that_starves_gets_more_threads():
-    """Although what the threads count says that there are enough, and the host waits for every batch."""
+    """The threads' figures call them enough, although the host waits for every batch."""
     loop = Simulation(ahead=3, sizing=Sizing(threads=2))
     loop.counted = 0.1
     for _ in range(5):

@@ -57,7 +57,7 @@ def test_each_contender_has_what_its_name_says(monkeypatch):
 
 
 def test_one_thread_copies_and_the_devices_clock_times_it(monkeypatch):
-    """Without a side stream there would be no clock; with a feeder, two threads would contend."""
+    """A missing side stream means no clock; with a feeder, two threads would contend."""
     transfers = []
 
     class Watched(SimulatedTransfer):

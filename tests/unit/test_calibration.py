@@ -83,7 +83,7 @@ def test_filter_that_pillow_computes_otherwise_is_refused(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("vertical_first", [False, True])
 def test_order_of_passes_is_the_installed_pillows(monkeypatch: pytest.MonkeyPatch, vertical_first: bool) -> None:
-    """Pillow 12 never runs the vertical pass first; this makes Pillow 13 or 12 out of whichever is installed."""
+    """Pillow 12 never runs the vertical pass first; this turns either version into the other."""
     real = Image.Image.resize
 
     def in_order(self: Image.Image, size: tuple[int, int], resample: int) -> Image.Image:

@@ -15,7 +15,6 @@ import weakref
 import pytest
 import torch
 from costs import in_calls
-from nvtx_injection import run_traced
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -33,7 +32,7 @@ class Stream(IterableDataset):
 
 
 class Recorder:
-    """Stands for CUDA: notes what happens to its profiler, between the batches that a loop sees."""
+    """Stands for CUDA: notes what happens to its profiler between a loop's batches."""
 
     def __init__(self, monkeypatch):
         self.log = []
@@ -184,9 +183,8 @@ def test_ended_loops_stay_ended(recorder):
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loader", ["DataLoader", "FastLoader"])
-def test_a_tool_sees_each_step_with_the_number_of_its_batch(tmp_path, loader, method):
-    trace = run_traced(
-        f"""
+def test_a_tool_sees_each_step_with_the_number_of_its_batch(traced, loader, method):
+    trace = traced(f"""
 import torch
 from torch.utils.data import DataLoader
 from fastload import FastLoader, annotate, capture
@@ -200,9 +198,7 @@ if __name__ == "__main__":
     except KeyError:
         with annotate(message="handler"):
             pass
-""",
-        tmp_path,
-    )
+""")
     steps = trace.ranges("step")
     assert [(step.payload, step.payload_type, step.parents) for step in steps] == [
         (number, "int64", ()) for number in (2, 3, 4)
@@ -352,10 +348,10 @@ def test_a_script_under_run_gets_one_window_at_the_first_loader_past_its_warmup(
 
 
 @pytest.mark.slow
-def test_a_tool_sees_the_steps_of_a_script_under_run(tmp_path):
+def test_a_tool_sees_the_steps_of_a_script_under_run(tmp_path, traced):
     (tmp_path / "script.py").write_text(textwrap.dedent(EPOCHS))
     arguments = ["-m", "fastload", "run", "--explain", str(tmp_path / "script.py")]
-    trace = run_traced(arguments, tmp_path, env={"FASTLOAD_CAPTURE": "1:9"})
+    trace = traced(arguments, env={"FASTLOAD_CAPTURE": "1:9"})
     assert [step.payload for step in trace.ranges("step")] == [1, 2, 3, 4, 5]
     assert "script.py:9" in trace.stderr  # --explain still finds the loop
 

@@ -10,7 +10,7 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +23,9 @@ from PIL import Image
 import fastload
 from fastload import _core
 from fastload.vision import DecodeError, JpegInfo, decode, decode_batch, jpeg_info
-from fastload.vision._pools import close_pools
 
+pytestmark = pytest.mark.usefixtures("no_pool_stays")
 JFIF = segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")
-
-
-@pytest.fixture(autouse=True)
-def no_threads_stay() -> Iterator[None]:
-    yield
-    close_pools()
 
 
 @pytest.fixture
@@ -270,7 +264,7 @@ def directory(entries: list[tuple[int, int, int, bytes]], endian: str = "<") -> 
 
 
 def multi_picture(pictures: int = 2, entries: int = 2, *, endian: str = "<", list_type: int = 7) -> bytes:
-    """The index of a multi-picture file, as phones write it, with a list that may be shorter than it says."""
+    """Build a phone's multi-picture index, with a list that may be too short."""
     pairs = b"".join(struct.pack(endian + "LLLHH", 0x030000 if i == 0 else 2, 100, 0, 0, 0) for i in range(entries))
     index = [
         (0xB000, 7, 4, b"0100"),
@@ -436,7 +430,7 @@ def test_multi_picture_file_is_its_first_picture(photo: bytes) -> None:
 
 
 def test_tables_of_one_image_do_not_serve_the_next(photo: bytes) -> None:
-    """A file without Huffman tables means the standard ones, not those of whatever the thread decoded before."""
+    """A file without Huffman tables means the standard ones, not the previous image's."""
     buffer = io.BytesIO()
     pillow(photo).save(buffer, "JPEG", quality=50)  # the standard tables, which a Motion JPEG frame leaves out
     whole = buffer.getvalue()

@@ -20,7 +20,7 @@ WAIT_S = 30  # only ever waited for by a test that is about to fail
 
 
 class Copied(str):
-    """As a batch on the device: says when there was room for it, and when its copy had been issued."""
+    """Stands for a batch on the device: notes when it had room and was issued."""
 
     room_at, issued = 3.0, 4.0
     waited = False
@@ -30,7 +30,7 @@ class Copied(str):
 
 
 class FakeTransfer:
-    """Notes which batches are copied, by whom; can be made to fail or to take long."""
+    """Notes who copied which batches; can be made to fail or to take long."""
 
     device = torch.device("cpu")
 
@@ -112,7 +112,7 @@ def make(monkeypatch):
 
 
 def arrive(scheduler, name):
-    """Batch ``"2.5"`` is the sixth of worker 2. What comes back is what torch would queue."""
+    """Deliver batch ``"2.5"``, the sixth of worker 2; return what torch would queue."""
     return HostBatch(name, int(name.split(".")[0]), scheduler.key).pin_memory()
 
 
@@ -239,7 +239,7 @@ def test_a_worker_that_was_passed_over_is_not_waited_for_again(make):
 
 
 def test_a_worker_whose_batch_raised_an_error_is_passed_over_only_once(make):
-    """Torch gives out the error itself, so that the batch is missing here; the next one of that worker comes."""
+    """Torch raises the error itself: its batch is missing here, and the next one comes."""
     scheduler = make(num_workers=2)
     scheduler.take(arrive(scheduler, "0.0"))
     third = arrive(scheduler, "0.1")  # 1.0 was an error
@@ -473,7 +473,7 @@ def test_the_collector_may_end_an_iterator_in_a_thread_that_holds_a_lock_of_the_
 
 
 def test_a_key_is_never_given_twice():
-    """Not even when its owner is gone, whose last batch may still be on its way."""
+    """A key stays taken after its owner is gone: its last batch may still arrive."""
     assert len({CopyScheduler(FakeTransfer(), 1, 0, False, None).key for _ in range(50)}) == 50
 
 

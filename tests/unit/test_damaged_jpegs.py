@@ -9,7 +9,6 @@ import struct
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.vision import DecodeError, decode, decode_batch
-from fastload.vision._pools import close_pools
 
+pytestmark = pytest.mark.usefixtures("no_pool_stays")
 FILES = {
     "baseline": write_jpeg(60, 50, FACTORS["4:2:0"], seed=1),
     "progressive": write_jpeg(60, 50, FACTORS["4:2:2"], seed=2, progressive=True),
@@ -30,12 +29,6 @@ FILES = {
 }
 CROPS = [None, (0, 0, 9, 9), (30, 30, 20, 10)]
 MUTATIONS = int(os.environ.get("FASTLOAD_MUTATIONS", "400"))
-
-
-@pytest.fixture(autouse=True)
-def no_threads_stay() -> Iterator[None]:
-    yield
-    close_pools()
 
 
 def pillow(data: bytes) -> NDArray[np.uint8] | None:
@@ -49,7 +42,7 @@ def pillow(data: bytes) -> NDArray[np.uint8] | None:
 
 
 def compare(data: bytes) -> list[str]:
-    """The core's status for each crop; fails if the core has pixels that Pillow has not."""
+    """Return the core's status for each crop; pixels that Pillow lacks are a failure."""
     expected = pillow(data)
     statuses = []
     for crop in CROPS:
@@ -78,7 +71,7 @@ def test_truncated_at_every_byte_is_never_good(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(FILES))
 def test_end_marker_after_truncation_is_good_only_above_the_damage(name: str) -> None:
-    """Some tools mend a truncated file with an end marker; Pillow then pads the rest with gray."""
+    """Some tools mend a truncated file by an end marker; Pillow pads the rest gray."""
     file = FILES[name]
     seen: Counter[str] = Counter()
     for length in range(file.rindex(b"\xff\xda") + 10, len(file) - 2):
@@ -110,7 +103,7 @@ def test_any_damage_is_found_or_harmless(name: str) -> None:
 
 
 def test_second_frame_header_below_the_region_is_noticed() -> None:
-    """libjpeg-turbo 3 raises on it, 2 does not; found by comparing with Pillow on random files."""
+    """Only libjpeg-turbo 3 raises on it; a comparison with Pillow on random files found it."""
     file = FILES["baseline"][:-2] + segment(0xC0, struct.pack(">BHHB", 8, 50, 60, 1) + b"\1\x11\0") + b"\xff\xd9"
     assert "ok" not in compare(file)
 
@@ -138,7 +131,7 @@ def test_gigabyte_claiming_header_takes_no_gigabytes(progressive: bool, monkeypa
 
 
 def test_image_of_very_many_scans_is_left_to_whoever_can_be_ended() -> None:
-    """Each scan visits all pixels, however few bytes it takes; no encoder writes more than 20."""
+    """Each scan visits all pixels, however few its bytes; no encoder writes more than 20."""
     few = write_scans(64, 64, 883)
     np.testing.assert_array_equal(decode(few), pillow(few))
     assert compare(few) == ["ok"] * 3

@@ -105,7 +105,7 @@ def test_batches_of_several_streams_draw_like_torch_workers(pool: _core.Pool, fi
 
 
 def test_sample_for_pillow_is_asked_for_in_turn(pool: _core.Pool, files: list[Path], tmp_path: Path) -> None:
-    """A PNG draws from the stream too, so the caller takes over in the middle and hands the stream back."""
+    """A PNG draws too, so the caller takes the stream over and hands it back."""
     png = tmp_path / "x.png"
     Image.open(files[2]).save(png)
     images = [*files[:3], png, *files[3:], tmp_path / "missing"]
@@ -168,7 +168,7 @@ def test_decode_failure_does_not_disturb_the_draws(pool: _core.Pool, files: list
 
 
 def ambiguous_seed() -> int:
-    """A seed whose first RandomResizedCrop of a 3000x2000 image hangs on the rounding of one exp."""
+    """Return a seed whose first RandomResizedCrop of 3000x2000 depends on how exp rounds."""
     plan = train_plan()
     for seed in range(1_000_000):
         if plan.draw(_core.Generator(seed), 3000, 2000)[0] == "ambiguous_exp":

@@ -119,7 +119,7 @@ def test_a_verdict_is_one_sentence_and_its_figures_follow():
 
 
 def test_batches_that_wait_for_a_core_on_their_way_are_not_the_way():
-    """Seen on an overloaded machine: fetch 51 ms, collate 10 ms, and the verdict was collate/IPC.
+    """An overloaded machine had fetches of 51 ms, collates of 10 ms, and verdict collate/IPC.
 
     Workers had no core for most of their time, and neither had the process that receives: it is the work that takes the
     cores. With idle cores the same waits are what they seem.
@@ -144,7 +144,7 @@ def test_a_batch_that_waits_while_another_is_pinned_waits_for_pinning():
 
 
 def test_the_device_decides_how_long_was_waited():
-    """The loop was inside next() nearly all the time, and the device had nothing to do for 1% of it: so it worked."""
+    """The loop was nearly always inside next(), yet the device was idle for 1%."""
     fed = {**DEVICE, "total_s": 10.0, "idle_s": 0.1, "copying_s": 0.05}
     verdict = report(stats(step_ms=5, fetch=95, made_ms=(95, 1), device=fed)).verdict
     assert verdict.bottleneck is Bottleneck.GPU
@@ -156,7 +156,7 @@ def test_the_device_decides_how_long_was_waited():
 
 @pytest.mark.parametrize("idle_s", [0.0, 7 * 0.02e-3])
 def test_batches_that_come_in_bursts_were_waited_for_although_no_wait_was_timed(idle_s):
-    """Seen on an H200: 8 workers handed over together every 1.9 s, and the step with the wait had yet to end."""
+    """On an H200, 8 workers delivered together every 1.9 s, before the waiting step ended."""
     burst = {"steps": 7, "total_s": 7 * 0.88e-3, "idle_s": idle_s, "copies": 7, "copied_bytes": 10**8}
     verdict = report(stats(fetch=234, step_ms=0.7, made_ms=(1839, 3), looked=(1, 0, 0.99), device=burst)).verdict
     assert verdict.bottleneck is Bottleneck.DECODE
@@ -194,7 +194,7 @@ FED = {"steps": 100, "total_s": 10.0, "idle_s": 0.0, "copies": 100, "copied_byte
     ],
 )
 def test_batches_in_time_do_not_make_the_gpu_the_limit(seen, bottleneck, evidence):
-    """A loop that synchronizes and sleeps 10 ms in every step was told that its model is the limit."""
+    """A loop that slept 10 ms per step was told that its model limits it."""
     told = report(stats(fetch=0.5, step_ms=100, made_ms=(9, 1), device=FED, **seen))
     assert told.verdict.bottleneck is bottleneck
     assert evidence in str(told.verdict)
@@ -225,7 +225,7 @@ def native(**more):
 
 
 def test_samples_made_in_python_are_named_and_count_against_the_rate():
-    """Seen with 10% PNG: "the loader could deliver 8,959 images/s", while the loop waited 98% of the time."""
+    """With 10% PNG, "could deliver 8,959 images/s" was reported while the loop waited 98%."""
     told = report(native(step_ms=1, decode=49, stages={"python": 45}))
     assert told.verdict.bottleneck is Bottleneck.PYTHON
     assert "samples that the native engine does not decode were made in Python, one after the other" in str(told)
@@ -261,7 +261,7 @@ def test_normalizing_on_the_host_is_not_collating():
 
 
 def test_reads_that_nobody_has_looked_into_are_not_called_python():
-    """The first fetch of each worker is not looked at, and many workers make a few batches in their first."""
+    """A worker's first fetch is not looked at, and may be most of its batches."""
     verdict = report(stats(fetch=90, made_ms=(95, 1), looked=None)).verdict
     assert verdict.bottleneck is None
     assert "100% of that while samples were read; no fetch has been sampled yet" in str(verdict)

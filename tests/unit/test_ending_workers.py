@@ -435,7 +435,7 @@ def test_a_worker_that_does_not_end_is_killed_when_closing_is_interrupted(monkey
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_threads_may_share_an_iterator(make, num_workers):
-    """Torch's own gives every batch once, too, though at the end only one thread comes back."""
+    """Torch's own also gives every batch once, though only one thread returns at the end."""
     iterator = iter(make(Numbers(400), num_workers=num_workers))
     took, errors = [], []
 
@@ -472,7 +472,7 @@ for _ in iterator:
 
 @pytest.mark.slow
 def test_a_program_that_ends_in_mid_epoch_ends_the_thread_that_pins_before_the_workers():
-    """Else that may be taking a batch from a worker that ends, and prints a traceback."""
+    """Otherwise the thread may be receiving from a worker that ends, and print a traceback."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-W", "ignore", "-c", ENDS_IN_MID_EPOCH]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path})

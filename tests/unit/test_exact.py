@@ -11,7 +11,7 @@ import torch
 import torchvision.transforms as v1
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from photos import MEAN, STD, make_folder
+from photos import MEAN, STD, photos_fixture
 from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional, v2
@@ -24,11 +24,7 @@ from fastload.pipeline import step_calibration
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 ODD = st.integers(0, 12).map(lambda half: 2 * half + 1)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 9)
+root = photos_fixture(9)
 
 
 def simclr(module, *behind):

@@ -116,7 +116,7 @@ def test_webdataset_example_runs(photos: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs a script that ends before it trains, in this process: most of a run is the import of torch."""
+    """Run a script that ends before it trains in this process, to save importing torch."""
     state, benchmark = torch.get_rng_state(), torch.backends.cudnn.benchmark
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # the script sets these; so they are unset afterwards
     monkeypatch.setenv("PL_SEED_WORKERS", "0")

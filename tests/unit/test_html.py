@@ -61,7 +61,7 @@ def report_on(names):
 
 
 class Elements(HTMLParser):
-    """Which elements and attributes a page has, the text outside of scripts and styles, and the script."""
+    """Collects a page's elements, attributes, text outside of scripts and styles, and script."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -120,7 +120,7 @@ def test_names_stand_in_the_scripts_data_and_nowhere_else_in_it(pages, names):
 
 
 def test_the_scripts_data_has_nothing_that_a_browser_or_an_old_engine_could_take_for_markup(pages):
-    """``<!--<script>`` has a browser look for the end of the script elsewhere; Python's parser does not know of it."""
+    """``<!--<script>`` moves the end of the script in browsers; Python's parser ignores it."""
     assert not set(data_of(pages[0].text["script"])) & set("<>&\u2028\u2029")
 
 

@@ -71,7 +71,7 @@ def closes_promptly(close):
 
 @pytest.fixture(autouse=True)
 def few_moments(monkeypatch):
-    """Deferring takes a few bytecodes for each number of a signal; one that matters will do."""
+    """Deferring takes bytecodes for each signal number; the one that matters will do."""
     monkeypatch.setattr(signals, "_NUMBERS", (signal.SIGINT,))
     for module in (feeder, copy_scheduler, slots):
         monkeypatch.setattr(module, "JOIN_S", LONG_S)
@@ -171,7 +171,7 @@ def test_asking_for_the_next_batch(monkeypatch):
 
 
 def test_dropping_an_iterator(monkeypatch):
-    """The thread ends, also where Python loses the call of a finalizer, and what it would have freed can be freed."""
+    """The thread ends even if Python loses a finalizer's call; its resources can be freed."""
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)  # pytest's keeps what was in use
     simulated.install(monkeypatch)
 
@@ -215,7 +215,7 @@ def test_asking_for_slots():
 
 
 def test_reaching_the_slots():
-    """No descriptor is lost, of those that a worker opens for itself; nor here, where there is none."""
+    """No descriptor is lost, in a worker that opens its own or here."""
     pool = SlotPool(2, 1 << 20, register=False)
     pool.want(1000, wait=True)
     before = os.listdir("/proc/self/fd")

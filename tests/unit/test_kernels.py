@@ -33,7 +33,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ncu(here, monkeypatch):
-    """An ``ncu`` that runs the program and hands out a table made elsewhere, as if on that device."""
+    """Install an ``ncu`` that runs the program and prints a table of another device."""
 
     def install(writes="pass"):
         path = here / "ncu"

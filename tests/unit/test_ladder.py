@@ -141,7 +141,7 @@ def test_measure_leaves_the_warm_up_out() -> None:
 
 
 def test_what_is_traced_is_warmed_up_again_and_as_long_as_a_turn() -> None:
-    """To start the profiler takes time in which workers run ahead; their batches come in bursts."""
+    """While the profiler starts, workers run ahead, so that their batches come in bursts."""
     clock = Timeline()
     feed = ScriptedFeed(clock, wait_s=1, copy_s=0)
     asked = []
@@ -165,7 +165,7 @@ def test_what_is_traced_is_warmed_up_again_and_as_long_as_a_turn() -> None:
 
 
 def test_a_loader_that_is_nearly_quick_enough_is_measured_without_what_it_had_ready() -> None:
-    """Seen: 14 workers' 28 batches lasted for two turns of 28 steps, which looked as quick as the GPU."""
+    """28 ready batches once lasted for two turns of 28 steps, which looked GPU-bound."""
 
     class Workers(ScriptedFeed):
         """Make a batch in 12 ms, 28 of them ahead; the step takes 10 ms."""

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,8 @@ from PIL import Image
 
 from fastload import _core
 from fastload.vision import DecodeError, decode, decode_batch, jpeg_info
-from fastload.vision._pools import close_pools
 
+pytestmark = pytest.mark.usefixtures("no_pool_stays")
 WHOLE = 1 << 20  # bytes; larger files are read in chunks
 CHUNK = 1 << 18
 FILES = {
@@ -28,12 +28,6 @@ FILES = {
     "progressive": write_jpeg(60, 50, FACTORS["4:2:2"], seed=2, progressive=True),
     "restarts": write_jpeg(60, 50, FACTORS["4:4:4"], seed=3, restart=3),
 }
-
-
-@pytest.fixture(autouse=True)
-def no_threads_stay() -> Iterator[None]:
-    yield
-    close_pools()
 
 
 def pillow(data: bytes) -> NDArray[np.uint8]:
@@ -156,7 +150,7 @@ def test_gigabyte_files_take_no_gigabytes(tmp_path: Path) -> None:
 
 
 def test_rest_that_no_image_can_take_is_left_to_pillow(tmp_path: Path) -> None:
-    """Else a few rows out of a file that never ends would have all of it read."""
+    """Otherwise all of an endless file would be read for a few of its rows."""
     path = sparse(tmp_path / "zeros.jpg", write_jpeg(300, 200, seed=1)[:-2], 2**36)
     pool = _core.Pool(1)
     geometry = np.array([[0, 0, 8, 8, *[0] * 8]], np.int32)
@@ -167,7 +161,7 @@ def test_rest_that_no_image_can_take_is_left_to_pillow(tmp_path: Path) -> None:
 
 
 def waiting(pool: _core.Pool, paths: list[Path]) -> tuple[_core.Job, NDArray[np.uint8]]:
-    """A job whose headers are read, and whose draws wait for its first sample, which cannot be read."""
+    """Make a job whose draws wait for its first sample, which cannot be read."""
     plan = _core.DrawPlan()
     plan.add("random_crop_v1", height=8, width=8)
     images = [paths[0].parent / "missing", *paths]

@@ -1,4 +1,4 @@
-"""Lazy images cannot be told from ordinary ones: classes, infos, pixels, errors, and files are left as Pillow does."""
+"""Lazy images equal ordinary ones: classes, infos, pixels, errors, and the state of files."""
 
 from __future__ import annotations
 

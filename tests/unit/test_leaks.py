@@ -140,7 +140,7 @@ former.remove()
 
 @contextmanager
 def another_program(opened):
-    """Runs beside this one; what is given lets it make something and remove what it made before."""
+    """Start a program beside this one that makes and removes things on demand."""
     command = [sys.executable, "-c", OTHER_PROGRAM, opened, str(ended_process())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.wait() == 0

@@ -8,7 +8,7 @@ import functools
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import PIPELINES, SIZE, make_folder, train_v1, train_v2
+from photos import PIPELINES, SIZE, photos_fixture, train_v1, train_v2
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
@@ -20,10 +20,7 @@ from fastload import FastLoader
 from fastload.engines import parity_check
 from fastload.pipeline.reader import Refusal, read_recipe
 
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 4)
+root = photos_fixture(4)
 
 
 def reasons(root, transform) -> str:

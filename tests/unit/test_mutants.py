@@ -1,4 +1,4 @@
-"""``make mutants`` of a small package: who is killed by which suite, who survives, and what is no mutant."""
+"""``make mutants`` of a small package: kills by each suite, survivors, and non-mutants."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ esac
 
 @pytest.fixture(autouse=True)
 def empty_path(monkeypatch, tmp_path):
-    """The search path without a profiler of this machine's; the tools of the shell are there."""
+    """Set a search path with the shell's tools and none of this machine's profilers."""
     for name in ("nsys", "ncu"):
         assert not Path("/usr/bin", name).exists()
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -63,7 +63,7 @@ def test_an_nsys_of_its_own_package_records_everything(root, scratch):
 
 
 def test_an_nsys_inside_compute_is_helped_by_the_importer(root, scratch):
-    """It leaves a .qdstrm and fails; the importer beside it needs its own folder on the library path."""
+    """It fails, leaving a .qdstrm; the importer beside it needs its folder as library path."""
     executable = tool(root / INSIDE_COMPUTE / "target-linux-x64/nsys", RECORDS % 'touch "$output.qdstrm"; exit 1')
     importer = tool(
         root / INSIDE_COMPUTE / "linux-desktop-glibc_2_11_3-x64/QdstrmImporter",

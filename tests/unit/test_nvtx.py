@@ -8,7 +8,6 @@ from collections import defaultdict
 import pytest
 import torch.utils.data._utils.fetch as torch_fetch
 from costs import in_calls
-from nvtx_injection import run_traced
 
 from fastload.nvtx import stages
 
@@ -39,16 +38,13 @@ def init(worker_id):
 """
 
 
-def test_each_stage_arrives_under_its_own_name_in_the_domain(tmp_path):
-    trace = run_traced(
-        f"""
+def test_each_stage_arrives_under_its_own_name_in_the_domain(traced):
+    trace = traced(f"""
 from fastload.nvtx.stages import stage
 for batch, name in enumerate({STAGES!r}):
     with stage(name, batch=batch):
         pass
-""",
-        tmp_path,
-    )
+""")
     ranges = trace.ranges()
     assert [(r.domain, r.name, r.payload, r.payload_type) for r in ranges] == [
         ("fastload", name, batch, "int64") for batch, name in enumerate(STAGES)
@@ -56,33 +52,27 @@ for batch, name in enumerate({STAGES!r}):
     assert {event.domain for event in trace.events if event.kind == "domain_create"} == {"fastload"}
 
 
-def test_batch_number_is_payload_so_the_name_stays_constant(tmp_path):
-    trace = run_traced(
-        """
+def test_batch_number_is_payload_so_the_name_stays_constant(traced):
+    trace = traced("""
 from fastload.nvtx.stages import stage
 for batch in (0, 1, 2**40, -1, None):
     with stage("h2d", batch):
         pass
-""",
-        tmp_path,
-    )
+""")
     assert [r.payload for r in trace.ranges("h2d")] == [0, 1, 2**40, -1, None]
     assert [r.payload_type for r in trace.ranges("h2d")] == ["int64"] * 4 + [None]
     assert {event.message for event in trace.events if event.kind == "register_string"} <= set(STAGES)
 
 
-def test_stages_nest(tmp_path):
-    trace = run_traced(
-        """
+def test_stages_nest(traced):
+    trace = traced("""
 from fastload.nvtx.stages import stage
 with stage("wait", 4):
     with stage("h2d", 5):
         pass
     with stage("epilogue", 6), stage("h2d", 7):
         pass
-""",
-        tmp_path,
-    )
+""")
     assert [(r.name, r.payload, r.parents) for r in trace.ranges()] == [
         ("wait", 4, ()),
         ("h2d", 5, ("wait",)),
@@ -91,9 +81,8 @@ with stage("wait", 4):
     ]
 
 
-def test_an_exception_closes_every_range_and_passes_through(tmp_path):
-    trace = run_traced(
-        """
+def test_an_exception_closes_every_range_and_passes_through(traced):
+    trace = traced("""
 from fastload.nvtx.stages import stage
 try:
     with stage("fetch", 1):
@@ -103,16 +92,13 @@ except KeyError as error:
     print(error)
 with stage("wait", 2):
     pass
-""",
-        tmp_path,
-    )
+""")
     assert "from the body" in trace.stdout
     assert [(r.name, r.parents) for r in trace.ranges()] == [("fetch", ()), ("decode", ("fetch",)), ("wait", ())]
 
 
-def test_threads_keep_their_own_ranges_and_payloads(tmp_path):
-    trace = run_traced(
-        """
+def test_threads_keep_their_own_ranges_and_payloads(traced):
+    trace = traced("""
 import sys, threading
 from fastload.nvtx.stages import stage
 sys.setswitchinterval(1e-6)
@@ -128,9 +114,7 @@ def work(thread):
 threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-""",
-        tmp_path,
-    )
+""")
     payloads = defaultdict(list)
     for found in trace.ranges("h2d"):
         payloads[found.tid].append(found.payload)
@@ -139,9 +123,8 @@ threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     assert sorted(payloads.values()) == expected
 
 
-def test_a_range_of_the_process_ends_once_on_whichever_thread(tmp_path):
-    trace = run_traced(
-        """
+def test_a_range_of_the_process_ends_once_on_whichever_thread(traced):
+    trace = traced("""
 import threading
 from fastload.nvtx.ranges import NvtxRange, ProcessRange
 opened = ProcessRange("backward")
@@ -150,18 +133,15 @@ with NvtxRange("beside"):
     thread.start()
     thread.join()
 opened.end()
-""",
-        tmp_path,
-    )
+""")
     ((name, started, ended),) = trace.process_ranges()
     assert name == "backward"
     assert started != ended
     assert [r.name for r in trace.ranges()] == ["beside"]
 
 
-def test_a_thread_is_shown_by_its_name(tmp_path):
-    trace = run_traced(
-        """
+def test_a_thread_is_shown_by_its_name(traced):
+    trace = traced("""
 import threading
 from pathlib import Path
 from fastload.nvtx.stages import name_thread, stage
@@ -176,9 +156,7 @@ assert Path("/proc/self/comm").read_text() == process_name
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()
-""",
-        tmp_path,
-    )
+""")
     assert trace.stdout.split() == ["fastload-feeder"]  # the operating system keeps 15 bytes
     if stages._name_os_thread() is None:
         pytest.skip("libnvtx3interop is not installed: only the operating system's thread names were checked")
@@ -187,8 +165,8 @@ thread.join()
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dataset", ["Squares()", "Stream()"])
-def test_workers_send_a_fetch_per_batch_with_the_batch_number(tmp_path, method, dataset):
-    trace = run_traced(
+def test_workers_send_a_fetch_per_batch_with_the_batch_number(traced, method, dataset):
+    trace = traced(
         DATASETS
         + f"""
 if __name__ == "__main__":
@@ -197,8 +175,7 @@ if __name__ == "__main__":
         with stage("wait", number):
             pass
     print(number + 1)
-""",
-        tmp_path,
+"""
     )
     batches = int(trace.stdout)
     fetches = trace.ranges("fetch")
@@ -216,10 +193,9 @@ if __name__ == "__main__":
     assert [r.payload for r in waits] == list(range(batches))
 
 
-def test_a_forked_process_registers_the_names_of_its_ranges_itself(tmp_path):
-    """Nsight Systems knows a registered name in the process that registered it alone (seen: it drops the range)."""
-    trace = run_traced(
-        """
+def test_a_forked_process_registers_the_names_of_its_ranges_itself(traced):
+    """Nsight Systems drops ranges whose registered name belongs to another process."""
+    trace = traced("""
 import os
 from fastload.nvtx.stages import stage
 from fastload.nvtx.ranges import NvtxRange
@@ -233,16 +209,14 @@ if os.fork() == 0:
     work()
     os._exit(0)
 os.wait()
-""",
-        tmp_path,
-    )
+""")
     registered = {(event.pid, event.message) for event in trace.events if event.kind == "register_string"}
     assert len(trace.pids) == 2
     assert registered >= {(pid, name) for pid in trace.pids for name in ("fetch", "mine")}
 
 
-def test_a_failing_sample_leaves_no_range_open_in_its_worker(tmp_path):
-    trace = run_traced(
+def test_a_failing_sample_leaves_no_range_open_in_its_worker(traced):
+    trace = traced(
         DATASETS
         + """
 if __name__ == "__main__":
@@ -252,29 +226,27 @@ if __name__ == "__main__":
         list(DataLoader(data, batch_size=2, num_workers=2, worker_init_fn=init))
     except ValueError as error:
         print("ValueError" in str(error))
-""",
-        tmp_path,
+"""
     )
     assert trace.stdout.split() == ["True"]
     assert 2 in {r.payload for r in trace.ranges("fetch")}  # ranges() itself fails on a push without a pop
 
 
-def test_fetching_in_the_main_process_carries_the_batch_number_too(tmp_path):
-    trace = run_traced(
+def test_fetching_in_the_main_process_carries_the_batch_number_too(traced):
+    trace = traced(
         DATASETS
         + """
 instrument_fetch()
 for epoch in range(2):
     assert len(list(DataLoader(Squares(), batch_size=5))) == 3
-""",
-        tmp_path,
+"""
     )
     assert [r.payload for r in trace.ranges("fetch")] == [0, 1, 2, 0, 1, 2]
     assert len(trace.pids) == 1
 
 
-def test_a_torch_without_these_fetchers_is_left_alone(tmp_path):
-    trace = run_traced(
+def test_a_torch_without_these_fetchers_is_left_alone(traced):
+    trace = traced(
         DATASETS
         + """
 import torch.utils.data._utils.fetch as fetch
@@ -286,29 +258,27 @@ import sys
 sys.modules["torch.utils.data._utils.fetch"] = None
 del torch.utils.data._utils.fetch
 instrument_fetch()
-""",
-        tmp_path,
+"""
     )
     assert trace.ranges() == []
 
 
-def test_nvtx_disable_is_respected(tmp_path):
-    trace = run_traced(
+def test_nvtx_disable_is_respected(traced):
+    trace = traced(
         """
 from fastload.nvtx.stages import active, stage
 with stage("h2d", 1):
     pass
 print(active())
 """,
-        tmp_path,
         env={"NVTX_DISABLE": "1"},
     )
     assert trace.stdout.split() == ["False"]
     assert trace.events == ()
 
 
-def test_a_tool_that_does_not_load_leaves_the_program_running(tmp_path):
-    trace = run_traced(
+def test_a_tool_that_does_not_load_leaves_the_program_running(tmp_path, traced):
+    trace = traced(
         """
 import json
 from fastload.nvtx.stages import active, instrument_fetch, name_thread, stage
@@ -317,7 +287,6 @@ with stage("h2d", 1):
 instrument_fetch()
 print(json.dumps(active()))
 """,
-        tmp_path,
         env={"NVTX_INJECTION64_PATH": str(tmp_path / "missing.so")},
     )
     assert json.loads(trace.stdout) is False
@@ -341,7 +310,7 @@ def test_without_a_tool_every_stage_is_the_same_context():
 def test_without_a_tool_fetchers_are_not_wrapped():
     before = torch_fetch._MapDatasetFetcher.fetch
     stages.instrument_fetch()
-    stages.name_thread("nobody sees this")
+    stages.name_thread("unseen")
     assert torch_fetch._MapDatasetFetcher.fetch is before
 
 

@@ -117,7 +117,7 @@ def test_options_have_the_constructors_defaults():
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    """Lets torch say that there is an accelerator of a type, or none; counts how often it is asked."""
+    """Set the accelerator's type that torch reports, or none; count how often it is asked."""
 
     def install(kind, count=1, current=0):
         asked = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torchvision.transforms as v1
-from photos import assert_same, both, jpeg, make_folder, train_v1
+from photos import assert_same, both, jpeg, photos_fixture, train_v1
 from torch import nn
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets
@@ -18,11 +18,7 @@ from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 NATIVE = {"device": "cpu", "engine": "native"}
 TABLE = ("DTD", "FGVCAircraft", "Flowers102", "Food101", "Imagenette", "StanfordCars", "SUN397")
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 13)
+root = photos_fixture(13)
 
 
 def check(dataset_of):

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import PIPELINES, make_folder, train_v1
+from photos import PIPELINES, OwnCrop, Seeding, patched_instance, photos_fixture, train_v1
 from PIL import Image
 from torch.utils.data import Subset, default_collate
 from torchvision.datasets import DatasetFolder, FakeData, ImageFolder, folder
@@ -24,10 +24,7 @@ from fastload.pipeline import ops, reader
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 9)
+root = photos_fixture(9)
 
 
 def refusal(dataset, *args) -> str:
@@ -44,22 +41,6 @@ def test_common_pipelines_have_a_recipe(root, name):
 def test_a_folder_with_the_default_loader_has_a_recipe(root):
     dataset = DatasetFolder(root, folder.default_loader, (".jpg",), transform=train_v1())
     assert isinstance(read_recipe(Subset(dataset, [1, 2])), Recipe)
-
-
-class OwnCrop(v1.RandomResizedCrop):
-    pass
-
-
-class Seeding:
-    def __call__(self, image):
-        torch.manual_seed(0)
-        return image
-
-
-def with_patched_instance():
-    crop = v1.RandomResizedCrop(8)
-    crop.get_params = lambda *_: (0, 0, 8, 8)
-    return crop
 
 
 def with_hook():
@@ -91,7 +72,7 @@ REFUSED = {
         [v1.RandomResizedCrop(8), TO_TENSOR, v1.Normalize(torch.zeros(3, requires_grad=True), torch.ones(3))],
         "would require gradients",
     ),
-    "instance": ([with_patched_instance(), TO_TENSOR], "get_params was patched"),
+    "instance": ([patched_instance(), TO_TENSOR], "get_params was patched"),
     "hook": ([with_hook(), TO_TENSOR], "RandomResizedCrop has forward hooks, which run in every sample; remove them"),
     "padding of tensors": ([TO_TENSOR, v1.RandomCrop(8, padding=2)], "pads a tensor"),
     "v2 padding": ([v2.RandomCrop(8, pad_if_needed=True), TO_TENSOR], "pads if needed"),

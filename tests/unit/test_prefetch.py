@@ -17,6 +17,7 @@ from backends import assert_same
 from backends.batches import COLLATES, Movable, Record
 from backends.datasets import Numbers
 from interrupts import interrupted_at_every_opcode
+from photos import drained
 from torch.utils.data import DataLoader
 
 from fastload import prefetch, prefetch_to_device
@@ -105,7 +106,7 @@ def copied_by(prefetching, count):
 
 
 class Source:
-    """Yields numbers up to a gate, which opens later; notes how far it was read and that it was closed."""
+    """Yields numbers, waiting at a gate; notes how far it was read and its closing."""
 
     def __init__(self, length, gate_at=None):
         self.length, self.gate_at = length, gate_at
@@ -246,14 +247,7 @@ class Faulty:
 
 
 def outcomes(iterator):
-    seen = []
-    while True:
-        try:
-            seen.append(next(iterator))
-        except LookupError as error:
-            seen.append(repr(error))
-        except StopIteration:
-            return seen
+    return [repr(item) if isinstance(item, LookupError) else item for item in drained(iterator)]
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -364,7 +358,7 @@ def test_closing_does_not_wait_for_a_source_that_blocks(feed):
     iterator = feed(source)
     assert next(iterator) == 0
     assert source.at_gate.wait(WAIT_S)
-    iterator.close()  # returns, though nobody can interrupt the source
+    iterator.close()  # returns, though nothing can interrupt the source
     thread = iterator._feeder._thread
     assert thread.is_alive()
     assert next(iterator, "end") == "end"
@@ -670,7 +664,7 @@ def test_any_iterable_will_do():
 
 
 class Resumable:
-    """Calls as torchdata's StatefulDataLoader does; says its state by an object that it goes on to change."""
+    """Calls as torchdata's StatefulDataLoader does; its state is an object that it keeps changing."""
 
     def __init__(self, length=7):
         self.length, self.state, self.asked = length, {"read": 0, "finished": False}, 0

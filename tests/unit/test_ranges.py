@@ -73,7 +73,7 @@ def test_a_fetch_tells_sleeping_from_computing(domain, tmp_path):
 
 
 def test_a_core_that_a_host_takes_away_is_waited_for(domain, tmp_path, monkeypatch):
-    """Such time is in no queue of the machine's; but a thread that is blocked has given its core up itself."""
+    """No queue shows such time; a blocked thread has given its core up itself."""
     idle = iter([(100_000, 0, 7), (900_000, 50_000, 7), (100_000, 0, 7), (900_000, 50_000, 8)])
     monkeypatch.setattr(file_sink, "_idle", lambda: next(idle))
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_a_core_that_a_host_takes_away_is_waited_for(domain, tmp_path, monkeypat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="cores and their queues as Linux has them")
 def test_a_fetch_that_waits_for_a_core_does_not_sleep(domain, tmp_path):
-    """Enough to see it once: what another machine on the same processor takes is in no queue of this one."""
+    """One fetch is enough: no queue here shows what another machine takes of the processor."""
     cores = os.sched_getaffinity(0)
     one = min(cores)
     code = f"import os; os.sched_setaffinity(0, [{one}]); print(flush=True)\nwhile True: pass"

@@ -178,7 +178,7 @@ def test_a_folder_without_a_trace_says_why(tmp_path, code, message):
 
 
 def test_a_gpu_without_a_kernel_is_mentioned(tmp_path):
-    """What keeps torch.profiler from it, it says where nobody reads it."""
+    """Only a hidden log says what keeps torch.profiler from recording kernels."""
     path = tmp_path / "trace.json"
     made = trace_of([each for each in EVENTS if each["cat"] != "kernel"])
     path.write_text(json.dumps(made))

@@ -164,7 +164,7 @@ def test_another_thread_changes_no_handlers(handlers):
 
 
 def child(function):
-    """Fork and run ``function``. Returns the child's exit status: 1 for KeyboardInterrupt, else what it returned."""
+    """Fork and run ``function``; return the exit status, which is 1 for KeyboardInterrupt."""
     pid = os.fork()
     if not pid:
         status = 99
@@ -250,7 +250,7 @@ def test_an_interrupt_at_any_bytecode_is_delivered_exactly_once(handlers, number
             outcomes.append("raised")
         assert signals._innermost is None
         for known, handler in handlers.items():
-            with pytest.raises((KeyboardInterrupt, Alarm)):  # whoever handles it now, it is delivered
+            with pytest.raises((KeyboardInterrupt, Alarm)):  # either handler, but it is delivered
                 signal.raise_signal(known)
             signal.signal(known, handler)
         k += 1
@@ -266,7 +266,7 @@ def kernels_side(number):
 
 
 def test_flags_and_the_handlers_of_c_libraries_stay_as_they_were():
-    """signal.signal forgets what siginterrupt() has set, and takes the place of a handler in C for good."""
+    """signal.signal forgets siginterrupt()'s flags and replaces a handler in C for good."""
     former = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
         signal.siginterrupt(signal.SIGUSR1, False)

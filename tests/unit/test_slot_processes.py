@@ -59,7 +59,7 @@ def test_a_lease_outlives_its_pool(make_pool):
 
 
 def test_a_writer_that_comes_too_late_opens_no_other_file(make_pool, tmp_path):
-    """The numbers of closed descriptors are given to other files, which are not to be read, written or mapped."""
+    """The numbers of closed descriptors now belong to other files, which must stay untouched."""
     pool = make_pool(count=2)
     used = SlotWriter(pool.handle)
     token = used._take(0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -53,8 +55,8 @@ def stalling() -> tuple[str, object]:
     return compiled([CSRC / "tests" / "stall.cpp"])
 
 
-def run(script: str, tmp_path: Path, **more: str) -> None:
-    """Run ``script`` after the prelude, in a process where reading one file stalls until it is released."""
+def run_stalling(tmp_path: Path, script: str, **more: str) -> None:
+    """Run ``script`` after the prelude; reading one file stalls until it is released."""
     names = ("stalled.jpg", "sound.jpg", "entered", "gate")
     stalled, sound, entered, gate = (str(tmp_path / name) for name in names)
     for path in (stalled, sound):
@@ -75,10 +77,15 @@ def run(script: str, tmp_path: Path, **more: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., None]:
+    return functools.partial(run_stalling, tmp_path)
+
+
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="preloads a library")
 
 
-def test_close_and_waiters_do_not_wait_for_a_stuck_thread(tmp_path: Path) -> None:
+def test_close_and_waiters_do_not_wait_for_a_stuck_thread(run: Callable[..., None]) -> None:
     run(
         """
         pool, job, out = stuck(2)
@@ -93,15 +100,14 @@ def test_close_and_waiters_do_not_wait_for_a_stuck_thread(tmp_path: Path) -> Non
         assert names[job.statuses()[0]] == "cancelled"
         release()
         assert pool.close() is True
-        assert names[job.statuses()[0]] == "cancelled"  # what the thread found out is nobody's any more
+        assert names[job.statuses()[0]] == "cancelled"  # what the thread found out is dropped
         assert (out[0] == 7).all()
         """,
-        tmp_path,
         STALL_FAILS="1",
     )
 
 
-def test_output_and_bytes_stay_until_the_stuck_thread_has_left_them(tmp_path: Path) -> None:
+def test_output_and_bytes_stay_until_the_stuck_thread_has_left_them(run: Callable[..., None]) -> None:
     run(
         """
         pool = core.Pool(1)
@@ -123,14 +129,12 @@ def test_output_and_bytes_stay_until_the_stuck_thread_has_left_them(tmp_path: Pa
         submit(pool, sound)[0].wait()
         assert all(ref() is None for ref in alive)
         assert pool.close() is True
-        """,
-        tmp_path,
+        """
     )
 
 
-def test_dropped_job_of_a_closed_pool_does_not_wait_again(tmp_path: Path) -> None:
-    run(
-        """
+def test_dropped_job_of_a_closed_pool_does_not_wait_again(run: Callable[..., None]) -> None:
+    run("""
         pool, job, out = stuck(1)
         begun = time.monotonic()
         assert pool.close(0.05) is False
@@ -141,15 +145,12 @@ def test_dropped_job_of_a_closed_pool_does_not_wait_again(tmp_path: Path) -> Non
         release()
         while alive() is not None:
             core.Pool(1).close()
-        """,
-        tmp_path,
-    )
+        """)
 
 
-def test_others_run_while_one_waits_for_a_stuck_thread(tmp_path: Path) -> None:
-    """Cancelling, closing and dropping let go of the GIL: else nobody could release the read."""
-    run(
-        """
+def test_others_run_while_one_waits_for_a_stuck_thread(run: Callable[..., None]) -> None:
+    """Cancelling, closing and dropping release the GIL: else the read would never end."""
+    run("""
         sys.setswitchinterval(10)  # so that the waiter has the GIL until it lets go of it
         for wait in (lambda: held[1].cancel(), lambda: held[0].close(60), lambda: held.pop(0)):
             held = list(stuck(1))
@@ -161,14 +162,11 @@ def test_others_run_while_one_waits_for_a_stuck_thread(tmp_path: Path) -> None:
             release()
             waiter.join()
             assert soon(begun)
-        """,
-        tmp_path,
-    )
+        """)
 
 
-def test_signals_interrupt_an_unbounded_cancel(tmp_path: Path) -> None:
-    run(
-        """
+def test_signals_interrupt_an_unbounded_cancel(run: Callable[..., None]) -> None:
+    run("""
         pool, job, out = stuck(1)
 
         def interrupt(number, frame):
@@ -185,14 +183,11 @@ def test_signals_interrupt_an_unbounded_cancel(tmp_path: Path) -> None:
         release()
         assert job.cancel() is True
         assert pool.close() is True
-        """,
-        tmp_path,
-    )
+        """)
 
 
-def test_stuck_read_in_the_middle_of_a_pool_that_shrinks(tmp_path: Path) -> None:
-    run(
-        """
+def test_stuck_read_in_the_middle_of_a_pool_that_shrinks(run: Callable[..., None]) -> None:
+    run("""
         pool, job, out = stuck(3)
         begun = time.monotonic()
         for threads in (1, 3, 1, 2):
@@ -203,29 +198,24 @@ def test_stuck_read_in_the_middle_of_a_pool_that_shrinks(tmp_path: Path) -> None
         assert job.wait() == "done"
         assert set(job.statuses()) == {0}
         assert pool.close() is True
-        """,
-        tmp_path,
-    )
+        """)
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_process_ends_with_a_stuck_thread(closed: bool, tmp_path: Path) -> None:
+def test_process_ends_with_a_stuck_thread(closed: bool, run: Callable[..., None]) -> None:
     begun = time.monotonic()
-    run(
-        f"""
+    run(f"""
         pool, job, out = stuck(1)
         if {closed}:
             assert pool.close(0.05) is False
             del job, out
-        """,
-        tmp_path,
-    )
+        """)
     assert time.monotonic() - begun < (5 if closed else 12)
 
 
 @pytest.mark.parametrize("sound_bytes", [0, 1 << 18, 1 << 19, 3 << 20])
-def test_failing_read_of_a_large_file_says_why(sound_bytes: int, tmp_path: Path) -> None:
-    """In the header, in the scan, and in what is only looked at behind the region."""
+def test_failing_read_of_a_large_file_says_why(sound_bytes: int, run: Callable[..., None], tmp_path: Path) -> None:
+    """The read fails in the header, in the scan, or behind the region."""
     fill = b"\xff" * (1 << 20) if sound_bytes < 1 << 19 else b""
     noise = np.random.default_rng(0).integers(0, 256, (1400, 1200, 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -244,6 +234,5 @@ def test_failing_read_of_a_large_file_says_why(sound_bytes: int, tmp_path: Path)
             assert job.outcome(0)[:2] == ("unreadable", 5), job.outcome(0)
         pool.close()
         """,
-        tmp_path,
         FAIL_FROM=str(sound_bytes),
     )

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from backends.datasets import Slow
 from PIL import Image
-from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -24,20 +24,6 @@ from fastload.stats import meter as meter_module
 from fastload.stats.meter import Meter
 from fastload.stats.shared_counters import SharedCounters
 from fastload.stats.stats import StageTime, Totals, make_stats
-
-
-class Samples(Dataset):
-    """Each takes a little while to read."""
-
-    def __init__(self, count=48, seconds=0.002):
-        self.count, self.seconds = count, seconds
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        time.sleep(self.seconds)
-        return torch.zeros(4, 4), index
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +89,7 @@ def test_a_batch_that_was_there_is_not_divided_and_the_end_of_an_epoch_is_no_ste
 
 
 def test_a_step_at_whose_end_the_device_is_behind_kept_it_busy(clock):
-    """Not the others: a loop may sleep for a second now and then, and be behind at the end of all other steps."""
+    """Other steps do not: a loop may sleep once and be behind after the others."""
     meter = Meter(None, 8)
     meter.got(meter.ask(), None)
     for step_s, place, wait_s in ((0.01, "gpu", 0.09), (1.0, "gpu", 0.0), (0.3, "decode", 0.5), (0.02, "gpu", 0.08)):
@@ -166,7 +152,7 @@ def test_torchs_iterators_are_counted(workers, persistent):
     if persistent and not workers:
         return
     with FastLoader(
-        Samples(), batch_size=8, num_workers=workers, persistent_workers=persistent, device="cpu"
+        Slow(48, 0.002), batch_size=8, num_workers=workers, persistent_workers=persistent, device="cpu"
     ) as loader:
         for _ in range(2):
             assert sum(1 for _ in loader) == 6
@@ -231,7 +217,7 @@ def test_batches_that_the_native_engine_has_ready_are_seen(folder):
 
 
 def test_statistics_are_asked_for_outside_the_loaders_lock():
-    """Else two locks are taken in two orders: the collector may end an iterator in a thread that holds a transfer's."""
+    """The collector may end an iterator under a transfer's lock: two locks in two orders."""
     state = LoaderState()
 
     def totals():
@@ -317,7 +303,7 @@ class Device:
 
 
 def one_step(device, clock, *, copy_ms, epilogue_ms, step_ms, idle_ms=0.0, same_stream=True):
-    """The copy of a batch, then a step on it, on a device that does one thing at a time."""
+    """Copy a batch, then run a step; the device does one at a time."""
     timing = clock.begin(None)
     device.now += idle_ms + copy_ms
     if timing.is_timed:
@@ -350,7 +336,7 @@ def test_the_devices_clock_tells_idling_from_copying():
 
 
 def test_the_consumers_thread_reckons_nothing_up(monkeypatch):
-    """Its time is that of the training loop; whoever begins a copy has some to spare."""
+    """The consumer's time is the training loop's; the thread that begins a copy has spare."""
     device = Device()
     clock = DeviceClock(device)
     step_ended = clock.step_ended
@@ -379,7 +365,7 @@ def test_steps_that_never_end_do_not_pile_up(monkeypatch):
 
 
 def test_what_was_known_of_a_device_that_fails_is_still_known(monkeypatch):
-    """Statistics are wanted most of all when something has gone wrong; in a forked child nobody can ask the device."""
+    """Statistics matter most after a failure; a forked child cannot ask the device."""
     device = Device()
     clock = DeviceClock(device)
     for _ in range(3):
@@ -396,7 +382,7 @@ def test_what_was_known_of_a_device_that_fails_is_still_known(monkeypatch):
 
 
 def test_a_clock_may_be_asked_while_it_reckons(monkeypatch):
-    """The collector may end an iterator, which asks for its totals, anywhere in a thread that is inside the lock."""
+    """The collector may ask for an iterator's totals in a thread that holds the lock."""
     device = Device()
     clock = DeviceClock(device)
     for _ in range(3):
@@ -446,7 +432,7 @@ def test_a_pause_does_not_make_quick_batches_rare(monkeypatch):
 
 
 def test_slow_steps_at_first_do_not_stand_for_all(monkeypatch):
-    """CUDA graphs are captured, kernels chosen: the first batches are all timed, and few of the others."""
+    """First steps capture graphs and choose kernels, and are all timed; few later ones are."""
     device = Device()
     clock = of_its_time(monkeypatch, device)
     for number in range(5000):
@@ -528,7 +514,7 @@ class Stream:
 
 
 def takes_on(transfer, address, *, in_short):
-    """Hand a batch of one leaf over to whoever uses the stream at ``address``; returns what protected the leaf."""
+    """Give a batch to a consumer on the stream at ``address``; return what protects it."""
     protected = []
     leaf = SimpleNamespace(record_stream=protected.append)
     transfer._stream = "copies"
@@ -561,7 +547,7 @@ def test_no_object_is_made_of_a_stream_that_is_known(monkeypatch):
 
 
 def test_whoever_copies_makes_the_events_that_end_steps():
-    """Making one is the dear part, and the consumer's time is that of the training loop. No two steps share one."""
+    """Making events is expensive, and would delay the training loop; no two steps share one."""
     device = Device()
     device.Event = lambda **_: made.append(RecordedEvent()) or made[-1]
     made = []
@@ -621,7 +607,7 @@ def test_what_comes_between_two_epochs_is_no_step():
 
 
 def test_what_comes_after_an_epoch_that_was_broken_off_is_no_step():
-    """Persistent workers: the step on its last batch is marked when the next epoch asks for its first."""
+    """With persistent workers, the next epoch's first ``next()`` marks the last batch's step."""
     device = Device()
     clock = DeviceClock(device)
     one_step(device, clock, copy_ms=1.0, epilogue_ms=0.0, step_ms=1.0)

@@ -143,7 +143,7 @@ def test_next_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
             return self.now_us * 1e3
 
         def perf_counter(self) -> float:
-            self.now_us += 100  # whoever looks at the clock until it is late enough gets there
+            self.now_us += 100  # so that a loop that waits for the clock ends
             return self.now_us / 1e6
 
         def sleep(self, seconds: float) -> None:

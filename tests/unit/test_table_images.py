@@ -1,4 +1,4 @@
-"""Erasing on the finished batch, in place: by hand on the CPU, by masks on any other device, with the same bits."""
+"""Erasing on the finished batch: in place on the CPU, by masks elsewhere, same bits."""
 
 from __future__ import annotations
 

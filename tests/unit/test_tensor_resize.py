@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 
@@ -19,20 +18,10 @@ from torchvision.transforms.v2 import functional
 from fastload import _core
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
 
-LEVELS = ["portable", "avx2", "avx512"] if platform.machine() == "x86_64" else ["portable", "neon"]
 SIDE = st.one_of(st.integers(1, 40), st.integers(1, 700))
 bytes_are_resized = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="torch has no uint8 kernel here"
 )
-
-
-@pytest.fixture(params=LEVELS)
-def level(request):
-    best = _core.simd_level()
-    if not _core.set_simd_level(request.param):
-        pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    _core.set_simd_level(best)
 
 
 def both(source, size, name):
@@ -79,7 +68,7 @@ def test_any_resize(source_size, size, name, seed):
 
 
 def test_pillows_bits_are_others():
-    """What would go unnoticed if the two were taken for one another: most pixels agree, and some do not."""
+    """Most pixels of the two agree, so that a mix-up would go unnoticed; some differ."""
     source = np.random.default_rng(1).integers(0, 256, (292, 355, 3), np.uint8)
     torchs, pillows = np.empty((2, 224, 224, 3), np.uint8)
     _core.resize(source, torchs, "torch_bilinear")

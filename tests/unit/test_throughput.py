@@ -1,4 +1,4 @@
-"""How fast a loop runs: the arithmetic, the rush at the beginning, the ceiling, and ``fastload bench ceiling``."""
+"""How fast a loop runs: arithmetic, the initial rush, the ceiling, ``fastload bench ceiling``."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_epochs_follow_each_other_and_an_empty_one_is_an_error():
 
 
 def test_the_rush_of_batches_made_ahead_is_not_measured():
-    """Workers that had 32 batches ready while the first step was slow must not look faster than they are."""
+    """Batches made ahead during a slow first step must not make workers look faster."""
     slow_steps = iter([0.5])
     dataset = Slow(4000, 0.01)
     with FastLoader(dataset, batch_size=2, num_workers=2, prefetch_factor=16, device="cpu") as loader:

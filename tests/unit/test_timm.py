@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torchvision.transforms as v1
-from photos import make_folder
+from photos import photos_fixture
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, verify
@@ -13,9 +13,7 @@ from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 timm_data = pytest.importorskip("timm.data")
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 9)
+root = photos_fixture(9)
 
 
 @pytest.mark.parametrize("how", [{}, {"normalize": False}, {"interpolation": "bicubic", "crop_mode": "squash"}])

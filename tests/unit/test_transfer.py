@@ -1,4 +1,4 @@
-"""What a transfer does that needs no GPU; its streams and lifetimes are tested in ``gpu/``."""
+"""Test what a transfer does without a GPU; ``gpu/`` tests its streams and lifetimes."""
 
 from __future__ import annotations
 

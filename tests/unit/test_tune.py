@@ -1,4 +1,4 @@
-"""``fastload tune``: which counts are tried and which is chosen, on simulated machines; and the command itself."""
+"""``fastload tune``: the counts tried and chosen on simulated machines, and the command itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERDICT = Verdict.of(Bottleneck.PYTHON, "of this test")
 
 
 class Machine(Tuner):
-    """A consumer that takes ``consumes`` images/s, workers that make ``makes`` each, and a limit to all of them."""
+    """A consumer of ``consumes`` images/s and workers of ``makes`` each, up to a limit."""
 
     def __init__(self, monkeypatch, *, consumes=None, makes=100.0, limit=1e9, most=16, bursts=False, overhead=0.0):
         super().__init__(DataLoader([0]), None if consumes is None else id, most=most)

@@ -1,4 +1,4 @@
-"""The planted bottlenecks: the verdict names each of those that there can be on a CPU."""
+"""The verdict names each planted bottleneck that a CPU can have."""
 
 from __future__ import annotations
 

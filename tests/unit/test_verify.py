@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import eval_v1, make_folder, train_v1
+from photos import eval_v1, photos_fixture, train_v1
 from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 
@@ -23,10 +23,7 @@ from fastload.commands import cli
 from fastload.engines import decode_pipeline
 from fastload.verify import ComparedValues, difference, verify
 
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 11)
+root = photos_fixture(11)
 
 
 def test_a_native_loader_is_verified(root):

@@ -1,4 +1,4 @@
-"""Patches below the transforms are seen: each function, however it was patched, and what is no patch is none."""
+"""Each function patched below the transforms is noticed, however patched; nothing else is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import PIL.TiffImagePlugin
 import pytest
 import torch
 import torchvision
-from photos import make_folder, train_v1, train_v2
+from photos import photos_fixture, train_v1, train_v2
 from PIL import Image, ImageFile
 from torch.utils.data._utils import fetch, worker
 from torchvision import tv_tensors
@@ -32,10 +32,7 @@ from fastload import annotate
 from fastload.pipeline import watched_functions
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 3)
+root = photos_fixture(3)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +113,7 @@ def test_a_patched_function_is_named_until_it_is_taken_back(datasets, monkeypatc
 
 
 def replaced(holder, name, value):
-    """Put something in the place of an attribute or of an entry; returns what undoes it."""
+    """Replace an attribute or a table's entry; return a function that undoes it."""
     if isinstance(holder, dict):
         was = holder.get(name, replaced)
         holder[name] = value
@@ -227,7 +224,7 @@ def test_another_base_is_seen(datasets):
 
 
 def test_what_is_merely_kept_in_a_library_is_no_patch(datasets, monkeypatch):
-    """fastai adds methods to Pillow's images; and what nobody asks for when an image is read may be replaced."""
+    """fastai adds methods to Pillow's images; functions that no reading asks for may change."""
     monkeypatch.setattr(Image.Image, "to_bytes_format", lambda self: b"", raising=False)
     monkeypatch.setattr(v1_functional, "my_crop", lambda image: image, raising=False)
     monkeypatch.setattr(Image.Image, "save", wrapping(Image.Image.save))
@@ -416,7 +413,7 @@ tell()
 
 @pytest.mark.slow
 def test_in_a_process_that_patches_first_and_then_imports_what_is_lazy(root):
-    """A plugin registered before Pillow's own, as pillow-heif does it, and Pillow's later ones are no patches."""
+    """Neither plugins registered before Pillow's own, as by pillow-heif, nor Pillow's later ones count."""
     code = SCRIPT.format(root=str(root))
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr

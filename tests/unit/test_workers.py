@@ -1,4 +1,4 @@
-"""What runs in a worker, and the view of a loader that torch's iterator is made from."""
+"""Test what runs in a worker, and the view that torch's iterator is made from."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, default_collate
 
 from fastload import FastLoader
 from fastload._batch import HostBatch, register
-from fastload.engines.workers import Collate, NamedStages, TakesSignals, stages_of, start_epoch
+from fastload.engines.workers import Collate, NamedStages, stages_of, start_epoch
 from fastload.nvtx import stages
+from fastload.torch_workers.orphans import TakesSignals
 from fastload.torch_workers.view import refresh, view_of
 
 
@@ -105,7 +106,7 @@ def test_the_users_worker_init_fn_still_runs(monkeypatch):
 
 
 class Garbage:
-    """In a cycle; says in which process it is collected. A device tensor there would abort a forked worker."""
+    """A cycle that notes its collecting process; device tensors would abort a forked worker."""
 
     def __init__(self, log):
         self.me = self

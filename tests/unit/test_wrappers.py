@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import make_folder
+from photos import photos_fixture
 from torchvision.datasets import ImageFolder
 from torchvision.models import ResNet50_Weights
 from torchvision.transforms import v2
@@ -45,11 +45,7 @@ def to_rgb(img):
     return img.convert("RGB")
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("photos"), 5)
-
-
+root = photos_fixture(5)
 WRAPPED = {
     "preset": lambda: Preset(v1.Compose(STEPS)),
     "typed": lambda: Typed(v1.Compose(STEPS)),

@@ -1,4 +1,4 @@
-"""The wheel, as a user gets it: installed into an empty environment, without the system's libjpeg-turbo.
+"""Install the wheel into an empty environment without the system's libjpeg-turbo.
 
 Builds a wheel, which takes a minute and wants the package index. FASTLOAD_WHEEL=1 runs it; FASTLOAD_WHEEL=<file> takes
 a wheel that is there.

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import _tables
+from benchmarks import _peer_tables
 from benchmarks._checkout import ROOT
 
 if TYPE_CHECKING:
@@ -178,11 +178,11 @@ IN_README = ("loaders", "train", "firstbatch", "memory", "multigpu")  # docs/ben
 
 
 def _short(name: str, record: dict[str, Any]) -> str:
-    return f"{_tables.short(name, record)}\n\n{_where(record, _link(name))}."
+    return f"{_peer_tables.short(name, record)}\n\n{_where(record, _link(name))}."
 
 
 def _long(name: str, record: dict[str, Any]) -> str:
-    return f"{_tables.long(name, record)}\n\n{_where(record, f'`benchmarks/results/{name}.json`')}."
+    return f"{_peer_tables.long(name, record)}\n\n{_where(record, f'`benchmarks/results/{name}.json`')}."
 
 
 def sections(page: Path) -> dict[str, Callable[[dict[str, Any]], str]]:
@@ -193,7 +193,7 @@ def sections(page: Path) -> dict[str, Callable[[dict[str, Any]], str]]:
             "recipes": recipes_in_short,
             **{name: functools.partial(_short, name) for name in IN_README},
         }
-    return {"recipes": recipes, **{name: functools.partial(_long, name) for name in _tables.TOPICS}}
+    return {"recipes": recipes, **{name: functools.partial(_long, name) for name in _peer_tables.TOPICS}}
 
 
 def render(text: str, page: Path = README) -> str:

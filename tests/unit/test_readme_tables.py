@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _tables, figures
+from benchmarks import _peer_tables, readme_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("page", ["README", "BENCHMARKS"])
 def test_a_page_is_up_to_date(page):
-    path = getattr(figures, page)
-    assert figures.render(path.read_text(), path) == path.read_text(), "run 'make figures'"
+    assert rendered(page) == getattr(readme_tables, page).read_text(), "run 'make figures'"
 
 
 @pytest.fixture
@@ -23,22 +22,30 @@ def results(tmp_path, monkeypatch):
     """The results, to be changed."""
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    monkeypatch.setattr(readme_tables, "RESULTS", tmp_path)
     return tmp_path
 
 
 def test_a_changed_result_makes_the_readme_stale(results):
-    readme = figures.README.read_text()
     record = json.loads((results / "ladder.json").read_text())
     record["rungs"][0]["workers"] = 77
-    (results / "ladder.json").write_text(json.dumps(record))
-    assert figures.render(readme) != readme
+    assert shown("ladder", record, "README") != readme_tables.README.read_text()
+
+
+def rendered(page="README"):
+    path = getattr(readme_tables, page)
+    return readme_tables.render(path.read_text(), path)
 
 
 def block(name):
     """What README says of one record."""
-    readme = figures.render(figures.README.read_text())
-    return readme.partition(f"<!-- figures: {name} -->")[2].partition("<!-- end -->")[0]
+    return rendered().partition(f"<!-- figures: {name} -->")[2].partition("<!-- end -->")[0]
+
+
+def shown(name, record, page=None):
+    """Write a record; return what README then says of it, or all of a page."""
+    (readme_tables.RESULTS / f"{name}.json").write_text(json.dumps(record))
+    return rendered(page) if page else block(name)
 
 
 def spread(median):
@@ -62,26 +69,23 @@ def peers(question, figure, medians, **point):
 
 def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=4)
-    (results / "loaders.json").write_text(json.dumps(record))
-    readme = figures.render(figures.README.read_text())
+    readme = shown("loaders", record, "README")
     assert "| DALI, GPU decode | 21,000 ▲ |" in readme
     assert "| DataLoader | 1,400 |" in readme
     assert "▲ ahead of FastLoader, native. 4 threads: DALI, GPU decode by 4.2×." in readme
-    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    docs = rendered("BENCHMARKS")
     assert "| DALI, GPU decode | 21,000 (18,900 to 23,100) ▲ |" in docs
     assert "* FFCV: ffcv is not installed" in docs
 
 
 def test_who_was_not_measured_at_a_point_has_a_dash_there(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
-    (results / "loaders.json").write_text(json.dumps(record))
-    assert "–: not asked" not in block("loaders")
+    assert "–: not asked" not in shown("loaders", record)
     record["points"].append({"threads": 8, "contenders": {"fastload": record["points"][0]["contenders"]["fastload"]}})
     record["contenders"]["torch"]["failed"] = "it ended"
-    (results / "loaders.json").write_text(json.dumps(record))
-    assert "| DataLoader | 1,400 | – |" in block("loaders")
+    assert "| DataLoader | 1,400 | – |" in shown("loaders", record)
     assert "–: not asked, or not measured." in block("loaders")
-    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    docs = rendered("BENCHMARKS")
     assert "Not measured, or not everywhere:\n\n* DataLoader: it ended\n* FFCV: ffcv is not installed" in docs
 
 
@@ -89,8 +93,7 @@ def test_peers_ahead_of_the_workers_engine_are_named_too(results):
     medians = {"torch": 1400, "dali-gpu": 4000, "fastload": 5000, "fastload-workers": 1300}
     record = peers("loaders", "images_per_s", medians, threads=4)
     record["contenders"]["fastload-workers"] = {"title": "FastLoader, workers"}
-    (results / "loaders.json").write_text(json.dumps(record))
-    text = block("loaders")
+    text = shown("loaders", record)
     assert "No peer that was measured is ahead of FastLoader, native." in text
     assert "Ahead of FastLoader, workers. 4 threads: DALI, GPU decode by 3.1×, DataLoader by 7.7%." in text
     assert "▲" not in text
@@ -102,22 +105,18 @@ def test_turns_that_ended_before_there_were_slots_are_counted(results, held, sai
     record["contenders"]["fastload-workers"] = {"title": "FastLoader, workers"}
     turns = [{"pinned": {"torch_bytes": 0, "arena_bytes": count}} for count in held]
     record["points"][0]["contenders"]["fastload-workers"]["turns"] = turns
-    (results / "memory.json").write_text(json.dumps(record))
-    text = block("memory")
+    text = shown("memory", record)
     assert ("begin on torch's path" in text) == bool(said)
     assert said in text
     record["environment"]["gpu"] = None  # where there are no slots
-    (results / "memory.json").write_text(json.dumps(record))
-    assert "torch's path" not in block("memory")
+    assert "torch's path" not in shown("memory", record)
 
 
 def test_a_lower_bound_is_explained(results):
     record = peers("memory", "host_bytes", {"torch": 9e9, "fastload": 4e8}, threads=16)
-    (results / "memory.json").write_text(json.dumps(record))
-    assert "≥" not in block("memory")
+    assert "≥" not in shown("memory", record)
     record["points"][0]["contenders"]["torch"]["lower_bound"] = True
-    (results / "memory.json").write_text(json.dumps(record))
-    assert "| DataLoader | ≥ 9,000 MB |" in block("memory")
+    assert "| DataLoader | ≥ 9,000 MB |" in shown("memory", record)
     assert "≥: what the library pins by itself cannot be seen." in block("memory")
 
 
@@ -125,34 +124,31 @@ def test_turns_are_whole_bursts_of_the_workers(results):
     record = peers("train", "share_of_ceiling", {"fastload": 1.0}, model="resnet50", cores=6, threads=6)
     record["points"].append({**record["points"][0], "cores": 16, "threads": 16})
     record["parameters"]["steps"] = 8
-    (results / "train.json").write_text(json.dumps(record))
-    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    docs = shown("train", record, "BENCHMARKS")
     assert "turns of 12 or 16 steps;" in docs
 
 
 def test_less_is_better_for_time_and_memory(results):
     record = peers("firstbatch", "first_batch_s", {"torch": 2.0, "dali-gpu": 0.475, "fastload": 0.5}, threads=8)
-    (results / "firstbatch.json").write_text(json.dumps(record))
-    readme = figures.render(figures.README.read_text())
+    readme = shown("firstbatch", record, "README")
     assert "▲ ahead of FastLoader, native. 8 threads: DALI, GPU decode by 5.3%." in readme
     assert "| DataLoader | 2.00 s |" in readme
 
 
 def test_where_nobody_is_ahead_the_text_says_so(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "fastload": 5000}, threads=4)
-    (results / "loaders.json").write_text(json.dumps(record))
-    assert "No peer that was measured is ahead of FastLoader, native." in block("loaders")
+    assert "No peer that was measured is ahead of FastLoader, native." in shown("loaders", record)
     assert "▲" not in block("loaders")
 
 
 def test_points_stand_in_order_however_they_were_measured():
     record = peers("loaders", "images_per_s", {"fastload": 5000}, threads=4)
     record["points"] = [{**record["points"][0], "threads": threads} for threads in (4, 16, 1)]
-    assert [one.title for one in _tables.loaders(record)] == ["1 thread", "4 threads", "16 threads"]
+    assert [one.title for one in _peer_tables.loaders(record)] == ["1 thread", "4 threads", "16 threads"]
     places = [(cores, model) for cores in (16, 6) for model in ("resnet50", "resnet18")]
     record["points"] = [{"model": m, "cores": cores, "threads": cores, "contenders": {}} for cores, m in places]
     shown = [f"{model}, {cores} cores" for model in ("ResNet-50", "ResNet-18") for cores in (6, 16)]
-    assert [one.title for one in _tables.train(record)] == shown
+    assert [one.title for one in _peer_tables.train(record)] == shown
 
 
 def test_one_model_is_shown_with_what_the_loop_has_left(results):
@@ -161,8 +157,7 @@ def test_one_model_is_shown_with_what_the_loop_has_left(results):
     loop = {"torch": (0.3, 540.0), "dali-gpu": (0.9, 200.0), "fastload": (1.0, 240.0)}
     for name, (share, us) in loop.items():
         record["points"][0]["contenders"][name] |= {"share_of_ceiling": share, "main_thread_us_per_batch": us}
-    (results / "train-resnet50.json").write_text(json.dumps(record))
-    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    docs = shown("train-resnet50", record, "BENCHMARKS")
     assert "| **FastLoader, native** | 4,700 (4,230 to 5,170) | 100.0% | 240 µs |" in docs
     assert "▲ ahead of FastLoader, native. main thread per batch: DALI, GPU decode by 1.2×." in docs
 
@@ -170,8 +165,7 @@ def test_one_model_is_shown_with_what_the_loop_has_left(results):
 def test_a_table_of_more_columns_than_contenders_is_turned(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=1)
     record["points"] += [{**record["points"][0], "threads": threads} for threads in (2, 4, 8)]
-    (results / "loaders.json").write_text(json.dumps(record))
-    readme = figures.render(figures.README.read_text())
+    readme = shown("loaders", record, "README")
     head = "|  | DataLoader | DALI, GPU decode | **FastLoader, native** |"
     assert f"{head}\n|---|--:|--:|--:|\n| 1 thread | 1,400 |" in readme
 
@@ -179,16 +173,14 @@ def test_a_table_of_more_columns_than_contenders_is_turned(results):
 def test_a_quick_run_is_no_result(results):
     record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4)
     record["parameters"]["quick"] = True
-    (results / "loaders.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="quick"):
-        figures.render(figures.README.read_text())
+        shown("loaders", record)
 
 
 def test_a_run_that_was_cut_off_is_no_result(results):
     record = peers("loaders", "images_per_s", {"torch": 1, "fastload": 2}, threads=4) | {"complete": False}
-    (results / "loaders.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="cut off"):
-        figures.render(figures.README.read_text())
+        shown("loaders", record)
 
 
 def test_each_size_of_image_says_what_was_read(results):
@@ -196,8 +188,7 @@ def test_each_size_of_image_says_what_was_read(results):
     data = {"images": 64, "mean_kb": 3625.2, "page_cache_share": None}
     record["points"].insert(0, {**record["points"][0], "edge_px": 4000, "batch_size": 16, "dataset": data})
     record["parameters"]["threads"] = 16
-    (results / "scaling.json").write_text(json.dumps(record))
-    docs = figures.render(figures.BENCHMARKS.read_text(), figures.BENCHMARKS)
+    docs = shown("scaling", record, "BENCHMARKS")
     assert "|  | 4000 px, 3,625 KB, batches of 16 | batches of 256 |" in docs
     assert "16 threads; turns of at least 0.5 s; 1000 images of 53 KB, 100%" in docs
     assert "; 64 images of 3,625 KB." in docs
@@ -205,7 +196,7 @@ def test_each_size_of_image_says_what_was_read(results):
 
 def test_a_table_without_a_result_is_left_out(results):
     (results / "loaders.json").unlink(missing_ok=True)
-    assert "<!-- figures: loaders -->\n<!-- end -->" in figures.render(figures.README.read_text())
+    assert "<!-- figures: loaders -->\n<!-- end -->" in rendered()
 
 
 def test_every_result_says_what_it_ran_on():

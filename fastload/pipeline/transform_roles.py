@@ -1,4 +1,4 @@
-"""Transform classes of torchvision's v1 and v2, and timm's, that are supported natively.
+"""Roles of the transforms of torchvision v1, v2 and timm that are supported natively.
 
 v2 and timm are looked up only once the user's process has imported them: v2's import takes 0.1 s, and none of their
 transforms can occur before.

@@ -262,7 +262,10 @@ def _array_interface(self: Image.Image) -> dict[str, Any]:
 
 
 def _open_first(self: JpegImageFile) -> None:
-    """Open the first JPEG file after replacing all methods, unless one has been patched meanwhile."""
+    """Open the first JPEG file, and make images lazy.
+
+    Not if a method has been patched meanwhile. Programs without such files keep Pillow's methods, the faster ones.
+    """
     former = {**_known.originals, "open": _open_first}
     found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
     if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
@@ -325,7 +328,7 @@ def prepare() -> bool:
 
 
 def install() -> bool:
-    """Make images of this process lazy from the first JPEG file on: other programs run as fast as ever.
+    """Make images of this process lazy, from its first JPEG file on.
 
     Returns:
         What :func:`prepare` does.
@@ -334,7 +337,8 @@ def install() -> bool:
     if not prepare():
         return False
     _pillow = ByPillow(_known.originals["load_file"], _known.pass_rule, COMPARED, _give_up)
-    JpegImageFile._open = _open_first  # type: ignore[method-assign]
+    cls, attribute, method = _METHODS["open"]
+    setattr(cls, attribute, method)
     return True
 
 

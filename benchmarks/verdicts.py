@@ -1,10 +1,10 @@
-"""Plant eleven bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
+"""Plant twelve bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
-files, a tokenizer in plain Python, images to normalize on the host, large samples to stack, copies from pageable
-memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for numbers in every step. To
-show that it is, each loop is also run *relieved*: the same in all else, with that one thing made light. A plant whose
-relieved loop is no faster would prove nothing, so that is reported as well.
+files, PNG files among JPEG files, a tokenizer in plain Python, images to normalize on the host, large samples to stack,
+copies from pageable memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for
+numbers in every step. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing
+made light. A plant whose relieved loop is no faster would prove nothing, so that is reported as well.
 
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
 the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
@@ -59,16 +59,16 @@ class Stored(Dataset[Any]):
         return pixels.view(3, SIDE, SIDE), index % 10
 
 
-def jpeg(side: int) -> bytes:
+def picture(side: int, kind: str = "jpeg") -> bytes:
     """A picture with some detail, as a file."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
     coarse = generator.integers(0, 256, (side // 16, side // 16, 3), dtype=np.uint8)
-    picture = np.asarray(Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC), dtype=np.int16)
-    noisy = np.clip(picture + generator.integers(-16, 17, picture.shape), 0, 255).astype(np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC), dtype=np.int16)
+    noisy = np.clip(smooth + generator.integers(-16, 17, smooth.shape), 0, 255).astype(np.uint8)
     file = io.BytesIO()
-    Image.fromarray(noisy).save(file, "jpeg", quality=90)
+    Image.fromarray(noisy).save(file, kind, quality=90)
     return file.getvalue()
 
 
@@ -76,7 +76,7 @@ class Files(Dataset[Any]):
     """JPEG files in memory, decoded and resized as most people do it."""
 
     def __init__(self, side: int) -> None:
-        self._file = jpeg(side)
+        self._file = picture(side)
 
     def __len__(self) -> int:
         return ENDLESS
@@ -115,15 +115,16 @@ class Texts(Dataset[Any]):
 
 
 @contextlib.contextmanager
-def small_files(count: int, *steps: Any) -> Iterator[Dataset[Any]]:
-    """Small JPEG files, enlarged natively, faster than the steps after them."""
+def small_files(count: int, *steps: Any, large: str | None = None) -> Iterator[Dataset[Any]]:
+    """Small JPEG files, enlarged natively; with ``large``, a tenth are large files of that kind."""
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
     with tempfile.TemporaryDirectory(prefix="fastload-verdicts-") as folder:
-        (files := Path(folder, "of-one-class")).mkdir()
+        (there := Path(folder, "of-one-class")).mkdir()
         for number in range(count):
-            (files / f"{number}.jpg").write_bytes(jpeg(32))
+            content = picture(32) if large is None or number % 10 else picture(768, large)
+            (there / f"{number}.{large or 'jpeg'}").write_bytes(content)
         yield ImageFolder(folder, transforms.Compose([transforms.Resize((320, 320)), *steps]))
 
 
@@ -273,9 +274,12 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
             yield opened
 
     @contextlib.contextmanager
-    def finished_on_the_host(*steps: Any) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
+    def natively(*steps: Any, large: str | None = None) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
         on_host: dict[str, Any] = {"batch_size": 16, "num_workers": 2, "device": "cpu", "engine": "native"}
-        with small_files(64, *steps) as dataset, FastLoader(dataset, sampler=Endless(64), **on_host) as loader:
+        with (
+            small_files(60, *steps, large=large) as dataset,
+            FastLoader(dataset, sampler=Endless(60), **on_host) as loader,
+        ):
             yield loader, Model(torch.device("cpu"), *light_step)
 
     def in_memory(dtype: torch.dtype, *, pinned: bool) -> Dataset[Any]:
@@ -290,8 +294,13 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         "Python-heavy transform": Plant(Bottleneck.PYTHON, lambda: loop(Texts(2000)), lambda: loop(Texts(100))),
         "normalizing on the host": Plant(
             Bottleneck.EPILOGUE,
-            lambda: finished_on_the_host(transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)),
-            lambda: finished_on_the_host(transforms.PILToTensor()),
+            lambda: natively(transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)),
+            lambda: natively(transforms.PILToTensor()),
+        ),
+        "a tenth PNG files": Plant(
+            Bottleneck.PYTHON,
+            lambda: natively(transforms.PILToTensor(), large="png"),
+            lambda: natively(transforms.PILToTensor(), large="jpeg"),
         ),
         "large collate": Plant(
             Bottleneck.COLLATE,

@@ -80,7 +80,7 @@ class FastLoader(LoaderConfig[T_co]):
         dtype: Cast floating-point tensors to this floating-point type, on the device, after the copy.
         device_prefetch: Batches copied ahead of the one in use. 0 copies on the consumer's stream on request.
         engine: ``"auto"`` lets workers write batches straight into pinned memory and send them without delay (their
-            switch interval is 0.2 ms), and runs pipelines natively if they are supported with the same bits;
+            switch interval is 0.4 ms), and runs pipelines natively if they are supported with the same bits;
             ``"torch"`` does none of this; ``"native"`` raises with the reasons if the pipeline is not supported.
         max_pinned_bytes: Maximum bytes of the pinned slots; ``None`` is a quarter of the memory that this process may
             use. 0 disables pinned memory.

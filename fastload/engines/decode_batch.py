@@ -174,7 +174,7 @@ def stage_totals(
     batches: int,
     collate_s: float,
     epilogue_s: float | None,
-    python: tuple[int, float],
+    python: tuple[int, int, float],
 ) -> Totals:
     """Time spent by stage.
 
@@ -183,19 +183,21 @@ def stage_totals(
         batches: Number of decoded batches.
         collate_s: Seconds of collating targets.
         epilogue_s: Seconds of making images of pixels; ``None`` if that is no stage of its own here.
-        python: Number of batches with samples made in Python, and the seconds that these took.
+        python: Number of samples made in Python, of batches with any, and the seconds that these took.
     """
     seconds, busy, read, read_busy = work
     spent = {"fetch": read, "decode": seconds - read, "collate": collate_s}
     if epilogue_s is not None:
         spent["epilogue"] = epilogue_s
     counts = dict.fromkeys(spent, float(batches))
-    if python[0]:
-        spent["python"], counts["python"] = python[1], float(python[0])
+    images, of_batches, seconds_in_python = python
+    if images:
+        spent["python"], counts["python"] = seconds_in_python, float(of_batches)
     return Totals(
         {
             **{f"stage:{name}:count": count for name, count in counts.items()},
             **{f"stage:{name}:s": took for name, took in spent.items()},
+            "python_images": float(images),
             "made:sampled_s": seconds,
             "made:busy_s": busy,
             "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),

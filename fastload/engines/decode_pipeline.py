@@ -116,7 +116,7 @@ class DecodePipeline:
         self.images = 0  # this and the next two lines: of the batch claimed last
         self.awaited = (0.0, 0.0)
         self.decoded_at = self.made_at = 0.0
-        self._decoded = self._in_python_batches = 0
+        self._decoded = self._in_python_batches = self._in_python_images = 0
         self._collate_s = self._finish_s = self._in_python_s = 0.0
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
@@ -207,7 +207,7 @@ class DecodePipeline:
     def totals(self) -> Totals:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
         epilogue_s = self._finish_s if self._finish_is_epilogue else None
-        python = self._in_python_batches, self._in_python_s
+        python = self._in_python_images, self._in_python_batches, self._in_python_s
         return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
 
     def drain(self, timeout_s: float) -> None:
@@ -375,6 +375,7 @@ class DecodePipeline:
                     break
         batch.awaited = begun, time.monotonic()
         self._in_python_batches += bool(made)
+        self._in_python_images += len(made)
         if self._recipe.pipeline.erasing is not None and len(batch.pixels):  # empty if its first index failed
             batch.boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
         for sample, (pixels, box) in made.items():

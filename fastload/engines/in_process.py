@@ -66,7 +66,7 @@ class InProcessFetcher:
         self.images = 0  # this and the next line: of the last batch
         self.decoded_at = self.made_at = 0.0
         self._work = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
-        self._decoded = self._in_python_batches = 0
+        self._decoded = self._in_python_batches = self._in_python_images = 0
         self._collate_s = self._finish_s = self._in_python_s = 0.0
         self._known: tuple[Any, Recipe, Callable[..., Any]] | None = None
         self._known = self._read()
@@ -163,6 +163,7 @@ class InProcessFetcher:
         data = [images_of(pixels, boxes), collated]
         self._decoded += 1
         self._in_python_batches += bool(made)
+        self._in_python_images += len(made)
         self._collate_s += collated_at - self.decoded_at
         self._finish_s += time.monotonic() - collated_at
         spent = zip(self._work, pool.work_times(), before, strict=True)
@@ -220,7 +221,7 @@ class InProcessFetcher:
 
     def totals(self) -> Totals:
         """Time spent so far, by stage."""
-        python = self._in_python_batches, self._in_python_s
+        python = self._in_python_images, self._in_python_batches, self._in_python_s
         return stage_totals(self._work, self._decoded, self._collate_s, self._finish_s, python)
 
 

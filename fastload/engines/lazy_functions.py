@@ -67,11 +67,13 @@ _replaced: list[tuple[Any, str, Any]] = []  # holder, name, original; None if th
 
 
 def install(change: Change) -> None:
-    """Replace the functions that are not patched.
+    """Replace the functions that are not patched, once.
 
     Args:
         change: Adds a step to an image's pending pixels; returns ``None`` if it cannot.
     """
+    if _replaced:
+        return
     for module, name, read in _FUNCTIONS:
         original = getattr(module, name, None)
         if getattr(original, "__module__", None) == module.__name__:

@@ -1,14 +1,17 @@
 """Make Pillow decode only what is used of a JPEG file, natively, in worker processes.
 
-:func:`install` changes methods of Pillow's images in this process. ``Image.open(...).convert("RGB")`` then notes the
-file's bytes; ``crop``, ``resize``, flips, affine transforms and torchvision's changes of colour note what to do. The
-first access to the pixels does all of it natively in one go, with the same bits. The images' classes, modes, sizes and
-infos are Pillow's, and so are errors: a file whose decoding could fail is decoded by Pillow, at once.
+:func:`install` changes methods of Pillow's images in this process, from its first JPEG file on.
+``Image.open(...).convert("RGB")`` then notes the file's bytes; ``crop``, ``resize``, flips, affine transforms and
+torchvision's changes of colour note what to do. The first access to the pixels does all of it natively in one go, with
+the same bits. The images' classes, modes, sizes and infos are Pillow's, and so are errors: a file whose decoding could
+fail is decoded by Pillow, at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
 import io
 import math
 import sys
@@ -27,6 +30,8 @@ from fastload.pipeline.ops_common import SAMPLINGS
 from fastload.pipeline.step_calibration import REFERENCES, differing_step
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from fastload.pipeline.ops_common import Node
 
 _NAMES: Final = {int(resampling): name for name, resampling in FILTERS.items()}
@@ -42,6 +47,10 @@ ROOM: Final = 1 << 20
 """By how much a file may be larger than its pixels, bytes; larger ones are not read whole."""
 RADIUS_MAX: Final = 1000.0
 """The largest radius of a blur that is pending, pixels."""
+
+
+_NO_STEPS: Final = ("CACHE", "EXTENDED_ARG", "PRECALL")
+"""Instructions that only belong to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +120,23 @@ def _load(self: Image.Image) -> Any:
 
 
 def _is_needless(image: Any) -> bool:
-    """Whether a method of Pillow's loads pending pixels, without using the result."""
-    return type(image._im) is Pending and sys._getframe(2).f_globals is vars(Image)
+    """Whether a method of Pillow's or a statement loads pending pixels, without using the result."""
+    if type(image._im) is not Pending:
+        return False
+    frame = sys._getframe(2)
+    return frame.f_globals is vars(Image) or _drops_result(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(64)
+def _drops_result(code: CodeType, at: int) -> bool:
+    """Whether the instruction at an offset is the call of a statement ``image.load()``."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _NO_STEPS]
+    number = sum(step.offset <= at for step in steps)  # of the next one
+    if not 2 <= number < len(steps):
+        return False
+    method, call, after = steps[number - 2 : number + 1]
+    called = method.argval == "load" and method.opname in ("LOAD_METHOD", "LOAD_ATTR")
+    return called and call.opname in ("CALL", "CALL_METHOD") and not call.arg and after.opname == "POP_TOP"
 
 
 def _im(self: Image.Image) -> Any:
@@ -237,7 +261,22 @@ def _array_interface(self: Image.Image) -> dict[str, Any]:
     return {"version": 3, "shape": (height, width, 3), "typestr": "|u1", "data": im.pixels().tobytes()}
 
 
+def _open_first(self: JpegImageFile) -> None:
+    """Open the first JPEG file, and make images lazy.
+
+    Not if a method has been patched meanwhile. Programs without such files keep Pillow's methods, the faster ones.
+    """
+    former = {**_known.originals, "open": _open_first}
+    found = {name: vars(cls).get(attribute) for name, (cls, attribute, _) in _METHODS.items()}
+    if all(found[name] in (former[name], method) for name, (_, _, method) in _METHODS.items()):
+        for name, (cls, attribute, method) in _METHODS.items():
+            setattr(cls, attribute, _known.originals[name] if name == "open" else method)
+        lazy_functions.install(_changed)
+    _known.originals["open"](self)
+
+
 _METHODS: Final[dict[str, tuple[type, str, Any]]] = {
+    "open": (JpegImageFile, "_open", _open_first),
     "load_file": (ImageFile.ImageFile, "load", _load_file),
     "load": (Image.Image, "load", _load),
     "im": (Image.Image, "im", property(_im, lambda self, im: setattr(self, "_im", im))),
@@ -289,14 +328,17 @@ def prepare() -> bool:
 
 
 def install() -> bool:
-    """Make images of this process lazy. Returns what :func:`prepare` does."""
+    """Make images of this process lazy, from its first JPEG file on.
+
+    Returns:
+        What :func:`prepare` does.
+    """
     global _pillow
     if not prepare():
         return False
     _pillow = ByPillow(_known.originals["load_file"], _known.pass_rule, COMPARED, _give_up)
-    for cls, attribute, method in _METHODS.values():
-        setattr(cls, attribute, method)
-    lazy_functions.install(_changed)
+    cls, attribute, method = _METHODS["open"]
+    setattr(cls, attribute, method)
     return True
 
 
@@ -332,4 +374,4 @@ def _exact_steps() -> dict[str, bool]:
 
 def _is_patched(method: Any) -> bool:
     function = getattr(method, "fget", method)
-    return getattr(function, "__module__", None) not in ("PIL.Image", "PIL.ImageFile")
+    return getattr(function, "__module__", None) not in ("PIL.Image", "PIL.ImageFile", "PIL.JpegImagePlugin")

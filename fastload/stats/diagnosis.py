@@ -17,6 +17,8 @@ BATCHES_MIN: Final = 4
 _QUEUED_MIN: Final = 0.25  # share of fetch time; mentioned in the evidence from here on
 _READ: Final = (Bottleneck.STORAGE, Bottleneck.DECODE, Bottleneck.PYTHON)
 _MADE: Final = (*_READ, Bottleneck.COLLATE)
+_PYTHON_MIN: Final = 0.02  # share of samples made in Python that is worth a remedy
+_CONVERT: Final = "convert those files to JPEG; print(loader.plan) says what is decoded natively"
 _EITHER: Final = (
     "nothing to gain in the loader: whether the GPU takes the time or the loop's own code, fastload profile tells, and "
     "this report may after some seconds where nvidia-ml-py is installed"
@@ -68,6 +70,8 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
         unknown = f"{reading:.0%} of that while samples were read; no fetch has been sampled yet"
         return Verdict(None, (waited, unknown), "ask again after a few more batches")
     evidence = [waited, f"{shares[which]:.0%} of that {_meanwhile(stats, which)}"]
+    if stats.python_images and which in (Bottleneck.DECODE, Bottleneck.PYTHON):
+        evidence.append(_made_in_python(stats))
     if stats.fetch.queued > _QUEUED_MIN and which is not Bottleneck.STORAGE and which in _MADE:
         there = f"{_count(stats.workers, 'worker')}, {_count(usable_cpus(), 'core')}"
         evidence.append(f"{_readers(stats)} waited for a core {stats.fetch.queued:.0%} of fetch ({there})")
@@ -203,7 +207,7 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
         made = stages["python"]
         return (
             f"while samples that the native engine does not decode were made in Python, one after the other "
-            f"({made.count:,} batches had some, which took {1e3 * made.mean_s:,.1f} ms in each)"
+            f"({1e3 * made.mean_s:,.1f} ms in each of {_count(made.count, 'batch', 'batches')})"
         )
     if which is Bottleneck.PYTHON:
         return (
@@ -241,15 +245,22 @@ def _remedy(stats: Stats, which: Bottleneck) -> str:
     if stats.workers == 0 and which in _MADE:
         return "set num_workers >= 1, so that batches are made beside the steps and not between them"
     native = "decode" in stats.stages
+    if which is Bottleneck.DECODE and native and stats.python_images > _PYTHON_MIN * stats.images:
+        return f"{_CONVERT}; then raise num_workers up to the cores that there are, or store smaller images"
     if which is Bottleneck.DECODE and native:
         return "raise num_workers up to the cores that there are, or store smaller images (these are decoded natively)"
     if which is Bottleneck.PYTHON and "python" in stats.stages:
-        return "convert those files to JPEG; print(loader.plan) says what is decoded natively"
+        return _CONVERT
     if which is Bottleneck.COLLATE and native:
         return "keep targets plain (numbers, small tensors), which one thread collates, and other Python threads few"
     if which is Bottleneck.COLLATE and stats.device is not None and stats.slot_batches < stats.copied:
         return f"{REMEDIES[which]}; print(loader.plan) says what keeps batches out of pinned slots"
     return REMEDIES[which]
+
+
+def _made_in_python(stats: Stats) -> str:
+    made, samples = stats.python_images, stats.images
+    return f"{made:,} of {_count(samples, 'sample')} ({made / max(1, samples):.0%}) were made in Python"
 
 
 def _readers(stats: Stats) -> str:
@@ -268,6 +279,8 @@ def _figures(stats: Stats) -> list[str]:
         where = _count(stats.workers, "worker") if stats.workers else "main process"
         stages = ", ".join(f"{name} {1e3 * stage.mean_s:,.2f}" for name, stage in stats.stages.items())
         lines.append(f"ms a batch: {stages} ({where})")
+    if stats.python_images:
+        lines.append(f"{_made_in_python(stats)}, which the native engine does not decode")
     waits = sorted(stats.waited_for.items(), key=lambda item: -item[1])
     waits = [(name, seconds) for name, seconds in waits if seconds > 0.005 * stats.wait_s]
     lines.append(

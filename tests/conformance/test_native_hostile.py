@@ -699,6 +699,21 @@ class Numbered:
 
 
 @pytest.mark.parametrize("backend", ["host", "device"])
+def test_samples_made_in_python_are_counted(monkeypatch, backend):
+    own = NATIVE
+    if backend == "device":
+        own = {**NATIVE, **simulated.install_native(monkeypatch)}
+    with FastLoader(Numbered(48, range(0, 48, 6)), 8, num_workers=2, **own) as loader:
+        for epoch in (1, 2):
+            assert len(list(loader)) == 6
+            assert loader.stats().python_images == 8 * epoch
+        before = loader.stats()
+        list(loader)
+        assert loader.stats().since(before).python_images == 8
+        assert "24 of 144 samples (17%) were made in Python" in str(loader.report())
+
+
+@pytest.mark.parametrize("backend", ["host", "device"])
 def test_an_interrupt_anywhere_in_next_loses_no_batch_and_hangs_nothing(monkeypatch, backend):
     """Interrupt each bytecode of ``next()``. An interrupt inside a Python sampler would end it."""
     count = 4000

@@ -443,4 +443,7 @@ def test_the_plan_and_the_report_say_where_batches_are_made(mixed):
     assert "made in the main process by the transforms" in str(loader.plan)
     assert {"decode", "python", "collate", "epilogue"} <= loader.stats().stages.keys()
     assert loader.stats().images == len(loader.dataset)
+    made = sum(not path.endswith((".jpg", ".jpeg")) for path, _ in loader.dataset.samples)
+    assert 0 < made <= loader.stats().python_images < len(loader.dataset)
+    assert f"{loader.stats().python_images} of {len(loader.dataset)} samples" in str(loader.report())
     assert "num_workers >= 1" in str(loader.report())

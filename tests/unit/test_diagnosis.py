@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fastload.stats import diagnosis
@@ -229,7 +231,7 @@ def test_samples_made_in_python_are_named_and_count_against_the_rate():
     told = report(native(step_ms=1, decode=49, stages={"python": 45}))
     assert told.verdict.bottleneck is Bottleneck.PYTHON
     assert "samples that the native engine does not decode were made in Python, one after the other" in str(told)
-    assert "(101 batches had some, which took 45.0 ms in each)" in str(told)
+    assert "(45.0 ms in each of 101 batches)" in str(told)
     assert "convert those files to JPEG; print(loader.plan)" in told.verdict.remedy
     assert told.stats.loader_images_per_s <= 8 / 0.049
     seldom_waits = native(step_ms=50, decode=0.1, stages={"python": 45})
@@ -237,6 +239,20 @@ def test_samples_made_in_python_are_named_and_count_against_the_rate():
     assert "python 45.00" in str(told)
     few = report(native(step_ms=1, decode=4, stages={"python": 0.2}))
     assert few.verdict.bottleneck is Bottleneck.DECODE
+
+
+@pytest.mark.parametrize(("made", "told_so"), [(0.1, True), (0.01, False)])
+@pytest.mark.parametrize(("python", "which"), [(2, Bottleneck.DECODE), (45, Bottleneck.PYTHON)])
+def test_the_verdict_counts_samples_made_in_python(made, told_so, python, which):
+    """A folder with 10% PNG was told to raise num_workers, and no more."""
+    figures = native(step_ms=1, decode=49, stages={"python": python})
+    told = report(replace(figures, python_images=int(made * figures.images)))
+    assert told.verdict.bottleneck is which
+    count = f"{told.stats.python_images:,} of {figures.images:,} samples ({made:.0%}) were made in Python"
+    assert count in told.verdict.evidence
+    assert f"  {count}, which the native engine does not decode" in str(told).splitlines()
+    assert told.verdict.remedy.startswith("convert those files") is (told_so or which is Bottleneck.PYTHON)
+    assert "made in Python," not in str(report(native(step_ms=1, decode=49)))
 
 
 def test_no_loader_delivers_more_than_it_did_when_it_was_waited_for_all_the_time():

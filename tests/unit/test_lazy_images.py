@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from jpeg_writer import FACTORS, write_jpeg
 from photos import jpeg
 from PIL import Image, ImageEnhance, ImageFile, ImageFilter, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import functional, v2
 
 from fastload.engines import lazy_images
@@ -37,6 +38,10 @@ FILES = {
 @pytest.fixture(scope="module", autouse=True)
 def ended():
     yield
+    end()
+
+
+def end():
     lazy_images.uninstall()
     for name in ("im", "array"):  # of pending images, which are no more
         cls, attribute, _ = lazy_images._METHODS[name]
@@ -231,6 +236,7 @@ def test_functions_are_put_back():
     names = [(ImageOps, "solarize"), (ImageEnhance.Color, "__init__"), (ImageEnhance._Enhance, "enhance")]
     before = [getattr(holder, name) for holder, name in names]
     assert lazy_images.install()
+    Image.open(io.BytesIO(FILES["4:2:0"]))
     assert all(getattr(holder, name) is not old for (holder, name), old in zip(names, before, strict=True))
     lazy_images.uninstall()
     assert [getattr(holder, name) for holder, name in names] == before
@@ -401,11 +407,97 @@ def test_a_step_that_differs_is_left_to_pillow(monkeypatch):
     assert "hue" not in steps
 
 
+def methods():
+    return [vars(cls)[name] for cls, name, _ in lazy_images._METHODS.values()]
+
+
+@pytest.fixture
+def as_ever():
+    end()
+    yield
+    end()
+
+
+def test_without_a_jpeg_file_pillows_methods_stay(as_ever):
+    assert lazy_images.prepare()
+    before = methods()
+    assert lazy_images.install()
+    png = io.BytesIO()
+    Image.new("RGB", (9, 8)).save(png, "PNG")
+    Image.open(png).convert("RGB").crop((0, 0, 4, 4)).tobytes()
+    assert sum(now is not then for now, then in zip(methods(), before, strict=True)) == 1  # of the class of JPEG files
+    Image.open(io.BytesIO(FILES["4:2:0"]))
+    changed = [now is not then for now, then in zip(methods(), before, strict=True)]
+    assert changed == [name != "open" for name in lazy_images._METHODS]
+
+
+@pytest.mark.parametrize("name", ["crop", "_open"])
+def test_what_is_patched_before_the_first_file_stays(as_ever, monkeypatch, name):
+    """Such as by the user's ``worker_init_fn``."""
+    assert lazy_images.install()
+    cls = JpegImageFile if name == "_open" else Image.Image
+    former, called = getattr(cls, name), []
+    monkeypatch.setattr(cls, name, lambda self, *rest: (called.append(1), former(self, *rest))[1])
+    for _ in range(2):
+        with Image.open(io.BytesIO(FILES["4:2:0"])) as image:
+            assert type(vars(image.crop((0, 0, 4, 4)))["_im"]) is not Pending
+    assert len(called) == 2
+
+
+def statement(image):
+    image.load()
+
+
+def kept(image):
+    image.access = image.load()
+
+
+def inside(image):
+    statement(image)
+    [None][-1 if image.load() is None else 0]
+
+
+def mapped(image):
+    image.access = list(map(Image.Image.load, [image]))
+
+
+def unbound(image):
+    Image.Image.load(image)
+
+
+@pytest.mark.parametrize(
+    ("use", "decodes"), [(statement, False), (kept, True), (inside, True), (mapped, True), (unbound, True)]
+)
+def test_a_load_whose_result_is_dropped_decodes_nothing(monkeypatch, use, decodes):
+    decoded = []
+    decode = lazy_images._core.decode
+    monkeypatch.setattr(lazy_images._core, "decode", lambda *a, **rest: (decoded.append(a), decode(*a, **rest))[1])
+
+    def function(image):
+        image = image.convert("RGB")
+        use(image)
+        assert bool(decoded) is (decodes and type(vars(image)["_im"]) is not Pending)
+        return image
+
+    assert lazily(function, FILES["4:2:0"]) == lazily(lambda image: image.convert("RGB"), FILES["4:2:0"])
+
+
+def test_load_closes_the_file_without_decoding(tmp_path, monkeypatch):
+    path = tmp_path / "image.jpg"
+    path.write_bytes(FILES["4:2:0"])
+    monkeypatch.setattr(lazy_images._core, "decode", None)
+    assert lazy_images.install()
+    try:
+        image = Image.open(path)
+        file = image.fp
+        image.load()
+        assert (image.fp, file.closed, type(vars(image)["_im"])) == (None, True, Pending)
+    finally:
+        lazy_images.uninstall()
+
+
 def test_a_patched_pillow_stays_as_it_is(monkeypatch):
-    lazy_images.uninstall()
-    for name in ("im", "array"):
-        cls, attribute, _ = lazy_images._METHODS[name]
-        monkeypatch.setattr(cls, attribute, lazy_images._known.originals[name])
+    end()
     monkeypatch.delattr(lazy_images, "_known")
     monkeypatch.setattr(Image.Image, "crop", lambda self, box=None: self)
     assert not lazy_images.install()

@@ -47,6 +47,18 @@ PassRule pass_rule_from(const std::string& name) {
       ("pass_rule must be horizontal_first, tall_vertical_first or sliver_vertical_first, got " + name).c_str());
 }
 
+nb::bytes state_of(const Generator& generator) {
+  std::vector<std::uint8_t> state(generator.state_bytes());
+  generator.get_state(state.data());
+  return nb::bytes(state.data(), state.size());
+}
+
+void set_state(Generator& generator, const nb::bytes& state) {
+  if (!generator.set_state(reinterpret_cast<const std::uint8_t*>(state.data()), state.size())) {
+    throw nb::value_error("state must be what torch.Generator.get_state() returns");
+  }
+}
+
 namespace {
 
 using Array = nb::ndarray<std::uint8_t, nb::ndim<3>, nb::device::cpu>;
@@ -116,6 +128,15 @@ constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
     {"random_gaussian", DrawOp::Kind::random_gaussian},
     {"shuffle", DrawOp::Kind::shuffle},
     {"choose_weighted", DrawOp::Kind::choose_weighted},
+    {"python_choose", DrawOp::Kind::python_choose},
+    {"python_choose_weighted", DrawOp::Kind::python_choose_weighted},
+    {"python_shuffle", DrawOp::Kind::python_shuffle},
+    {"numpy_choose", DrawOp::Kind::numpy_choose},
+    {"python_resized_crop", DrawOp::Kind::python_resized_crop},
+    {"python_crop_or_pad", DrawOp::Kind::python_crop_or_pad},
+    {"center_crop_or_pad", DrawOp::Kind::center_crop_or_pad},
+    {"resize_keep_ratio", DrawOp::Kind::resize_keep_ratio},
+    {"python_augment", DrawOp::Kind::python_augment},
 };
 // Steps are ops too; their names are those of the fields of Step::Kind.
 constexpr std::pair<const char*, Step::Kind> kSteps[] = {
@@ -128,6 +149,7 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"invert", Step::Kind::invert},
     {"posterize", Step::Kind::posterize},
     {"solarize", Step::Kind::solarize},
+    {"solarize_add", Step::Kind::solarize_add},
     {"autocontrast", Step::Kind::autocontrast},
     {"equalize", Step::Kind::equalize},
     {"flip_horizontal", Step::Kind::flip_horizontal},
@@ -155,6 +177,18 @@ constexpr std::pair<const char*, PadMode> kPadModes[] = {
     {"reflect", PadMode::reflect},
     {"symmetric", PadMode::symmetric},
 };
+
+// Also sets the kind of the step that the level is for.
+DrawOp::Level level_from(const nb::dict& fields, Step& step) {
+  DrawOp::Level level = fastload::level_from(fields);
+  if (fields.contains("step")) step.kind = named(kSteps, nb::cast<std::string>(fields["step"]), "transform");
+  if (fields.contains("samplings")) {
+    for (const auto& name : nb::cast<std::vector<std::string>>(fields["samplings"])) {
+      level.samplings.push_back(named(kSamplings, name, "sampling"));
+    }
+  }
+  return level;
+}
 
 constexpr int kDeepest = 60;  // nesting of branches
 
@@ -245,7 +279,9 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
       } else if (name == "margins") {  // top, left, bottom, right
         const auto [top, left, bottom, right] = nb::cast<std::array<int, 4>>(value);
         op.step.box = {top, left, bottom, right};
-      } else {
+      } else if (name == "level") {
+        op.level = level_from(nb::cast<nb::dict>(value), op.step);
+      } else if (!set_python_field(op, name, value)) {
         throw nb::type_error((kind + " has no field " + name).c_str());
       }
     } catch (const nb::cast_error&) {
@@ -289,12 +325,6 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
                      {out.data(), out.stride(0), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1))});
 }
 
-nb::bytes state_of(const Generator& generator) {
-  std::uint8_t state[Generator::kStateBytes];
-  generator.get_state(state);
-  return nb::bytes(state, sizeof state);
-}
-
 // One sample's draws: ("ok" | "ambiguous_exp" | "crop_too_large", geometry or None, input of the unresolved exp).
 nb::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height,
                const std::vector<std::pair<float, float>>& known) {
@@ -336,6 +366,7 @@ void bind_draws(nb::module_& m) {
         "pass_rule"_a = "horizontal_first");
   nb::class_<Generator>(m, "Generator")
       .def(nb::init<std::uint64_t>(), "seed"_a)
+      .def("seed_others", &Generator::seed_others, "seed"_a)
       .def("seed", &Generator::seed, "seed"_a)
       .def("random", &Generator::random)
       .def("rand", &Generator::rand)
@@ -361,15 +392,7 @@ void bind_draws(nb::module_& m) {
           },
           "count"_a)
       .def("get_state", &state_of)
-      .def(
-          "set_state",
-          [](Generator& self, nb::bytes state) {
-            if (state.size() != Generator::kStateBytes ||
-                !self.set_state(reinterpret_cast<const std::uint8_t*>(state.data()))) {
-              throw nb::value_error("state must be what torch.Generator.get_state() returns");
-            }
-          },
-          "state"_a);
+      .def("set_state", &set_state, "state"_a);
   m.def("seed_for_index", &seed_for_index, "seed"_a, "epoch"_a, "index"_a);
 
   nb::class_<DrawPlan>(m, "DrawPlan")

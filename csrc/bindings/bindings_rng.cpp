@@ -231,7 +231,7 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
     const auto name = nb::cast<std::string>(key);
     try {
       const auto pair = [value = value] { return nb::cast<std::pair<double, double>>(value); };
-      const auto set = [](double (&to)[2], const std::pair<double, double>& from) {
+      const auto set = [](double(&to)[2], const std::pair<double, double>& from) {
         to[0] = from.first;
         to[1] = from.second;
       };
@@ -297,8 +297,9 @@ void add(DrawPlan& plan, const std::string& kind, const nb::kwargs& fields) {
 }
 
 // Applies steps, rotations, affine transforms and blurs to an image, whose memory may change; what draws does so by an
-// unseeded generator. Returns whether they fit it and the result fits `out`.
-bool apply_to(nb::sequence entries, Array image, Array out, const std::string& pass_rule) {
+// unseeded generator. With a generator, applies anything behind a first step. Returns whether they fit the image and
+// the result fits `out`.
+bool apply_to(nb::sequence entries, Array image, Array out, const std::string& pass_rule, Generator* given) {
   require_rows(image, "image");
   require_rows(out, "out");
   if (image.shape(2) != 3 || out.shape(2) != 3) throw nb::value_error("images must have 3 channels");
@@ -307,14 +308,15 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
   for (nb::handle entry : entries) {
     const auto [kind, fields] = nb::cast<std::pair<std::string, nb::dict>>(entry);
     const DrawOp op = op_from(kind, fields, 0);
-    if (op.kind != DrawOp::Kind::step && op.kind != DrawOp::Kind::random_rotation &&
+    if (given == nullptr && op.kind != DrawOp::Kind::step && op.kind != DrawOp::Kind::random_rotation &&
         op.kind != DrawOp::Kind::random_affine_v1 && op.kind != DrawOp::Kind::random_affine_v2 &&
         op.kind != DrawOp::Kind::random_gaussian) {
       throw nb::value_error((kind + " is no step").c_str());
     }
     if (!plan.add(op, error)) throw nb::value_error(error.c_str());
   }
-  Generator generator;
+  Generator unseeded;
+  Generator& generator = given != nullptr ? *given : unseeded;
   Geometry geometry;
   float unresolved = 0;
   const auto height = static_cast<int>(image.shape(0)), width = static_cast<int>(image.shape(1));
@@ -363,7 +365,7 @@ void bind_resample(nb::module_& m) {
 
 void bind_draws(nb::module_& m) {
   m.def("apply_steps", &apply_to, "steps"_a, "image"_a.noconvert(), "out"_a.noconvert(),
-        "pass_rule"_a = "horizontal_first");
+        "pass_rule"_a = "horizontal_first", "generator"_a = nb::none());
   nb::class_<Generator>(m, "Generator")
       .def(nb::init<std::uint64_t>(), "seed"_a)
       .def("seed_others", &Generator::seed_others, "seed"_a)

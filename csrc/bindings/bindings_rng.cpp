@@ -368,6 +368,7 @@ void bind_draws(nb::module_& m) {
         "pass_rule"_a = "horizontal_first", "generator"_a = nb::none());
   nb::class_<Generator>(m, "Generator")
       .def(nb::init<std::uint64_t>(), "seed"_a)
+      .def_ro_static("STATE_BYTES", &Generator::kStateBytes)
       .def("seed_others", &Generator::seed_others, "seed"_a)
       .def("seed", &Generator::seed, "seed"_a)
       .def("random", &Generator::random)

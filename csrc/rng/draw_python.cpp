@@ -136,7 +136,7 @@ PixelBox draw_python_crop(const DrawOp& op, OtherGenerators& others, int height,
     const double ratio = std::exp(python.uniform(op.logs[0], op.logs[1]));
     const double across = std::nearbyint(std::sqrt(target_area * ratio));
     const double down = std::nearbyint(std::sqrt(target_area / ratio));
-    if (across > width || down > height) continue;
+    if (!(across <= width && down <= height)) continue;
     const int top = below(python, height - static_cast<int>(down) + 1);
     const int left = below(python, width - static_cast<int>(across) + 1);
     return {top, left, static_cast<int>(down), static_cast<int>(across)};

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.ops_common import SAMPLINGS, pillow_fill, pillow_filter
-from fastload.pipeline.timm_functions import check_modules, check_object, check_same
+from fastload.pipeline.timm_functions import check_modules, check_object, check_same, is_own
 
 if TYPE_CHECKING:
     from fastload.pipeline.ops_common import Node, Place
@@ -150,8 +150,9 @@ def _augmentation(op: Any) -> list[Node]:
     if type(op).__name__ != "AugmentOp" or type(op).__module__ != "timm.data.auto_augment":
         raise Refused(f"{name_of(op)} stands where timm has an AugmentOp")
     check_object(op)
-    if op.name not in _LEVELS:
-        raise Refused(f"AugmentOp has the name {op.name!r}, which is not supported natively")
+    own = is_own(op.aug_fn) and (op.level_fn is None or is_own(op.level_fn))
+    if op.name not in _LEVELS or not own:
+        raise Refused(f"AugmentOp {op.name!r} is not timm's own, or not supported natively")
     step, use, fields = _LEVELS[op.name]
     level = {
         "magnitude": float(op.magnitude),

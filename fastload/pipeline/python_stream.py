@@ -11,6 +11,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
+from torch.utils.data._utils import worker
 
 from fastload import _core
 from fastload.pipeline.errors import Refused
@@ -59,6 +61,8 @@ def check_others() -> None:
             reason = "Python's random draws from another generator than its own; leave that as it is"
         if reason is None and not _is_numpys_own():
             reason = "numpy.random's choice, seed or bit generator was replaced; leave NumPy's as they are"
+        if reason is None and not {"_generate_state", "random", "seed"} <= set(worker._worker_loop.__code__.co_names):
+            reason = f"torch {torch.__version__} seeds Python and NumPy in workers otherwise than the native core"
         if reason is None and not _draws_alike():
             reason = "Python or NumPy draws random numbers otherwise here than the native core"
     if reason is not None:

@@ -74,7 +74,7 @@ def check_same(step: Any, nodes: list[Node], sizes: Iterable[tuple[int, int]] = 
     Raises:
         Refused: It does.
     """
-    key = type(step), repr(vars(step)), repr(nodes), tuple(sizes)
+    key = type(step), repr(vars(step)), repr(nodes), _constants(), tuple(sizes)
     if key not in _same:
         _same[key] = all(_is_same(step, nodes, size, seed) for size in key[-1] for seed in _SEEDS)
     if not _same[key]:
@@ -82,6 +82,21 @@ def check_same(step: Any, nodes: list[Node], sizes: Iterable[tuple[int, int]] = 
 
 
 _same: Final[dict[tuple[Any, ...], bool]] = {}
+
+
+def is_own(function: Any) -> bool:
+    """Whether a function is one of timm's, or timm's with some arguments given."""
+    if isinstance(function, partial):
+        return is_own(function.func)
+    if not isinstance(function, FunctionType) or function.__module__ not in MODULES:
+        return False
+    return vars(sys.modules[function.__module__]).get(function.__name__) is function
+
+
+def _constants() -> str:
+    """The numbers and tuples among the modules' globals."""
+    spaces = [vars(module) for name in MODULES if (module := imported(name)) is not None]
+    return repr([value for space in spaces for value in space.values() if isinstance(value, int | float | tuple)])
 
 
 def _is_same(step: Any, nodes: list[Node], size: tuple[int, int], seed: int) -> bool:

@@ -1,4 +1,4 @@
-"""States of the global generators as samples made in Python and the core hand them over.
+"""Hand the global generators' states to the core and back.
 
 A state is that of torch's default generator, as the core holds it; behind it those of Python's ``random`` and of NumPy,
 if the pipeline draws from one of these.

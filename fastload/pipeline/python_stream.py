@@ -1,4 +1,4 @@
-"""Check that the core draws as Python's ``random`` and NumPy's legacy generator do, and convert their states."""
+"""Compare the core's draws with Python's ``random`` and NumPy's, and convert states."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _lock: Final = threading.Lock()
 
 
 def draws_from_others(nodes: Iterable[Node]) -> bool:
-    """Whether any node, or a node in one of its branches, draws from Python's or NumPy's generator."""
+    """Whether any node, inner ones included, draws from Python's or NumPy's generator."""
     return any(
         kind in KINDS or any(draws_from_others(branch) for branch in fields.get("branches", ()))
         for kind, fields in nodes

@@ -158,7 +158,7 @@ def _is_near_reference(height: int, width: int, sigma: float) -> bool:
 
 @cache
 def probe() -> Image.Image:
-    """An image to try steps on: noise, gradients and flat areas, 61 pixels high and 47 wide."""
+    """An image to try steps on: noise, gradients, flat areas; 61 x 47 pixels."""
     rows, columns = np.mgrid[0:61, 0:47]
     pixels = np.stack([rows * 4, columns * 5, rows + columns], axis=-1).astype(np.uint8)
     pixels[20:40] = np.random.default_rng(0).integers(0, 256, (20, 47, 3))

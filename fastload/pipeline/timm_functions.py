@@ -52,7 +52,7 @@ def check_modules() -> None:
 
 
 def check_object(step: Any) -> None:
-    """Refuse if a method of one of timm's objects, or of its class, was patched. Thread-safe.
+    """Refuse if a method of one of timm's objects was patched. Thread-safe.
 
     Raises:
         Refused: Names it.
@@ -64,7 +64,7 @@ def check_object(step: Any) -> None:
 
 
 def check_same(step: Any, nodes: list[Node], sizes: Iterable[tuple[int, int]] = ((61, 47),)) -> None:
-    """Refuse if a transform of the installed timm draws or does something else than its nodes.
+    """Refuse if timm's transform draws or does something else than its nodes.
 
     Args:
         step: The transform.
@@ -128,7 +128,7 @@ class _Copies:
         self._spaces: dict[str, dict[str, Any]] = {}
 
     def of(self, thing: Any) -> Any:
-        """Copy a function, or an object and those that it holds. Of an object, return what is called."""
+        """Copy a function, or an object and those it holds, and return what to call."""
         if isinstance(thing, list | tuple):
             return type(thing)(self.of(part) for part in thing)
         if isinstance(thing, partial):

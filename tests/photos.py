@@ -139,9 +139,9 @@ def rand_augment_of_timm():
     return timm_data.create_transform(SIZE, is_training=True, interpolation="random", **how)
 
 
-_OF_IMAGES = (randaugment_v1, jitter_v2, turns_v2, train_v1, train_v2, eval_v1, eval_v2, random_crop, orders_v1)
-if importlib.util.find_spec("timm") is not None:
-    _OF_IMAGES = (*_OF_IMAGES, rand_augment_of_timm)
+_OF_PYTHON = (orders_v1, *([rand_augment_of_timm] if importlib.util.find_spec("timm") is not None else []))
+OF_PYTHON = [f.__name__ for f in _OF_PYTHON]
+_OF_IMAGES = (randaugment_v1, jitter_v2, turns_v2, train_v1, train_v2, eval_v1, eval_v2, random_crop, *_OF_PYTHON)
 _OF_TENSORS = (train_on_tensors, eval_on_tensors, erasing_v1, erasing_v2, erasing_bytes)
 PIPELINES = {f.__name__: f for f in (*_OF_IMAGES, *_OF_TENSORS)}
 

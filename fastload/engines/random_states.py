@@ -45,5 +45,5 @@ def stream_of_worker(base_seed: int, number: int, *, others: bool) -> _core.Rand
         return _core.RandomStream.from_seed(base_seed + number)
     of_torch = _core.Generator(base_seed + number).get_state()
     python = random.Random(base_seed + number)
-    legacy = np.random.RandomState(worker._generate_state(base_seed, number))
+    legacy = np.random.RandomState(worker._generate_state(base_seed, number))  # type: ignore[no-untyped-call]
     return _core.RandomStream(of_torch + python_bytes(python.getstate()) + numpy_bytes(legacy.get_state()))

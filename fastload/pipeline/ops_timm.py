@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.ops_common import SAMPLINGS, pillow_fill, pillow_filter
-from fastload.pipeline.timm_functions import check_modules, check_object, check_same, is_own
+from fastload.pipeline.timm_functions import check_modules, check_same, is_own
 
 if TYPE_CHECKING:
     from fastload.pipeline.ops_common import Node, Place
@@ -99,10 +99,11 @@ def resized_crop(step: Any, place: Place) -> list[Node]:
 def crop_or_pad(step: Any, place: Place) -> list[Node]:
     """Read a RandomCropOrPad or a CenterCropOrPad."""
     check_modules()
-    fields = {**_sized(step, place, step.size), "mode": str(step.padding_mode), "fill": pillow_fill(step, step.fill)}
+    sides = _sized(step, place, step.size)
+    fields = {**sides, "mode": str(step.padding_mode), "fill": pillow_fill(step, step.fill)}
     kind = "python_crop_or_pad" if type(step).__name__ == "RandomCropOrPad" else "center_crop_or_pad"
     nodes: list[Node] = [(kind, fields)]
-    height, width = fields["height"], fields["width"]
+    height, width = sides["height"], sides["width"]
     check_same(step, nodes, ((height + 7, width - width // 3), (height - height // 4, width + 10), (height, width)))
     return nodes
 
@@ -149,7 +150,6 @@ def _augmentation(op: Any) -> list[Node]:
     """Read an AugmentOp."""
     if type(op).__name__ != "AugmentOp" or type(op).__module__ != "timm.data.auto_augment":
         raise Refused(f"{name_of(op)} stands where timm has an AugmentOp")
-    check_object(op)
     own = is_own(op.aug_fn) and (op.level_fn is None or is_own(op.level_fn))
     if op.name not in _LEVELS or not own:
         raise Refused(f"AugmentOp {op.name!r} is not timm's own, or not supported natively")
@@ -162,7 +162,7 @@ def _augmentation(op: Any) -> list[Node]:
         "step": step,
         **fields,
     }
-    how = {}
+    how: dict[str, Any] = {}
     if use in _SAMPLED:
         if use.startswith("shift"):
             level["slope"] = float(op.hparams["translate_const"])
@@ -172,7 +172,7 @@ def _augmentation(op: Any) -> list[Node]:
         if not isinstance(fill, tuple) or len(fill) != 3:
             raise Refused(f"{op.name} has fillcolor={fill!r}; give it three numbers")
         names = [_sampling(op, one) for one in (resample if isinstance(resample, list | tuple) else [resample])]
-        how = {"fill": pillow_fill(op, fill)}
+        how["fill"] = pillow_fill(op, fill)
         if isinstance(resample, list | tuple):
             level["samplings"] = names
         else:

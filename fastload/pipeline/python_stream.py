@@ -57,7 +57,7 @@ def check_others() -> None:
     """
     with _lock:
         reason = _FUNCTIONS.patched()
-        if reason is None and type(random._inst) is not random.Random:  # type: ignore[attr-defined]
+        if reason is None and type(random._inst) is not random.Random:
             reason = "Python's random draws from another generator than its own; leave that as it is"
         if reason is None and not _is_numpys_own():
             reason = "numpy.random's choice, seed or bit generator was replaced; leave NumPy's as they are"
@@ -90,7 +90,7 @@ def python_state(data: bytes) -> tuple[Any, ...]:
 def numpy_bytes(state: Any) -> bytes:
     """Convert what ``numpy.random.get_state()`` returns to the core's layout."""
     _, words, *rest = state
-    return words.tobytes() + struct.pack("<IId", *rest)
+    return bytes(words) + struct.pack("<IId", *rest)
 
 
 def numpy_state(data: bytes) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ def numpy_state(data: bytes) -> tuple[Any, ...]:
 
 
 def _parsed(data: bytes) -> tuple[np.ndarray[Any, np.dtype[np.uint32]], tuple[int, int, float]]:
-    return np.frombuffer(data, np.uint32, 624), struct.unpack_from("<IId", data, 624 * 4)  # type: ignore[return-value]
+    return np.frombuffer(data, np.uint32, 624), struct.unpack_from("<IId", data, 624 * 4)
 
 
 @cache

@@ -18,7 +18,7 @@ import numpy as np
 from fastload import _core
 from fastload.pipeline.calibration import calibrate
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.monkeypatch_check import Functions, Originals, imported
+from fastload.pipeline.monkeypatch_check import Functions, imported
 from fastload.pipeline.python_stream import numpy_bytes, python_bytes
 from fastload.pipeline.step_calibration import probe
 
@@ -33,7 +33,6 @@ _NOTHING: Final[Node] = ("pad", {"margins": (0, 0, 0, 0)})
 _lock: Final = threading.Lock()
 _functions: Final = {name: Functions() for name in MODULES}
 _learnt: Final[set[str]] = set()
-_originals: Final = Originals(())
 
 
 def check_modules() -> None:
@@ -49,18 +48,6 @@ def check_modules() -> None:
                 _learnt.add(name)
             if (reason := functions.patched()) is not None:
                 raise Refused(reason)
-
-
-def check_object(step: Any) -> None:
-    """Refuse if a method of one of timm's objects was patched. Thread-safe.
-
-    Raises:
-        Refused: Names it.
-    """
-    with _lock:
-        _originals.add(type(step))
-        if (reason := _originals.patched(step)) is not None:
-            raise Refused(reason)
 
 
 def check_same(step: Any, nodes: list[Node], sizes: Iterable[tuple[int, int]] = ((61, 47),)) -> None:

@@ -11,7 +11,7 @@ import types
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import PIPELINES, assert_same, both, epochs_of, jpeg, make_folder, mix_in, pixels, train_v1
+from photos import OF_PYTHON, PIPELINES, assert_same, both, epochs_of, jpeg, make_folder, mix_in, pixels, train_v1
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset
 from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
 from torchvision.datasets.folder import default_loader
@@ -47,7 +47,7 @@ def test_pipelines(folder, name):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", ["train_v1", "eval_v2"])
+@pytest.mark.parametrize("name", ["train_v1", "eval_v2", *OF_PYTHON])
 def test_numbers_of_workers(folder, workers, name):
     check(folder, PIPELINES[name], num_workers=workers)
 
@@ -62,9 +62,10 @@ def test_no_shuffle(folder):
     check(folder, shuffle=False, batch_size=1, num_workers=3)
 
 
+@pytest.mark.parametrize("name", ["train_v1", *OF_PYTHON])
 @pytest.mark.matrix
-def test_persistent_workers(folder):
-    check(folder, persistent_workers=True, run={"count": 3})
+def test_persistent_workers(folder, name):
+    check(folder, PIPELINES[name], persistent_workers=True, run={"count": 3})
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -88,7 +89,9 @@ def test_batch_sampler(folder):
     check(folder, shuffle=None, batch_size=1, build=build)
 
 
-@pytest.mark.parametrize("name", ["train_v1", "eval_v1", "random_crop", "train_on_tensors", "erasing_v1", "erasing_v2"])
+@pytest.mark.parametrize(
+    "name", ["train_v1", "eval_v1", "random_crop", "train_on_tensors", "erasing_v1", "erasing_v2", *OF_PYTHON]
+)
 @pytest.mark.matrix
 def test_other_formats_among_the_jpegs(mixed, name):
     check(mixed, PIPELINES[name], num_workers=3, batch_size=4)

@@ -15,7 +15,7 @@ import torch
 import torchvision.transforms as v1
 from backends import simulated
 from children import exit_code, forked
-from photos import PIPELINES, assert_same, eval_v1, jpeg, make_folder, mix_in, random_crop, train_v1
+from photos import PIPELINES, assert_same, eval_v1, jpeg, make_folder, mix_in, orders_v1, random_crop, train_v1
 from PIL import Image, ImageFile
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
 from torchvision.datasets import ImageFolder
@@ -216,6 +216,24 @@ def test_a_transform_that_changes_between_batches(mixed, native_batches):
 
     check(lambda: ImageFolder(mixed, train_v1()), native_batches, {"device": "cpu"}, between=between, batch_size=3)
     assert native_batches["torch"]  # the Lambda
+
+
+def test_a_transform_that_begins_to_draw_from_python_between_batches(mixed, native_batches):
+    def between(loader, number):
+        loader.dataset.transform = (train_v1, orders_v1)[number % 3 != 2]()
+
+    check(lambda: ImageFolder(mixed, train_v1()), native_batches, {"device": "cpu"}, between=between, batch_size=2)
+    assert native_batches["native"] > native_batches["torch"]
+
+
+def test_an_error_in_the_first_batch_that_draws_from_python(mixed, native_batches):
+    def between(loader, number):
+        loader.dataset.transform = orders_v1()
+        loader.dataset.samples[5] = ("no such file.jpg", 0)
+
+    run = {"between": between, "batch_size": 3, "shuffle": False, "epochs": 1}
+    check(lambda: ImageFolder(mixed, train_v1()), native_batches, **run)
+    assert native_batches["torch"] == 1
 
 
 def test_iterators_at_the_same_time_and_one_inside_another(mixed, native_batches):

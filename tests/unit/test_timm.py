@@ -76,10 +76,18 @@ def test_a_difference_shows_in_pixels_and_in_draws():
         changed = {**fields, "level": {**fields["level"], **change}}
         assert not all(timm_functions._is_same(op, [(kind, changed)], (61, 47), seed) for seed in range(3)), change
     assert not timm_functions._is_same(op, [(kind, {**fields, "fill": (1, 2, 4)})], (61, 47), 1)
+    invert = timm_data.auto_augment.AugmentOp("Invert", 1.0, 9, {})
+    ((kind, fields),) = ops_timm._augmentation(invert)
+    changed = {**fields, "level": {**fields["level"], "deviation": 0.5}}  # which only draws
+    assert not timm_functions._is_same(invert, [(kind, changed)], (61, 47), 1)
 
 
-def _refusal(root, *steps):
-    read = read_recipe(ImageFolder(root, v1.Compose([v1.RandomResizedCrop(9), *steps, v1.ToTensor()])))
+def _read(root, step):
+    return read_recipe(ImageFolder(root, v1.Compose([v1.RandomResizedCrop(9), step, v1.ToTensor()])))
+
+
+def _refusal(root, step):
+    read = _read(root, step)
     assert isinstance(read, Refusal)
     return read.reasons[0]
 
@@ -93,6 +101,7 @@ def test_what_is_not_timms_own_is_refused(root, monkeypatch):
     assert "chooses by weights" in _refusal(root, augment.rand_augment_transform("rand-m9-tweights"))
     assert "RandAugment.__call__ was patched" in _refusal(root, _with(made, "__call__", lambda image: image))
     assert "where timm has an AugmentOp" in _refusal(root, augment.RandAugment([v1.RandomInvert()]))
+    assert isinstance(_read(root, augment.rand_augment_transform("rand-m9-n1")), Recipe)
     with monkeypatch.context() as patch:
         patch.setattr(augment, "_LEVEL_DENOM", 11.0)
         assert "something else in the installed timm" in _refusal(root, augment.rand_augment_transform("rand-m9-n1"))

@@ -10,6 +10,7 @@ import enum
 import itertools
 import math
 import os
+import random
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -103,18 +104,28 @@ def verify(
     """
     if batches is not None and batches < 1:
         raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
-    kept = torch.get_rng_state()
+    kept = torch.get_rng_state(), *_other_states()
     try:
         torchs = _as_torch(_make_loader(loader, seed))
-        theirs, made = _batches(torchs, seed, batches), _make_loader(loader, seed)
+        theirs, made = _batches(torchs, seed, batches, kept[1:]), _make_loader(loader, seed)
         with _as_ours(made) as fast:
-            ours = _batches(fast, seed, batches)
+            ours = _batches(fast, seed, batches, kept[1:])
             if isinstance(fast.num_workers, AutoWorkers):  # the epoch's number of workers is known once it has begun
                 ours = itertools.chain(list(itertools.islice(ours, 1)), ours)
                 torchs.num_workers = int(fast.num_workers)
             return _compare(fast, torchs, theirs, ours)
     finally:
-        torch.set_rng_state(kept)
+        _set_states(*kept)
+
+
+def _other_states() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state(legacy=False)
+
+
+def _set_states(of_torch: torch.Tensor, of_python: Any, of_numpy: Any) -> None:
+    torch.set_rng_state(of_torch)
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
 
 
 def _as_ours(loader: DataLoader[Any]) -> AbstractContextManager[FastLoader[Any]]:
@@ -160,14 +171,14 @@ def _make_loader(loader: Any, seed: int) -> DataLoader[Any]:
     return made
 
 
-def _batches(loader: DataLoader[Any], seed: int, count: int | None) -> Iterator[Any]:
+def _batches(loader: DataLoader[Any], seed: int, count: int | None, others: tuple[Any, Any]) -> Iterator[Any]:
     """Yield batches, then the error if there is one, with separate random states per loader."""
     generators = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
     own = [g.get_state() for g in generators]
     state, iterator, number = torch.Generator().manual_seed(seed).get_state(), None, 0
     drawn = own
     while count is None or number < count:
-        torch.set_rng_state(state)
+        _set_states(state, *others)
         for generator, saved in zip(generators, drawn, strict=True):
             generator.set_state(saved)
         try:
@@ -178,7 +189,7 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None) -> Iterator[
             break
         except Exception as error:  # noqa: BLE001 - an error is a result, to be compared
             batch = error
-        state, drawn = torch.get_rng_state(), [g.get_state() for g in generators]
+        state, others, drawn = torch.get_rng_state(), _other_states(), [g.get_state() for g in generators]
         for generator, saved in zip(generators, own, strict=True):
             generator.set_state(saved)
         number += 1

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from fastload.pipeline.ops import OPS
+from fastload.pipeline.ops import OPS, TIMMS_OPS
 from fastload.pipeline.transform_roles import ROLES
 
 PAGE = Path(__file__).parents[1] / "docs" / "plan.md"
@@ -27,9 +27,12 @@ _OTHERS = {
 def listed() -> str:
     """The list, as Markdown."""
     lines = ["| transform | draws | also on tensors | its bits are right because |", "|---|---|---|---|"]
-    for name, op in OPS.items():
+    rows = [(f"`{name}`", op) for name, op in OPS.items()] + [
+        (f"timm's `{name}`", op) for name, op in TIMMS_OPS.items()
+    ]
+    for name, op in rows:
         draws, moves = ("yes" if flag else "" for flag in (op.draws, op.moves))
-        lines.append(f"| `{name}` | {draws} | {moves} | {op.why} |")
+        lines.append(f"| {name} | {draws} | {moves} | {op.why} |")
     lines.append("")
     for role, what in _OTHERS.items():
         names = ", ".join(f"`{name}`" for name, known in ROLES.items() if known == role)

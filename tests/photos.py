@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import itertools
 from collections.abc import Callable, Iterator
@@ -171,7 +172,28 @@ class Encoded:
         return self.transform(Image.open(io.BytesIO(data)).convert("RGB")), target
 
 
-_OF_IMAGES = (randaugment_v1, jitter_v2, turns_v2, train_v1, train_v2, eval_v1, eval_v2, random_crop)
+def orders_v1():
+    """Draws from Python's random, too."""
+    some = [v1.RandomRotation(30), v1.ColorJitter(0.3, 0.3), v1.Compose([v1.RandomInvert(), v1.RandomHorizontalFlip()])]
+    steps = [
+        v1.RandomResizedCrop(SIZE),
+        v1.RandomOrder(some),
+        v1.RandomChoice(some, [1, 0.5, 2]),
+        v1.RandomChoice(some),
+    ]
+    return v1.Compose([*steps, v1.ToTensor()])
+
+
+def rand_augment_of_timm():
+    """Draws from Python's random and from NumPy, too."""
+    timm_data = importlib.import_module("timm.data")
+    how = {"auto_augment": "rand-m9-mmax9-mstd0.5-inc1"}
+    return timm_data.create_transform(SIZE, is_training=True, interpolation="random", **how)
+
+
+_OF_PYTHON = (orders_v1, *([rand_augment_of_timm] if importlib.util.find_spec("timm") is not None else []))
+OF_PYTHON = [f.__name__ for f in _OF_PYTHON]
+_OF_IMAGES = (randaugment_v1, jitter_v2, turns_v2, train_v1, train_v2, eval_v1, eval_v2, random_crop, *_OF_PYTHON)
 _OF_TENSORS = (train_on_tensors, eval_on_tensors, erasing_v1, erasing_v2, erasing_bytes)
 PIPELINES = {f.__name__: f for f in (*_OF_IMAGES, *_OF_TENSORS)}
 

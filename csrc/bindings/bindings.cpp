@@ -70,4 +70,5 @@ NB_MODULE(_core, m) {
   fastload::bind_batch(m);
   fastload::bind_color(m);
   fastload::bind_transform(m);
+  fastload::bind_python_random(m);
 }

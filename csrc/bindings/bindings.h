@@ -10,6 +10,7 @@
 #include <nanobind/nanobind.h>
 
 #include "resample/resample.h"
+#include "rng/draw_plan.h"
 
 namespace fastload {
 
@@ -19,6 +20,7 @@ void bind_draws(nanobind::module_& m);
 void bind_batch(nanobind::module_& m);
 void bind_color(nanobind::module_& m);
 void bind_transform(nanobind::module_& m);
+void bind_python_random(nanobind::module_& m);
 
 // Holds a contiguous view of any bytes-like object. Create and destroy with the GIL.
 class BytesView {
@@ -42,5 +44,9 @@ class BytesView {
 
 Filter filter_from(const std::string& name);
 PassRule pass_rule_from(const std::string& name);
+nanobind::bytes state_of(const Generator& generator);
+void set_state(Generator& generator, const nanobind::bytes& state);                  // throws a ValueError
+DrawOp::Level level_from(const nanobind::dict& fields);                              // without its samplings
+bool set_python_field(DrawOp& op, const std::string& name, nanobind::handle value);  // false: there is none of the name
 
 }  // namespace fastload

@@ -145,17 +145,12 @@ class BoundJob {
   nb::object generator_before(std::size_t sample) {
     Generator generator;
     if (!held_.job->generator_before(sample, generator)) return nb::none();
-    std::uint8_t state[Generator::kStateBytes];
-    generator.get_state(state);
-    return nb::bytes(state, sizeof state);
+    return state_of(generator);
   }
 
   void skip(nb::bytes state_after) {
     Generator generator;
-    if (state_after.size() != Generator::kStateBytes ||
-        !generator.set_state(reinterpret_cast<const std::uint8_t*>(state_after.data()))) {
-      throw nb::value_error("state_after must be what torch.Generator.get_state() returns");
-    }
+    set_state(generator, state_after);
     held_.job->skip(generator);
   }
 
@@ -345,10 +340,7 @@ void bind_batch(nb::module_& m) {
   nb::class_<RandomStream>(m, "RandomStream")
       .def(nb::new_([](nb::bytes state) {
              Generator generator;
-             if (state.size() != Generator::kStateBytes ||
-                 !generator.set_state(reinterpret_cast<const std::uint8_t*>(state.data()))) {
-               throw nb::value_error("state must be what torch.Generator.get_state() returns");
-             }
+             set_state(generator, state);
              return std::make_shared<RandomStream>(generator);
            }),
            "state"_a)

@@ -47,6 +47,18 @@ PassRule pass_rule_from(const std::string& name) {
       ("pass_rule must be horizontal_first, tall_vertical_first or sliver_vertical_first, got " + name).c_str());
 }
 
+nb::bytes state_of(const Generator& generator) {
+  std::vector<std::uint8_t> state(generator.state_bytes());
+  generator.get_state(state.data());
+  return nb::bytes(state.data(), state.size());
+}
+
+void set_state(Generator& generator, const nb::bytes& state) {
+  if (!generator.set_state(reinterpret_cast<const std::uint8_t*>(state.data()), state.size())) {
+    throw nb::value_error("state must be what torch.Generator.get_state() returns");
+  }
+}
+
 namespace {
 
 using Array = nb::ndarray<std::uint8_t, nb::ndim<3>, nb::device::cpu>;
@@ -116,6 +128,15 @@ constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
     {"random_gaussian", DrawOp::Kind::random_gaussian},
     {"shuffle", DrawOp::Kind::shuffle},
     {"choose_weighted", DrawOp::Kind::choose_weighted},
+    {"python_choose", DrawOp::Kind::python_choose},
+    {"python_choose_weighted", DrawOp::Kind::python_choose_weighted},
+    {"python_shuffle", DrawOp::Kind::python_shuffle},
+    {"numpy_choose", DrawOp::Kind::numpy_choose},
+    {"python_resized_crop", DrawOp::Kind::python_resized_crop},
+    {"python_crop_or_pad", DrawOp::Kind::python_crop_or_pad},
+    {"center_crop_or_pad", DrawOp::Kind::center_crop_or_pad},
+    {"resize_keep_ratio", DrawOp::Kind::resize_keep_ratio},
+    {"python_augment", DrawOp::Kind::python_augment},
 };
 // Steps are ops too; their names are those of the fields of Step::Kind.
 constexpr std::pair<const char*, Step::Kind> kSteps[] = {
@@ -128,6 +149,7 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"invert", Step::Kind::invert},
     {"posterize", Step::Kind::posterize},
     {"solarize", Step::Kind::solarize},
+    {"solarize_add", Step::Kind::solarize_add},
     {"autocontrast", Step::Kind::autocontrast},
     {"equalize", Step::Kind::equalize},
     {"flip_horizontal", Step::Kind::flip_horizontal},
@@ -155,6 +177,18 @@ constexpr std::pair<const char*, PadMode> kPadModes[] = {
     {"reflect", PadMode::reflect},
     {"symmetric", PadMode::symmetric},
 };
+
+// Also sets the kind of the step that the level is for.
+DrawOp::Level level_from(const nb::dict& fields, Step& step) {
+  DrawOp::Level level = fastload::level_from(fields);
+  if (fields.contains("step")) step.kind = named(kSteps, nb::cast<std::string>(fields["step"]), "transform");
+  if (fields.contains("samplings")) {
+    for (const auto& name : nb::cast<std::vector<std::string>>(fields["samplings"])) {
+      level.samplings.push_back(named(kSamplings, name, "sampling"));
+    }
+  }
+  return level;
+}
 
 constexpr int kDeepest = 60;  // nesting of branches
 
@@ -197,7 +231,7 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
     const auto name = nb::cast<std::string>(key);
     try {
       const auto pair = [value = value] { return nb::cast<std::pair<double, double>>(value); };
-      const auto set = [](double (&to)[2], const std::pair<double, double>& from) {
+      const auto set = [](double(&to)[2], const std::pair<double, double>& from) {
         to[0] = from.first;
         to[1] = from.second;
       };
@@ -245,7 +279,9 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
       } else if (name == "margins") {  // top, left, bottom, right
         const auto [top, left, bottom, right] = nb::cast<std::array<int, 4>>(value);
         op.step.box = {top, left, bottom, right};
-      } else {
+      } else if (name == "level") {
+        op.level = level_from(nb::cast<nb::dict>(value), op.step);
+      } else if (!set_python_field(op, name, value)) {
         throw nb::type_error((kind + " has no field " + name).c_str());
       }
     } catch (const nb::cast_error&) {
@@ -261,8 +297,9 @@ void add(DrawPlan& plan, const std::string& kind, const nb::kwargs& fields) {
 }
 
 // Applies steps, rotations, affine transforms and blurs to an image, whose memory may change; what draws does so by an
-// unseeded generator. Returns whether they fit it and the result fits `out`.
-bool apply_to(nb::sequence entries, Array image, Array out, const std::string& pass_rule) {
+// unseeded generator. With a generator, applies anything behind a first step. Returns whether they fit the image and
+// the result fits `out`.
+bool apply_to(nb::sequence entries, Array image, Array out, const std::string& pass_rule, Generator* given) {
   require_rows(image, "image");
   require_rows(out, "out");
   if (image.shape(2) != 3 || out.shape(2) != 3) throw nb::value_error("images must have 3 channels");
@@ -271,14 +308,15 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
   for (nb::handle entry : entries) {
     const auto [kind, fields] = nb::cast<std::pair<std::string, nb::dict>>(entry);
     const DrawOp op = op_from(kind, fields, 0);
-    if (op.kind != DrawOp::Kind::step && op.kind != DrawOp::Kind::random_rotation &&
+    if (given == nullptr && op.kind != DrawOp::Kind::step && op.kind != DrawOp::Kind::random_rotation &&
         op.kind != DrawOp::Kind::random_affine_v1 && op.kind != DrawOp::Kind::random_affine_v2 &&
         op.kind != DrawOp::Kind::random_gaussian) {
       throw nb::value_error((kind + " is no step").c_str());
     }
     if (!plan.add(op, error)) throw nb::value_error(error.c_str());
   }
-  Generator generator;
+  Generator unseeded;
+  Generator& generator = given != nullptr ? *given : unseeded;
   Geometry geometry;
   float unresolved = 0;
   const auto height = static_cast<int>(image.shape(0)), width = static_cast<int>(image.shape(1));
@@ -287,12 +325,6 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
   nb::gil_scoped_release release;
   return apply_steps(geometry.steps, rule, {image.data(), image.stride(0), height, width},
                      {out.data(), out.stride(0), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1))});
-}
-
-nb::bytes state_of(const Generator& generator) {
-  std::uint8_t state[Generator::kStateBytes];
-  generator.get_state(state);
-  return nb::bytes(state, sizeof state);
 }
 
 // One sample's draws: ("ok" | "ambiguous_exp" | "crop_too_large", geometry or None, input of the unresolved exp).
@@ -333,9 +365,11 @@ void bind_resample(nb::module_& m) {
 
 void bind_draws(nb::module_& m) {
   m.def("apply_steps", &apply_to, "steps"_a, "image"_a.noconvert(), "out"_a.noconvert(),
-        "pass_rule"_a = "horizontal_first");
+        "pass_rule"_a = "horizontal_first", "generator"_a = nb::none());
   nb::class_<Generator>(m, "Generator")
       .def(nb::init<std::uint64_t>(), "seed"_a)
+      .def_ro_static("STATE_BYTES", &Generator::kStateBytes)
+      .def("seed_others", &Generator::seed_others, "seed"_a)
       .def("seed", &Generator::seed, "seed"_a)
       .def("random", &Generator::random)
       .def("rand", &Generator::rand)
@@ -361,15 +395,7 @@ void bind_draws(nb::module_& m) {
           },
           "count"_a)
       .def("get_state", &state_of)
-      .def(
-          "set_state",
-          [](Generator& self, nb::bytes state) {
-            if (state.size() != Generator::kStateBytes ||
-                !self.set_state(reinterpret_cast<const std::uint8_t*>(state.data()))) {
-              throw nb::value_error("state must be what torch.Generator.get_state() returns");
-            }
-          },
-          "state"_a);
+      .def("set_state", &set_state, "state"_a);
   m.def("seed_for_index", &seed_for_index, "seed"_a, "epoch"_a, "index"_a);
 
   nb::class_<DrawPlan>(m, "DrawPlan")

@@ -113,6 +113,12 @@ void solarize(Image image, double threshold) {
                 [last](std::uint8_t value) { return value <= last ? value : static_cast<std::uint8_t>(255 - value); });
 }
 
+void solarize_add(Image image, int added) {
+  for_each_byte(image, [added](std::uint8_t value) {
+    return value < 128 ? static_cast<std::uint8_t>(std::min(255, value + added)) : value;
+  });
+}
+
 void autocontrast(Image image) {
   if (is_empty(image)) return;
   const Bounds bounds = kernels().bounds(joined(image));

@@ -31,6 +31,7 @@ void to_grayscale(Image image);
 void invert(Image image);
 void posterize(Image image, int bits);         // 1 to 8
 void solarize(Image image, double threshold);  // inverts levels not below it
+void solarize_add(Image image, int added);     // timm's: adds to levels below 128, at most to 255; added >= 0
 void autocontrast(Image image);
 void equalize(Image image);
 

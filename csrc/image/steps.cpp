@@ -39,6 +39,7 @@ class Work {
       case Kind::invert: invert(image_); return true;
       case Kind::posterize: posterize(image_, static_cast<int>(step.value)); return true;
       case Kind::solarize: solarize(image_, static_cast<int>(step.value)); return true;
+      case Kind::solarize_add: solarize_add(image_, static_cast<int>(step.value)); return true;
       case Kind::autocontrast: autocontrast(image_); return true;
       case Kind::equalize: equalize(image_); return true;
       case Kind::flip_horizontal: return turn(Transpose::flip_horizontal);

@@ -22,6 +22,7 @@ struct Step {
     invert,           //
     posterize,        // value: bits
     solarize,         // value: the threshold, a whole number
+    solarize_add,     // value: what is added to levels below 128, at most to 255; a whole number
     autocontrast,     //
     equalize,         //
     flip_horizontal,  //

@@ -250,7 +250,9 @@ bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& 
     outcome.geometry = job.spec_.geometry[index];
     fastload::complete(outcome.geometry, header);
   } else {
-    Generator generator(job.spec_.seeds.empty() ? 0 : job.spec_.seeds[index]);
+    const std::uint64_t seed = job.spec_.seeds.empty() ? 0 : job.spec_.seeds[index];
+    Generator generator(seed);
+    if (job.spec_.plan->draws_others()) generator.seed_others(seed);
     const DrawStatus status =
         job.spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height), *known,
                             outcome.geometry, unresolved);

@@ -4,6 +4,7 @@
 #include "image/blur.h"
 #include "image/gaussian.h"
 #include "rng/draw_plan.h"
+#include "rng/draw_python.h"
 
 namespace fastload {
 namespace {
@@ -68,6 +69,7 @@ std::string fault(const DrawOp& op) {
     if (hue.on && (hue.low < -0.5 || hue.high > 0.5)) return "hue must be within [-0.5, 0.5]";
   }
   if (std::string reason = affine_fault(op); !reason.empty()) return reason;
+  if (std::string reason = fault_of_python(op); !reason.empty()) return reason;
   if (op.kind == Kind::random_gaussian) {
     const auto odd = [](int taps) { return taps % 2 == 1 && taps >= 1 && taps <= kMostTaps; };
     const DrawOp::Jitter& sigma = op.jitters[0];

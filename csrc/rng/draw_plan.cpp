@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "rng/draw_python.h"
+
 namespace fastload {
 namespace {
 
@@ -118,6 +120,7 @@ bool DrawPlan::add(const DrawOp& op, std::string& error) {
   error = erases_ ? "nothing can follow an erasing" : fault(op);
   if (!error.empty()) return false;
   erases_ = op.kind == DrawOp::Kind::random_erasing;
+  draws_others_ = draws_others_ || draws_from_others(op);
   ops_.push_back(op);
   return true;
 }
@@ -252,20 +255,22 @@ class Run {
   DrawStatus apply_policy(const DrawOp& op);
   DrawStatus apply_shuffled(const DrawOp& op);
   DrawStatus apply_weighted(const DrawOp& op);
-  void rotate(const DrawOp& op);
+  DrawStatus apply_augmentation(const DrawOp& op);
+  DrawStatus crop_or_pad(const DrawOp& op, OtherGenerators* others);
+  void rotate(double angle, const std::optional<std::array<double, 2>>& center, const Step& how);
   void transform(const DrawOp& op);
 
   double drawn(const DrawOp::Jitter& range, double otherwise) {
     return range.on ? generator_.uniform(range.low, range.high, rule_) : otherwise;
   }
-  std::array<double, 2> center_for(const DrawOp& op) const {
-    return op.center.value_or(std::array<double, 2>{course_.size.width * 0.5, course_.size.height * 0.5});
+  std::array<double, 2> or_middle(const std::optional<std::array<double, 2>>& center) const {
+    return center.value_or(std::array<double, 2>{course_.size.width * 0.5, course_.size.height * 0.5});
   }
-  void add_affine(const DrawOp& op, const std::array<double, 6>& matrix) {
+  void add_affine(const Step& how, const std::array<double, 6>& matrix) {
     Step& step = course_.add(Step::Kind::affine);
     step.matrix = matrix;
-    step.sampling = op.step.sampling;
-    step.fill = op.step.fill;
+    step.sampling = how.sampling;
+    step.fill = how.fill;
   }
 
   UniformRule rule_;
@@ -318,16 +323,45 @@ DrawStatus Run::apply_weighted(const DrawOp& op) {
   return second >= most * (1 - kClose) ? DrawStatus::crop_too_large : apply(op.branches[chosen]);
 }
 
-// torchvision's RandomRotation by way of Image.rotate, which copies or transposes at some angles.
-void Run::rotate(const DrawOp& op) {
-  const double angle = drawn(op.jitters[0], 0), turned = modulo_360(angle);
+// Image.rotate, which copies or transposes at some angles.
+void Run::rotate(double angle, const std::optional<std::array<double, 2>>& center, const Step& how) {
+  const double turned = modulo_360(angle);
   const bool square = course_.size.height == course_.size.width;
-  if (!op.center && turned == 0) return;
-  if (!op.center && (turned == 180 || (square && (turned == 90 || turned == 270)))) {
+  if (!center && turned == 0) return;
+  if (!center && (turned == 180 || (square && (turned == 90 || turned == 270)))) {
     course_.add(turned == 90 ? Step::Kind::rotate_90 : turned == 180 ? Step::Kind::rotate_180 : Step::Kind::rotate_270);
     return;
   }
-  add_affine(op, rotation_matrix(angle, center_for(op)));
+  add_affine(how, rotation_matrix(angle, or_middle(center)));
+}
+
+DrawStatus Run::apply_augmentation(const DrawOp& op) {
+  const Size image = course_.size;
+  const Augmentation made = draw_augmentation(op, *generator_.others, image.height, image.width);
+  if (!made.valid) return DrawStatus::crop_too_large;
+  if (made.angle) {
+    rotate(*made.angle, std::nullopt, *made.step);
+  } else if (made.step) {
+    course_.geometry.steps.push_back(*made.step);
+  }
+  return DrawStatus::ok;
+}
+
+// timm's crop_or_pad and center_crop_or_pad.
+DrawStatus Run::crop_or_pad(const DrawOp& op, OtherGenerators* others) {
+  const Size image = course_.size;
+  const PixelBox box = draw_crop_or_pad(op, others, image.height, image.width);
+  const int top = std::max(-box.top, 0), left = std::max(-box.left, 0);
+  const int bottom = std::max(box.top + box.height - image.height, 0);
+  const int right = std::max(box.left + box.width - image.width, 0);
+  if (top > 0 || left > 0 || bottom > 0 || right > 0) {
+    Step step = op.step;
+    step.kind = Step::Kind::pad;
+    step.box = {top, left, bottom, right};
+    if (!course_.append(step)) return DrawStatus::crop_too_large;
+  }
+  course_.crop(std::max(box.top, 0), std::max(box.left, 0), box.height, box.width);
+  return DrawStatus::ok;
 }
 
 // torchvision's RandomAffine.
@@ -344,7 +378,7 @@ void Run::transform(const DrawOp& op) {
   const double scale = drawn(op.jitters[1], 1);
   const double shear_x = drawn(op.jitters[2], 0), shear_y = drawn(op.jitters[3], 0);
   const bool v2 = op.kind == DrawOp::Kind::random_affine_v2;
-  add_affine(op, inverse_affine_matrix(center_for(op), angle, translate, scale, {shear_x, shear_y}, v2));
+  add_affine(op.step, inverse_affine_matrix(or_middle(op.center), angle, translate, scale, {shear_x, shear_y}, v2));
 }
 
 DrawStatus Run::apply(const DrawOp& op) {
@@ -399,7 +433,7 @@ DrawStatus Run::apply(const DrawOp& op) {
       break;
     case Kind::auto_augment_v1: return apply_policy(op);
     case Kind::color_jitter: jitter(op, rule_, generator_, course_); break;
-    case Kind::random_rotation: rotate(op); break;
+    case Kind::random_rotation: rotate(drawn(op.jitters[0], 0), op.center, op.step); break;
     case Kind::random_affine_v1:
     case Kind::random_affine_v2: transform(op); break;
     case Kind::random_gaussian: {
@@ -410,6 +444,33 @@ DrawStatus Run::apply(const DrawOp& op) {
     }
     case Kind::shuffle: return apply_shuffled(op);
     case Kind::choose_weighted: return apply_weighted(op);
+    case Kind::python_choose:
+    case Kind::python_choose_weighted:
+    case Kind::python_shuffle:
+    case Kind::numpy_choose:
+      for (const std::size_t branch : draw_branches(op, *generator_.others)) {
+        const DrawStatus status = apply(op.branches[branch]);
+        if (status != DrawStatus::ok) return status;
+      }
+      break;
+    case Kind::python_resized_crop: {
+      const PixelBox box = draw_python_crop(op, *generator_.others, image.height, image.width);
+      const Filter filter = draw_filter(op, *generator_.others);
+      if (box.height < 1 || box.width < 1) return DrawStatus::crop_too_large;
+      course_.crop(box.top, box.left, box.height, box.width);
+      course_.resize(op.height, op.width, filter);
+      break;
+    }
+    case Kind::resize_keep_ratio: {
+      const PixelBox box = draw_kept_ratio(op, *generator_.others, image.height, image.width);
+      const Filter filter = draw_filter(op, *generator_.others);
+      if (box.height < 1 || box.width < 1) return DrawStatus::crop_too_large;
+      course_.resize(box.height, box.width, filter);
+      break;
+    }
+    case Kind::python_crop_or_pad: return crop_or_pad(op, &*generator_.others);
+    case Kind::center_crop_or_pad: return crop_or_pad(op, nullptr);
+    case Kind::python_augment: return apply_augmentation(op);
     case Kind::random_erasing:
       if (!(generator_.rand() < static_cast<float>(op.p))) break;
       return draw_erasing(op, rule_, known_, image, generator_, course_.geometry.erased, unresolved);
@@ -421,8 +482,9 @@ DrawStatus Run::apply(const DrawOp& op) {
 
 DrawStatus DrawPlan::run(Generator& generator, int width, int height, const std::vector<KnownExp>& known,
                          Geometry& geometry, float& unresolved) const {
-  const Generator before = generator;
   geometry = {};
+  if (draws_others_ && !generator.others) return DrawStatus::crop_too_large;
+  const Generator before = generator;
   Run run(uniform_rule, known, generator, geometry, {height, width});
   const DrawStatus status = run.apply(ops_);
   unresolved = run.unresolved;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,16 @@ struct DrawOp {
     random_gaussian,      // jitters: sigma; height and width: of the kernel
     shuffle,              // branches: all of them, in the order of a drawn permutation
     choose_weighted,      // branches and chances, one for each: one of them is drawn by torch.multinomial
+    // The following draw from Python's generator, one of them from NumPy's; see draw_python.h.
+    python_choose,           // branches: one of them, by random.choice
+    python_choose_weighted,  // branches, and chances summed up: one of them, by random.choices
+    python_shuffle,          // branches: all of them, in the order of random.shuffle
+    numpy_choose,            // branches: count of them, by numpy.random.choice
+    python_resized_crop,     // height, width, scale, ratio, logs, filter or filters: timm's
+    python_crop_or_pad,      // height, width; step's mode and fill: timm's RandomCropOrPad
+    center_crop_or_pad,      // the same; no draw
+    resize_keep_ratio,       // height, width, longest, p, scale, by_area, aspect_p, logs, filter or filters: timm's
+    python_augment,          // p, level, step: timm's AugmentOp
   };
   // How a draw r of rand() meets p. torch compares the float32 draw with p rounded to float32; .item() gives a double.
   enum class Comparison { less, less_or_equal, less_as_double };
@@ -43,6 +54,37 @@ struct DrawOp {
     bool on = false;
     double low = 0;
     double high = 0;
+  };
+  // How timm's AugmentOp turns a magnitude into an argument: magnitude / 10 * slope + intercept, which may be negated
+  // by chance and truncated; at most `most`; added to `base` or subtracted from it; at least `least`.
+  struct Level {
+    enum class Use {
+      nothing,
+      value,           // of the step
+      bits,            // the same; 8 or more change nothing
+      angle,           // degrees, with one of samplings, as are the next six
+      shear_x,         //
+      shear_y,         //
+      shift_x,         // pixels
+      shift_y,         //
+      part_of_width,   // shift
+      part_of_height,  //
+      radius,          // of a blur
+      largest_radius,  // half of it
+    };
+    Use use = Use::nothing;
+    double magnitude = 10;
+    double deviation = 0;  // of a normal distribution; infinite: uniform from 0 to magnitude
+    double highest = 10;   // magnitude
+    double slope = 0;
+    double intercept = 0;
+    bool negates = false;
+    bool whole = false;
+    bool subtracts = false;
+    double most = std::numeric_limits<double>::infinity();
+    double base = 0;
+    double least = -std::numeric_limits<double>::infinity();
+    std::vector<Sampling> samplings;  // one of them is drawn; none: the step's
   };
   Kind kind = Kind::horizontal_flip;
   int height = 0;
@@ -60,6 +102,13 @@ struct DrawOp {
   std::array<Jitter, 4> jitters;
   std::optional<std::array<double, 2>> translate;  // the most, as parts of width and height
   std::optional<std::array<double, 2>> center;     // x and y; none: the image's
+  std::vector<Filter> filters;                     // one of them is drawn; none: `filter`
+  double logs[2] = {0, 0};                         // math.log of a ratio's bounds, computed by Python
+  double longest = 0;                              // weight of the longer side's ratio
+  double aspect_p = 0;
+  bool by_area = false;
+  int count = 1;
+  Level level;
 };
 
 // Why an op's arguments are invalid; empty if they are not.
@@ -85,7 +134,7 @@ enum class DrawStatus {
   // with torch (x is `unresolved`), append {x, exp(x)} to `known` and run again. About one sample in 50,000.
   ambiguous_exp,
   // A crop larger than the image, or a resize to nothing: torchvision pads or raises. Or a weighted choice so close
-  // that it depends on how torch's logarithm rounds.
+  // that it depends on how torch's logarithm rounds. Or a step that Pillow may refuse.
   crop_too_large,
 };
 
@@ -100,6 +149,8 @@ class DrawPlan {
   // erasing.
   bool add(const DrawOp& op, std::string& error);
 
+  bool draws_others() const { return draws_others_; }  // from Python's or NumPy's generator
+
   UniformRule uniform_rule;
   // Draws one sample's parameters for an image of width x height, in torchvision's order. Changes `generator` only if
   // it returns ok.
@@ -109,6 +160,7 @@ class DrawPlan {
  private:
   std::vector<DrawOp> ops_;
   bool erases_ = false;
+  bool draws_others_ = false;
 };
 
 }  // namespace fastload

@@ -89,16 +89,31 @@ void Generator::randperm(int* order, int count) {
   }
 }
 
-void Generator::get_state(std::uint8_t out[kStateBytes]) const {
+void Generator::seed_others(std::uint64_t seed) {
+  others = OtherGenerators{PythonRandom(seed), NumpyRandom(static_cast<std::uint32_t>(seed))};
+}
+
+void Generator::get_state(std::uint8_t* out) const {
   store<std::uint64_t>(out + kSeedAt, initial_seed_);
   store<std::int32_t>(out + kLeftAt, left_);
   store<std::int32_t>(out + kSeededAt, 1);
   store<std::uint64_t>(out + kNextAt, next_);
   for (std::uint32_t i = 0; i < kBlock; ++i) store<std::uint64_t>(out + kWordsAt + 8 * i, state_[i]);
   std::memcpy(out + kNormalsAt, normals_.data(), normals_.size());
+  if (!others) return;
+  others->python.get_state(out + kStateBytes);
+  others->numpy.get_state(out + kStateBytes + Twister::kStateBytes);
 }
 
-bool Generator::set_state(const std::uint8_t in[kStateBytes]) {
+bool Generator::set_state(const std::uint8_t* in, std::size_t bytes) {
+  std::optional<OtherGenerators> beyond;
+  if (bytes == kStateBytes + OtherGenerators::kStateBytes) {
+    beyond.emplace();
+    const std::uint8_t* const at = in + kStateBytes;
+    if (!beyond->python.set_state(at) || !beyond->numpy.set_state(at + Twister::kStateBytes)) return false;
+  } else if (bytes != kStateBytes) {
+    return false;
+  }
   const auto left = load<std::int32_t>(in + kLeftAt);
   const auto next = load<std::uint64_t>(in + kNextAt);
   // `left` and `next` are redundant, except before the first block.
@@ -116,6 +131,7 @@ bool Generator::set_state(const std::uint8_t in[kStateBytes]) {
     state_[i] = static_cast<std::uint32_t>(load<std::uint64_t>(in + kWordsAt + 8 * i));
   }
   std::memcpy(normals_.data(), in + kNormalsAt, normals_.size());
+  others = beyond;
   return true;
 }
 

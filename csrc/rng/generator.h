@@ -1,9 +1,12 @@
-// torch's CPU generator and its draws, bit for bit. Knows neither Python nor torch.
+// torch's CPU generator and its draws, bit for bit, and what a worker has besides. Knows neither Python nor torch.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+
+#include "rng/python_random.h"
 
 namespace fastload {
 
@@ -14,12 +17,16 @@ struct UniformRule {
   bool excludes_upper = true;  // a result that rounds up to `to` becomes `from`
 };
 
-// torch's CPU generator: at::mt19937. Copyable (2.5 KB).
+// torch's CPU generator: at::mt19937. Copyable (2.5 KB; 7.5 with the generators of Python and NumPy).
 class Generator {
  public:
   static constexpr std::size_t kStateBytes = 5056;  // of torch.Generator.get_state()
 
   explicit Generator(std::uint64_t seed = 5489) { this->seed(seed); }
+
+  // Those of Python and NumPy, if any transform draws from them.
+  std::optional<OtherGenerators> others;
+  void seed_others(std::uint64_t seed);  // as a sample whose draws depend only on its index is seeded
 
   void seed(std::uint64_t seed);  // torch.manual_seed(seed); as there, only the low 32 bits affect the stream
   std::uint32_t random();
@@ -32,9 +39,11 @@ class Generator {
 
   void randperm(int* order, int count);  // torch.randperm(count)
 
-  // torch.Generator's get_state() and set_state() layout, including cached normal samples (no op here draws any).
-  void get_state(std::uint8_t out[kStateBytes]) const;
-  bool set_state(const std::uint8_t in[kStateBytes]);  // false, and no change, if the state is invalid
+  // torch.Generator's get_state() and set_state() layout, including cached normal samples (no op here draws any); then
+  // the states of `others`, if there are any: Python's and NumPy's.
+  std::size_t state_bytes() const { return kStateBytes + (others ? OtherGenerators::kStateBytes : 0); }
+  void get_state(std::uint8_t* out) const;
+  bool set_state(const std::uint8_t* in, std::size_t bytes);  // false, and no change, if the state is invalid
 
  private:
   void next_block();

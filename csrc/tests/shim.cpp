@@ -131,7 +131,9 @@ double shim_time(const ShimJob* shim_job, const std::uint8_t* data, std::ptrdiff
 std::size_t shim_generator_bytes() { return sizeof(Generator); }
 void shim_seed(Generator* generator, std::uint64_t seed) { generator->seed(seed); }
 void shim_get_state(const Generator* generator, std::uint8_t* out) { generator->get_state(out); }
-int shim_set_state(Generator* generator, const std::uint8_t* in) { return generator->set_state(in) ? 1 : 0; }
+int shim_set_state(Generator* generator, const std::uint8_t* in) {
+  return generator->set_state(in, Generator::kStateBytes) ? 1 : 0;
+}
 std::uint64_t shim_seed_for_index(std::uint64_t seed, std::uint64_t epoch, std::uint64_t index) {
   return seed_for_index(seed, epoch, index);
 }

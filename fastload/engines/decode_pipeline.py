@@ -41,6 +41,7 @@ from fastload.engines.decode_batch import (
     wrapped,
 )
 from fastload.engines.loader_state import ITERATOR_CLOSED
+from fastload.engines.random_states import state_of_seed, stream_of_worker
 from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
 from fastload.torch_workers.processes import JOIN_S
@@ -105,7 +106,8 @@ class DecodePipeline:
         self._pin = pin
         self._device = device
         self._ahead = ahead
-        self._streams = [_core.RandomStream.from_seed(base_seed + w) for w in range(workers)]
+        others = recipe.pipeline.draws_others
+        self._streams = [stream_of_worker(base_seed, number, others=others) for number in range(workers)]
         self._batches: deque[Batch] = deque()
         self._number = 0  # of the next batch, if the pipeline is empty
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the pipeline's thread
@@ -395,7 +397,7 @@ class DecodePipeline:
         if not self._recipe.pipeline.draws:
             return None
         if self._by_index:
-            return _core.Generator(batch.seeds[sample]).get_state()
+            return state_of_seed(batch.seeds[sample], others=self._recipe.pipeline.draws_others)
         return batch.job.generator_before(sample)  # type: ignore[no-any-return]
 
     def _finish_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:

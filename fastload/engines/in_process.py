@@ -25,7 +25,8 @@ from fastload.device.normalize import host_images, layout_of, table_images
 from fastload.engines.decode_batch import drawn, exp_of, stage_totals, unchanging
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
 from fastload.engines.parity_results import key_of, warn_fallback
-from fastload.engines.sample_process import batch_of_one, located, made_here, set_state, state_now
+from fastload.engines.random_states import set_state, state_now, state_of_seed
+from fastload.engines.sample_process import batch_of_one, located, made_here
 from fastload.engines.sample_seeding import SeededByIndex, random_states_kept
 from fastload.memory.limits import pins
 from fastload.pipeline.eligibility import read_loader
@@ -92,7 +93,8 @@ class InProcessFetcher:
         state = failure = None
         try:
             if type(indices) in (list, tuple):  # others may be iterated only once
-                state = state_now() if self._seeds is None else None
+                others = self._known is not None and self._known[1].pipeline.draws_others
+                state = state_now(others=others) if self._seeds is None else None
                 return self._natively(indices, state)
         except Exception as error:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's
             if not isinstance(error, _UnsupportedError) and error.args != (ITERATOR_CLOSED,):
@@ -134,6 +136,8 @@ class InProcessFetcher:
             if known is None:
                 raise _UnsupportedError
             recipe = known[1]
+            if recipe.pipeline.draws_others and state is not None and len(state) == _core.Generator.STATE_BYTES:
+                raise _UnsupportedError  # the transforms have changed, and the others' states are not at hand
             sources, targets = [], []
             for entry in recipe.resolve(indices):
                 source, target = recipe.locate_resolved(entry)
@@ -191,12 +195,12 @@ class InProcessFetcher:
                 if draws:
                     set_state(before_of(sample))
                 made[sample] = made_here(recipe, sources[sample], tuple(pixels.shape[1:3]))
-                states[sample] = state_now()
+                states[sample] = state_now(others=recipe.pipeline.draws_others)
             self._in_python_s += time.monotonic() - begun
 
         def before_of(sample: int) -> bytes:
             if seeds is not None:
-                return _core.Generator(seeds[sample]).get_state()
+                return state_of_seed(seeds[sample], others=recipe.pipeline.draws_others)
             return job.generator_before(sample) or b""
 
         while job.wait() == "requested":

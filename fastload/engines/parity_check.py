@@ -10,6 +10,7 @@ from torch.utils.data import default_collate
 
 from fastload import _core
 from fastload.engines.decode_batch import TookTooLongError, exp_of
+from fastload.engines.random_states import state_of_seed
 from fastload.options import LEVELS_OFF
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _compare(
     timeout_s: float | None,
 ) -> tuple[bool, str | None]:
     """Return whether the core supports a sample, and how the two results differ."""
-    state = _core.Generator(index + 1).get_state()
+    state = state_of_seed(index + 1, others=recipe.pipeline.draws_others)
     located = process.located(index, timeout_s)
     if isinstance(located, str):  # no difference if the dataset itself raises too
         expected, _ = process.batch(index, state, timeout_s)

@@ -26,6 +26,7 @@ from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
 
 from fastload.engines.decode_batch import TookTooLongError, check_size, working_directory, wrapped
+from fastload.engines.random_states import set_state, state_now
 from fastload.nvtx import stages
 from fastload.pipeline.datasets import BytesPath
 from fastload.pipeline.reader import pixel_limit
@@ -172,11 +173,11 @@ class SampleProcess:
     def sample(
         self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str
     ) -> tuple[Any, bytes]:
-        """Make one sample from a state of torch's default generator. Blocks.
+        """Make one sample from a state of the generators. Blocks.
 
         Returns:
             A pair: the sample's pixels, ``(H, W, 3)`` uint8, with its box to erase, or the error that torch's worker
-            would send; and the generator's state afterwards.
+            would send; and the generators' state afterwards.
 
         Raises:
             RuntimeError: The process has ended.
@@ -351,7 +352,7 @@ def _sample(recipe: Recipe, source: Any, state: bytes | None, size: tuple[int, .
         result: Any = made_here(recipe, source, size)
     except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
         result = wrapped(worker, where)
-    return result, state_now()
+    return result, state_now(others=recipe.pipeline.draws_others)
 
 
 def made_here(
@@ -385,7 +386,7 @@ def batch_of_one(recipe: Recipe, index: Any, state: bytes | None) -> tuple[Any, 
         batch = default_collate([recipe.dataset[index]])
     except Exception:  # noqa: BLE001 - the sample raises again in its turn
         batch = None
-    return batch, state_now()
+    return batch, state_now(others=recipe.pipeline.draws_others)
 
 
 def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
@@ -395,16 +396,6 @@ def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
         return batch_of_one(recipe, index, state)
     finally:
         _utils.worker._worker_info = None
-
-
-def set_state(state: bytes) -> None:
-    """Set the state of torch's default generator."""
-    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
-def state_now() -> bytes:
-    """Return the state of torch's default generator."""
-    return torch.get_rng_state().numpy().tobytes()
 
 
 _HANDLERS: Final[dict[str, Callable[..., Any]]] = {

@@ -17,6 +17,7 @@ from fastload.pipeline.ops_affine import random_affine, random_rotation
 from fastload.pipeline.ops_blur import gaussian_blur
 from fastload.pipeline.ops_common import SAMPLINGS, is_v2, pillow_fill, pillow_filter, solarize_threshold
 from fastload.pipeline.ops_order import random_apply, random_choice, random_order
+from fastload.pipeline.ops_timm import auto_augment, crop_or_pad, rand_augment, resize_keep_ratio, resized_crop
 from fastload.pipeline.step_calibration import is_reference
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 
@@ -360,3 +361,14 @@ OPS: Final[dict[str, Op]] = {
     "AutoAugment": Op(_auto_augment, True, False, _FLOATS),
 }
 """By the name of torchvision's class, v1 and v2."""
+
+
+TIMMS_OPS: Final[dict[str, Op]] = {
+    "RandomResizedCropAndInterpolation": Op(resized_crop, True, False, _INTEGERS),
+    "ResizeKeepRatio": Op(resize_keep_ratio, True, False, _INTEGERS),
+    "RandomCropOrPad": Op(crop_or_pad, True, False, _MOVES),
+    "CenterCropOrPad": Op(crop_or_pad, False, False, _MOVES),
+    "RandAugment": Op(rand_augment, True, False, _FLOATS),
+    "AutoAugment": Op(auto_augment, True, False, _FLOATS),
+}
+"""By the name of timm's class."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +22,18 @@ def random_apply(step: Any, place: Place) -> list[Node]:
 
 
 def random_order(step: Any, place: Place) -> list[Node]:
-    """Read v2's RandomOrder."""
-    _check_generator(step)
+    """Read a RandomOrder."""
     before = place.approximate
     branches = [_sized_alike(step, [inner], place) for inner in step.transforms]
     if place.approximate != before:
         raise Refused(f"{name_of(step)} holds {place.approximate}, which is approximate; put it outside of it")
-    return [("shuffle", {"branches": branches})]
+    return [("shuffle" if is_v2(step) else "python_shuffle", {"branches": branches})]
 
 
 def random_choice(step: Any, place: Place) -> list[Node]:
-    """Read v2's RandomChoice."""
-    _check_generator(step)
+    """Read a RandomChoice."""
     stream = calibrate_stream()
-    if stream is None or not stream.weighted:
+    if is_v2(step) and (stream is None or not stream.weighted):
         raise Refused(f"{name_of(step)} draws by torch.multinomial, otherwise here than the native core; leave it out")
     places = [replace(place) for _ in step.transforms]
     branches = [place.read([inner], at) for inner, at in zip(step.transforms, places, strict=True)]
@@ -42,7 +41,11 @@ def random_choice(step: Any, place: Place) -> list[Node]:
         raise Refused(f"{name_of(step)} gives images of several sizes; put what resizes or crops outside of it")
     place.size = places[0].size
     place.approximate = next((at.approximate for at in places if at.approximate is not None), None)
-    return [("choose_weighted", {"branches": branches, "chances": [float(p) for p in step.p]})]
+    if is_v2(step):
+        return [("choose_weighted", {"branches": branches, "chances": [float(p) for p in step.p]})]
+    weights = [1] * len(branches) if step.p is None else step.p
+    sums = [float(total) for total in itertools.accumulate(weights)]
+    return [("python_choose_weighted", {"branches": branches, "chances": sums})]
 
 
 def _sized_alike(step: Any, transforms: Any, place: Place) -> list[Node]:
@@ -51,8 +54,3 @@ def _sized_alike(step: Any, transforms: Any, place: Place) -> list[Node]:
     if place.size != before:
         raise Refused(f"{name_of(step)} changes the size of some images; put what resizes or crops outside of it")
     return inner
-
-
-def _check_generator(step: Any) -> None:
-    if not is_v2(step):
-        raise Refused(f"{name_of(step)} of torchvision's v1 draws from Python's random module; use v2's")

@@ -168,6 +168,7 @@ def _plan(pipeline: Pipeline) -> _core.DrawPlan:
 def _options(pipeline: Pipeline) -> dict[str, Any]:
     calibration = calibrate()
     filters = {fields["filter"] for _, fields in leaves(pipeline.nodes) if "filter" in fields}
+    filters |= {name for _, fields in leaves(pipeline.nodes) for name in fields.get("filters", ())}
     if not calibration.subsamplings:
         raise Refused(f"Pillow {calibration.pillow} decodes JPEG otherwise than libjpeg {calibration.libjpeg}")
     for name in filters:

@@ -128,7 +128,7 @@ def differing_step(nodes: Iterable[Node]) -> str | None:
 def is_reference(node: Node, function: Callable[[Image.Image], Image.Image]) -> bool:
     """Whether a function does what a step's reference does, tried on one image."""
     kind, fields = node
-    wanted, got = REFERENCES[kind](_probe(), **fields), function(_probe())
+    wanted, got = REFERENCES[kind](probe(), **fields), function(probe())
     return bool(np.array_equal(np.asarray(got), np.asarray(wanted)))
 
 
@@ -148,7 +148,7 @@ def _spread(low: float, high: float) -> tuple[float, ...]:
 @cache
 def _is_near_reference(height: int, width: int, sigma: float) -> bool:
     """Whether a blur is at most one level off."""
-    image = _probe().resize((max(47, width), max(61, height)))
+    image = probe().resize((max(47, width), max(61, height)))
     wanted = np.asarray(functional.gaussian_blur(image, [width, height], [sigma, sigma]))
     got = np.empty_like(wanted)
     fields = {"height": height, "width": width, "jitters": [(sigma, sigma), None, None, None]}
@@ -157,8 +157,8 @@ def _is_near_reference(height: int, width: int, sigma: float) -> bool:
 
 
 @cache
-def _probe() -> Image.Image:
-    """Noise, gradients and flat areas, 61 pixels high and 47 wide."""
+def probe() -> Image.Image:
+    """An image to try steps on: noise, gradients, flat areas; 61 x 47 pixels."""
     rows, columns = np.mgrid[0:61, 0:47]
     pixels = np.stack([rows * 4, columns * 5, rows + columns], axis=-1).astype(np.uint8)
     pixels[20:40] = np.random.default_rng(0).integers(0, 256, (20, 47, 3))
@@ -168,7 +168,7 @@ def _probe() -> Image.Image:
 
 @cache
 def _same_as_reference(kind: str, fields: tuple[tuple[str, Any], ...]) -> bool:
-    wanted = np.asarray(REFERENCES[kind](_probe(), **dict(fields)))
+    wanted = np.asarray(REFERENCES[kind](probe(), **dict(fields)))
     got = np.empty_like(wanted)
-    fits = _core.apply_steps([(kind, dict(fields))], np.array(_probe()), got)
+    fits = _core.apply_steps([(kind, dict(fields))], np.array(probe()), got)
     return fits and bool(np.array_equal(got, wanted))

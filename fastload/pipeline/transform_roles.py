@@ -12,8 +12,9 @@ import torch
 import torchvision.transforms  # noqa: F401 - v1
 
 from fastload.pipeline.monkeypatch_check import Originals, imported
-from fastload.pipeline.ops import OPS
+from fastload.pipeline.ops import OPS, TIMMS_OPS, Op
 from fastload.pipeline.ops_common import V2
+from fastload.pipeline.timm_functions import MODULES as TIMMS_MODULES
 
 ROLES: Final = {
     "Compose": "compose",
@@ -30,8 +31,7 @@ ROLES: Final = {
     **dict.fromkeys(OPS, "op"),
 }
 """What a transform does to a pipeline, by the name of torchvision's class."""
-_TIMM: Final = "timm.data.transforms"
-_TIMMS_ROLES: Final = {"MaybeToTensor": "to_tensor", "MaybePILToTensor": "to_tensor"}
+_TIMMS_ROLES: Final = {"MaybeToTensor": "to_tensor", "MaybePILToTensor": "to_tensor", **dict.fromkeys(TIMMS_OPS, "op")}
 
 _roles: dict[type, str] = {torch.nn.Identity: "identity"}
 _learnt: set[str] = set()
@@ -40,15 +40,21 @@ ORIGINALS: Final = Originals((torch.nn.Identity,))
 
 def role_of(transform: Any) -> str | None:
     """A transform's role; ``None`` if its exact class is not supported natively."""
-    for name in ("torchvision.transforms", V2, _TIMM):
+    for name in ("torchvision.transforms", V2, *TIMMS_MODULES):
         if name not in _learnt and (module := imported(name)) is not None:
             _learn(module)
             _learnt.add(name)
     return _roles.get(type(transform))
 
 
+def op_of(transform: Any) -> Op:
+    """The row of the table of a transform whose role is ``"op"``."""
+    name = type(transform).__name__
+    return TIMMS_OPS[name] if type(transform).__module__ in TIMMS_MODULES else OPS[name]
+
+
 def _learn(module: Any) -> None:
-    for name, role in (_TIMMS_ROLES if module.__name__ == _TIMM else ROLES).items():
+    for name, role in (_TIMMS_ROLES if module.__name__ in TIMMS_MODULES else ROLES).items():
         cls = getattr(module, name, None)
         if isinstance(cls, type) and f"{cls.__module__}.".startswith(f"{module.__name__}."):  # else a user put it there
             ORIGINALS.add(cls)

@@ -19,11 +19,11 @@ from fastload.pipeline.erasing import Erasing, erased_by, read_erasing
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
-from fastload.pipeline.ops import OPS
 from fastload.pipeline.ops_blur import check_behind
 from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
+from fastload.pipeline.python_stream import check_others, draws_from_others
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
-from fastload.pipeline.transform_roles import ORIGINALS, role_of
+from fastload.pipeline.transform_roles import ORIGINALS, op_of, role_of
 from fastload.pipeline.watched_functions import check_libraries
 from fastload.pipeline.wrappers import parts_of
 
@@ -44,6 +44,7 @@ class Pipeline:
         nodes: The transforms of images and ``erasing`` for ``_core.DrawPlan.add``.
         size: ``(height, width)`` of every image at the end, pixels.
         draws: Whether anything is drawn at random.
+        draws_others: Whether some of it is drawn by Python's ``random`` or by NumPy.
         table: ``(3, 256)``: value that ``tensor`` gives each level of each channel; ``None`` if images stay uint8.
         erasing: Random erasing at the end; ``None`` if there is none.
         image: Type of a sample's image when it is collated.
@@ -56,6 +57,7 @@ class Pipeline:
     nodes: tuple[Node, ...]
     size: tuple[int, int]
     draws: bool
+    draws_others: bool
     table: torch.Tensor | None
     erasing: Erasing | None
     image: type[torch.Tensor]
@@ -93,7 +95,7 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
     steps = list(_flat(transform, 0))
     roles = [role_of(step) for step in steps]
     pairs = list(zip(steps, roles, strict=True))
-    draws = any(role == "erasing" or (role == "op" and OPS[type(step).__name__].draws) for step, role in pairs)
+    draws = any(role == "erasing" or (role == "op" and op_of(step).draws) for step, role in pairs)
     v2 = any(is_v2(step) for step in (transform, *steps))
     check_libraries(v2=v2)
     check_modes()
@@ -135,7 +137,10 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
     pixel_steps = tuple(step for step in steps if role_of(step) in ("op", "to_tensor"))
     image = type(_through(tensor, np.zeros((1, 1, 3), np.uint8)))
     names = tuple(type(step).__name__ for step in steps if role_of(step) == "op")
-    read = names, tuple(tensor), pixel_steps, tuple(nodes), place.size, draws, table, erasing, image
+    draws_others = draws_from_others(nodes)
+    if draws_others:
+        check_others()
+    read = names, tuple(tensor), pixel_steps, tuple(nodes), place.size, draws, draws_others, table, erasing, image
     return Pipeline(*read, place.approximate)
 
 
@@ -152,7 +157,7 @@ def _read(steps: Iterable[Any], place: Place) -> list[Node]:
             place.checked_v2 = True
         approximate = place.approximate
         try:
-            made = OPS[type(step).__name__].read(step, place)
+            made = op_of(step).read(step, place)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise Refused(f"{name_of(step)} has arguments that are not supported natively ({error})") from error
         check_behind(step, approximate, made)
@@ -164,7 +169,7 @@ def _check_on_tensor(step: Any, tensor: list[Any]) -> None:
     """Refuse what gives a tensor other values than Pillow's image, or would resize floats."""
     name = name_of(step)
     before = f"put it before {name_of(tensor[0])}"
-    if not OPS[type(step).__name__].moves:
+    if not op_of(step).moves:
         raise Refused(f"{name} comes after {name_of(tensor[-1])}, and changes tensors otherwise than images; {before}")
     if type(step).__name__ == "CenterCrop":
         _check_padding(step, tensor)

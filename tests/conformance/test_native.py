@@ -12,6 +12,7 @@ import pytest
 import torch
 import torchvision.transforms as v1
 from photos import (
+    OF_PYTHON,
     PIPELINES,
     Encoded,
     OwnCrop,
@@ -54,7 +55,7 @@ def test_pipelines(folder, name):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", ["train_v1", "eval_v2"])
+@pytest.mark.parametrize("name", ["train_v1", "eval_v2", *OF_PYTHON])
 def test_numbers_of_workers(folder, workers, name):
     check(folder, PIPELINES[name], num_workers=workers)
 
@@ -69,9 +70,10 @@ def test_no_shuffle(folder):
     check(folder, shuffle=False, batch_size=1, num_workers=3)
 
 
+@pytest.mark.parametrize("name", ["train_v1", *OF_PYTHON])
 @pytest.mark.matrix
-def test_persistent_workers(folder):
-    check(folder, persistent_workers=True, run={"count": 3})
+def test_persistent_workers(folder, name):
+    check(folder, PIPELINES[name], persistent_workers=True, run={"count": 3})
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -95,7 +97,9 @@ def test_batch_sampler(folder):
     check(folder, shuffle=None, batch_size=1, build=build)
 
 
-@pytest.mark.parametrize("name", ["train_v1", "eval_v1", "random_crop", "train_on_tensors", "erasing_v1", "erasing_v2"])
+@pytest.mark.parametrize(
+    "name", ["train_v1", "eval_v1", "random_crop", "train_on_tensors", "erasing_v1", "erasing_v2", *OF_PYTHON]
+)
 @pytest.mark.matrix
 def test_other_formats_among_the_jpegs(mixed, name):
     check(mixed, PIPELINES[name], num_workers=3, batch_size=4)

@@ -23,6 +23,7 @@ from photos import (
     eval_v1,
     jpeg,
     make_folder,
+    orders_v1,
     photos_fixture,
     random_crop,
     train_v1,
@@ -201,6 +202,24 @@ def test_a_transform_that_changes_between_batches(mixed, native_batches):
 
     check(lambda: ImageFolder(mixed, train_v1()), native_batches, {"device": "cpu"}, between=between, batch_size=3)
     assert native_batches["torch"]  # the Lambda
+
+
+def test_a_transform_that_begins_to_draw_from_python_between_batches(mixed, native_batches):
+    def between(loader, number):
+        loader.dataset.transform = (train_v1, orders_v1)[number % 3 != 2]()
+
+    check(lambda: ImageFolder(mixed, train_v1()), native_batches, {"device": "cpu"}, between=between, batch_size=2)
+    assert native_batches["native"] > native_batches["torch"]
+
+
+def test_an_error_in_the_first_batch_that_draws_from_python(mixed, native_batches):
+    def between(loader, number):
+        loader.dataset.transform = orders_v1()
+        loader.dataset.samples[5] = ("no such file.jpg", 0)
+
+    run = {"between": between, "batch_size": 3, "shuffle": False, "epochs": 1}
+    check(lambda: ImageFolder(mixed, train_v1()), native_batches, **run)
+    assert native_batches["torch"] == 1
 
 
 def test_iterators_at_the_same_time_and_one_inside_another(mixed, native_batches):

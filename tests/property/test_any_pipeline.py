@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 import torchvision.transforms as v1
 from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from photos import MEAN, STD, photos_fixture
+from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -93,6 +96,48 @@ def orders(draw):
 
 
 @st.composite
+def orders_of_python(draw):
+    """Transforms in an order that Python's random draws, or one of them."""
+    p = draw(st.floats(0, 1))
+    some = [v1.RandomEqualize(p), v1.RandomHorizontalFlip(0.4), v1.Compose([draw(turns(v1)), draw(orders())])]
+    weights = draw(st.sampled_from([None, [1, 0, 2], [0.2, 5, 1e-3]]))
+    return draw(st.sampled_from([v1.RandomOrder(some), v1.RandomChoice(some, weights)]))
+
+
+@st.composite
+def augmentations_of_timm(draw):
+    """RandAugment or AutoAugment, with operations, magnitudes and interpolations of all kinds."""
+    augment = importlib.import_module("timm.data.auto_augment")
+    hparams = {"translate_const": draw(st.integers(0, 99)), "img_mean": draw(st.sampled_from([(0, 9, 255), (7, 7, 7)]))}
+    hparams["magnitude_std"] = draw(st.sampled_from([0, 0.5, 4, float("inf")]))
+    hparams["magnitude_max"] = draw(st.sampled_from([None, 9, 15]))
+    if draw(st.booleans()):
+        hparams["interpolation"] = draw(st.sampled_from([Image.Resampling.NEAREST, Image.Resampling.BICUBIC]))
+    names = draw(st.lists(st.sampled_from(sorted(augment.NAME_TO_OP)), min_size=1, max_size=6))
+    magnitude = draw(st.floats(0, 12))
+    ops = [augment.AugmentOp(name, draw(st.floats(0, 1)), magnitude, hparams) for name in names]
+    return draw(
+        st.sampled_from([augment.RandAugment(ops, draw(st.integers(0, 4))), augment.AutoAugment([ops, ops[:1]])])
+    )
+
+
+@st.composite
+def crops_of_timm(draw):
+    timms = importlib.import_module("timm.data.transforms")
+    size = draw(st.tuples(SIDES, SIDES))
+    mode = draw(st.sampled_from(["random", "nearest", "bilinear", "bicubic", "lanczos"]))
+    low, high = sorted(draw(st.tuples(st.floats(0.02, 1.5), st.floats(0.02, 1.5))))
+    fill = draw(st.sampled_from([0, 130, (1, 20, 255)]))
+    if draw(st.booleans()):
+        return [timms.RandomResizedCropAndInterpolation(size, (low, high), (0.4, 1.7), mode)]
+    shares = draw(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)))
+    how = (shares[0], mode, shares[1], (low, high), draw(st.booleans()), shares[2], (0.7, 1.4))
+    crop = draw(st.sampled_from([timms.RandomCropOrPad, timms.CenterCropOrPad]))
+    padding = draw(st.sampled_from(["constant", "edge", "reflect", "symmetric"]))
+    return [*draw(st.sampled_from([[], [timms.ResizeKeepRatio(size, *how)]])), crop(size, fill, padding)]
+
+
+@st.composite
 def color_steps(draw, module):
     """A transform that changes colours, or moves pixels other than a crop does."""
     p = draw(st.floats(0, 1))
@@ -119,7 +164,7 @@ def color_steps(draw, module):
         module.RandomApply([module.ColorJitter(0.4, 0.4, 0.4, hue), module.RandomHorizontalFlip(0.3)], p),
         module.Pad(draw(st.integers(0, 9)), (3, 5, 200), draw(st.sampled_from(["constant", "edge", "symmetric"]))),
     ]
-    return draw(st.one_of(st.sampled_from(steps), turns(module), orders()))
+    return draw(st.one_of(st.sampled_from(steps), turns(module), orders(), orders_of_python()))
 
 
 @st.composite
@@ -162,6 +207,18 @@ def test_any_program(root, pipeline):
 def test_any_turn_and_order_is_native(root, step, size, first):
     crop = v2.RandomResizedCrop(size if first else (24, 24))
     _compare(root, v2.Compose([step, crop, v1.ToTensor()] if first else [crop, step, v1.ToTensor()]), refusable=False)
+
+
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_program_that_draws_from_python_is_native(root, data):
+    crops, steps = [v1.RandomResizedCrop((30, 41))], orders_of_python()
+    if importlib.util.find_spec("timm") is not None:
+        crops = data.draw(crops_of_timm())
+        steps = st.one_of(steps, augmentations_of_timm(), st.just(v1.RandomHorizontalFlip()))
+    tensor = data.draw(st.sampled_from([v1.ToTensor(), v1.PILToTensor()]))
+    pipeline = v1.Compose([*crops, *data.draw(st.lists(steps, max_size=3)), tensor])
+    _compare(root, pipeline, refusable=False)
 
 
 def _compare(root, pipeline, *, refusable=True):

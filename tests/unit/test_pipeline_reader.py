@@ -112,8 +112,11 @@ REFUSED = {
         [v2.RandomResizedCrop(8), v2.RandomAffine(5, interpolation=v2.InterpolationMode.BOX), TO_TENSOR],
         "which Pillow refuses",
     ),
-    "v1 order": ([v1.RandomResizedCrop(8), v1.RandomOrder([v1.RandomInvert()]), TO_TENSOR], "Python's random module"),
-    "v1 choice": ([v1.RandomResizedCrop(8), v1.RandomChoice([v1.RandomInvert()]), TO_TENSOR], "Python's random module"),
+    "v1 weights": (
+        [v1.RandomResizedCrop(8), v1.RandomChoice([v1.RandomInvert()] * 2, [2, -1]), TO_TENSOR],
+        "the sum of the weights so far",
+    ),
+    "v1 order": ([v1.RandomOrder([v1.CenterCrop(8), v1.RandomInvert()]), TO_TENSOR], "the size of some images"),
     "order of crops": ([v2.RandomOrder([v2.CenterCrop(8), v2.RandomInvert()]), TO_TENSOR], "the size of some images"),
     "choice of sizes": ([v2.RandomChoice([v2.CenterCrop(8), v2.CenterCrop(9)]), TO_TENSOR], "images of several sizes"),
     "fills": ([v2.RandomResizedCrop(8), v2.RandomRotation(5, fill={torch.Tensor: 3}), TO_TENSOR], "fill="),

@@ -1,13 +1,18 @@
-"""timm's transforms for evaluation run natively, and what of timm doesn't is named truly."""
+"""timm's transforms run natively, and what of timm doesn't is named truly."""
 
 from __future__ import annotations
 
+import copy
+import random
+
+import numpy as np
 import pytest
 import torchvision.transforms as v1
 from photos import photos_fixture
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, verify
+from fastload.pipeline import ops_timm, timm_functions
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 timm_data = pytest.importorskip("timm.data")
@@ -24,10 +29,96 @@ def test_timms_transform_for_evaluation_is_native(root, how):
     assert (result.engine, result.compared) == ("native", 3)
 
 
-def test_timms_transform_for_training_is_refused_by_name(root):
-    read = read_recipe(ImageFolder(root, timm_data.create_transform(48, is_training=True)))
+TRAINING = {
+    "plain": {"color_jitter": 0.4, "interpolation": "random"},
+    "flips": {"vflip": 0.5, "color_jitter": None, "normalize": False},
+    "rand": {"auto_augment": "rand-m9-mmax9-mstd0.5-inc1"},
+    "rand of 0 bits": {"auto_augment": "rand-m6-mstd2-n3-p0.9", "interpolation": "bilinear"},
+    "rand, uniform": {"auto_augment": "rand-m8-mstd101-n3"},
+    "3a": {"auto_augment": "rand-m9-mstd101-t3a-p1", "interpolation": "bicubic"},
+    "v0": {"auto_augment": "v0"},
+    "original": {"auto_augment": "originalr-mstd0.5"},
+    "three-augment": {"auto_augment": "3a"},
+    "kept ratio, centre": {"train_crop_mode": "rkrc", "scale": (0.5, 2.0)},
+    "kept ratio, random": {"train_crop_mode": "rkrr", "scale": (0.5, 2.0), "interpolation": "random"},
+}
+
+POSTERIZING_TO_NOTHING = ("rand of 0 bits", "rand, uniform", "v0", "original")  # Pillow 13 raises at 0 bits
+
+
+@pytest.mark.parametrize("how", TRAINING)
+def test_timms_transform_for_training_is_native(root, how):
+    dataset = ImageFolder(root, timm_data.create_transform(48, is_training=True, **TRAINING[how]))
+    for workers in (0, 2):
+        result = verify(FastLoader(dataset, 3, num_workers=workers, device="cpu", engine="native"))
+        assert result, result
+        assert result.engine == "native"
+        assert result.compared == 3 or (result.compared and how in POSTERIZING_TO_NOTHING)
+
+
+@pytest.mark.parametrize("name", sorted(timm_data.auto_augment.NAME_TO_OP))
+@pytest.mark.parametrize("magnitude", [0, 4.6, 9])
+def test_each_operation_of_timms_is_read_to_the_bit(name, magnitude):
+    hparams = {"translate_const": 21, "img_mean": (124, 116, 104), "magnitude_std": 0.7}
+    op = timm_data.auto_augment.AugmentOp(name, 0.8, magnitude, hparams)
+    nodes = ops_timm._augmentation(op)
+    seen = [timm_functions._is_same(op, nodes, size, seed) for size in ((61, 47), (33, 33)) for seed in range(40)]
+    assert all(seen)
+
+
+def test_a_difference_shows_in_pixels_and_in_draws():
+    op = timm_data.auto_augment.AugmentOp("ShearX", 1.0, 9, {"img_mean": (1, 2, 3)})
+    ((kind, fields),) = ops_timm._augmentation(op)
+    assert timm_functions._is_same(op, [(kind, fields)], (61, 47), 1)
+    for change in ({"slope": 0.31}, {"negates": False}, {"samplings": ["bicubic"]}, {"use": "shear_y"}):
+        changed = {**fields, "level": {**fields["level"], **change}}
+        assert not all(timm_functions._is_same(op, [(kind, changed)], (61, 47), seed) for seed in range(3)), change
+    assert not timm_functions._is_same(op, [(kind, {**fields, "fill": (1, 2, 4)})], (61, 47), 1)
+    invert = timm_data.auto_augment.AugmentOp("Invert", 1.0, 9, {})
+    ((kind, fields),) = ops_timm._augmentation(invert)
+    changed = {**fields, "level": {**fields["level"], "deviation": 0.5}}  # which only draws
+    assert not timm_functions._is_same(invert, [(kind, changed)], (61, 47), 1)
+
+
+def _read(root, step):
+    return read_recipe(ImageFolder(root, v1.Compose([v1.RandomResizedCrop(9), step, v1.ToTensor()])))
+
+
+def _refusal(root, step):
+    read = _read(root, step)
     assert isinstance(read, Refusal)
-    assert "RandomResizedCropAndInterpolation is not supported natively yet" in read.reasons[0]
+    return read.reasons[0]
+
+
+def test_what_is_not_timms_own_is_refused(root, monkeypatch):
+    augment = timm_data.auto_augment
+    made = augment.rand_augment_transform("rand-m9-mstd0.5-inc1")
+    own = augment.rand_augment_transform("rand-m9-mstd0.5-inc1")
+    own.ops[3].aug_fn = lambda image, *_, **__: image
+    assert "'Rotate' is not timm's own" in _refusal(root, own)
+    assert "chooses by weights" in _refusal(root, augment.rand_augment_transform("rand-m9-tweights"))
+    assert "RandAugment.__call__ was patched" in _refusal(root, _with(made, "__call__", lambda image: image))
+    assert "where timm has an AugmentOp" in _refusal(root, augment.RandAugment([v1.RandomInvert()]))
+    assert isinstance(_read(root, augment.rand_augment_transform("rand-m9-n1")), Recipe)
+    with monkeypatch.context() as patch:
+        patch.setattr(augment, "_LEVEL_DENOM", 11.0)
+        assert "something else in the installed timm" in _refusal(root, augment.rand_augment_transform("rand-m9-n1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(augment, "_randomly_negate", lambda value: value)
+        assert "timm.data.auto_augment._randomly_negate was patched" in _refusal(root, made)
+    with monkeypatch.context() as patch:
+        patch.setattr(random, "gauss", lambda mean, _: mean)
+        assert "random.gauss was patched; leave Python's" in _refusal(root, made)
+    with monkeypatch.context() as patch:
+        patch.setattr(np.random, "choice", np.random.RandomState(1).choice)
+        assert "numpy.random's choice, seed or bit generator was replaced" in _refusal(root, made)
+    assert isinstance(read_recipe(ImageFolder(root, timm_data.create_transform(9, is_training=True))), Recipe)
+
+
+def _with(thing, name, value):
+    changed = copy.copy(thing)
+    setattr(changed, name, value)
+    return changed
 
 
 def test_a_patch_of_timms_is_seen(root, monkeypatch):

@@ -1,0 +1,49 @@
+"""Hand the global generators' states to the core and back.
+
+A state is that of torch's default generator, as the core holds it; behind it those of Python's ``random`` and of NumPy,
+if the pipeline draws from one of these.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch.utils.data._utils import worker
+
+from fastload import _core
+from fastload.pipeline.python_stream import STATE_BYTES, numpy_bytes, numpy_state, python_bytes, python_state
+
+
+def set_state(state: bytes) -> None:
+    """Set the state of torch's default generator, and of the others if it has theirs."""
+    of_torch = _core.Generator.STATE_BYTES
+    torch.set_rng_state(torch.frombuffer(bytearray(state[:of_torch]), dtype=torch.uint8))
+    if others := state[of_torch:]:
+        random.setstate(python_state(others[:STATE_BYTES]))
+        np.random.set_state(numpy_state(others[STATE_BYTES:]))
+
+
+def state_now(*, others: bool) -> bytes:
+    """Return the state of torch's default generator, and of the others if asked for."""
+    state = torch.get_rng_state().numpy().tobytes()
+    return state + python_bytes(random.getstate()) + numpy_bytes(np.random.get_state()) if others else state
+
+
+def state_of_seed(seed: int, *, others: bool) -> bytes:
+    """Return the state in which a sample starts whose random numbers depend on its index."""
+    generator = _core.Generator(seed)
+    if others:
+        generator.seed_others(seed)
+    return generator.get_state()
+
+
+def stream_of_worker(base_seed: int, number: int, *, others: bool) -> _core.RandomStream:
+    """Return the random stream of one of torch's workers."""
+    if not others:
+        return _core.RandomStream.from_seed(base_seed + number)
+    of_torch = _core.Generator(base_seed + number).get_state()
+    python = random.Random(base_seed + number)
+    legacy = np.random.RandomState(worker._generate_state(base_seed, number))  # type: ignore[no-untyped-call]
+    return _core.RandomStream(of_torch + python_bytes(python.getstate()) + numpy_bytes(legacy.get_state()))

@@ -1,0 +1,167 @@
+"""The core draws as Python's ``random`` and NumPy's legacy generator do, and takes and gives their states."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data._utils import worker
+
+from fastload import _core
+from fastload.engines.random_states import set_state, state_now, state_of_seed, stream_of_worker
+from fastload.engines.sample_seeding import random_states_kept
+from fastload.pipeline import python_stream
+from fastload.pipeline.errors import Refused
+from fastload.pipeline.python_stream import check_others, numpy_bytes, numpy_state, python_bytes, python_state
+
+SEEDS = [*range(5), 19650218, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**40 + 7, 2**63 - 1]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", SEEDS)
+def test_python_draws(seed):
+    core, python = _core.PythonRandom(seed), random.Random(seed)
+    assert core.get_state() == python_bytes(python.getstate())
+    for i in range(2000):
+        count = 1 + (i * i) % (2 ** (i % 32))
+        assert core.randbelow(count) == python.randrange(count)
+        assert core.random() == python.random()
+        assert core.uniform(-0.3, i) == python.uniform(-0.3, i)
+        assert core.gauss(9, 0.5) == python.gauss(9, 0.5)
+        if i % 7 == 0:
+            assert core.gauss(0, 1) == python.gauss(0, 1)
+        assert _core.PythonRandom.exp(i / 999 - 1) == math.exp(i / 999 - 1)
+    assert core.get_state() == python_bytes(python.getstate())
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", SEEDS)
+def test_numpy_draws(seed):
+    core, legacy = _core.NumpyRandom(seed % 2**32), np.random.RandomState(seed % 2**32)
+    for i in range(1000):
+        count = 1 + (i * i) % (2 ** (i % 31))
+        assert [core.randint(count) for _ in range(3)] == legacy.choice(count, 3).tolist()
+        assert core.randint(count) == legacy.randint(0, count)
+        assert core.random() == legacy.random_sample()
+    assert core.get_state() == numpy_bytes(legacy.get_state())
+
+
+def test_kept_normals_are_part_of_the_states():
+    python, legacy = random.Random(1), np.random.RandomState(1)
+    python.gauss(0, 1)
+    legacy.normal()
+    core, numpy = _core.PythonRandom(0), _core.NumpyRandom(0)
+    core.set_state(python_bytes(python.getstate()))
+    numpy.set_state(numpy_bytes(legacy.get_state()))
+    assert core.gauss(2, 3) == python.gauss(2, 3)
+    assert core.gauss(2, 3) == python.gauss(2, 3)
+    assert python_state(core.get_state()) == python.getstate()
+    theirs = np.random.RandomState(9)
+    theirs.set_state(numpy_state(numpy.get_state()))
+    assert theirs.normal() == legacy.normal()
+
+
+@pytest.mark.parametrize("at", [2496, 2500])
+def test_an_invalid_state_is_refused(at):
+    state = bytearray(_core.PythonRandom(0).get_state())
+    state[at + 2] = 1  # 65536
+    core = _core.PythonRandom(5)
+    with pytest.raises(ValueError, match="get_state"):
+        core.set_state(bytes(state))
+    assert core.get_state() == _core.PythonRandom(5).get_state()
+    with pytest.raises(ValueError, match="get_state"):
+        core.set_state(bytes(state[:-1]))
+    whole = state_of_seed(5, others=True)
+    with pytest.raises(ValueError, match="get_state"):
+        _core.Generator(0).set_state(whole[: _core.Generator.STATE_BYTES] + bytes(state) * 2)
+
+
+def test_the_states_of_all_three_are_handed_over_and_back():
+    with random_states_kept():
+        for seed in (1, 2**40 + 7):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            assert state_now(others=True) == state_of_seed(seed, others=True)
+            assert state_now(others=False) == state_of_seed(seed, others=False)
+            random.gauss(0, 1)
+            np.random.normal()
+            state = state_now(others=True)
+            drawn = torch.rand(1).item(), random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand()
+            set_state(state)
+            assert state_now(others=True) == state
+            again = torch.rand(1).item(), random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand()
+            assert drawn == again
+            before = random.getstate()
+            set_state(state_of_seed(3, others=False))
+            assert random.getstate() == before
+
+
+def test_a_stream_starts_as_torchs_worker_does():
+    plan = _core.DrawPlan()
+    branches = [[("resize", {"height": 1, "width": 1 + k})] for k in range(9)]
+    for kind in ("python_choose", "numpy_choose"):
+        plan.add(kind, branches=branches)
+    pool = _core.Pool(1)
+    out = np.empty((1, 1, 1, 3), np.uint8)
+    with random_states_kept():
+        random.seed(100 + 3)
+        torch.manual_seed(100 + 3)
+        np.random.seed(worker._generate_state(100, 3))
+        wanted = state_now(others=True)
+    stream = stream_of_worker(100, 3, others=True)
+    job = pool.submit([b"no JPEG"], out, plan=plan, stream=stream)
+    assert job.wait() == "requested"
+    assert job.generator_before(0) == wanted
+    pool.close()
+
+
+def test_a_plan_that_draws_from_others_needs_their_states():
+    plan = _core.DrawPlan()
+    plan.add("python_choose", branches=[[("resize", {"height": 1, "width": 1})]])
+    assert plan.draw(_core.Generator(1), 9, 9)[0] == "crop_too_large"
+    seeded = _core.Generator(1)
+    seeded.seed_others(1)
+    assert plan.draw(seeded, 9, 9)[0] == "ok"
+
+
+@pytest.mark.parametrize("draw", ["random", "gauss", "uniform", "exp", "get_state"])
+def test_other_draws_of_python_are_refused(monkeypatch, draw):
+    python_stream._draws_alike.cache_clear()
+    check_others()
+
+    class Other(_core.PythonRandom):
+        pass
+
+    original = getattr(_core.PythonRandom, draw)
+
+    def wrong(*arguments):
+        drawn = original(*arguments)
+        return drawn[:-1] + b"?" if draw == "get_state" else drawn + 1e-15
+
+    setattr(Other, draw, staticmethod(wrong) if draw == "exp" else wrong)
+    monkeypatch.setattr(_core, "PythonRandom", Other)
+    python_stream._draws_alike.cache_clear()
+    with pytest.raises(Refused, match="otherwise here than the native core"):
+        check_others()
+    python_stream._draws_alike.cache_clear()
+
+
+def test_another_generator_or_seeding_is_refused(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(random, "_inst", type("Other", (random.Random,), {})())
+        with pytest.raises(Refused, match="from another generator than its own"):
+            check_others()
+    kept = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        with pytest.raises(Refused, match="bit generator was replaced"):
+            check_others()
+    finally:
+        np.random.set_bit_generator(kept)
+    monkeypatch.setattr(worker, "_worker_loop", lambda: None)
+    with pytest.raises(Refused, match="seeds Python and NumPy in workers otherwise"):
+        check_others()

@@ -131,6 +131,13 @@ def decode(
     fast: bool = False,
 ) -> _Outcome: ...
 
+# Copies a value of `table`, (C, 256), for each of `levels`, (N, H, W, C) uint8, into `out`, (N, C, H, W), which is
+# planar or else channels-last. Values have 2 or 4 bytes. Releases the GIL.
+def look_up(levels: _Array, table: Any, out: Any, planar: bool) -> None: ...
+
+# Hints that memory not written before should get large pages.
+def advise_large_pages(array: Any) -> None: ...
+
 # Pillow's GaussianBlur, in place. Images here and below are HWC, with contiguous rows at any distance.
 def gaussian_blur(image: _Array, radius: float | tuple[float, float]) -> None: ...
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from fastload import _core
 from fastload.device import nvrtc
 from fastload.options import has_streams
 
@@ -122,7 +123,7 @@ def apply_table(
 
 
 def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.memory_format) -> torch.Tensor:
-    """:func:`apply_table` in torch alone, for devices without a kernel and as a reference.
+    """:func:`apply_table` for the CPU, and in torch alone for devices without a kernel.
 
     Does not check its arguments.
     """
@@ -130,6 +131,9 @@ def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.me
     values = table.on(images.device)
     shape = (count, channels, height, width)
     out = torch.empty(shape, dtype=values.dtype, device=images.device, memory_format=memory_format)
+    if images.device.type == "cpu":
+        _core.look_up(images, values, out, memory_format == torch.contiguous_format)
+        return out
     for channel in range(channels):
         levels = images[..., channel].to(torch.int32)
         out[:, channel] = values[channel].index_select(0, levels.view(-1)).view(count, height, width)

@@ -288,6 +288,7 @@ class DecodePipeline:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
             size = (len(batch.sources), *self._recipe.pipeline.size, 3)
             batch.pixels = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            _core.advise_large_pages(batch.pixels)
             draws: dict[str, Any] = {}
             if self._recipe.pipeline.draws:
                 draws = {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}

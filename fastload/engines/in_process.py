@@ -140,6 +140,7 @@ class InProcessFetcher:
                 sources.append(unchanging(source))
                 targets.append(target)
             pixels = torch.empty((len(sources), *recipe.pipeline.size, 3), dtype=torch.uint8, pin_memory=self._pin)
+            _core.advise_large_pages(pixels)
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
                 draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}

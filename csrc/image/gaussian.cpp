@@ -136,10 +136,10 @@ auto adder() {
   return &add_up_portable;
 }
 
-// The row that is shown beyond an edge, without the edge itself once more.
+// The row that is shown beyond an edge, without the edge itself once more; any, if a kernel's padding reaches further.
 int mirrored(int position, int size) {
   if (position < 0) return -position;
-  return position >= size ? 2 * size - 2 - position : position;
+  return position >= size ? std::max(0, 2 * size - 2 - position) : position;
 }
 
 }  // namespace

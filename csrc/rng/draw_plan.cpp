@@ -118,8 +118,13 @@ bool DrawPlan::add(const DrawOp& op, std::string& error) {
   error = erases_ ? "nothing can follow an erasing" : fault(op);
   if (!error.empty()) return false;
   erases_ = op.kind == DrawOp::Kind::random_erasing;
-  ops_.push_back(op);
+  views_.back().push_back(op);
   return true;
+}
+
+void DrawPlan::begin_view() {
+  views_.emplace_back();
+  erases_ = false;
 }
 
 namespace {
@@ -420,11 +425,11 @@ DrawStatus Run::apply(const DrawOp& op) {
 }  // namespace
 
 DrawStatus DrawPlan::run(Generator& generator, int width, int height, const std::vector<KnownExp>& known,
-                         Geometry& geometry, float& unresolved) const {
+                         Geometry& geometry, float& unresolved, std::size_t view) const {
   const Generator before = generator;
   geometry = {};
   Run run(uniform_rule, known, generator, geometry, {height, width});
-  const DrawStatus status = run.apply(ops_);
+  const DrawStatus status = run.apply(views_[view]);
   unresolved = run.unresolved;
   if (status != DrawStatus::ok) generator = before;
   return status;

@@ -276,18 +276,29 @@ def layout_of(memory_format: torch.memory_format | None) -> torch.memory_format:
 
 def host_images(
     recipe: Recipe, memory_format: torch.memory_format
-) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    """Return a function that makes a recipe's images from pixels and boxes, on the CPU."""
+) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
+    """Return a function that makes a recipe's images from pixels and boxes, on the CPU; a list of several views."""
     leaf_of = table_images(recipe, memory_format)
-    return lambda pixels, boxes: CopiedImages(leaf_of(pixels, boxes), pixels).images()
+
+    def images(pixels: torch.Tensor, boxes: torch.Tensor | None) -> Any:
+        made = leaf_of(pixels, boxes)
+        views = [CopiedImages(leaf, leaf.pixels).images() for leaf in (made if isinstance(made, list) else [made])]
+        return views if isinstance(made, list) else views[0]
+
+    return images
 
 
 def table_images(
     recipe: Recipe, memory_format: torch.memory_format
-) -> Callable[[torch.Tensor, torch.Tensor | None], TableImages]:
-    """Return a function that makes a leaf from a recipe's pixels and boxes."""
+) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
+    """Return a function that makes a leaf from a recipe's pixels and boxes, or a list of leaves of several views."""
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
-    erasing = recipe.pipeline.erasing
+    erasing, views = recipe.pipeline.erasing, recipe.pipeline.views
+    if views > 1:
+        return lambda pixels, boxes: [
+            TableImages(view, table, memory_format)
+            for view in pixels.view(views, len(pixels) // views, *pixels.shape[1:])
+        ]
     return lambda pixels, boxes: TableImages(pixels, table, memory_format, Erased.of(erasing, boxes))
 
 

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 _ORIGINALS: Final = Originals((torch.nn.Sequential, Lambda, _presets.ImageClassification))
 _CALL: Final = ("__call__", "forward")
-_KINDS: Final = (
-    CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_VARARGS | CO_VARKEYWORDS
-)
+_KINDS: Final = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_VARARGS | CO_VARKEYWORDS
 
 
 def parts_of(transform: Any) -> list[Any] | None:
@@ -96,10 +94,10 @@ def held_by(transform: Any, name: str) -> Any:
     Raises:
         LookupError: It has none of that name, or its class has one.
     """
-    held = vars(transform)
+    held = getattr(transform, "__dict__", {})
     if any(name in vars(base) for base in type(transform).__mro__):
         raise LookupError(name)
-    return held[name] if name in held else held["_modules"][name]
+    return held[name] if name in held else held.get("_modules", {})[name]
 
 
 def _is_plain(function: Any, arguments: int) -> bool:

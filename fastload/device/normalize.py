@@ -277,7 +277,7 @@ def layout_of(memory_format: torch.memory_format | None) -> torch.memory_format:
 def host_images(
     recipe: Recipe, memory_format: torch.memory_format
 ) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
-    """Return a function that makes a recipe's images from pixels and boxes, on the CPU; a list of several views."""
+    """Return a function that makes a recipe's images, or a list of views, on the CPU."""
     leaf_of = table_images(recipe, memory_format)
 
     def images(pixels: torch.Tensor, boxes: torch.Tensor | None) -> Any:
@@ -291,7 +291,7 @@ def host_images(
 def table_images(
     recipe: Recipe, memory_format: torch.memory_format
 ) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
-    """Return a function that makes a leaf from a recipe's pixels and boxes, or a list of leaves of several views."""
+    """Return a function that makes a leaf from pixels and boxes, or one for each view."""
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing, views = recipe.pipeline.erasing, recipe.pipeline.views
     if views > 1:

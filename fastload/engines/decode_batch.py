@@ -152,7 +152,7 @@ def as_seen_from(directory: str | None, source: Any) -> Any:
 
 
 def place_of(sample: int, views: int, images: int) -> int:
-    """Where the core puts a sample's pixels, if the views of an image are samples in a row."""
+    """Return where the core puts a sample's pixels; views of an image are samples in a row."""
     return sample % views * images + sample // views
 
 

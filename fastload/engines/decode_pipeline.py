@@ -418,8 +418,8 @@ class DecodePipeline:
         try:
             size = tuple(batch.pixels.shape[1:3])
             self._process.wait_started(self._wake)
-            request = {"size": size, "worker": batch.worker, "where": where, "view": view}
-            made, after = self._process.sample(source, before, **request)
+            ask = self._process.sample
+            made, after = ask(source, before, size=size, worker=batch.worker, where=where, view=view)
         except RuntimeError:
             if self._closed:
                 raise ClosedError from None

@@ -91,7 +91,7 @@ class Recipe:
         return locate(dataset, index)
 
     def pixels(self, source: Any, view: int = 0) -> NDArray[np.uint8]:
-        """Compute the pixels of a sample's view with the user's transforms. Draws from torch's default generator."""
+        """Compute a view's pixels with the user's transforms. Draws from torch's default generator."""
         image: Any
         if isinstance(source, str | os.PathLike):
             image = PIL_LOADER(os.fspath(source))

@@ -1,4 +1,4 @@
-"""Callables that make several views of one image: MoCo's, SimCLR's, Barlow Twins' and whatever has their code.
+"""Callables that make several views of one image, as MoCo's and SimCLR's do.
 
 Each is recognised by its code, as in :mod:`fastload.pipeline.wrappers`. A view is a transform of the whole image; one
 that occurs several times draws anew each time.
@@ -33,7 +33,7 @@ _BODIES: Final[dict[str, Callable[..., list[Any]]]] = {
 
 
 def views_of(transform: Any) -> list[Any] | None:
-    """List the transforms whose results a callable returns for an image; ``None`` if it is not known to do that."""
+    """List the transforms whose results a callable returns for an image, if that is known."""
     method = method_of(transform)
     if method is None or "range" in method.__globals__ or builtins.range is not _RANGE:
         return None

@@ -68,7 +68,7 @@ def _wrapped(transform: Any) -> Any:
 
 
 def method_of(transform: Any) -> FunctionType | None:
-    """The function that runs when a user's object is called; ``None`` unless that is all that runs."""
+    """Return the only function that runs when a user's object is called, if any."""
     kind, held = type(transform), getattr(transform, "__dict__", {})
     if any(
         "__getattr__" in vars(base) or "__getattribute__" in vars(base)

@@ -1,4 +1,4 @@
-"""Callables that make several views of an image are known by their code; what does anything else is not."""
+"""Callables that make several views of an image are known by their code."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_names_that_mean_something_else_are_seen():
 
 @pytest.mark.parametrize("future", [False, True])
 def test_a_wrapper_of_a_user_s_module_is_read_through(future):
-    """With or without the import that this module has, which leaves a mark in the code."""
+    """This module has an import that leaves a mark in its code."""
     assert parts_of(made("return self.inner(IMAGE)", "img", future, inner="A")) == ["A"]
     assert parts_of(made("return IMAGE.inner(self)", "img", future, inner="A")) is None
 

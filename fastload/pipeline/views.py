@@ -39,7 +39,7 @@ def views_of(transform: Any) -> list[Any] | None:
         return None
     for template, views in _TEMPLATES:
         names: dict[str, str] = {}
-        if not _matches(method.__code__, template, names, {}, method.__doc__):
+        if not _matches(method.__code__, template, names):
             continue
         if names.pop("range", "range") != "range":
             return None
@@ -51,45 +51,30 @@ def views_of(transform: Any) -> list[Any] | None:
     return None
 
 
-def _matches(code: CodeType, template: CodeType, names: dict[str, str], outer: dict[str, str], doc: Any = None) -> bool:
+def _matches(code: CodeType, template: CodeType, names: dict[str, str]) -> bool:
     """Whether code does what a template does, but for names, which it notes.
+
+    Variables have places in the code, also those of the function around it. Constants are functions within alone.
 
     Args:
         code: The code.
         template: The template.
         names: The code's global names and attributes by the template's.
-        outer: The variables of the function around it by the template's.
-        doc: The code's docstring.
     """
     if code.co_code != template.co_code or _shape(code) != _shape(template):
         return False
     if any(names.setdefault(known, own) != own for known, own in zip(template.co_names, code.co_names, strict=True)):
         return False
-    variables = outer | dict(zip(template.co_varnames, code.co_varnames, strict=True))
-    for known, own in ((template.co_cellvars, code.co_cellvars), (template.co_freevars, code.co_freevars)):
-        if tuple(variables[name] for name in known) != own:
-            return False
-    inner, constants = _constants(code, doc)
-    known_inner, known_constants = _constants(template, None)
-    return (
-        constants == known_constants
-        and len(inner) == len(known_inner)
-        and all(_matches(*pair, names, variables) for pair in zip(inner, known_inner, strict=True))
-    )
+    return all(_matches(*pair, names) for pair in zip(_inner(code), _inner(template), strict=True))
 
 
 def _shape(code: CodeType) -> tuple[int, ...]:
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, len(code.co_varnames)
-    return *counts, len(code.co_names), len(code.co_cellvars), len(code.co_freevars), flags_of(code)
+    return *counts, len(code.co_names), len(code.co_freevars), len(_inner(code)), flags_of(code)
 
 
-def _constants(code: CodeType, doc: Any) -> tuple[list[CodeType], list[Any]]:
-    """Functions within, and other constants."""
-    others = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
-    return (
-        [constant for constant in code.co_consts if isinstance(constant, CodeType)],
-        [constant for constant in others if constant is not None and constant != doc],
-    )
+def _inner(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def _sequence(value: Any) -> Any:
@@ -114,7 +99,7 @@ def _templates() -> Iterator[tuple[CodeType, Callable[..., list[Any]]]]:
         for image in ("image", "x"):
             source = f"def call(self, {image}): {body.format(x=image)}"
             module = compile(source, "<views>", "exec", dont_inherit=True)
-            yield next(constant for constant in module.co_consts if isinstance(constant, CodeType)), views
+            yield _inner(module)[0], views
 
 
 _RANGE: Final = range

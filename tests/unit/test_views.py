@@ -74,6 +74,7 @@ UNKNOWN = [
     ("return [self.base(IMAGE) for _ in range(self.n)]", SAME | {"n": 1}),
     ("return [self.base(IMAGE) for _ in range(self.n)]", SAME | {"n": 2.0}),
     ("return [self.base(IMAGE) for _ in range(self.n)]", SAME | {"n": True}),
+    ("return [self.base(IMAGE) for _ in range(self.n)]", SAME | {"n": type("Number", (int,), {})(2)}),
     ("return [self.base(IMAGE) for _ in range(self.n)]", SAME | {"n": 10**9}),
     ("return [self.base(IMAGE) for _ in reversed(self.n)]", SAME | {"n": 2}),
     ("return (self.base(IMAGE) for _ in range(self.n))", SAME | {"n": 2}),

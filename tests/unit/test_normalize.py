@@ -23,6 +23,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from fastload import _core
 from fastload.device import nvrtc
 from fastload.device.normalize import NormalizeTable, apply_table, look_up
 
@@ -122,6 +123,23 @@ def test_strides_are_those_that_torch_gives_the_memory_format(shape, memory_form
     like = torch.empty((count, channels, height, width), memory_format=memory_format)
     assert batch.shape == like.shape
     assert batch.stride() == like.stride()
+
+
+@pytest.mark.parametrize(
+    ("levels", "table", "out"),
+    [
+        ((1, 2, 2, 3), (1, 256), (1, 3, 2, 2)),
+        ((1, 2, 2, 3), (3, 255), (1, 3, 2, 2)),
+        ((1, 2, 2, 3), (3, 256), (1, 3, 2, 1)),
+        ((1, 2, 2, 5), (5, 256), (1, 5, 2, 2)),
+    ],
+)
+def test_the_core_refuses_to_look_up_what_does_not_fit(levels, table, out):
+    with pytest.raises(ValueError, match="must fit"):
+        _core.look_up(torch.zeros(levels, dtype=torch.uint8), torch.zeros(table), torch.zeros(out), True)
+    with pytest.raises(ValueError, match="must fit"):
+        values = torch.zeros(3, 256, dtype=torch.float64)
+        _core.look_up(torch.zeros(1, 2, 2, 3, dtype=torch.uint8), values, torch.zeros(1, 3, 2, 2).double(), True)
 
 
 @pytest.mark.parametrize(

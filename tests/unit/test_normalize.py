@@ -132,14 +132,13 @@ def test_strides_are_those_that_torch_gives_the_memory_format(shape, memory_form
         ((1, 2, 2, 3), (3, 255), (1, 3, 2, 2)),
         ((1, 2, 2, 3), (3, 256), (1, 3, 2, 1)),
         ((1, 2, 2, 5), (5, 256), (1, 5, 2, 2)),
+        ((1, 2, 2, 3), (3, 256), torch.zeros(1, 3, 2, 2, dtype=torch.float16)),
     ],
 )
 def test_the_core_refuses_to_look_up_what_does_not_fit(levels, table, out):
+    target = torch.zeros(out) if isinstance(out, tuple) else out
     with pytest.raises(ValueError, match="must fit"):
-        _core.look_up(torch.zeros(levels, dtype=torch.uint8), torch.zeros(table), torch.zeros(out), True)
-    with pytest.raises(ValueError, match="must fit"):
-        values = torch.zeros(3, 256, dtype=torch.float64)
-        _core.look_up(torch.zeros(1, 2, 2, 3, dtype=torch.uint8), values, torch.zeros(1, 3, 2, 2).double(), True)
+        _core.look_up(torch.zeros(levels, dtype=torch.uint8), torch.zeros(table), target, True)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.me
     values = table.on(images.device)
     shape = (count, channels, height, width)
     out = torch.empty(shape, dtype=values.dtype, device=images.device, memory_format=memory_format)
-    if images.device.type == "cpu":
+    if images.device.type == "cpu" and type(out) is type(images) is torch.Tensor:  # others may have no memory
         _core.look_up(images, values, out, memory_format == torch.contiguous_format)
         return out
     for channel in range(channels):

@@ -20,6 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from normalize_on_cpu import KernelOnCpu
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -123,6 +124,14 @@ def test_strides_are_those_that_torch_gives_the_memory_format(shape, memory_form
     like = torch.empty((count, channels, height, width), memory_format=memory_format)
     assert batch.shape == like.shape
     assert batch.stride() == like.stride()
+
+
+def test_tensors_without_memory_are_left_to_torch():
+    table = random_table(3, torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        batch = apply_table(torch.zeros(1, 2, 2, 3, dtype=torch.uint8), table, torch.channels_last)
+    assert type(batch) is FakeTensor
+    assert batch.shape == (1, 3, 2, 2)
 
 
 @pytest.mark.parametrize(

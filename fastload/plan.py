@@ -153,6 +153,8 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     height, width = recipe.pipeline.size
     names = ", ".join(recipe.pipeline.names)
     names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
+    if (views := recipe.pipeline.views) > 1:
+        names = f"{views} views of each, in all {names}"
     steps = [Step("decode", threads, f"JPEG files to {height}x{width} pixels, uint8: {names}{_seeded(loader)}")]
     table = recipe.pipeline.table
     becomes = "" if table is None else ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)

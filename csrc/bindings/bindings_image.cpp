@@ -7,6 +7,7 @@
 #include <nanobind/ndarray.h>
 
 #include "image/color.h"
+#include "image/look_up.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -45,9 +46,36 @@ void apply(const Array& array, const TableArray& values) {
   apply_table(table, image);
 }
 
+using Levels = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Values = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Batch = nb::ndarray<nb::ndim<4>, nb::device::cpu>;
+
+void look_up_batch(const Levels& levels, const Values& table, const Batch& out, bool planar) {
+  LookUpJob job;
+  job.channels = static_cast<int>(levels.shape(3));
+  job.value_bytes = table.itemsize();
+  const bool fits = job.channels >= 1 && job.channels <= 4 && table.shape(0) == levels.shape(3) &&
+                    table.shape(1) == 256 && (job.value_bytes == 2 || job.value_bytes == 4) &&
+                    out.itemsize() == job.value_bytes && out.size() == levels.size();
+  if (!fits) throw nb::value_error("levels, table and out must fit, with 1 to 4 channels and values of 2 or 4 bytes");
+  job.levels = levels.data();
+  job.images = levels.shape(0);
+  job.pixels = levels.shape(1) * levels.shape(2);
+  job.table = table.data();
+  job.out = out.data();
+  job.planar = planar;
+  nb::gil_scoped_release release;
+  advise_large_pages(job.out, out.nbytes());
+  look_up(job);
+}
+
 }  // namespace
 
 void bind_color(nb::module_& m) {
+  m.def("look_up", &look_up_batch, "levels"_a.noconvert(), "table"_a.noconvert(), "out"_a.noconvert(), "planar"_a);
+  m.def(
+      "advise_large_pages",
+      [](const nb::ndarray<nb::device::cpu>& array) { advise_large_pages(array.data(), array.nbytes()); }, "array"_a);
   m.def("apply_table", &apply, "image"_a.noconvert(), "table"_a.noconvert());
   m.def("adjust_brightness", in_place(adjust_brightness), "image"_a.noconvert(), "factor"_a);
   m.def("adjust_contrast", in_place(adjust_contrast), "image"_a.noconvert(), "factor"_a);

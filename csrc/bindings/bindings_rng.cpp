@@ -327,14 +327,16 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
                      {out.data(), out.stride(0), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1))});
 }
 
-// One sample's draws: ("ok" | "ambiguous_exp" | "crop_too_large", geometry or None, input of the unresolved exp).
+// The draws of one view of an image: ("ok" | "ambiguous_exp" | "crop_too_large", geometry or None, input of the
+// unresolved exp).
 nb::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height,
-               const std::vector<std::pair<float, float>>& known) {
+               const std::vector<std::pair<float, float>>& known, std::size_t view) {
+  if (view >= plan.views()) throw nb::index_error("view out of range");
   std::vector<KnownExp> exps;
   for (const auto& [input, output] : known) exps.push_back({input, output});
   Geometry g;
   float unresolved = 0;
-  switch (plan.run(generator, width, height, exps, g, unresolved)) {
+  switch (plan.run(generator, width, height, exps, g, unresolved, view)) {
     case DrawStatus::ambiguous_exp: return nb::make_tuple("ambiguous_exp", nb::none(), unresolved);
     case DrawStatus::crop_too_large: return nb::make_tuple("crop_too_large", nb::none(), 0.0f);
     case DrawStatus::ok: break;
@@ -407,7 +409,9 @@ void bind_draws(nb::module_& m) {
             self.uniform_rule = UniformRule{fused, excludes_upper};
           },
           "fused"_a, "excludes_upper"_a)
-      .def("draw", &draw, "generator"_a, "width"_a, "height"_a, "known"_a = std::vector<std::pair<float, float>>());
+      .def("begin_view", &DrawPlan::begin_view)
+      .def("draw", &draw, "generator"_a, "width"_a, "height"_a, "known"_a = std::vector<std::pair<float, float>>(),
+           "view"_a = 0);
 }
 
 }  // namespace fastload

@@ -6,87 +6,178 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "resample/resample.h"
 
 namespace fastload {
 namespace {
 
-// One half of a symmetric kernel, from its center on, without what is too small to matter.
-std::vector<float> half_kernel(int taps, double sigma) {
-  std::vector<double> weights(static_cast<std::size_t>(taps / 2 + 1));
+constexpr int kMostBits = 17;      // of a weight's fraction: 255 levels with kBetween more bits still fit an int32
+constexpr int kBetween = 6;        // fractional bits between the passes: twice a level still fits an int16
+constexpr std::size_t kLane = 32;  // a kernel may read and write up to that many values past a row
+
+// One half of a symmetric kernel, from half of its center on. All sum up to 2^(bits - 1).
+struct Kernel {
+  std::vector<std::int16_t> weights;  // an even number
+  int bits = 0;
+
+  int reach() const { return static_cast<int>(weights.size()) - 1; }
+};
+
+// Weights beyond 5 sigma are left out: 1/7000 of a level.
+Kernel kernel_of(int taps, double sigma) {
+  const auto reach = static_cast<std::size_t>(std::min(5 * sigma + 1, taps / 2.0));
+  std::vector<double> shares(reach + 1);
   double sum = 0;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
+  for (std::size_t i = 0; i <= reach; ++i) {
     const double x = static_cast<double>(i) / sigma;
-    weights[i] = std::exp(-0.5 * x * x);
-    sum += i == 0 ? weights[i] : 2 * weights[i];
+    shares[i] = std::exp(-0.5 * x * x) / (i == 0 ? 2 : 1);
+    sum += 2 * shares[i];
   }
-  while (weights.size() > 1 && weights.back() < 1e-8 * sum) weights.pop_back();
-  std::vector<float> half;
-  for (const double weight : weights) half.push_back(static_cast<float>(weight / sum));
-  return half;
-}
-
-// The row or column that is shown beyond an edge, without the edge itself once more.
-int mirrored(int position, int size) {
-  if (position < 0) return -position;
-  return position >= size ? 2 * size - 2 - position : position;
-}
-
-// Inlined into functions for each instruction set, for which the compiler vectorizes the loops over a row. None fuses
-// multiplications with additions, so all give the same bits.
-inline __attribute__((always_inline)) void filter_rows(const ConstImage& in, const Image& out,
-                                                       const std::vector<float>& down, const std::vector<float>& across,
-                                                       float* padded, float* sums) {
-  const int count = 3 * in.width, margin = static_cast<int>(across.size()) - 1;
-  float* const middle = padded + 3 * margin;
-  for (int y = 0; y < in.height; ++y) {
-    const std::uint8_t* row = in.row(y);
-    for (int x = 0; x < count; ++x) middle[x] = static_cast<float>(row[x]) * down[0];
-    for (int k = 1; k < static_cast<int>(down.size()); ++k) {
-      const std::uint8_t* above = in.row(mirrored(y - k, in.height));
-      const std::uint8_t* below = in.row(mirrored(y + k, in.height));
-      const float weight = down[static_cast<std::size_t>(k)];
-      for (int x = 0; x < count; ++x) middle[x] += static_cast<float>(above[x] + below[x]) * weight;
-    }
-    for (int k = 1; k <= margin; ++k) {
-      std::memcpy(middle - 3 * k, middle + 3 * k, 3 * sizeof(float));
-      std::memcpy(middle + count - 3 + 3 * k, middle + count - 3 - 3 * k, 3 * sizeof(float));
-    }
-    for (int x = 0; x < count; ++x) sums[x] = middle[x] * across[0];
-    for (int k = 1; k <= margin; ++k) {
-      const float weight = across[static_cast<std::size_t>(k)];
-      const float *left = middle - 3 * k, *right = middle + 3 * k;
-      for (int x = 0; x < count; ++x) sums[x] += (left[x] + right[x]) * weight;
-    }
-    std::uint8_t* target = out.row(y);
-    for (int x = 0; x < count; ++x) target[x] = static_cast<std::uint8_t>(static_cast<int>(sums[x] + 0.5f));
+  Kernel kernel;
+  kernel.bits = kMostBits;
+  while (*std::max_element(shares.begin(), shares.end()) / sum * (1 << kernel.bits) > 32700) --kernel.bits;
+  kernel.weights.resize((reach + 2) / 2 * 2);
+  double outer = 0;
+  int given = 0;
+  for (std::size_t i = reach; i > 0; --i) {  // what one weight's rounding takes away, the next gets
+    outer += shares[i] / sum * (1 << kernel.bits);
+    kernel.weights[i] = static_cast<std::int16_t>(std::lround(outer) - given);
+    given += kernel.weights[i];
   }
+  kernel.weights[0] = static_cast<std::int16_t>((1 << (kernel.bits - 1)) - given);
+  return kernel;
 }
 
-void filter_portable(const ConstImage& in, const Image& out, const std::vector<float>& down,
-                     const std::vector<float>& across, float* padded, float* sums) {
-  filter_rows(in, out, down, across, padded, sums);
+// For each i below `count`: the sum of (first[k][i] + second[k][i]) * weights[k], rounded to `shift` fewer bits.
+struct Sum {
+  const std::int16_t* const* first;
+  const std::int16_t* const* second;
+  const Kernel& kernel;
+  int shift;
+  std::int16_t* out;
+  int count;
+};
+
+void add_up_portable(const Sum& sum) {
+  constexpr int kBlock = 64;
+  const std::vector<std::int16_t>& weights = sum.kernel.weights;
+  for (int x = 0; x < sum.count; x += kBlock) {
+    std::int32_t values[kBlock];
+    const int count = std::min(kBlock, sum.count - x);
+    std::fill_n(values, count, 1 << (sum.shift - 1));
+    for (std::size_t k = 0; k < weights.size(); ++k) {
+      const std::int16_t *a = sum.first[k] + x, *b = sum.second[k] + x;
+      const std::int32_t weight = weights[k];
+      for (int i = 0; i < count; ++i) values[i] += (a[i] + b[i]) * weight;
+    }
+    for (int i = 0; i < count; ++i) sum.out[x + i] = static_cast<std::int16_t>(values[i] >> sum.shift);
+  }
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) void filter_avx2(const ConstImage& in, const Image& out, const std::vector<float>& down,
-                                                 const std::vector<float>& across, float* padded, float* sums) {
-  filter_rows(in, out, down, across, padded, sums);
+// Two neighbouring weights, as a multiplication of pairs takes them.
+std::int32_t pair_at(const std::vector<std::int16_t>& weights, std::size_t k) {
+  std::int32_t pair;
+  std::memcpy(&pair, &weights[k], sizeof pair);
+  return pair;
+}
+
+__attribute__((target("avx2"))) void add_up_avx2(const Sum& sum) {
+  const std::vector<std::int16_t>& weights = sum.kernel.weights;
+  const __m128i shift = _mm_cvtsi32_si128(sum.shift);
+  for (int x = 0; x < sum.count; x += 16) {
+    __m256i low = _mm256_set1_epi32(1 << (sum.shift - 1)), high = low;
+    for (std::size_t k = 0; k < weights.size(); k += 2) {
+      const auto at = [x](const std::int16_t* row) __attribute__((target("avx2"))) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + x));
+      };
+      const __m256i a = _mm256_add_epi16(at(sum.first[k]), at(sum.second[k]));
+      const __m256i b = _mm256_add_epi16(at(sum.first[k + 1]), at(sum.second[k + 1]));
+      const __m256i pair = _mm256_set1_epi32(pair_at(weights, k));
+      low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), pair));
+      high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), pair));
+    }
+    const __m256i packed = _mm256_packs_epi32(_mm256_sra_epi32(low, shift), _mm256_sra_epi32(high, shift));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sum.out + x), packed);
+  }
+}
+
+#define FASTLOAD_AVX512 __attribute__((target("avx512f,avx512bw,avx512vnni")))
+
+FASTLOAD_AVX512 void add_up_avx512(const Sum& sum) {
+  const std::vector<std::int16_t>& weights = sum.kernel.weights;
+  const __m128i shift = _mm_cvtsi32_si128(sum.shift);
+  for (int x = 0; x < sum.count; x += 32) {
+    __m512i low = _mm512_set1_epi32(1 << (sum.shift - 1)), high = low;
+    for (std::size_t k = 0; k < weights.size(); k += 2) {
+      const __m512i a = _mm512_add_epi16(_mm512_loadu_si512(sum.first[k] + x), _mm512_loadu_si512(sum.second[k] + x));
+      const __m512i b =
+          _mm512_add_epi16(_mm512_loadu_si512(sum.first[k + 1] + x), _mm512_loadu_si512(sum.second[k + 1] + x));
+      const __m512i pair = _mm512_set1_epi32(pair_at(weights, k));
+      low = _mm512_dpwssd_epi32(low, _mm512_unpacklo_epi16(a, b), pair);
+      high = _mm512_dpwssd_epi32(high, _mm512_unpackhi_epi16(a, b), pair);
+    }
+    const __m512i packed =
+        _mm512_packs_epi32(_mm512_maskz_sra_epi32(0xffff, low, shift), _mm512_maskz_sra_epi32(0xffff, high, shift));
+    _mm512_storeu_si512(sum.out + x, packed);
+  }
 }
 #endif
+
+auto adder() {
+#if defined(__x86_64__)
+  if (simd_level() == SimdLevel::avx2) return &add_up_avx2;
+  if (simd_level() == SimdLevel::avx512) return &add_up_avx512;
+#endif
+  return &add_up_portable;
+}
+
+// The row that is shown beyond an edge, without the edge itself once more; any, if a kernel's padding reaches further.
+int mirrored(int position, int size) {
+  if (position < 0) return -position;
+  return position >= size ? std::max(0, 2 * size - 2 - position) : position;
+}
 
 }  // namespace
 
 bool gaussian_filter(const ConstImage& in, const Image& out, int height, int width, double sigma) {
   if (height / 2 >= in.height || width / 2 >= in.width) return false;
-  const std::vector<float> down = half_kernel(height, sigma), across = half_kernel(width, sigma);
-  const std::size_t count = std::size_t{3} * static_cast<std::size_t>(in.width);
-  std::vector<float> padded(count + 6 * across.size()), sums(count);
-  auto filter = &filter_portable;
-#if defined(__x86_64__)
-  if (simd_level() == SimdLevel::avx2 || simd_level() == SimdLevel::avx512) filter = &filter_avx2;
-#endif
-  filter(in, out, down, across, padded.data(), sums.data());
+  const Kernel down = kernel_of(height, sigma), across = kernel_of(width, sigma);
+  const auto add_up = adder();
+  const int count = 3 * in.width, held = 2 * down.reach() + 1, margin = across.reach();
+  const std::size_t stride = static_cast<std::size_t>(count) + kLane;
+  std::vector<std::int16_t> padded(stride + 6 * across.weights.size()), rows(stride * static_cast<std::size_t>(held));
+  std::vector<std::int16_t> finished(stride);
+  std::vector<const std::int16_t*> left, right, above(down.weights.size()), below(down.weights.size());
+  std::int16_t* const middle = padded.data() + 3 * margin;
+  for (int k = 0; k <= margin; ++k) {
+    left.push_back(middle - 3 * k);
+    right.push_back(middle + 3 * k);
+  }
+  const auto row = [&](int y) {
+    return rows.data() + stride * static_cast<std::size_t>(mirrored(y, in.height) % held);
+  };
+  int filtered = 0;  // rows of the image
+  for (int y = 0; y < in.height; ++y) {
+    for (; filtered < in.height && filtered <= y + down.reach(); ++filtered) {
+      std::copy_n(in.row(filtered), count, middle);
+      for (int k = 1; k <= margin && k < in.width; ++k) {
+        std::copy_n(middle + 3 * k, 3, middle - 3 * k);
+        std::copy_n(middle + count - 3 - 3 * k, 3, middle + count - 3 + 3 * k);
+      }
+      add_up({left.data(), right.data(), across, across.bits - kBetween, row(filtered), count});
+    }
+    for (int k = 0; k <= down.reach(); ++k) {
+      above[static_cast<std::size_t>(k)] = row(y - k);
+      below[static_cast<std::size_t>(k)] = row(y + k);
+    }
+    add_up({above.data(), below.data(), down, down.bits + kBetween, finished.data(), count});
+    std::copy_n(finished.data(), count, out.row(y));
+  }
   return true;
 }
 

@@ -21,6 +21,9 @@ void check(const BatchSpec& spec) {
   require(spec.plan != nullptr || (spec.stream == nullptr && spec.seeds.empty()), "only a plan draws random numbers");
   require(spec.stream == nullptr || spec.seeds.empty(), "draws come from a stream or from seeds, not from both");
   require(spec.seeds.empty() || spec.seeds.size() == count, "there must be one seed for each image");
+  if (spec.plan == nullptr) return;
+  require(count % spec.plan->views() == 0, "there must be one input for each view of each image");
+  require(spec.seeds.empty() || spec.plan->views() == 1, "several views draw from one stream, not from seeds");
 }
 
 }  // namespace
@@ -85,7 +88,7 @@ bool Job::generator_before(std::size_t sample, Generator& generator) const {
     float unresolved = 0;
     const Outcome& outcome = samples_[i].outcome;
     if (spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height),
-                        *pool_->known_exps_, geometry, unresolved) != DrawStatus::ok) {
+                        *pool_->known_exps_, geometry, unresolved, i % views()) != DrawStatus::ok) {
       return false;
     }
   }

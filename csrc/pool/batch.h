@@ -48,7 +48,8 @@ struct BatchSpec {
   std::ptrdiff_t sample_stride = 0;  // bytes
   std::ptrdiff_t row_stride = 0;
   // What to do with each image: either one Geometry each, or a plan. A plan draws from `stream`, or from one generator
-  // per sample if there are `seeds`, or not at all. A Geometry may be incomplete (see complete()).
+  // per sample if there are `seeds`, or not at all. A Geometry may be incomplete (see complete()). If a plan has
+  // several views, each image is as many inputs in a row, and the first views of all images come first in the output.
   std::vector<Geometry> geometry;
   std::shared_ptr<const DrawPlan> plan;
   std::shared_ptr<RandomStream> stream;
@@ -133,6 +134,7 @@ class Job {
   Job(std::shared_ptr<PoolState> pool, BatchSpec spec);
 
   bool ordered() const { return spec_.plan != nullptr && spec_.stream != nullptr; }
+  std::size_t views() const { return spec_.plan == nullptr ? 1 : spec_.plan->views(); }
 
   std::shared_ptr<PoolState> pool_;
   BatchSpec spec_;

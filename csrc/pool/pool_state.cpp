@@ -240,7 +240,8 @@ void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
 
 Target PoolState::target_of(const Job& job, std::size_t sample) {
   const BatchSpec& spec = job.spec_;
-  return {spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(sample), spec.row_stride};
+  const std::size_t views = job.views(), place = sample % views * (spec.inputs.size() / views) + sample / views;
+  return {spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(place), spec.row_stride};
 }
 
 // Finds the geometry of a sample whose draws depend on no other's. On false, exp(`unresolved`) must be known first.
@@ -255,7 +256,7 @@ bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& 
     if (job.spec_.plan->draws_others()) generator.seed_others(seed);
     const DrawStatus status =
         job.spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height), *known,
-                            outcome.geometry, unresolved);
+                            outcome.geometry, unresolved, index % job.views());
     if (status == DrawStatus::ambiguous_exp) return false;
     if (status == DrawStatus::crop_too_large) {
       outcome.status = Status::bad_geometry;
@@ -294,7 +295,7 @@ bool PoolState::draw_in_order(Job& job) {
       float unresolved = 0;
       const DrawStatus status =
           job.spec_.plan->run(stream.generator_, static_cast<int>(outcome.width), static_cast<int>(outcome.height),
-                              *known_exps_, outcome.geometry, unresolved);
+                              *known_exps_, outcome.geometry, unresolved, job.frontier_ % job.views());
       if (status == DrawStatus::ok) {
         outcome.drawn = true;
         job.ready_.push_back(job.frontier_);

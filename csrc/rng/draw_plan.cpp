@@ -121,8 +121,13 @@ bool DrawPlan::add(const DrawOp& op, std::string& error) {
   if (!error.empty()) return false;
   erases_ = op.kind == DrawOp::Kind::random_erasing;
   draws_others_ = draws_others_ || draws_from_others(op);
-  ops_.push_back(op);
+  views_.back().push_back(op);
   return true;
+}
+
+void DrawPlan::begin_view() {
+  views_.emplace_back();
+  erases_ = false;
 }
 
 namespace {
@@ -481,12 +486,12 @@ DrawStatus Run::apply(const DrawOp& op) {
 }  // namespace
 
 DrawStatus DrawPlan::run(Generator& generator, int width, int height, const std::vector<KnownExp>& known,
-                         Geometry& geometry, float& unresolved) const {
+                         Geometry& geometry, float& unresolved, std::size_t view) const {
   geometry = {};
   if (draws_others_ && !generator.others) return DrawStatus::crop_too_large;
   const Generator before = generator;
   Run run(uniform_rule, known, generator, geometry, {height, width});
-  const DrawStatus status = run.apply(ops_);
+  const DrawStatus status = run.apply(views_[view]);
   unresolved = run.unresolved;
   if (status != DrawStatus::ok) generator = before;
   return status;

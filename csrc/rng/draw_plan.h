@@ -143,22 +143,26 @@ struct KnownExp {
   float output;
 };
 
+// A chain of transforms, or one for each of several views of an image.
 class DrawPlan {
  public:
-  // Appends a transform. Returns false, with the reason in `error`, if its arguments are invalid or it follows an
-  // erasing.
+  // Appends a transform to the last view. Returns false, with the reason in `error`, if its arguments are invalid or it
+  // follows an erasing.
   bool add(const DrawOp& op, std::string& error);
 
   bool draws_others() const { return draws_others_; }  // from Python's or NumPy's generator
+  // Ends a view; what is added next belongs to another one of the same image.
+  void begin_view();
+  std::size_t views() const { return views_.size(); }
 
   UniformRule uniform_rule;
-  // Draws one sample's parameters for an image of width x height, in torchvision's order. Changes `generator` only if
-  // it returns ok.
+  // Draws the parameters of one view for an image of width x height, in torchvision's order. Changes `generator` only
+  // if it returns ok.
   DrawStatus run(Generator& generator, int width, int height, const std::vector<KnownExp>& known, Geometry& geometry,
-                 float& unresolved) const;
+                 float& unresolved, std::size_t view = 0) const;
 
  private:
-  std::vector<DrawOp> ops_;
+  std::vector<std::vector<DrawOp>> views_{1};
   bool erases_ = false;
   bool draws_others_ = false;
 };

@@ -14,6 +14,7 @@
 #include <random>
 
 #include "image/blur.h"
+#include "image/gaussian.h"
 #include "image/transform.h"
 #include "resample/resample.h"
 
@@ -73,7 +74,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < count; ++i) {
     const int most = i % 3 == 0 ? 7 : 60, height = between(1, most), width = between(1, most);
     const bool upward = between(0, 3) == 0;
-    const int gap = between(0, 2) * between(0, 9), kind = between(0, 4);
+    const int gap = between(0, 2) * between(0, 9), kind = between(0, 5);
     Pixels in(height, width, gap, upward, i % 2 == 0);
     for (std::size_t j = 0; j < in.size; ++j) in.bytes[j] = static_cast<std::uint8_t>(random());
 
@@ -85,6 +86,7 @@ int main(int argc, char** argv) {
     const auto mode = static_cast<PadMode>(between(0, 3));
     const int margins[4] = {between(0, width - 1), between(0, height - 1), between(0, width - 1),
                             between(0, height - 1)};
+    const int taps[2] = {2 * between(0, 12) + 1, 2 * between(0, 12) + 1};
     const float x_radius = between(0, 40) / 10.0f, y_radius = between(0, 40) / 10.0f;
     int out_height = between(1, most), out_width = between(1, most);
     if (kind == 2) {
@@ -92,7 +94,7 @@ int main(int argc, char** argv) {
       out_height = turned ? width : height, out_width = turned ? height : width;
     } else if (kind == 3) {
       out_height = margins[1] + height + margins[3], out_width = margins[0] + width + margins[2];
-    } else if (kind == 4) {
+    } else if (kind >= 4) {
       out_height = height, out_width = width;
     }
 
@@ -108,6 +110,10 @@ int main(int argc, char** argv) {
         case 4:
           for (int y = 0; y < height; ++y) std::memcpy(out->image.row(y), in.image.row(y), std::size_t{3} * width);
           gaussian_blur(out->image, x_radius, y_radius);
+          break;
+        case 5:
+          gaussian_filter(in.image, out->image, std::min(taps[0], 2 * height - 1), std::min(taps[1], 2 * width - 1),
+                          x_radius + 0.01);
       }
       if (level == SimdLevel::portable) {
         expected = std::move(out);

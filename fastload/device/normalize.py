@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from fastload import _core
 from fastload.device import nvrtc
 from fastload.options import has_streams
 
@@ -122,7 +123,7 @@ def apply_table(
 
 
 def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.memory_format) -> torch.Tensor:
-    """:func:`apply_table` in torch alone, for devices without a kernel and as a reference.
+    """:func:`apply_table` for the CPU, and in torch alone for devices without a kernel.
 
     Does not check its arguments.
     """
@@ -130,6 +131,9 @@ def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.me
     values = table.on(images.device)
     shape = (count, channels, height, width)
     out = torch.empty(shape, dtype=values.dtype, device=images.device, memory_format=memory_format)
+    if images.device.type == "cpu" and type(out) is type(images) is torch.Tensor:  # others may have no memory
+        _core.look_up(images, values, out, memory_format == torch.contiguous_format)
+        return out
     for channel in range(channels):
         levels = images[..., channel].to(torch.int32)
         out[:, channel] = values[channel].index_select(0, levels.view(-1)).view(count, height, width)
@@ -272,18 +276,29 @@ def layout_of(memory_format: torch.memory_format | None) -> torch.memory_format:
 
 def host_images(
     recipe: Recipe, memory_format: torch.memory_format
-) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    """Return a function that makes a recipe's images from pixels and boxes, on the CPU."""
+) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
+    """Return a function that makes a recipe's images, or a list of views, on the CPU."""
     leaf_of = table_images(recipe, memory_format)
-    return lambda pixels, boxes: CopiedImages(leaf_of(pixels, boxes), pixels).images()
+
+    def images(pixels: torch.Tensor, boxes: torch.Tensor | None) -> Any:
+        made = leaf_of(pixels, boxes)
+        views = [CopiedImages(leaf, leaf.pixels).images() for leaf in (made if isinstance(made, list) else [made])]
+        return views if isinstance(made, list) else views[0]
+
+    return images
 
 
 def table_images(
     recipe: Recipe, memory_format: torch.memory_format
-) -> Callable[[torch.Tensor, torch.Tensor | None], TableImages]:
-    """Return a function that makes a leaf from a recipe's pixels and boxes."""
+) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
+    """Return a function that makes a leaf from pixels and boxes, or one for each view."""
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
-    erasing = recipe.pipeline.erasing
+    erasing, views = recipe.pipeline.erasing, recipe.pipeline.views
+    if views > 1:
+        return lambda pixels, boxes: [
+            TableImages(view, table, memory_format)
+            for view in pixels.view(views, len(pixels) // views, *pixels.shape[1:])
+        ]
     return lambda pixels, boxes: TableImages(pixels, table, memory_format, Erased.of(erasing, boxes))
 
 

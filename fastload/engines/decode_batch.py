@@ -38,7 +38,7 @@ class Batch:
     number: int
     draw: tuple[Any]  # the indices as the sampler returned them
     indices: list[Any] = field(default_factory=list)
-    sources: list[Any] = field(default_factory=list)
+    sources: list[Any] = field(default_factory=list)  # one for each of a sample's views is decoded
     targets: list[Any] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
     error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
@@ -151,14 +151,19 @@ def as_seen_from(directory: str | None, source: Any) -> Any:
     return source if os.path.isabs(path) else os.path.join(directory, os.fsdecode(path))
 
 
-def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes) -> bytes | None:
+def place_of(sample: int, views: int, images: int) -> int:
+    """Return where the core puts a sample's pixels; views of an image are samples in a row."""
+    return sample % views * images + sample // views
+
+
+def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes, views: int = 1) -> bytes | None:
     """The core's generator state after drawing for a sample; ``None`` if it cannot."""
     _, _, width, height, *_ = job.outcome(sample)
     known: list[tuple[float, float]] = []
     while True:
         generator = _core.Generator(0)
         generator.set_state(before)
-        status, _, value = plan.draw(generator, width, height, known)
+        status, _, value = plan.draw(generator, width, height, known, sample % views)
         if status != "ambiguous_exp":
             return generator.get_state() if status == "ok" else None
         known.append((value, exp_of(value)))

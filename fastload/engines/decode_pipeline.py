@@ -36,6 +36,7 @@ from fastload.engines.decode_batch import (
     as_seen_from,
     drawn,
     exp_of,
+    place_of,
     stage_totals,
     working_directory,
     wrapped,
@@ -97,6 +98,7 @@ class DecodePipeline:
     ) -> None:
         self.epoch = 0  # set by the iterator
         self._recipe = recipe
+        self._views = recipe.pipeline.views
         self._process = process
         self._directory = working_directory()
         self._base_seed = base_seed
@@ -288,14 +290,15 @@ class DecodePipeline:
         try:
             if batch.pixels is None:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
-            size = (len(batch.sources), *self._recipe.pipeline.size, 3)
+            size = (len(batch.sources) * self._views, *self._recipe.pipeline.size, 3)
             batch.pixels = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            _core.advise_large_pages(batch.pixels)
             draws: dict[str, Any] = {}
             if self._recipe.pipeline.draws:
                 draws = {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
             options = self._recipe.options
             batch.job = self.pool.submit(
-                [as_seen_from(self._directory, source) for source in batch.sources],
+                [as_seen_from(self._directory, source) for source in batch.sources for _ in range(self._views)],
                 batch.pixels,
                 plan=self._recipe.plan,
                 number=batch.number,
@@ -372,7 +375,9 @@ class DecodePipeline:
             if status and sample not in made:
                 before = self._before(batch, sample)
                 made[sample], after = self._in_python(batch, sample, before)
-                if before is not None and not self._by_index and after != drawn(self._recipe.plan, job, sample, before):
+                if before is None or self._by_index:
+                    continue
+                if after != drawn(self._recipe.plan, job, sample, before, self._views):
                     self._finish_in_python(batch, sample + 1, after, made)
                     break
         batch.awaited = begun, time.monotonic()
@@ -381,7 +386,7 @@ class DecodePipeline:
         if self._recipe.pipeline.erasing is not None and len(batch.pixels):  # empty if its first index failed
             batch.boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
         for sample, (pixels, box) in made.items():
-            batch.pixels[sample] = torch.from_numpy(pixels)
+            batch.pixels[place_of(sample, self._views, len(batch.sources))] = torch.from_numpy(pixels)
             if batch.boxes is not None:
                 batch.boxes[sample] = torch.tensor(box, dtype=torch.int32)
 
@@ -402,20 +407,22 @@ class DecodePipeline:
 
     def _finish_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
         """Finish a batch in Python: Pillow read a file differently, so later draws are invalid."""
-        for sample in range(begin, len(batch.sources)):
+        for sample in range(begin, len(batch.sources) * self._views):
             made[sample], state = self._in_python(batch, sample, state)
         self._rewind_rng(batch, state)
 
     def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
         """Make a sample with the user's transforms; also return the worker's generator state after it."""
-        source = batch.sources[sample]
-        where = f"sample {batch.indices[sample]!r}"
+        index, view = divmod(sample, self._views)
+        source = batch.sources[index]
+        where = f"sample {batch.indices[index]!r}"
         where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
         begun = time.monotonic()
         try:
             size = tuple(batch.pixels.shape[1:3])
             self._process.wait_started(self._wake)
-            made, after = self._process.sample(source, before, size=size, worker=batch.worker, where=where)
+            ask = self._process.sample
+            made, after = ask(source, before, size=size, worker=batch.worker, where=where, view=view)
         except RuntimeError:
             if self._closed:
                 raise ClosedError from None

@@ -22,7 +22,7 @@ from torch.utils.data import Subset, default_collate
 from fastload import _core
 from fastload._batch import HostBatch
 from fastload.device.normalize import host_images, layout_of, table_images
-from fastload.engines.decode_batch import drawn, exp_of, stage_totals, unchanging
+from fastload.engines.decode_batch import drawn, exp_of, place_of, stage_totals, unchanging
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
 from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.random_states import set_state, state_now, state_of_seed
@@ -143,11 +143,15 @@ class InProcessFetcher:
                 source, target = recipe.locate_resolved(entry)
                 sources.append(unchanging(source))
                 targets.append(target)
-            pixels = torch.empty((len(sources), *recipe.pipeline.size, 3), dtype=torch.uint8, pin_memory=self._pin)
+            views = recipe.pipeline.views
+            size = (len(sources) * views, *recipe.pipeline.size, 3)
+            pixels = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            _core.advise_large_pages(pixels)
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
                 draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}
-            job = pool.submit(sources, pixels, plan=recipe.plan, number=self._number - 1, **draws, **recipe.options)
+            inputs = [source for source in sources for _ in range(views)]
+            job = pool.submit(inputs, pixels, plan=recipe.plan, number=self._number - 1, **draws, **recipe.options)
             self._known = self._read()
             if self._known is not None and self._known[0] == known[0]:
                 break
@@ -158,7 +162,7 @@ class InProcessFetcher:
         if recipe.pipeline.erasing is not None:
             boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
         for sample, (array, box) in made.items():
-            pixels[sample] = torch.from_numpy(array)
+            pixels[place_of(sample, views, len(sources))] = torch.from_numpy(array)
             if boxes is not None:
                 boxes[sample] = torch.tensor(box, dtype=torch.int32)
         self.images, self.decoded_at = len(sources), time.monotonic()
@@ -187,14 +191,15 @@ class InProcessFetcher:
         """
         made: dict[int, tuple[NDArray[np.uint8], tuple[int, int, int, int]]] = {}
         states: dict[int, bytes] = {}  # after them
-        draws = recipe.pipeline.draws
+        draws, views = recipe.pipeline.draws, recipe.pipeline.views
 
         def make(sample: int) -> None:
             begun = time.monotonic()
             with random_states_kept() if seeds is not None and draws else contextlib.nullcontext():
                 if draws:
                     set_state(before_of(sample))
-                made[sample] = made_here(recipe, sources[sample], tuple(pixels.shape[1:3]))
+                index, view = divmod(sample, views)
+                made[sample] = made_here(recipe, sources[index], tuple(pixels.shape[1:3]), view)
                 states[sample] = state_now(others=recipe.pipeline.draws_others)
             self._in_python_s += time.monotonic() - begun
 
@@ -213,12 +218,14 @@ class InProcessFetcher:
         for sample, status in enumerate(job.statuses()):
             if status and sample not in made:
                 make(sample)
-                if draws and seeds is None and states[sample] != drawn(recipe.plan, job, sample, before_of(sample)):
+                if not draws or seeds is not None:
+                    continue
+                if states[sample] != drawn(recipe.plan, job, sample, before_of(sample), views):
                     raise _UnsupportedError  # Pillow read the file otherwise, so later draws are invalid
         if not draws or seeds is not None:
             return made, None
-        last = len(sources) - 1
-        after = states.get(last) or drawn(recipe.plan, job, last, before_of(last))
+        last = len(sources) * views - 1
+        after = states.get(last) or drawn(recipe.plan, job, last, before_of(last), views)
         if after is None:
             raise _UnsupportedError
         return made, after

@@ -96,7 +96,9 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
     pinned = loader.pin_memory and can_pin()
 
     def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
-        data = [finish(images_of(pixels, boxes), None, dtype), targets]
+        made = images_of(pixels, boxes)
+        views = [finish(images, None, dtype) for images in (made if isinstance(made, list) else [made])]
+        data = [views if isinstance(made, list) else views[0], targets]
         return pin_memory(data) if pinned else data  # type: ignore[no-untyped-call]
 
     return NativeIterator(loader, recipe, process, finish_batch, finish_is_epilogue=True)

@@ -105,56 +105,68 @@ def _compare(
         expected, _ = process.batch(index, state, timeout_s)
         return False, None if expected is None else f"sample {index} raises {located} in encoded()"
     source, target = located
-    pixels = torch.empty((2, *recipe.pipeline.size, 3), dtype=torch.uint8)
+    views = recipe.pipeline.views
+    pixels = torch.empty((2 * views, *recipe.pipeline.size, 3), dtype=torch.uint8)
     options = {**recipe.options, "max_pixels": process.max_pixels}
     # Submitted twice, to read the generator's state between the two.
     stream = _core.RandomStream(state)
     try:
-        job = pool.submit([source, source], pixels, plan=recipe.plan, stream=stream, **options)
+        job = pool.submit([source] * 2 * views, pixels, plan=recipe.plan, stream=stream, **options)
     except (TypeError, ValueError, OSError, BufferError):  # such as a path with a NUL; raised in the batch's turn
         return False, None
     until = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         while (answer := job.wait(-1.0 if until is None else max(0.0, until - time.monotonic()))) == "requested":
             kind, sample, value = job.request()
-            if kind == "sample" and sample == 0:
+            if kind == "sample" and sample < views:
                 return False, None
             if kind == "sample":
                 break
             job.provide_exp(value, exp_of(value))
         if answer == "timeout":
             raise TookTooLongError
-        drawn = job.generator_before(1)
+        drawn = job.generator_before(views)
     finally:
         job.cancel(-1.0 if until is None else 0.0)
-    status = job.outcome(0)[0]
-    if status == "cancelled":
-        return True, None  # only the second crop did not fit, and the first was cancelled with it
-    if status != "ok":
+    statuses = [job.outcome(view)[0] for view in range(views)]
+    if any(status not in ("ok", "cancelled") for status in statuses):
         return False, None
+    if "cancelled" in statuses:
+        return True, None  # only the second crop did not fit, and the first was cancelled with it
     expected, after = process.batch(index, state, timeout_s)
     if expected is None:
         return True, f"sample {index} raises in Python and not natively"
-    boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(2, 4)
-    native = [images_of(pixels[:1].contiguous(), boxes[:1]), default_collate([target])]
+    boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
+    pixels = pixels[::2].contiguous()
+    native = [images_of(pixels, boxes[:1]), default_collate([target])]
     if drawn != after:
         return True, f"sample {index} draws other random numbers natively"
     if same(native, expected):
         return True, None
     if recipe.pipeline.approximate is None:
         return True, f"sample {index} is not the same to the bit natively"
-    if same(native[1:], expected[1:]) and _is_close(pixels[:1], boxes[:1], images_of, expected[0]):
+    if same(native[1:], expected[1:]) and _are_close(pixels, boxes[:1], images_of, expected[0], views):
         return True, None
     return True, f"sample {index} is more than {LEVELS_OFF} of 256 levels off natively"
 
 
-def _is_close(
-    pixels: torch.Tensor, boxes: torch.Tensor, images_of: Callable[[torch.Tensor, torch.Tensor], Any], wanted: Any
+def _are_close(
+    pixels: torch.Tensor, boxes: torch.Tensor, images_of: Callable[..., Any], wanted: Any, views: int
 ) -> bool:
     """Whether each value is that of a level at most ``LEVELS_OFF`` away."""
+    offsets = range(-LEVELS_OFF, LEVELS_OFF + 1)
+    made = [images_of((pixels.to(torch.int16) + off).clamp_(0, 255).to(torch.uint8), boxes) for off in offsets]
+    if views == 1:
+        return _is_close(made, wanted)
+    if type(wanted) is not list or len(wanted) != views:
+        return False
+    return all(_is_close([images[view] for images in made], wanted[view]) for view in range(views))
+
+
+def _is_close(candidates: list[Any], wanted: Any) -> bool:
+    """Whether each value is in one of several batches."""
     close = torch.zeros(wanted.shape, dtype=torch.bool)
-    for off in range(-LEVELS_OFF, LEVELS_OFF + 1):
-        made = images_of((pixels.to(torch.int16) + off).clamp_(0, 255).to(torch.uint8), boxes)
+    for made in candidates:
         if (type(made), made.dtype, made.shape, _steps(made)) != (
             type(wanted),
             wanted.dtype,

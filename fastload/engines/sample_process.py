@@ -171,9 +171,9 @@ class SampleProcess:
         return pixel_limit(self._ask(("max_pixels",)) if self._settings is None else self._settings.max_pixels)
 
     def sample(
-        self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str
+        self, source: Any, state: bytes | None, *, size: tuple[int, ...], worker: int, where: str, view: int = 0
     ) -> tuple[Any, bytes]:
-        """Make one sample from a state of the generators. Blocks.
+        """Make one view of a sample from a state of the generators. Blocks.
 
         Returns:
             A pair: the sample's pixels, ``(H, W, 3)`` uint8, with its box to erase, or the error that torch's worker
@@ -182,7 +182,7 @@ class SampleProcess:
         Raises:
             RuntimeError: The process has ended.
         """
-        return self._ask(("sample", _sendable(source), state, size, worker, where))  # type: ignore[no-any-return]
+        return self._ask(("sample", _sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
 
     def located(self, index: Any, timeout_s: float | None) -> tuple[Any, Any] | str:
         """Return a sample's encoded image and target, or the name of the error raised.
@@ -345,25 +345,27 @@ def _max_pixels(recipe: Recipe) -> Any:
     return Image.MAX_IMAGE_PIXELS
 
 
-def _sample(recipe: Recipe, source: Any, state: bytes | None, size: tuple[int, ...], worker: int, where: str) -> Any:
+def _sample(
+    recipe: Recipe, source: Any, state: bytes | None, size: tuple[int, ...], worker: int, where: str, view: int
+) -> Any:
     if state is not None:
         set_state(state)
     try:
-        result: Any = made_here(recipe, source, size)
+        result: Any = made_here(recipe, source, size, view)
     except Exception:  # noqa: BLE001 - the worker would send any error of Pillow or the transforms
         result = wrapped(worker, where)
     return result, state_now(others=recipe.pipeline.draws_others)
 
 
 def made_here(
-    recipe: Recipe, source: Any, size: tuple[int, ...]
+    recipe: Recipe, source: Any, size: tuple[int, ...], view: int = 0
 ) -> tuple[NDArray[np.uint8], tuple[int, int, int, int]]:
-    """Make a sample's pixels and its box to erase with the user's transforms.
+    """Make a view's pixels and its box to erase with the user's transforms.
 
     Raises:
         Exception: Any of Pillow, the transforms, or default_collate if the image's size is not ``size``.
     """
-    pixels = recipe.pixels(source)
+    pixels = recipe.pixels(source, view)
     check_size(pixels, size)
     return pixels, recipe.pipeline.erased()
 

@@ -44,6 +44,8 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
     recipe = read_recipe(loader.dataset, loader.collate_fn, first_call, exact=loader.exact)
     if isinstance(recipe, Refusal):
         return (*reasons, *recipe.reasons)
+    if recipe.pipeline.views > 1 and loader.randomness == "sample":
+        reasons.append("randomness='sample': only one view of an image is made natively; use randomness='worker'")
     return tuple(reasons) or recipe
 
 

@@ -90,15 +90,15 @@ class Recipe:
             dataset = dataset.dataset
         return locate(dataset, index)
 
-    def pixels(self, source: Any) -> NDArray[np.uint8]:
-        """Compute a sample's pixels with the user's transforms. Draws from torch's default generator."""
+    def pixels(self, source: Any, view: int = 0) -> NDArray[np.uint8]:
+        """Compute a view's pixels with the user's transforms. Draws from torch's default generator."""
         image: Any
         if isinstance(source, str | os.PathLike):
             image = PIL_LOADER(os.fspath(source))
         else:
             with Image.open(io.BytesIO(source)) as opened:
                 image = opened.convert("RGB")
-        return self.pipeline.pixels(image)
+        return self.pipeline.pixels(image, view)
 
 
 def read_recipe(
@@ -153,6 +153,9 @@ def _plan(pipeline: Pipeline) -> _core.DrawPlan:
 
     plan = _core.DrawPlan()
     for kind, fields in pipeline.nodes:
+        if kind == "view":
+            plan.begin_view()
+            continue
         try:
             plan.add(kind, **fields)
         except (TypeError, ValueError, OverflowError) as error:

@@ -7,7 +7,7 @@ again and are not supported natively.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.python_stream import check_others, draws_from_others
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 from fastload.pipeline.transform_roles import ORIGINALS, op_of, role_of
+from fastload.pipeline.views import views_of
 from fastload.pipeline.watched_functions import check_libraries
 from fastload.pipeline.wrappers import parts_of
 
@@ -40,8 +41,8 @@ class Pipeline:
     Attributes:
         names: Names of the transforms of images, in order.
         tensor: The user's transform that makes a tensor of the image, and those that change its values, in order.
-        pixel_steps: The user's transforms of images and the one that makes a tensor, in order.
-        nodes: The transforms of images and ``erasing`` for ``_core.DrawPlan.add``.
+        pixel_steps: For each view, the user's transforms of images and the one that makes a tensor, in order.
+        nodes: The transforms of images and ``erasing`` for ``_core.DrawPlan.add``, and ``view`` between two views.
         size: ``(height, width)`` of every image at the end, pixels.
         draws: Whether anything is drawn at random.
         draws_others: Whether some of it is drawn by Python's ``random`` or by NumPy.
@@ -53,7 +54,7 @@ class Pipeline:
 
     names: tuple[str, ...]
     tensor: tuple[Callable[[Any], Any], ...]
-    pixel_steps: tuple[Callable[[Any], Any], ...]
+    pixel_steps: tuple[tuple[Callable[[Any], Any], ...], ...]
     nodes: tuple[Node, ...]
     size: tuple[int, int]
     draws: bool
@@ -68,10 +69,15 @@ class Pipeline:
         """Whether a resize has torch's arithmetic for uint8 tensors."""
         return any(str(fields.get("filter", "")).startswith("torch_") for _, fields in self.nodes)
 
-    def pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Compute a sample's pixels, ``(H, W, 3)``, with the user's transforms and torch's default generator."""
+    @property
+    def views(self) -> int:
+        """How many images a sample has; if several, they are in a list."""
+        return len(self.pixel_steps)
+
+    def pixels(self, image: Image.Image, view: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Compute a view's pixels, ``(H, W, 3)``, with the user's transforms and torch's default generator."""
         result: Any = image
-        for step in self.pixel_steps:
+        for step in self.pixel_steps[view]:
             result = pil_to_tensor(result) if role_of(step) == "to_tensor" else step(result)
         return result.permute(1, 2, 0).numpy() if isinstance(result, torch.Tensor) else np.array(result)
 
@@ -92,6 +98,8 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
     """
     if transform is None:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
+    if role_of(transform) is None and (views := views_of(transform)) is not None:
+        return _with_views(transform, [read_transform(view, exact=exact) for view in views])
     steps = list(_flat(transform, 0))
     roles = [role_of(step) for step in steps]
     pairs = list(zip(steps, roles, strict=True))
@@ -140,8 +148,33 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
     draws_others = draws_from_others(nodes)
     if draws_others:
         check_others()
-    read = names, tuple(tensor), pixel_steps, tuple(nodes), place.size, draws, draws_others, table, erasing, image
+    read = names, tuple(tensor), (pixel_steps,), tuple(nodes), place.size, draws, draws_others, table, erasing, image
     return Pipeline(*read, place.approximate)
+
+
+def _with_views(transform: Any, views: list[Pipeline]) -> Pipeline:
+    """Join the pipelines of several views of one image."""
+    first, name = views[0], name_of(transform)
+    if any(view.views > 1 for view in views):
+        raise Refused(f"{name} makes views of views; make all in one list")
+    if any(view.erasing is not None for view in views):
+        raise Refused(f"{name} makes several views, of which one is erased; leave out the erasing")
+    alike = [(view.size, view.image, None if view.table is None else view.table.dtype) for view in views]
+    tables = [view.table for view in views if view.table is not None]
+    if alike != alike[:1] * len(views) or any(not _same(tables[0], table) for table in tables):
+        raise Refused(f"{name} makes views that differ in size or in how they become tensors; make them alike")
+    nodes = list(first.nodes)
+    for view in views[1:]:
+        nodes += [("view", {}), *view.nodes]
+    return replace(
+        first,
+        names=tuple(name for view in views for name in view.names),
+        pixel_steps=tuple(steps for view in views for steps in view.pixel_steps),
+        nodes=tuple(nodes),
+        draws=any(view.draws for view in views),
+        draws_others=any(view.draws_others for view in views),
+        approximate=next((view.approximate for view in views if view.approximate is not None), None),
+    )
 
 
 def _read(steps: Iterable[Any], place: Place) -> list[Node]:

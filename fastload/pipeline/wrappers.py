@@ -5,7 +5,7 @@ A function is recognised by its code. Code that equals that of ``return self.tra
 
 from __future__ import annotations
 
-from inspect import CO_NESTED
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_ITERABLE_COROUTINE, CO_VARARGS, CO_VARKEYWORDS
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _ORIGINALS: Final = Originals((torch.nn.Sequential, Lambda, _presets.ImageClassification))
 _CALL: Final = ("__call__", "forward")
+_KINDS: Final = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_VARARGS | CO_VARKEYWORDS
 
 
 def parts_of(transform: Any) -> list[Any] | None:
@@ -56,6 +57,18 @@ def _converts_to_rgb(function: Any) -> bool:
 
 def _wrapped(transform: Any) -> Any:
     """The object that a user's object calls with its argument, and whose result it returns."""
+    method = method_of(transform)
+    if method is None or not _is_plain(method, 2) or not _alike(method.__code__, _CALLS_ATTRIBUTE.__code__):
+        return None
+    (name,) = method.__code__.co_names
+    try:
+        return held_by(transform, name)
+    except LookupError:
+        return None
+
+
+def method_of(transform: Any) -> FunctionType | None:
+    """Return the only function that runs when a user's object is called, if any."""
     kind, held = type(transform), getattr(transform, "__dict__", {})
     if any(
         "__getattr__" in vars(base) or "__getattribute__" in vars(base)
@@ -70,12 +83,21 @@ def _wrapped(transform: Any) -> Any:
         if any(held.get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
             return None
         method = kind.forward
-    if method is None or not _is_plain(method, 2) or not _alike(method.__code__, _CALLS_ATTRIBUTE.__code__):
+    if type(method) is not FunctionType or hasattr(method, "__wrapped__") or any(call in held for call in _CALL):
         return None
-    (name,) = method.__code__.co_names
-    if any(name in vars(base) for base in kind.__mro__) or any(call in held for call in _CALL):
-        return None
-    return held.get(name, held.get("_modules", {}).get(name))
+    return None if method.__defaults__ or method.__kwdefaults__ else method
+
+
+def held_by(transform: Any, name: str) -> Any:
+    """Return an object's own attribute.
+
+    Raises:
+        LookupError: It has none of that name, or its class has one.
+    """
+    held = getattr(transform, "__dict__", {})
+    if any(name in vars(base) for base in type(transform).__mro__):
+        raise LookupError(name)
+    return held[name] if name in held else held.get("_modules", {})[name]
 
 
 def _is_plain(function: Any, arguments: int) -> bool:
@@ -89,8 +111,13 @@ def _is_plain(function: Any, arguments: int) -> bool:
 
 def _alike(code: CodeType, other: CodeType) -> bool:
     """Whether two functions do the same, but for constants and the names of attributes."""
-    same = code.co_code == other.co_code and code.co_flags | CO_NESTED == other.co_flags | CO_NESTED
+    same = code.co_code == other.co_code and flags_of(code) == flags_of(other)
     return same and len(code.co_names) == len(other.co_names)
+
+
+def flags_of(code: CodeType) -> int:
+    """The flags of a function's code that say what a call of it does."""
+    return code.co_flags & _KINDS
 
 
 def _own_constants(function: FunctionType) -> list[Any]:

@@ -45,6 +45,33 @@ def test_pipelines_on_a_simulated_device(root, monkeypatch, name):
     compare_on_a_simulated_device(root, monkeypatch, PIPELINES[name])
 
 
+class TwoViews:
+    """As MoCo has it."""
+
+    def __init__(self, base):
+        self.base = base
+
+    def __call__(self, x):
+        q = self.base(x)
+        k = self.base(x)
+        return [q, k]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_views_on_a_simulated_device(root, monkeypatch, prefetch):
+    torch.manual_seed(3)
+    theirs = list(DataLoader(ImageFolder(root, TwoViews(train_v1())), **ARGUMENTS))
+    own = simulated.install_native(monkeypatch)
+    torch.manual_seed(3)
+    dataset = ImageFolder(root, TwoViews(train_v1()))
+    ours = list(FastLoader(dataset, **ARGUMENTS, **own, engine="native", device_prefetch=prefetch))
+    assert len(ours) == len(theirs)
+    for (views, targets), (expected, wanted) in zip(ours, theirs, strict=True):
+        assert type(views) is list
+        assert all(view.is_contiguous(memory_format=torch.channels_last) for view in views)
+        assert_same([*(view.cpu().contiguous() for view in views), targets.cpu()], [*expected, wanted])
+
+
 def test_the_thread_that_issues_copies_works_on_their_device(root, monkeypatch):
     set_by = {}
     own = simulated.install_native(monkeypatch)

@@ -202,6 +202,25 @@ def test_any_program(root, pipeline):
     _compare(root, pipeline)
 
 
+class Views:
+    """As many views of an image as there are transforms."""
+
+    def __init__(self, transforms):
+        self.transforms = transforms
+
+    def __call__(self, image):
+        return [transform(image) for transform in self.transforms]
+
+
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(programs(), st.integers(2, 4), st.booleans())
+def test_any_views(root, program, count, mirrored):
+    views = [program] * count
+    if mirrored:
+        views[1] = v1.Compose([v1.RandomHorizontalFlip(0.7), *program.transforms])
+    _compare(root, Views(views))
+
+
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(turns(v1), turns(v2), orders()), st.tuples(SIDES, SIDES), st.booleans())
 def test_any_turn_and_order_is_native(root, step, size, first):

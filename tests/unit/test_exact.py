@@ -56,14 +56,21 @@ def test_a_blur_is_at_most_one_level_off(size, height, width, sigma, seed):
         assert np.abs(ours - wanted).max() <= 1
 
 
-@pytest.mark.parametrize("level", ["portable", "avx2"])
-def test_all_instruction_sets_blur_alike(level):
-    source = np.random.default_rng(0).integers(0, 256, (50, 33, 3), dtype=np.uint8)
-    before, expected = _core.simd_level(), blurred(source, 7, 9, 1.7)
-    if not _core.set_simd_level(level):
-        pytest.skip(f"this CPU has no {level}")
+@pytest.mark.parametrize("level", ["portable", "avx2", "avx512"])
+@pytest.mark.parametrize(("height", "width", "sigma"), [(7, 9, 1.7), (1, 23, 0.1), (23, 3, 40.0), (5, 5, 0.5)])
+def test_all_instruction_sets_blur_alike(level, height, width, sigma):
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(0, 256, (50, columns, 3), dtype=np.uint8) for columns in (13, 21, 33, 64)]
+    sources.append(np.full((30, 30, 3), 255, np.uint8))  # stays as it is: the weights' sum is exact
+    before = _core.simd_level()
     try:
-        assert np.array_equal(blurred(source, 7, 9, 1.7), expected)
+        assert _core.set_simd_level("portable")
+        expected = [blurred(source, height, width, sigma) for source in sources]
+        if not _core.set_simd_level(level):
+            pytest.skip(f"this CPU has no {level}")
+        for source, wanted in zip(sources, expected, strict=True):
+            assert np.array_equal(blurred(source, height, width, sigma), wanted)
+        assert np.array_equal(expected[-1], sources[-1])
     finally:
         _core.set_simd_level(before)
 

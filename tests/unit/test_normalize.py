@@ -20,9 +20,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from normalize_on_cpu import KernelOnCpu
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from fastload import _core
 from fastload.device import nvrtc
 from fastload.device.normalize import NormalizeTable, apply_table, look_up
 
@@ -122,6 +124,30 @@ def test_strides_are_those_that_torch_gives_the_memory_format(shape, memory_form
     like = torch.empty((count, channels, height, width), memory_format=memory_format)
     assert batch.shape == like.shape
     assert batch.stride() == like.stride()
+
+
+def test_tensors_without_memory_are_left_to_torch():
+    table = random_table(3, torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        batch = apply_table(torch.zeros(1, 2, 2, 3, dtype=torch.uint8), table, torch.channels_last)
+    assert type(batch) is FakeTensor
+    assert batch.shape == (1, 3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("levels", "table", "out"),
+    [
+        ((1, 2, 2, 3), (1, 256), (1, 3, 2, 2)),
+        ((1, 2, 2, 3), (3, 255), (1, 3, 2, 2)),
+        ((1, 2, 2, 3), (3, 256), (1, 3, 2, 1)),
+        ((1, 2, 2, 5), (5, 256), (1, 5, 2, 2)),
+        ((1, 2, 2, 3), (3, 256), torch.zeros(1, 3, 2, 2, dtype=torch.float16)),
+    ],
+)
+def test_the_core_refuses_to_look_up_what_does_not_fit(levels, table, out):
+    target = torch.zeros(out) if isinstance(out, tuple) else out
+    with pytest.raises(ValueError, match="must fit"):
+        _core.look_up(torch.zeros(levels, dtype=torch.uint8), torch.zeros(table), target, True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+#include "image/look_up.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace fastload {
+namespace {
+
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+
+template <typename Value, int channels>
+void look_up_as(const LookUpJob& job) {
+  const auto* table = static_cast<const Value*>(job.table);
+  const std::uint8_t* levels = job.levels;
+  auto* out = static_cast<Value*>(job.out);
+  for (std::size_t image = 0; image < job.images; ++image) {
+    for (std::size_t i = 0; i < job.pixels; ++i, levels += channels) {
+      for (int channel = 0; channel < channels; ++channel) {
+        const auto place = static_cast<std::size_t>(channel);
+        out[job.planar ? place * job.pixels + i : i * channels + place] = table[256 * place + levels[channel]];
+      }
+    }
+    out += job.pixels * channels;
+  }
+}
+
+template <typename Value>
+void look_up_channels(const LookUpJob& job) {
+  switch (job.channels) {
+    case 1: return look_up_as<Value, 1>(job);
+    case 2: return look_up_as<Value, 2>(job);
+    case 3: return look_up_as<Value, 3>(job);
+    case 4: return look_up_as<Value, 4>(job);
+    default: return;
+  }
+}
+
+}  // namespace
+
+void look_up(const LookUpJob& job) {
+  if (job.value_bytes == 4) return look_up_channels<std::uint32_t>(job);
+  look_up_channels<std::uint16_t>(job);
+}
+
+void advise_large_pages(void* memory, std::size_t bytes) {
+#if defined(__linux__)
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory);
+  const std::uintptr_t first = (begin + kLargePage - 1) / kLargePage * kLargePage;
+  const std::uintptr_t end = (begin + bytes) / kLargePage * kLargePage;
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#else
+  static_cast<void>(memory);
+  static_cast<void>(bytes);
+#endif
+}
+
+}  // namespace fastload

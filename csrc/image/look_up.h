@@ -1,0 +1,27 @@
+// Values of pixels by a table, as batches need them on the host. Knows neither Python nor torch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fastload {
+
+// What to look up. A value has 2 or 4 bytes, which are copied.
+struct LookUpJob {
+  const std::uint8_t* levels = nullptr;  // `images` * `pixels` * `channels`, channels innermost
+  std::size_t images = 0;
+  std::size_t pixels = 0;  // of an image
+  int channels = 3;
+  const void* table = nullptr;  // 256 values for each channel
+  std::size_t value_bytes = 4;
+  void* out = nullptr;  // as many values, aligned to their size
+  bool planar = true;   // channels are outermost within an image, else innermost
+};
+
+void look_up(const LookUpJob& job);
+
+// Asks for large pages where memory is about to be written for the first time: its 4-KiB pages cost more than what
+// is written to them. A hint only.
+void advise_large_pages(void* memory, std::size_t bytes);
+
+}  // namespace fastload

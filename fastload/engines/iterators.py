@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.samples import Collated
 
 
 def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Any:
@@ -95,8 +96,8 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
     dtype = loader.dtype
     pinned = loader.pin_memory and can_pin()
 
-    def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
-        data = [finish(images_of(pixels, boxes), None, dtype), targets]
+    def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, rest: Collated, number: int) -> Any:
+        data = rest.around(finish(images_of(pixels, boxes), None, dtype))
         return pin_memory(data) if pinned else data  # type: ignore[no-untyped-call]
 
     return NativeIterator(loader, recipe, process, finish_batch, finish_is_epilogue=True)
@@ -261,8 +262,8 @@ class NativeDeviceIterator(DeviceIterator):
         pinned = pins(loader, device)
         images_of = table_images(recipe, layout_of(loader.memory_format))
 
-        def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
-            data = [images_of(pixels, boxes), pin_memory(targets) if pinned else targets]  # type: ignore[no-untyped-call]
+        def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, rest: Collated, number: int) -> Any:
+            data = rest.around(images_of(pixels, boxes), pin_memory if pinned else lambda data: data)
             return data if stream is None else transfer.start(data, number)
 
         host = NativeIterator(

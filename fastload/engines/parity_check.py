@@ -6,11 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils.data import default_collate
-
 from fastload import _core
 from fastload.engines.decode_batch import TookTooLongError, exp_of
 from fastload.options import LEVELS_OFF
+from fastload.pipeline.samples import Around, collated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,16 +134,27 @@ def _compare(
     if expected is None:
         return True, f"sample {index} raises in Python and not natively"
     boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(2, 4)
-    native = [images_of(pixels[:1].contiguous(), boxes[:1]), default_collate([target])]
+    images = images_of(pixels[:1].contiguous(), boxes[:1])
+    native = collated([target]).around(images)
+    if type(target) is not Around and not (isinstance(expected, list | tuple) and len(expected) == 2):
+        return True, f"sample {index} is no tuple (transform(image), target), which encoded() describes; return that"
     if drawn != after:
         return True, f"sample {index} draws other random numbers natively"
     if same(native, expected):
         return True, None
     if recipe.pipeline.approximate is None:
         return True, f"sample {index} is not the same to the bit natively"
-    if same(native[1:], expected[1:]) and _is_close(pixels[:1], boxes[:1], images_of, expected[0]):
+    rest = collated([target])
+    at = _at((0,) if rest.place is None else rest.place, expected)
+    if same(rest.around(at), expected) and _is_close(pixels[:1], boxes[:1], images_of, at):
         return True, None
     return True, f"sample {index} is more than {LEVELS_OFF} of 256 levels off natively"
+
+
+def _at(place: tuple[Any, ...], batch: Any) -> Any:
+    for key in place:
+        batch = batch[key]
+    return batch
 
 
 def _is_close(

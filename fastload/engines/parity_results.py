@@ -85,10 +85,14 @@ class ParityResults:
 
 def key_of(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
     """Everything that a recipe's batches depend on, and its check's outcome, except the files."""
+    return id(loader.dataset), *made_by(recipe), loader.engine == "native"
+
+
+def made_by(recipe: Recipe) -> tuple[Any, ...]:
+    """Everything that a recipe's images depend on, except the files."""
     pipeline = recipe.pipeline
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
-    require = loader.engine == "native"
     color = None if pipeline.erasing is None else pipeline.erasing.color.tolist()
-    made = repr((pipeline.nodes, color, pipeline.image, torch.get_default_dtype()))
-    return id(loader.dataset), made, table, repr(sorted(recipe.options.items())), require
+    made = repr((pipeline.nodes, color, pipeline.image, pipeline.layout, torch.get_default_dtype()))
+    return made, table, repr(sorted(recipe.options.items()))

@@ -44,6 +44,8 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
     recipe = read_recipe(loader.dataset, loader.collate_fn, first_call, exact=loader.exact)
     if isinstance(recipe, Refusal):
         return (*reasons, *recipe.reasons)
+    if recipe.in_python and loader.randomness == "sample":
+        reasons.append(f"randomness='sample' draws before each sample, and {recipe.in_python[0]} may draw too")
     return tuple(reasons) or recipe
 
 

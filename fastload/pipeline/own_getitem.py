@@ -1,0 +1,176 @@
+"""Subclasses with a ``__getitem__`` of their own that only arranges samples, such as by adding the index or path.
+
+Such a method runs as it is, with stand-ins for the loader and the transform, to learn where the sample has its image.
+It is known by its code to do nothing else: it reads plain attributes, calls pure functions, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import os
+import os.path
+import pathlib
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from fastload.pipeline.errors import Refused
+from fastload.pipeline.samples import IMAGE, Around
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+_LOOKED_AT: Final = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_BRANCHES: Final = ("JUMP_IF_TRUE", "JUMP_IF_FALSE", "JUMP_FORWARD_IF_TRUE", "JUMP_FORWARD_IF_FALSE")
+_CHANGES: Final = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "YIELD_VALUE", "LOAD_BUILD_CLASS", "RAISE_VARARGS")
+_INPLACE: Final = "="  # ends an operator such as "+="
+_FLAGS: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_PURE: Final = (super, len, int, float, str, bool, dict, tuple, list, zip, enumerate, range, min, max, abs, round, sum)
+_MODULES: Final = (os, os.path, pathlib, pathlib.Path, torch)
+_STAND_INS: Final = frozenset(("__getitem__", "loader", "transform", "target_transform"))
+_METHODS: Final = frozenset(
+    (
+        *("split", "rsplit", "replace", "lower", "upper", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
+        *("startswith", "endswith", "join", "zfill", "get", "keys", "values", "items", "item", "tolist"),
+        *("path", "sep", "basename", "dirname", "splitext", "Path", "name", "stem", "suffix", "parent", "as_posix"),
+        *("tensor", "as_tensor", "from_numpy", "long", "int64", "int32", "float32"),
+    )
+)
+_PLAIN: Final = (int, float, str, bytes, bool, type(None), np.ndarray, torch.Tensor, type(pathlib.Path()))
+_HOLDERS: Final = (list, tuple, dict)
+
+
+class _Opened:
+    """Stands for an image that the loader has opened and the transform has yet to change."""
+
+
+_OPENED: Final = _Opened()
+
+
+@functools.lru_cache(maxsize=64)
+def _instructions(code: CodeType) -> tuple[tuple[str, Any, str], ...]:
+    found = [(step.opname, step.argval, step.argrepr) for step in dis.get_instructions(code)]
+    for constant in code.co_consts:
+        if isinstance(constant, type(code)):
+            found += _instructions(constant)
+    return tuple(found)
+
+
+def why_unknown(dataset: Any, known: type) -> str | None:
+    """Say what a dataset's own ``__getitem__`` may do besides arranging samples; ``None`` if nothing.
+
+    Args:
+        dataset: Of a subclass of ``known``.
+        known: A class of torchvision's with attributes ``loader`` and ``transform``.
+    """
+    for base in type(dataset).__mro__:
+        if base is known:
+            return None
+        if "__getitem__" in vars(base) and (why := _why_impure(vars(base)["__getitem__"], dataset)) is not None:
+            return why
+    return None
+
+
+def _why_impure(method: Any, dataset: Any) -> str | None:
+    if type(method) is not FunctionType or hasattr(method, "__wrapped__"):
+        return "is decorated or no function"
+    code = method.__code__
+    constants = (*(method.__defaults__ or ()), *(method.__kwdefaults__ or {}).values())
+    if set(code.co_freevars) - {"__class__"} or any(type(value) not in _PLAIN for value in constants):
+        return "uses variables of an outer function"
+    before = ""
+    for name, value, shown in _instructions(code):
+        if name.startswith("LOAD_GLOBAL"):
+            if not _is_pure_global(method, value, dataset):
+                return f"uses {value}"
+        elif name in _LOOKED_AT:
+            if not _is_plain_attribute(dataset, value):
+                return f"uses the attribute {value}"
+        elif name in _CHANGES or (name in _NAMING and name not in _LOCAL):
+            return "changes or imports something"
+        elif (name == "BINARY_OP" and shown.endswith(_INPLACE)) or name.startswith("INPLACE_"):
+            return "changes or imports something"
+        elif any(kind in name for kind in _BRANCHES) and before not in ("transform", "target_transform"):
+            return "depends on a condition"
+        if name != "TO_BOOL":
+            before = value if isinstance(value, str) else ""
+    return "is a generator" if code.co_flags & _FLAGS else None
+
+
+_NAMING: Final = frozenset(dis.opname[number] for number in dis.hasname)
+_LOCAL: Final = frozenset(("LOAD_GLOBAL", *_LOOKED_AT))
+
+
+def _is_pure_global(method: FunctionType, name: str, dataset: Any) -> bool:
+    space = method.__globals__
+    builtins = space.get("__builtins__", {})
+    value = space[name] if name in space else (builtins if isinstance(builtins, dict) else vars(builtins)).get(name)
+    return any(value is pure for pure in (*_PURE, *_MODULES, *type(dataset).__mro__[:-1]))
+
+
+def _is_plain_attribute(dataset: Any, name: str) -> bool:
+    if name in _STAND_INS:
+        return True
+    held, of_class = vars(dataset), getattr(type(dataset), name, None)
+    if of_class is not None and not _is_plain(of_class):
+        return False
+    return _is_plain(held[name]) if name in held else of_class is not None or name in _METHODS
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is data of plain types, judged by its first entry."""
+    if type(value) in (list, tuple):
+        return not value or _is_plain(value[0])
+    if type(value) is dict:
+        return not value or all(map(_is_plain, next(iter(value.items()))))
+    return type(value) in _PLAIN
+
+
+def attributes_of(dataset: Any, known: type) -> list[str]:
+    """List the dataset's attributes that its own ``__getitem__`` reads."""
+    methods = [vars(base).get("__getitem__") for base in type(dataset).__mro__ if issubclass(base, known)]
+    codes = [method.__code__ for method in methods if type(method) is FunctionType]
+    names = {value for code in codes for name, value, _ in _instructions(code) if name in _LOOKED_AT}
+    return [name for name in names - _STAND_INS if name in vars(dataset)]
+
+
+def trace(dataset: Any, index: Any) -> tuple[Any, Any]:
+    """Return a sample's path, and the sample around its image: an :class:`Around`, or the target of a pair.
+
+    Raises:
+        Refused: The image is used otherwise than once, as the transform returns it.
+        Exception: What the dataset would raise.
+    """
+    paths: list[Any] = []
+    transformed: list[Any] = []
+
+    def load(path: Any) -> Any:
+        paths.append(path)
+        return _OPENED
+
+    def transform(image: Any) -> Any:
+        transformed.append(image)
+        return IMAGE
+
+    twin = object.__new__(type(dataset))
+    vars(twin).update(vars(dataset), loader=load, transform=transform)
+    sample = twin[index]
+    around = Around(sample)
+    if len(paths) != 1 or transformed != [_OPENED] or len(around.places()) != 1 or _is_in(_OPENED, sample):
+        raise Refused(
+            f"__getitem__ of {type(dataset).__name__} must load and transform one image, and return it once in tuples, "
+            "lists and dicts"
+        )
+    if type(sample) is tuple and len(sample) == 2 and sample[0] is IMAGE:
+        return paths[0], sample[1]
+    return paths[0], around
+
+
+def _is_in(thing: Any, sample: Any) -> bool:
+    if type(sample) in _HOLDERS:
+        return any(_is_in(thing, part) for part in (sample.values() if type(sample) is dict else sample))
+    return sample is thing

@@ -71,6 +71,7 @@ class DecodePipeline:
         threads: Number of decode threads.
         base_seed: Base seed of the epoch's workers.
         workers: Number of random streams, as many as torch would have workers.
+        first_states: States of the workers' generators at first; ``None`` seeds them as torch does.
         by_index: Whether a sample's random numbers depend on its index.
         finish: Makes the batch from pixels (``(N, H, W, 3)`` uint8), boxes to erase (``(N, 4)`` int32, or ``None``),
             the rest of the batch and its number; called in the pipeline's thread.
@@ -94,6 +95,7 @@ class DecodePipeline:
         ahead: int,
         finish_is_epilogue: bool = False,
         device: torch.device | None = None,
+        first_states: list[bytes] | None = None,
     ) -> None:
         self.epoch = 0  # set by the iterator
         self._recipe = recipe
@@ -107,6 +109,8 @@ class DecodePipeline:
         self._device = device
         self._ahead = ahead
         self._streams = [_core.RandomStream.from_seed(base_seed + w) for w in range(workers)]
+        if first_states is not None:
+            self._streams = [_core.RandomStream(state) for state in first_states]
         self._batches: deque[Batch] = deque()
         self._number = 0  # of the next batch, if the pipeline is empty
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the pipeline's thread

@@ -54,7 +54,7 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     if process is None:
         return None
     try:
-        if not state.checks.passes(loader, recipe, process):
+        if not state.checks.passes(loader, recipe, process) or not _first_calls_return(loader, recipe, process):
             return None
         if device.type == "cpu":
             native = native_on_host(loader, recipe, process)
@@ -79,13 +79,28 @@ def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess 
     try:
         checks = state_of(loader).checks
         process = SampleProcess(recipe, loader.multiprocessing_context, note_use=checks.note_python)
-        if checks.python_used or not checks.has(loader, recipe):
+        if checks.python_used or recipe.first_call is not None or not checks.has(loader, recipe):
             process.start()
         return process
     except Exception:  # torch's workers cannot be started either, and their error says why
         if loader.engine == "native":
             raise
         return None
+
+
+def _first_calls_return(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> bool:
+    """Whether ``worker_init_fn`` raises nothing with the base seed that the next iterator will draw."""
+    if recipe.first_call is None or loader.randomness == "sample":
+        return True
+    generator = torch.default_generator if loader.generator is None else loader.generator
+    before = generator.get_state()
+    seed = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
+    generator.set_state(before)
+    try:
+        process.first_states(int(seed), loader.num_workers)
+    except RuntimeError:  # torch's workers raise it
+        return False
+    return True
 
 
 def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:

@@ -227,7 +227,9 @@ def first_call_of(
 def makes_native_samples(loader: Any) -> bool:
     """Whether a loader's worker processes make samples natively, for functions of the user's own."""
     recipe = read_loader(loader, torch.device("cpu"))
-    return bool(loader.num_workers) and not isinstance(recipe, tuple) and bool(recipe.in_python)
+    if not loader.num_workers or isinstance(recipe, tuple):
+        return False
+    return bool(recipe.in_python) or recipe.first_call is not None
 
 
 def any_collate_fn(samples: Any) -> Any:

@@ -6,29 +6,19 @@ It is known by its code to do nothing else: it reads plain attributes, calls pur
 
 from __future__ import annotations
 
-import dis
-import functools
-import inspect
 import os
 import os.path
 import pathlib
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
+from fastload.pipeline.bytecode import uses_of, global_of
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.samples import IMAGE, Around
 
-if TYPE_CHECKING:
-    from types import CodeType
-
-_LOOKED_AT: Final = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
-_BRANCHES: Final = ("JUMP_IF_TRUE", "JUMP_IF_FALSE", "JUMP_FORWARD_IF_TRUE", "JUMP_FORWARD_IF_FALSE")
-_CHANGES: Final = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "YIELD_VALUE", "LOAD_BUILD_CLASS", "RAISE_VARARGS")
-_INPLACE: Final = "="  # ends an operator such as "+="
-_FLAGS: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _PURE: Final = (super, len, int, float, str, bool, dict, tuple, list, zip, enumerate, range, min, max, abs, round, sum)
 _MODULES: Final = (os, os.path, pathlib, pathlib.Path, torch)
 _STAND_INS: Final = frozenset(("__getitem__", "loader", "transform", "target_transform"))
@@ -51,15 +41,6 @@ class _Opened:
 _OPENED: Final = _Opened()
 
 
-@functools.lru_cache(maxsize=64)
-def _instructions(code: CodeType) -> tuple[tuple[str, Any, str], ...]:
-    found = [(step.opname, step.argval, step.argrepr) for step in dis.get_instructions(code)]
-    for constant in code.co_consts:
-        if isinstance(constant, type(code)):
-            found += _instructions(constant)
-    return tuple(found)
-
-
 def why_unknown(dataset: Any, known: type) -> str | None:
     """Say what a dataset's own ``__getitem__`` may do besides arranging samples; ``None`` if nothing.
 
@@ -78,38 +59,23 @@ def why_unknown(dataset: Any, known: type) -> str | None:
 def _why_impure(method: Any, dataset: Any) -> str | None:
     if type(method) is not FunctionType or hasattr(method, "__wrapped__"):
         return "is decorated or no function"
-    code = method.__code__
     constants = (*(method.__defaults__ or ()), *(method.__kwdefaults__ or {}).values())
-    if set(code.co_freevars) - {"__class__"} or any(type(value) not in _PLAIN for value in constants):
+    if set(method.__code__.co_freevars) - {"__class__"} or not all(map(_is_plain, constants)):
         return "uses variables of an outer function"
-    before = ""
-    for name, value, shown in _instructions(code):
-        if name.startswith("LOAD_GLOBAL"):
-            if not _is_pure_global(method, value, dataset):
-                return f"uses {value}"
-        elif name in _LOOKED_AT:
-            if not _is_plain_attribute(dataset, value):
-                return f"uses the attribute {value}"
-        elif name in _CHANGES or (name in _NAMING and name not in _LOCAL):
-            return "changes or imports something"
-        elif (name == "BINARY_OP" and shown.endswith(_INPLACE)) or name.startswith("INPLACE_"):
-            return "changes or imports something"
-        elif any(kind in name for kind in _BRANCHES) and before not in ("transform", "target_transform"):
-            return "depends on a condition"
-        if name != "TO_BOOL":
-            before = value if isinstance(value, str) else ""
-    return "is a generator" if code.co_flags & _FLAGS else None
-
-
-_NAMING: Final = frozenset(dis.opname[number] for number in dis.hasname)
-_LOCAL: Final = frozenset(("LOAD_GLOBAL", *_LOOKED_AT))
-
-
-def _is_pure_global(method: FunctionType, name: str, dataset: Any) -> bool:
-    space = method.__globals__
-    builtins = space.get("__builtins__", {})
-    value = space[name] if name in space else (builtins if isinstance(builtins, dict) else vars(builtins)).get(name)
-    return any(value is pure for pure in (*_PURE, *_MODULES, *type(dataset).__mro__[:-1]))
+    uses = uses_of(method.__code__)
+    if uses.changes or uses.imports:
+        return "changes or imports something"
+    if uses.conditions - {"transform", "target_transform"}:
+        return "depends on a condition"
+    known = (*_PURE, *_MODULES, *type(dataset).__mro__[:-1])
+    for name in sorted(uses.names):
+        value = global_of(method, name)
+        if not any(value is other for other in known):
+            return f"uses {name}"
+    for name in sorted(uses.attributes):
+        if not _is_plain_attribute(dataset, name):
+            return f"uses the attribute {name}"
+    return None
 
 
 def _is_plain_attribute(dataset: Any, name: str) -> bool:
@@ -133,8 +99,7 @@ def _is_plain(value: Any) -> bool:
 def attributes_of(dataset: Any, known: type) -> list[str]:
     """List the dataset's attributes that its own ``__getitem__`` reads."""
     methods = [vars(base).get("__getitem__") for base in type(dataset).__mro__ if issubclass(base, known)]
-    codes = [method.__code__ for method in methods if type(method) is FunctionType]
-    names = {value for code in codes for name, value, _ in _instructions(code) if name in _LOOKED_AT}
+    names = {name for method in methods if type(method) is FunctionType for name in uses_of(method.__code__).attributes}
     return [name for name in names - _STAND_INS if name in vars(dataset)]
 
 

@@ -23,6 +23,7 @@ from fastload.pipeline.random_stream import calibrate_stream
 from fastload.pipeline.step_calibration import differing_step, leaves
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
 from fastload.pipeline.transforms import read_transform
+from fastload.pipeline.worker_seeds import only_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,7 @@ class Recipe:
         options: Arguments for ``_core.Pool.submit``.
         transform: The user's transform of images.
         target_transform: The user's transform of targets, if any.
+        first_call: The user's ``worker_init_fn`` if it only seeds generators.
         in_python: What else of the user's runs beside the samples, by name. Workers then make the batches, or the main
             process without workers, and samples are natively made one by one.
     """
@@ -66,6 +68,7 @@ class Recipe:
     options: dict[str, Any]
     transform: Any = None
     target_transform: Any = None
+    first_call: Callable[[int], None] | None = None
     in_python: tuple[str, ...] = ()
 
     def snapshot(self) -> Recipe:
@@ -130,7 +133,7 @@ def read_recipe(
     Args:
         dataset: The loader's.
         collate_fn: The loader's. One of the user's own runs on samples.
-        worker_init_fn: The loader's. It runs in workers.
+        worker_init_fn: The loader's. One that does more than seed generators runs in workers.
         exact: Whether all of it must give the same bits.
     """
     try:
@@ -159,7 +162,9 @@ def read_recipe(
                 )
         else:
             check_collating(pipeline.image)
-        if worker_init_fn is not None:
+        own_code = any(hasattr(type(leaf), "encoded") for leaf in (first, *others))
+        seeds = worker_init_fn is not None and not own_code and only_seeds(worker_init_fn)
+        if worker_init_fn is not None and not seeds:
             in_python.append(f"worker_init_fn {name_of(worker_init_fn)}")
         if target_transform is not None:
             in_python.append(f"target_transform {name_of(target_transform)}")
@@ -167,7 +172,8 @@ def read_recipe(
         options = _options(pipeline)
     except Refused as refused:
         return Refusal((str(refused),))
-    return Recipe(dataset, pipeline, plan, options, transform, target_transform, tuple(in_python))
+    first_call = worker_init_fn if seeds else None
+    return Recipe(dataset, pipeline, plan, options, transform, target_transform, first_call, tuple(in_python))
 
 
 def _made(pipeline: Pipeline) -> Any:

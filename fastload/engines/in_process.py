@@ -2,10 +2,10 @@
 
 Torch's own iterator runs unchanged: sampler, base seed and pinning are its own, and no batch is made before it is
 requested. Only its fetcher is replaced. A collate function or ``target_transform`` of the user's own runs here, on
-samples made natively, with the state that each would find. The new fetcher takes the state of torch's default generator, lets the threads draw
-from there, and sets the state that the generator has after the batch. Samples that the threads cannot make are made
-here by the user's transforms, from the state that these would find. If anything raises, the generator goes back and
-torch's fetcher makes the batch, so that errors are torch's.
+samples made natively, with the state that each would find. The new fetcher takes the state of torch's default
+generator, lets the threads draw from there, and sets the state that the generator has after the batch. Samples that the
+threads cannot make are made here by the user's transforms, from the state that these would find. If anything raises
+until then, the generator goes back and torch's fetcher makes the batch, so that errors are torch's.
 
 The dataset and its transforms may change during an epoch, and the next batch then changes too. So the recipe is read
 again for each batch, while the threads work on that batch by the former one.
@@ -14,10 +14,8 @@ again for each batch, while the threads work on that batch by the former one.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Subset
@@ -27,13 +25,13 @@ from fastload._batch import HostBatch
 from fastload.device.normalize import host_images, layout_of, table_images
 from fastload.engines.decode_batch import drawn, exp_of, stage_totals, unchanging
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
-from fastload.engines.parity_check import same
 from fastload.engines.parity_results import key_of, warn_fallback
+from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, SampleList, images_alone
 from fastload.engines.sample_process import batch_of_one, located, made_here, set_state, state_now
 from fastload.engines.sample_seeding import SeededByIndex, random_states_kept
 from fastload.memory.limits import pins
 from fastload.pipeline.eligibility import read_loader
-from fastload.pipeline.samples import collated, filled
+from fastload.pipeline.samples import collated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,59 +44,8 @@ if TYPE_CHECKING:
     from fastload.stats.stats import Totals
 
 
-COMPARED: Final = 2
-"""Samples of the first batches that are compared where no check went before."""
-
-
 class UnsupportedError(Exception):
     """The batch cannot be made natively."""
-
-
-class DifferenceError(Exception):
-    """A sample made natively is not torch's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """A batch's samples, for a collate function or ``target_transform`` of the user's own.
-
-    Attributes:
-        images: Their images.
-        rests: What is around the images; see :func:`~fastload.pipeline.samples.filled`.
-        target_transform: The user's, to be applied to ``rests``.
-        states: State of torch's default generator after each image; empty if nothing draws.
-    """
-
-    images: list[Any]
-    rests: list[Any]
-    target_transform: Any
-    states: list[bytes]
-
-
-def image_of(
-    recipe: Recipe,
-    images_of: Callable[..., Any],
-    pixels: torch.Tensor,
-    boxes: torch.Tensor | None,
-    sample: int,
-) -> torch.Tensor:
-    """Make one sample's image, in memory of its own, from a batch's pixels and boxes to erase."""
-    some = slice(sample, sample + 1)
-    image = images_of(pixels[some], None if boxes is None else boxes[some])[0].detach()
-    if recipe.pipeline.table is None:
-        image = image.clone()
-    return image.as_subclass(recipe.pipeline.image)  # type: ignore[no-any-return]
-
-
-def _is_alike(ours: Any, theirs: Any, any_layout: bool) -> bool:
-    """Whether two samples are the same; ``any_layout`` compares tensors without their strides."""
-    if isinstance(ours, torch.Tensor) and type(ours) is type(theirs):
-        return same(ours, theirs.contiguous() if any_layout else theirs)
-    if type(ours) is type(theirs) and isinstance(ours, tuple | list | dict) and len(ours) == len(theirs):
-        if isinstance(ours, dict):
-            return list(ours) == list(theirs) and all(_is_alike(ours[key], theirs[key], any_layout) for key in ours)
-        return all(_is_alike(a, b, any_layout) for a, b in zip(ours, theirs, strict=True))
-    return pickle.dumps(ours) == pickle.dumps(theirs)
 
 
 class InProcessFetcher:
@@ -112,17 +59,19 @@ class InProcessFetcher:
         RuntimeError: The recipe fails its check and ``engine="native"``.
     """
 
+    known: tuple[Any, Recipe, Callable[..., Any]] | None
+
     def __init__(self, loader: LoaderConfig[Any], device: torch.device) -> None:
         self._loader = loader
         self._device = device
+        self.begin()
         self._pin = pins(loader, device)
-        self._begin()
-        self._known = self._read()
+        self.known = self.read()
 
-    _pin = False
-
-    def _begin(self) -> None:
-        self._replaced: Any = None
+    def begin(self) -> None:
+        """Set everything that a fetcher counts to its start."""
+        self.replaced: Any = None
+        self._pin = False
         self._receiver: int | None = None
         self._number = 0
         self.images = 0  # this and the next line: of the last batch
@@ -130,15 +79,18 @@ class InProcessFetcher:
         self._work = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
         self._decoded = self._in_python_batches = 0
         self._collate_s = self._finish_s = self._in_python_s = 0.0
-        self._compared = 0
-        self._compares = False  # whether samples are still to be compared
-        self._gave_up = False
-        self._known: tuple[Any, Recipe, Callable[..., Any]] | None = None
+        self.to_compare = 0  # samples
+        self.gave_up = False
+        self.known = None
 
     @property
     def is_native(self) -> bool:
         """Whether the next batch may be made natively."""
-        return self._known is not None
+        return self.known is not None
+
+    def give_up(self) -> None:
+        """Leave all further batches to torch."""
+        self.known, self.gave_up = None, True
 
     def install(self, iterator: Any, receiver: int | None = None) -> None:
         """Replace the fetcher of torch's iterator.
@@ -147,7 +99,7 @@ class InProcessFetcher:
             iterator: It has just been made.
             receiver: See :class:`~fastload._batch.HostBatch`; ``None`` returns batches as they are.
         """
-        self._replaced, self._receiver = iterator._dataset_fetcher, receiver
+        self.replaced, self._receiver = iterator._dataset_fetcher, receiver
         iterator._dataset_fetcher = iterator.decode_pipeline = self
 
     def fetch(self, indices: Any) -> Any:
@@ -159,35 +111,39 @@ class InProcessFetcher:
                 state = state_now() if self._seeds is None else None
                 data = self._natively(indices, state)
         except DifferenceError as error:
-            failure, self._known, self._gave_up = str(error), None, True
+            failure = str(error)
+            self.give_up()
             if state is not None:
                 set_state(state)
         except Exception as error:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's
             if not isinstance(error, UnsupportedError) and error.args != (ITERATOR_CLOSED,):
                 failure = f"{type(error).__name__}: {error}"
-            if state is not None and self._known is not None and self._known[1].pipeline.draws:
+            if state is not None and self.known is not None and self.known[1].pipeline.draws:
                 set_state(state)
         finally:
             self.made_at = time.monotonic()
-        if type(data) is Samples:
-            return self._replaced.collate_fn(self._in_full(data, indices))
+        if type(data) is SampleList:
+            samples, whole = data.completed(self.replaced.dataset)
+            if not whole:
+                self.give_up()
+            return self.replaced.collate_fn(samples)
         if data is not None:
             return data
-        data = self._replaced.fetch(indices)
+        data = self.replaced.fetch(indices)
         if failure is not None:
-            warn_fallback(failure if self._gave_up else f"a batch that torch could make raised {failure}")
+            warn_fallback(failure if self.gave_up else f"a batch that torch could make raised {failure}")
         self.images, self.decoded_at = 0, self.made_at
         return data
 
     @property
     def _seeds(self) -> SeededByIndex | None:
-        dataset = self._replaced.dataset
+        dataset = self.replaced.dataset
         return dataset if isinstance(dataset, SeededByIndex) else None
 
-    def _read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
+    def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
         """Read the recipe; return what identifies it, the recipe, and what makes its images."""
-        loader, former = self._loader, self._known
-        recipe = ("",) if self._gave_up else read_loader(loader, self._device)
+        loader, former = self._loader, self.known
+        recipe = ("",) if self.gave_up else read_loader(loader, self._device)
         if isinstance(recipe, tuple):
             return None
         if not recipe.in_python and not state_of(loader).checks.passes(loader, recipe, _SamplesHere(recipe)):
@@ -196,26 +152,27 @@ class InProcessFetcher:
         if former is not None and former[0] == key:
             return key, recipe, former[2]  # its table is on the device
         if recipe.in_python:  # not compared by running the user's own functions once more
-            self._compared, self._compares = 0, True
-            return key, recipe, host_images(recipe, recipe.pipeline.layout or torch.contiguous_format)
-        self._compares = False
+            self.to_compare = COMPARED
+            return key, recipe, images_alone(recipe)
+        self.to_compare = 0
         if self._device.type == "cpu":
             return key, recipe, host_images(recipe, torch.contiguous_format)
         return key, recipe, table_images(recipe, layout_of(loader.memory_format))
 
-    def _pool(self) -> _core.Pool:
+    def pool(self) -> _core.Pool:
+        """Return the threads that decode."""
         return state_of(self._loader).decode_pool()
 
-    def _makes_samples(self, recipe: Recipe) -> bool:
+    def makes_samples(self, recipe: Recipe) -> bool:
         """Whether the collate function is called, or a batch made at once."""
         return bool(recipe.in_python)
 
     def _natively(self, indices: Any, state: bytes | None) -> Any:
-        pool = self._pool()
+        pool = self.pool()
         before = pool.work_times()
         seeds = None if self._seeds is None else [self._seeds.seed_here(index) for index in indices]
         while True:
-            known = self._known = self._known or self._read()
+            known = self.known = self.known or self.read()
             if known is None:
                 raise UnsupportedError
             recipe = known[1]
@@ -224,17 +181,17 @@ class InProcessFetcher:
                 source, target = recipe.locate_resolved(entry)
                 sources.append(unchanging(source))
                 targets.append(target)
-            pin = self._pin and not self._makes_samples(recipe)
+            pin = self._pin and not self.makes_samples(recipe)
             pixels = torch.empty((len(sources), *recipe.pipeline.size, 3), dtype=torch.uint8, pin_memory=pin)
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
                 draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}
             job = pool.submit(sources, pixels, plan=recipe.plan, number=self._number - 1, **draws, **recipe.options)
-            self._known = self._read()
-            if self._known is not None and self._known[0] == known[0]:
+            self.known = self.read()
+            if self.known is not None and self.known[0] == known[0]:
                 break
             job.cancel()
-        _, recipe, images_of = self._known
+        _, recipe, images_of = self.known
         made, after = self._complete(recipe, job, sources, pixels, seeds)
         boxes = None
         if recipe.pipeline.erasing is not None:
@@ -243,16 +200,13 @@ class InProcessFetcher:
             pixels[sample] = torch.from_numpy(array)
             if boxes is not None:
                 boxes[sample] = torch.tensor(box, dtype=torch.int32)
-        if self._compares:
-            self._compare(recipe, job, indices, sources, targets, pixels, boxes, made)
+        batch = Made(recipe, job, indices, sources, targets, pixels, boxes, after)
+        if self.to_compare:
+            self.to_compare -= batch.compare(made, self.to_compare)
         self.images, self.decoded_at = len(sources), time.monotonic()
         data: Any
-        if self._makes_samples(recipe):
-            images = [image_of(recipe, images_of, pixels, boxes, sample) for sample in range(len(sources))]
-            states = []
-            if recipe.target_transform is not None and after is not None:
-                states = [*(job.generator_before(sample) for sample in range(1, len(sources))), after]
-            data, collated_at = Samples(images, targets, recipe.target_transform, states), self.decoded_at
+        if self.makes_samples(recipe):
+            data, collated_at = batch.samples(), self.decoded_at
         else:
             rest = collated(targets)
             collated_at = time.monotonic()
@@ -265,58 +219,7 @@ class InProcessFetcher:
         self._work = tuple(so_far + now - then for so_far, now, then in spent)  # type: ignore[assignment]
         if after is not None:
             set_state(after)
-        return data if self._receiver is None or type(data) is Samples else HostBatch(data, 0, self._receiver)
-
-    def _in_full(self, made: Samples, indices: Any) -> list[Any]:
-        """Complete samples by their targets, from the state that ``target_transform`` would find for each."""
-        if made.target_transform is None:
-            return [filled(rest, image) for rest, image in zip(made.rests, made.images, strict=True)]
-        samples: list[Any] = []
-        for state, target, image in zip(made.states or [None] * len(made.rests), made.rests, made.images, strict=True):
-            if state is not None:
-                set_state(state)
-            samples.append((image, made.target_transform(target)))
-            if state is not None and state_now() != state:  # so the next images would draw other numbers
-                self._known, self._gave_up = None, True
-                break
-        return samples + [self._replaced.dataset[index] for index in indices[len(samples) :]]
-
-    def _compare(
-        self,
-        recipe: Recipe,
-        job: _core.Job,
-        indices: Any,
-        sources: list[Any],
-        rests: list[Any],
-        pixels: torch.Tensor,
-        boxes: torch.Tensor | None,
-        made: dict[int, Any],
-    ) -> None:
-        """Make the first samples in Python as well.
-
-        Raises:
-            DifferenceError: One is not the same.
-        """
-        images_of = host_images(recipe, recipe.pipeline.layout or torch.contiguous_format)
-        for sample, source in enumerate(sources):
-            if self._compared >= COMPARED:
-                self._compares = False
-                return
-            if sample in made:
-                continue
-            before = job.generator_before(sample) if recipe.pipeline.draws else state_now()
-            set_state(before)
-            image = image_of(recipe, images_of, pixels, boxes, sample)
-            if recipe.target_transform is None:
-                ours, theirs = filled(rests[sample], image), recipe.dataset[indices[sample]]
-            else:  # which may do anything, and so runs once
-                ours, theirs = image, recipe.image(source)
-            after = drawn(recipe.plan, job, sample, before) if recipe.pipeline.draws else before
-            if state_now() != after:
-                raise DifferenceError("a sample draws other random numbers natively")
-            if recipe.pipeline.approximate is None and not _is_alike(ours, theirs, recipe.pipeline.layout is None):
-                raise DifferenceError("a sample is not the same to the bit natively")
-            self._compared += 1
+        return data if self._receiver is None or type(data) is SampleList else HostBatch(data, 0, self._receiver)
 
     def _complete(
         self, recipe: Recipe, job: _core.Job, sources: list[Any], pixels: torch.Tensor, seeds: list[int] | None

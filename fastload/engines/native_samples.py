@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import get_worker_info
 
 from fastload import _core
-from fastload.device.normalize import host_images
 from fastload.engines import lazy_images
 from fastload.engines.in_process import InProcessFetcher
 from fastload.engines.parity_results import made_by
+from fastload.engines.sample_lists import COMPARED, images_alone
 from fastload.pipeline.reader import Refusal, read_recipe
 
 if TYPE_CHECKING:
@@ -80,31 +79,34 @@ class _WorkerFetcher(InProcessFetcher):
         self._collate_fn = collate_fn
         self._exact = exact
         self._threads: _core.Pool | None = None
-        self._begin()
+        self.begin()
 
     def fetch_for(self, torchs: _Torchs, indices: Any) -> Any:
         """Make a batch for torch's fetcher."""
-        self._replaced = torchs
+        self.replaced = torchs
         return self.fetch(indices)
 
-    def _pool(self) -> _core.Pool:
+    def pool(self) -> _core.Pool:
         if self._threads is None:
             self._threads = _core.Pool(1)
         return self._threads
 
-    def _makes_samples(self, recipe: Recipe) -> bool:
+    def makes_samples(self, recipe: Recipe) -> bool:
         return True
 
-    def _read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
-        if self._gave_up:
+    def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
+        if self.gave_up:
             return None
-        recipe = read_recipe(self._replaced.dataset, self._collate_fn, exact=self._exact)
+        recipe = read_recipe(self.replaced.dataset, self._collate_fn, exact=self._exact)
         if isinstance(recipe, Refusal):  # the user's functions have changed something
-            self._gave_up = True
-            lazy_images.install()
+            self.give_up()
             return None
         key = made_by(recipe)
-        if self._known is not None and self._known[0] == key:
-            return key, recipe, self._known[2]
-        self._compared, self._compares = 0, True
-        return key, recipe, host_images(recipe, recipe.pipeline.layout or torch.contiguous_format)
+        if self.known is not None and self.known[0] == key:
+            return key, recipe, self.known[2]
+        self.to_compare = COMPARED
+        return key, recipe, images_alone(recipe)
+
+    def give_up(self) -> None:
+        super().give_up()
+        lazy_images.install()

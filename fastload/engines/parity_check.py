@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
 from fastload import _core
 from fastload.engines.decode_batch import TookTooLongError, exp_of
 from fastload.options import LEVELS_OFF

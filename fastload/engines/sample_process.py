@@ -15,19 +15,18 @@ import multiprocessing
 import os
 import pickle
 import queue
-import random
 import signal
 import threading
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
 from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
 
 from fastload.engines.decode_batch import TookTooLongError, check_size, working_directory, wrapped
+from fastload.engines.worker_states import first_states
 from fastload.nvtx import stages
 from fastload.pipeline.datasets import BytesPath
 from fastload.pipeline.reader import pixel_limit
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from fastload.pipeline.reader import Recipe
@@ -71,7 +71,7 @@ class SampleProcess:
         self._pid = os.getpid()
         self._context = context or multiprocessing.get_context()
         self._recipe = recipe
-        self._first_states: tuple[Any, list[bytes]] = None, []
+        self._states: tuple[Any, list[bytes]] = None, []
         forks = self._context.get_start_method() == "fork"
         self._settings = _Settings.now() if forks else None
         if not forks:
@@ -207,17 +207,17 @@ class SampleProcess:
         return self._ask(("batch", index, state), timeout_s)  # type: ignore[no-any-return]
 
     def first_states(self, base_seed: int, workers: int) -> list[bytes]:
-        """Return the states of workers' generators after the user's ``worker_init_fn``.
+        """Return the states of the workers' generators after the user's ``worker_init_fn``. Blocks.
 
         Raises:
             RuntimeError: It has raised an error, or the process has ended.
         """
-        if self._first_states[0] != (base_seed, workers):
+        if self._states[0] != (base_seed, workers):
             answer = self._ask(("first_states", base_seed, workers))
             if isinstance(answer, str):
                 raise RuntimeError(f"worker_init_fn raised {answer}")
-            self._first_states = (base_seed, workers), answer
-        return self._first_states[1]
+            self._states = (base_seed, workers), answer
+        return self._states[1]
 
     def _ask(self, request: tuple[Any, ...], timeout_s: float | None = None) -> Any:
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -419,27 +419,6 @@ def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
         _utils.worker._worker_info = None
 
 
-def _first_states(recipe: Recipe, base_seed: int, workers: int) -> Any:
-    """Seed generators as torch's workers do, then run the user's ``worker_init_fn``, for each worker in turn."""
-    states = []
-    for worker in range(workers):
-        seed = base_seed + worker
-        random.seed(seed)
-        torch.manual_seed(seed)
-        np.random.seed(_utils.worker._generate_state(base_seed, worker))
-        info = _utils.worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=recipe.dataset)
-        _utils.worker._worker_info = info
-        try:
-            if recipe.first_call is not None:
-                recipe.first_call(worker)
-        except Exception as error:  # noqa: BLE001 - any error of the user's function
-            return f"{type(error).__name__}: {error}"
-        finally:
-            _utils.worker._worker_info = None
-        states.append(state_now())
-    return states
-
-
 def set_state(state: bytes) -> None:
     """Set the state of torch's default generator."""
     torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -455,5 +434,5 @@ _HANDLERS: Final[dict[str, Callable[..., Any]]] = {
     "sample": _sample,
     "located": located,
     "batch": _batch,
-    "first_states": _first_states,
+    "first_states": first_states,
 }

@@ -84,7 +84,7 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
     if known is None:
         source, target = dataset.encoded(index)
         return source, target
-    if kind.__getitem__ is not known.__getitem__:  # type: ignore[attr-defined]
+    if _has_own_getitem(kind, known):
         source, target = own_getitem.trace(dataset, index)
     else:
         source, target = _entry(dataset, _FIELDS[known], index)
@@ -96,7 +96,7 @@ def _entry(dataset: Any, fields: tuple[str, ...], index: Any) -> Any:
     if fields is _PETS:
         numbers = {"category": dataset._labels, "binary-category": dataset._bin_labels}
         targets = [numbers[name][index] for name in dataset._target_types]
-        return dataset._images[index], _one_or_more(targets) if targets else None
+        return getattr(dataset, fields[0])[index], _one_or_more(targets) if targets else None
     if fields is _NATURE:
         number, name = dataset.index[index]
         path = os.path.join(dataset.root, dataset.all_categories[number], name)
@@ -177,7 +177,7 @@ def _check_leaf(dataset: Any) -> None:
                 )
             if both is not None:
                 _check_unpatched(both, vision.StandardTransform)
-        if kind.__getitem__ is not known.__getitem__:
+        if _has_own_getitem(kind, known):
             _check_getitem(dataset, known)
         elif _FIELDS[known] == _PAIRS and not is_true(dataset.transform):
             raise Refused(
@@ -251,6 +251,10 @@ def _known(kind: type) -> type | None:
     return next((base for base in kind.__mro__ if base in _FIELDS), None)
 
 
+def _has_own_getitem(kind: Any, known: Any) -> bool:
+    return kind.__getitem__ is not known.__getitem__
+
+
 def _own(dataset: Any, known: type) -> str | None:
     """What the dataset's class has of its own that a sample could use, if anything."""
     kind = type(dataset)
@@ -259,7 +263,9 @@ def _own(dataset: Any, known: type) -> str | None:
     held = vars(dataset)
     for base in kind.__mro__:
         for name, value in vars(base).items() if base not in known.__mro__ else ():
-            if name in _HARMLESS or name == "__getitem__" or (name, value) == ("__slotnames__", []):  # the latter is set by copying
+            if (
+                name in _HARMLESS or name == "__getitem__" or (name, value) == ("__slotnames__", [])
+            ):  # the latter is set by copying
                 continue
             hides = name in held and (hasattr(type(value), "__set__") or hasattr(type(value), "__delete__"))
             if hides or hasattr(known, name) or (name.startswith("__") and name.endswith("__")):

@@ -55,7 +55,8 @@ def read_tail(loader: LoaderConfig[Any], device: torch.device) -> Tail | None:
         return None
     if not loader._auto_collation or loader.worker_init_fn is not None or loader.collate_fn is not default_collate:
         return None
-    if "torchvision.datasets" not in sys.modules:
+    recipe = read_loader(loader, device)
+    if "torchvision.datasets" not in sys.modules or (not isinstance(recipe, tuple) and recipe.in_python):
         return None
     from fastload.pipeline.tail import without_tail
 

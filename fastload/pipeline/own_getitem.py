@@ -1,6 +1,6 @@
-"""Subclasses with a ``__getitem__`` of their own that only arranges samples, such as by adding the index or path.
+"""Subclasses with a ``__getitem__`` of their own that only arranges samples.
 
-Such a method runs as it is, with stand-ins for the loader and the transform, to learn where the sample has its image.
+Such a method, which may add the index or path, runs as it is, with stand-ins for the loader and the transform, to learn where the sample has its image.
 It is known by its code to do nothing else: it reads plain attributes, calls pure functions, and changes nothing.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fastload.pipeline.bytecode import uses_of, global_of
+from fastload.pipeline.bytecode import global_of, uses_of
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.samples import IMAGE, Around
 
@@ -35,7 +35,7 @@ _HOLDERS: Final = (list, tuple, dict)
 
 
 class _Opened:
-    """Stands for an image that the loader has opened and the transform has yet to change."""
+    """Stands for an image between loader and transform."""
 
 
 _OPENED: Final = _Opened()
@@ -104,7 +104,9 @@ def attributes_of(dataset: Any, known: type) -> list[str]:
 
 
 def trace(dataset: Any, index: Any) -> tuple[Any, Any]:
-    """Return a sample's path, and the sample around its image: an :class:`Around`, or the target of a pair.
+    """Return a sample's path, and what is around its image.
+
+    The latter is an :class:`Around`, or the target of a pair.
 
     Raises:
         Refused: The image is used otherwise than once, as the transform returns it.

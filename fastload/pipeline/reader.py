@@ -109,7 +109,7 @@ class Recipe:
         return self.transform(opened(source))
 
 
-def opened(source: Any) -> Image.Image:
+def opened(source: Any) -> Any:
     """Open an encoded image (bytes or path) with Pillow."""
     if isinstance(source, str | os.PathLike):
         return PIL_LOADER(os.fspath(source))

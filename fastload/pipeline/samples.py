@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class IMAGE:
-    """Stands for the image in a sample. A class, so that it stays itself when pickled."""
+    """Stands for the image in a sample.
+
+    A class, so that it stays itself when pickled.
+    """
 
 
 @dataclass(frozen=True, slots=True)

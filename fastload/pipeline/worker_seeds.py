@@ -1,6 +1,6 @@
-"""Functions for ``worker_init_fn`` that only seed the worker's generators: of Lightning, Trainer, timm, or one's own.
+"""Functions for ``worker_init_fn`` that only seed the worker's generators.
 
-One of the user's own is known by its code: it calls nothing but functions that seed and functions without effects.
+Those of Lightning, Trainer and timm are known by their names. One of the user's own is known by its code: it calls nothing but functions that seed and functions without effects.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 import os
 import random
 import sys
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import FunctionType
 from typing import Any, Final
 
 import numpy as np
@@ -72,5 +72,5 @@ def _is_harmless(value: Any, depth: int) -> bool:
 
 
 def _seeding() -> tuple[Any, ...]:
-    bound: tuple[BuiltinFunctionType | MethodType, ...] = (random.seed, np.random.seed)
-    return (*bound, torch.manual_seed, torch.initial_seed, torch.utils.data.get_worker_info, torch.set_num_threads)
+    seeding = random.seed, np.random.seed, torch.manual_seed, torch.set_num_threads
+    return (*seeding, torch.initial_seed, torch.utils.data.get_worker_info)

@@ -22,6 +22,12 @@ MISSES_MAX = 1
 """Unsupported samples allowed. With more, torch's workers are faster, because a single process makes such samples."""
 
 
+class FewSupported(str):
+    """Why torch's workers are faster for these files; nothing differs."""
+
+    __slots__ = ()
+
+
 class SampleMaker(Protocol):
     """Makes samples with the user's dataset, such as a :class:`~fastload.engines.sample_process.SampleProcess`."""
 
@@ -82,7 +88,7 @@ def check_recipe(
     finally:
         pool.close(5.0 if timeout_s is None else 0.0)
     if misses > MISSES_MAX and not any_share:
-        return (
+        return FewSupported(
             f"{misses} of the {len(indices)} samples looked at are no JPEG images that the native core takes; convert "
             "them to JPEG, or ask for it with engine='native'"
         )

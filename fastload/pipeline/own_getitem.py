@@ -1,7 +1,8 @@
 """Subclasses with a ``__getitem__`` of their own that only arranges samples.
 
-Such a method, which may add the index or path, runs as it is, with stand-ins for the loader and the transform, to learn where the sample has its image.
-It is known by its code to do nothing else: it reads plain attributes, calls pure functions, and changes nothing.
+Such a method, which may add the index or path, runs as it is, with stand-ins for the loader and the transform, to learn
+where the sample has its image. It is known by its code to do nothing else: it reads plain attributes, calls pure
+functions, and changes nothing.
 """
 
 from __future__ import annotations

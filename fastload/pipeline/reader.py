@@ -155,11 +155,6 @@ def read_recipe(
         in_python = []
         if collate_fn is not None and collate_fn is not default_collate:
             in_python.append(f"collate_fn {name_of(collate_fn)}")
-            if pipeline.layout is None:
-                raise Refused(
-                    f"collate_fn is {name_of(collate_fn)}, and {pipeline.names[-1]} comes after the image has become a "
-                    "tensor, whose layout in memory is then not known; put it before"
-                )
         else:
             check_collating(pipeline.image)
         own_code = any(hasattr(type(leaf), "encoded") for leaf in (first, *others))
@@ -168,6 +163,11 @@ def read_recipe(
             in_python.append(f"worker_init_fn {name_of(worker_init_fn)}")
         if target_transform is not None:
             in_python.append(f"target_transform {name_of(target_transform)}")
+        if in_python and pipeline.layout is None:
+            raise Refused(
+                f"{in_python[0]} runs beside it, but {pipeline.names[-1]} comes after the image has become a tensor, "
+                "whose layout in memory is then not known; put it before"
+            )
         plan = _plan(pipeline)
         options = _options(pipeline)
     except Refused as refused:

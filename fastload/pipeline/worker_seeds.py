@@ -1,6 +1,7 @@
 """Functions for ``worker_init_fn`` that only seed the worker's generators.
 
-Those of Lightning, Trainer and timm are known by their names. One of the user's own is known by its code: it calls nothing but functions that seed and functions without effects.
+Those of Lightning, Trainer and timm are known by their names. One of the user's own is known by its code: it calls
+nothing but functions that seed and functions without effects.
 """
 
 from __future__ import annotations

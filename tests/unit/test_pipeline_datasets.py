@@ -143,7 +143,6 @@ def in_place(self, value):
 MEMBERS = {
     "targets": property(lambda self: [], in_place),
     "_format_transform_repr": lambda self, transform, head: [],
-    "__getitem__": ImageFolder.__getitem__,
     "__getitems__": lambda self, indices: [self[index] for index in indices],
     "__getattr__": lambda self, name: 1,
     "__getattribute__": object.__getattribute__,

@@ -60,7 +60,7 @@ def test_the_record_says_what_ran_where(folder: Path, tmp_path: Path, capsys: py
     assert run(*arguments, "--json", str(file), "--note", "a busy machine") == 0
     record = json.loads(file.read_text())
     assert [row["where"] for row in record["rows"]] == [recipes.NATIVE, recipes.AROUND]
-    assert not record["rows"][0]["why"] and not record["rows"][1]["why"]
+    assert [row["why"] for row in record["rows"]] == [[], []]
     assert all(row["same"] and row["speedup"]["median"] > 0 for row in record["rows"])
     assert (record["note"], record["complete"], record["parameters"]["quick"]) == ("a busy machine", False, True)
     assert "1 of 2 recipes run wholly natively" in capsys.readouterr().out

@@ -44,7 +44,8 @@ _FIELDS: Final[dict[type, tuple[str, ...]]] = {
 # They apply `transforms` to the image and its target.
 _BY_TRANSFORMS: Final = (datasets.OxfordIIITPet, datasets.Places365)
 _CLASSES: Final = (*_FIELDS, Subset, ConcatDataset, vision.StandardTransform)
-_ORIGINALS: Final = Originals(_CLASSES, besides=("__init__", "_download", "download"))
+_DOWNLOADS: Final = ("_download", "download", "download_devkit", "download_images", "load_categories", "load_file_list")
+_ORIGINALS: Final = Originals(_CLASSES, besides=("__init__", "_check_integrity", *_DOWNLOADS))
 # What a subclass may have: nothing here is used when a sample is made.
 _HARMLESS: Final = frozenset(
     (

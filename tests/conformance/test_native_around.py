@@ -156,10 +156,11 @@ def test_a_collate_function_with_a_state(root, workers):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_samples_have_the_layout_and_type_of_torchs(root, name):
+def test_samples_have_the_layout_and_type_of_torchs(root, native_batches, name):
     dataset = ImageFolder(root, PIPELINES[name]())
     if isinstance(read_recipe(dataset, whole), Recipe):
         check(lambda: ImageFolder(root, PIPELINES[name]()), collate_fn=whole, num_workers=1)
+        assert native_batches.value == 12
     else:
         assert name in ON_TENSORS
 
@@ -223,6 +224,24 @@ def test_a_sample_that_differs_falls_back_to_torch(root, monkeypatch, native_bat
     assert not native_batches.value
 
 
+@pytest.mark.parametrize("transform", [train_v1, eval_v1])
+def test_draws_that_differ_leave_batches_to_torch(root, monkeypatch, native_batches, transform):
+    real = sample_lists.Made.compare
+
+    def draws_more(made, *arguments):
+        state = sample_lists.state_now
+        monkeypatch.setattr(sample_lists, "state_now", lambda: (torch.rand(1), state())[1])
+        try:
+            return real(made, *arguments)
+        finally:
+            monkeypatch.setattr(sample_lists, "state_now", state)
+
+    monkeypatch.setattr(sample_lists.Made, "compare", draws_more)
+    with pytest.warns(FallbackWarning, match="a sample draws other random numbers natively"):
+        check(lambda: ImageFolder(root, transform()), collate_fn=stacked, num_workers=0)
+    assert not native_batches.value
+
+
 class Dicts:
     """Says where its images are, but has other samples."""
 
@@ -238,6 +257,11 @@ class Dicts:
 
     def encoded(self, index):
         return self.folder.samples[index]
+
+
+def test_a_first_call_may_change_what_encoded_returns(root):
+    assert read_recipe(Dicts(root, train_v1()), None, seeds).in_python == ("worker_init_fn seeds",)
+    assert read_recipe(ImageFolder(root, train_v1()), None, seeds).first_call is seeds
 
 
 @pytest.mark.parametrize("workers", [0, 1])

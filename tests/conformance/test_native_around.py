@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
+from backends import simulated
 from photos import PIPELINES, assert_same, both, eval_v1, make_folder, mix_in, train_v1, train_v2
 from PIL import Image
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
+from fastload._batch import map_tensors
 from fastload.engines import sample_lists
 from fastload.engines.in_process import InProcessFetcher
 from fastload.engines.parity_results import FallbackWarning
@@ -289,6 +291,7 @@ from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 import torchvision.transforms as v1
 from fastload import FastLoader
+from fastload._batch import map_tensors
 
 def own(samples):
     return default_collate(samples)
@@ -315,3 +318,28 @@ def test_no_program_ends_where_warnings_are_errors(tmp_path, root):
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     counts = [str(len(ImageFolder(path))) for path in (folder.parent, root) for _ in range(8)]
     assert (ran.stdout.split(), ran.returncode) == (counts, 0), ran.stderr
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["collate_fn", "dicts"])
+def test_on_a_simulated_device(root, monkeypatch, native_batches, kind, workers):
+    class Named(ImageFolder):
+        def __getitem__(self, index):
+            image, target = super().__getitem__(index)
+            return {"x": image, "y": [target, str(index)]}
+
+    own = {**simulated.install_native(monkeypatch), "engine": "native"}
+    arguments = {"batch_size": 4, "shuffle": True, "num_workers": workers}
+    arguments |= {"collate_fn": stacked} if kind == "collate_fn" else {}
+    of = ImageFolder if kind == "collate_fn" else Named
+
+    def batches(make, **more):
+        torch.manual_seed(4)
+        random.seed(5)
+        np.random.seed(6)
+        loader = make(of(root, train_v1()), **arguments, **more)
+        found = [map_tensors(lambda leaf: leaf.cpu().contiguous(), batch) for _ in range(2) for batch in loader]
+        return [*found, torch.get_rng_state()]
+
+    assert_same(batches(FastLoader, **own), batches(DataLoader))
+    assert native_batches.value == (12 if kind == "collate_fn" or not workers else 0)

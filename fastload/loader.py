@@ -275,7 +275,7 @@ class FastLoader(LoaderConfig[T_co]):
         if persists and is_native(former) and device.type == "cpu" and not former.is_closed:
             return next_epoch(former, self)  # type: ignore[no-any-return]
         recipe = read_loader(self, device)
-        if isinstance(recipe, tuple):
+        if isinstance(recipe, tuple) or recipe.in_python:
             return None
         native = start_native(self, recipe, device)
         if persists and native is not None:

@@ -48,7 +48,7 @@ class Plan:
 
     Attributes:
         engine: ``"torch"`` (the plain DataLoader, apart from lazy images), ``"workers"`` (torch's workers, FastLoader's
-            device side), or ``"native"`` (decode threads).
+            device side), or ``"native"`` (decode threads; in worker processes where a ``collate_fn`` or the like runs).
         device: The device of the finished batches.
         steps: A batch's processing steps, in order.
         batch_bytes: Mean bytes per batch copied to the device so far; ``None`` before the first.
@@ -78,18 +78,21 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
     device = torch.device("cpu") if has_own_iterator(loader) else resolve_device(loader.device)
     recipe = read_loader(loader, device)
     failed = None if isinstance(recipe, tuple) else checks.known(loader, recipe)
-    if not isinstance(recipe, tuple) and failed is None:
+    if not isinstance(recipe, tuple) and failed is None and not recipe.in_python:
         return _native_plan(loader, recipe, device, batch_bytes)
-    reasons = recipe if isinstance(recipe, tuple) else (failed,)
+    around = None if isinstance(recipe, tuple) or failed is not None else recipe
+    reasons = recipe if isinstance(recipe, tuple) else () if around is not None else (failed,)
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
     workers = loader.num_workers
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
     lazy = ON_LAZY_IMAGES if makes_lazy_images(loader) else ""
-    steps = [
-        Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{lazy}{_seeded(loader)}"),
-        Step("collate", place, _name_of(loader.collate_fn)),
-    ]
+    fetch = Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{lazy}{_seeded(loader)}")
     notes = [f"the dataset and its transforms run as they are: {reason}" for reason in reasons]
+    if around is not None:
+        threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"
+        fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
+        notes.append(f"run in Python, beside samples made natively: {', '.join(around.in_python)}")
+    steps = [fetch, Step("collate", place, _name_of(loader.collate_fn))]
     if isinstance(workers, AutoWorkers):
         notes.append(f"num_workers='auto': {workers.sizing.why}")
     if device.type == "cpu":
@@ -108,6 +111,7 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         if casts:
             steps.append(Step("epilogue", "main process", _epilogue(loader, device)))
         engine = "workers" if casts or loader.randomness == "sample" else "torch"
+        engine = "native" if around is not None else engine
         return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
     streams = has_streams(device)
     why_not = no_slots_because(loader, device)
@@ -141,7 +145,8 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
     by_table = "" if tail is None else f"{', '.join(tail.names)} of RGB images of one size, sent as uint8, by a table"
     if epilogue := ", ".join(part for part in (by_table, _epilogue(loader, device)) if part):
         steps.append(Step("epilogue", where, epilogue))
-    return Plan("workers", device, tuple(steps), batch_bytes, tuple(notes))
+    engine = "workers" if around is None else "native"
+    return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
 
 
 def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device, batch_bytes: int | None) -> Plan:
@@ -150,18 +155,12 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     threads = f"{count} decode thread{'s' if count != 1 else ''}{'' if workers else ', in next()'}"
     if isinstance(workers, AutoWorkers):
         threads = f"1 to {cores_for_loading()} decode threads"
-    height, width = recipe.pipeline.size
-    names = ", ".join(recipe.pipeline.names)
-    names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
-    if (views := recipe.pipeline.views) > 1:
-        names = f"{views} views of each, in all {names}"
-    steps = [Step("decode", threads, f"JPEG files to {height}x{width} pixels, uint8: {names}{_seeded(loader)}")]
-    table = recipe.pipeline.table
-    becomes = "" if table is None else ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
-    becomes = f"{becomes}, by a table of {str(table.dtype).removeprefix('torch.')}" if table is not None else "as uint8"
-    becomes += "" if recipe.pipeline.erasing is None else f", then {type(recipe.pipeline.erasing.step).__name__}"
+    steps = [Step("decode", threads, _decodes(loader, recipe))]
+    table, becomes = recipe.pipeline.table, _becomes(recipe)
     place = "a process of their own" if workers else "the main process"
     notes = [f"samples that are no such JPEG files are made in {place} by the transforms themselves"]
+    if recipe.first_call is not None:
+        notes.append("random draws start from the states that worker_init_fn seeds")
     if not workers:
         notes.append("num_workers=0: batches are made between steps; num_workers >= 1 makes them beside the steps")
     if (approximate := recipe.pipeline.approximate) is not None:
@@ -181,6 +180,23 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     steps.append(Step("h2d", where, f"uint8, from {memory}"))
     steps.append(Step("epilogue", where, ", ".join(part for part in (becomes, _epilogue(loader, device)) if part)))
     return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
+
+
+def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
+    height, width = recipe.pipeline.size
+    names = ", ".join(recipe.pipeline.names)
+    names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
+    if (views := recipe.pipeline.views) > 1:
+        names = f"{views} views of each, in all {names}"
+    return f"JPEG files to {height}x{width} pixels, uint8: {names}{_seeded(loader)}"
+
+
+def _becomes(recipe: Recipe) -> str:
+    """What images become of their pixels."""
+    table, erasing = recipe.pipeline.table, recipe.pipeline.erasing
+    steps = ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
+    becomes = "as uint8" if table is None else f"{steps}, by a table of {str(table.dtype).removeprefix('torch.')}"
+    return becomes if erasing is None else f"{becomes}, then {type(erasing.step).__name__}"
 
 
 def _seeded(loader: LoaderConfig[Any]) -> str:

@@ -257,17 +257,19 @@ def epochs_of(make, count: int = 2, breaks_at: int | None = None, seed: int = 3)
     return seen
 
 
-def assert_same(ours: list, theirs: list) -> None:
+def assert_same(ours: list | tuple, theirs: list | tuple) -> None:
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
         assert type(a) is type(b), (a, b)
         if isinstance(b, torch.Tensor):
             assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
             assert torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
-        elif isinstance(b, list):
+        elif isinstance(b, list | tuple):
             assert_same(a, b)
+        elif isinstance(b, dict):
+            assert_same([*a, *a.values()], [*b, *b.values()])
         else:
-            assert isinstance(b, Exception), b
+            assert isinstance(b, Exception) or a == b
 
 
 def both(dataset_of, fast, own=None, **arguments) -> tuple[list, list]:

@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 FASTER: Final = 1.3
 """Times torch's speed, to count a recipe as faster."""
 NATIVE: Final = "threads"
+AROUND: Final = "workers, native samples"
 LAZY: Final = "workers, lazy images"
 
 
 def where(plan: Plan) -> str:
     """Say what runs a loader's transforms."""
     if plan.engine == "native":
-        return NATIVE
+        return AROUND if any(step.name == "collate" for step in plan.steps) else NATIVE
     return LAZY if any(ON_LAZY_IMAGES in step.what for step in plan.steps) else "workers, as in torch"
 
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import default_collate
 
 from fastload import _core
 from fastload.engines.decode_batch import (
@@ -45,6 +44,7 @@ from fastload.engines.loader_state import ITERATOR_CLOSED
 from fastload.engines.random_states import state_of_seed, stream_of_worker
 from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
+from fastload.pipeline.samples import collated
 from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from fastload.engines.sample_process import SampleProcess
     from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.samples import Collated
     from fastload.stats.stats import Totals
 
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], tuple[int, int, int, int]]"  # a sample's pixels, and its box to erase
@@ -72,9 +73,10 @@ class DecodePipeline:
         threads: Number of decode threads.
         base_seed: Base seed of the epoch's workers.
         workers: Number of random streams, as many as torch would have workers.
+        first_states: States of the workers' generators at first; ``None`` seeds them as torch does.
         by_index: Whether a sample's random numbers depend on its index.
         finish: Makes the batch from pixels (``(N, H, W, 3)`` uint8), boxes to erase (``(N, 4)`` int32, or ``None``),
-            collated targets and the batch's number; called in the pipeline's thread.
+            the rest of the batch and its number; called in the pipeline's thread.
         finish_is_epilogue: Whether ``finish`` runs the epilogue itself rather than issue a copy that precedes it.
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
@@ -90,11 +92,12 @@ class DecodePipeline:
         base_seed: int,
         workers: int,
         by_index: bool,
-        finish: Callable[[torch.Tensor, torch.Tensor | None, Any, int], Any],
+        finish: Callable[[torch.Tensor, torch.Tensor | None, Collated, int], Any],
         pin: bool,
         ahead: int,
         finish_is_epilogue: bool = False,
         device: torch.device | None = None,
+        first_states: list[bytes] | None = None,
     ) -> None:
         self.epoch = 0  # set by the iterator
         self._recipe = recipe
@@ -109,7 +112,10 @@ class DecodePipeline:
         self._device = device
         self._ahead = ahead
         others = recipe.pipeline.draws_others
-        self._streams = [stream_of_worker(base_seed, number, others=others) for number in range(workers)]
+        if first_states is None:
+            self._streams = [stream_of_worker(base_seed, number, others=others) for number in range(workers)]
+        else:
+            self._streams = [_core.RandomStream(state) for state in first_states]
         self._batches: deque[Batch] = deque()
         self._number = 0  # of the next batch, if the pipeline is empty
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the pipeline's thread
@@ -341,14 +347,14 @@ class DecodePipeline:
         begun = time.monotonic()
         try:
             with stage("collate", batch.number):
-                targets = default_collate(batch.targets)
+                rest = collated(batch.targets)
             batch.decoded_at = time.monotonic()
             self._decoded += 1
             self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)
         try:
-            return self._finish(batch.pixels, batch.boxes, targets, batch.number)
+            return self._finish(batch.pixels, batch.boxes, rest, batch.number)
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from fastload.engines.sample_process import SampleProcess
     from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.samples import Collated
     from fastload.stats.stats import Totals
 
 _NEXT = _BaseDataLoaderIter.__next__
@@ -62,7 +63,7 @@ class NativeIterator(_BaseDataLoaderIter):
         loader: DataLoader[Any],
         recipe: Recipe,
         process: SampleProcess,
-        finish: Callable[[torch.Tensor, torch.Tensor | None, Any, int], Any],
+        finish: Callable[[torch.Tensor, torch.Tensor | None, Collated, int], Any],
         *,
         finish_is_epilogue: bool = False,
         pin: bool = False,
@@ -73,6 +74,9 @@ class NativeIterator(_BaseDataLoaderIter):
         super().__init__(loader)  # draws the base seed
         workers = loader.num_workers
         epochs = epochs_of(loader)
+        first_states = None
+        if recipe.first_call is not None and epochs is None:
+            first_states = process.first_states(int(self._base_seed), self._num_workers)
         self._sizer = None
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
@@ -82,6 +86,7 @@ class NativeIterator(_BaseDataLoaderIter):
             self._num_workers if self._sizer is None else self._sizer.threads_at_first,
             base_seed=int(self._base_seed) if epochs is None or epochs.seed is None else epochs.seed,
             workers=self._num_workers,
+            first_states=first_states,
             by_index=epochs is not None,
             finish=finish,
             finish_is_epilogue=finish_is_epilogue,

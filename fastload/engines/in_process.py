@@ -1,10 +1,11 @@
 """Engine ``native`` with ``num_workers=0``: decode threads make each batch inside ``next()``.
 
 Torch's own iterator runs unchanged: sampler, base seed and pinning are its own, and no batch is made before it is
-requested. Only its fetcher is replaced. The new one takes the state of torch's default generator, lets the threads draw
-from there, and sets the state that the generator has after the batch. Samples that the threads cannot make are made
-here by the user's transforms, from the state that these would find. If anything raises, the generator goes back and
-torch's fetcher makes the batch, so that errors are torch's.
+requested. Only its fetcher is replaced. A collate function or ``target_transform`` of the user's own runs here, on
+samples made natively, with the state that each would find. The new fetcher takes the state of torch's default
+generator, lets the threads draw from there, and sets the state that the generator has after the batch. Samples that the
+threads cannot make are made here by the user's transforms, from the state that these would find. If anything raises
+until then, the generator goes back and torch's fetcher makes the batch, so that errors are torch's.
 
 The dataset and its transforms may change during an epoch, and the next batch then changes too. So the recipe is read
 again for each batch, while the threads work on that batch by the former one.
@@ -17,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Subset
 
 from fastload import _core
 from fastload._batch import HostBatch
@@ -26,10 +27,12 @@ from fastload.engines.decode_batch import drawn, exp_of, place_of, stage_totals,
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
 from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.random_states import set_state, state_now, state_of_seed
+from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, SampleList, images_alone
 from fastload.engines.sample_process import batch_of_one, located, made_here
 from fastload.engines.sample_seeding import SeededByIndex, random_states_kept
 from fastload.memory.limits import pins
 from fastload.pipeline.eligibility import read_loader
+from fastload.pipeline.samples import collated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from fastload.stats.stats import Totals
 
 
-class _UnsupportedError(Exception):
+class UnsupportedError(Exception):
     """The batch cannot be made natively."""
 
 
@@ -57,11 +60,19 @@ class InProcessFetcher:
         RuntimeError: The recipe fails its check and ``engine="native"``.
     """
 
+    known: tuple[Any, Recipe, Callable[..., Any]] | None
+
     def __init__(self, loader: LoaderConfig[Any], device: torch.device) -> None:
         self._loader = loader
         self._device = device
+        self.begin()
         self._pin = pins(loader, device)
-        self._replaced: Any = None
+        self.known = self.read()
+
+    def begin(self) -> None:
+        """Set everything that a fetcher counts to its start."""
+        self.replaced: Any = None
+        self._pin = False
         self._receiver: int | None = None
         self._number = 0
         self.images = 0  # this and the next line: of the last batch
@@ -69,13 +80,18 @@ class InProcessFetcher:
         self._work = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
         self._decoded = self._in_python_batches = self._in_python_images = 0
         self._collate_s = self._finish_s = self._in_python_s = 0.0
-        self._known: tuple[Any, Recipe, Callable[..., Any]] | None = None
-        self._known = self._read()
+        self.to_compare = 0  # samples
+        self.gave_up = False
+        self.known = None
 
     @property
     def is_native(self) -> bool:
         """Whether the next batch may be made natively."""
-        return self._known is not None
+        return self.known is not None
+
+    def give_up(self) -> None:
+        """Leave all further batches to torch."""
+        self.known, self.gave_up = None, True
 
     def install(self, iterator: Any, receiver: int | None = None) -> None:
         """Replace the fetcher of torch's iterator.
@@ -84,79 +100,107 @@ class InProcessFetcher:
             iterator: It has just been made.
             receiver: See :class:`~fastload._batch.HostBatch`; ``None`` returns batches as they are.
         """
-        self._replaced, self._receiver = iterator._dataset_fetcher, receiver
+        self.replaced, self._receiver = iterator._dataset_fetcher, receiver
         iterator._dataset_fetcher = iterator.decode_pipeline = self
 
     def fetch(self, indices: Any) -> Any:
         """Make a batch, and advance torch's default generator as torch does."""
         self._number += 1
-        state = failure = None
+        state = failure = data = None
         try:
             if type(indices) in (list, tuple):  # others may be iterated only once
-                others = self._known is not None and self._known[1].pipeline.draws_others
+                self.known = self.known or self.read()
+                others = self.known is not None and self.known[1].pipeline.draws_others
                 state = state_now(others=others) if self._seeds is None else None
-                return self._natively(indices, state)
+                data = self._natively(indices, state)
+        except DifferenceError as error:
+            failure = str(error)
+            self.give_up()
+            if state is not None:
+                set_state(state)
         except Exception as error:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's
-            if not isinstance(error, _UnsupportedError) and error.args != (ITERATOR_CLOSED,):
+            if not isinstance(error, UnsupportedError) and error.args != (ITERATOR_CLOSED,):
                 failure = f"{type(error).__name__}: {error}"
-            if state is not None and self._known is not None and self._known[1].pipeline.draws:
+            if state is not None and self.known is not None and self.known[1].pipeline.draws:
                 set_state(state)
         finally:
             self.made_at = time.monotonic()
-        data = self._replaced.fetch(indices)
+        if type(data) is SampleList:
+            samples, whole = data.completed(self.replaced.dataset)
+            if not whole:
+                self.give_up()
+            return self.replaced.collate_fn(samples)
+        if data is not None:
+            return data
+        data = self.replaced.fetch(indices)
         if failure is not None:
-            warn_fallback(f"a batch that torch could make raised {failure}")
+            warn_fallback(failure if self.gave_up else f"a batch that torch could make raised {failure}")
         self.images, self.decoded_at = 0, self.made_at
         return data
 
     @property
     def _seeds(self) -> SeededByIndex | None:
-        dataset = self._replaced.dataset
+        dataset = self.replaced.dataset
         return dataset if isinstance(dataset, SeededByIndex) else None
 
-    def _read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
+    def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
         """Read the recipe; return what identifies it, the recipe, and what makes its images."""
-        loader, former = self._loader, self._known
-        recipe = read_loader(loader, self._device)
-        if isinstance(recipe, tuple) or not state_of(loader).checks.passes(loader, recipe, _SamplesHere(recipe)):
+        loader, former = self._loader, self.known
+        recipe = ("",) if self.gave_up else read_loader(loader, self._device)
+        if isinstance(recipe, tuple):
+            return None
+        if not recipe.in_python and not state_of(loader).checks.passes(loader, recipe, _SamplesHere(recipe)):
             return None
         key = key_of(loader, recipe)
         if former is not None and former[0] == key:
             return key, recipe, former[2]  # its table is on the device
+        if recipe.in_python:  # not compared by running the user's own functions once more
+            self.to_compare = COMPARED
+            return key, recipe, images_alone(recipe)
+        self.to_compare = 0
         if self._device.type == "cpu":
             return key, recipe, host_images(recipe, torch.contiguous_format)
         return key, recipe, table_images(recipe, layout_of(loader.memory_format))
 
+    def pool(self) -> _core.Pool:
+        """Return the threads that decode."""
+        return state_of(self._loader).decode_pool()
+
+    def makes_samples(self, recipe: Recipe) -> bool:
+        """Whether the collate function is called, or a batch made at once."""
+        return bool(recipe.in_python)
+
     def _natively(self, indices: Any, state: bytes | None) -> Any:
-        pool = state_of(self._loader).decode_pool()
+        pool = self.pool()
         before = pool.work_times()
         seeds = None if self._seeds is None else [self._seeds.seed_here(index) for index in indices]
         while True:
-            known = self._known = self._known or self._read()
+            known = self.known = self.known or self.read()
             if known is None:
-                raise _UnsupportedError
+                raise UnsupportedError
             recipe = known[1]
             if recipe.pipeline.draws_others and state is not None and len(state) == _core.Generator.STATE_BYTES:
-                raise _UnsupportedError  # the transforms have changed, and the others' states are not at hand
+                raise UnsupportedError  # the transforms have changed, and the others' states are not at hand
             sources, targets = [], []
             for entry in recipe.resolve(indices):
                 source, target = recipe.locate_resolved(entry)
                 sources.append(unchanging(source))
                 targets.append(target)
+            pin = self._pin and not self.makes_samples(recipe)
             views = recipe.pipeline.views
             size = (len(sources) * views, *recipe.pipeline.size, 3)
-            pixels = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            pixels = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
             _core.advise_large_pages(pixels)
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
                 draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}
             inputs = [source for source in sources for _ in range(views)]
             job = pool.submit(inputs, pixels, plan=recipe.plan, number=self._number - 1, **draws, **recipe.options)
-            self._known = self._read()
-            if self._known is not None and self._known[0] == known[0]:
+            self.known = self.read()
+            if self.known is not None and self.known[0] == known[0]:
                 break
             job.cancel()
-        _, recipe, images_of = self._known
+        _, recipe, images_of = self.known
         made, after = self._complete(recipe, job, sources, pixels, seeds)
         boxes = None
         if recipe.pipeline.erasing is not None:
@@ -165,10 +209,17 @@ class InProcessFetcher:
             pixels[place_of(sample, views, len(sources))] = torch.from_numpy(array)
             if boxes is not None:
                 boxes[sample] = torch.tensor(box, dtype=torch.int32)
+        batch = Made(recipe, job, indices, sources, targets, pixels, boxes, after)
+        if self.to_compare:
+            self.to_compare -= batch.compare(made, self.to_compare)
         self.images, self.decoded_at = len(sources), time.monotonic()
-        collated = default_collate(targets)
-        collated_at = time.monotonic()
-        data = [images_of(pixels, boxes), collated]
+        data: Any
+        if self.makes_samples(recipe):
+            data, collated_at = batch.samples(), self.decoded_at
+        else:
+            rest = collated(targets)
+            collated_at = time.monotonic()
+            data = rest.around(images_of(pixels, boxes))
         self._decoded += 1
         self._in_python_batches += bool(made)
         self._in_python_images += len(made)
@@ -178,7 +229,7 @@ class InProcessFetcher:
         self._work = tuple(so_far + now - then for so_far, now, then in spent)  # type: ignore[assignment]
         if after is not None:
             set_state(after)
-        return data if self._receiver is None else HostBatch(data, 0, self._receiver)
+        return data if self._receiver is None or type(data) is SampleList else HostBatch(data, 0, self._receiver)
 
     def _complete(
         self, recipe: Recipe, job: _core.Job, sources: list[Any], pixels: torch.Tensor, seeds: list[int] | None
@@ -221,13 +272,13 @@ class InProcessFetcher:
                 if not draws or seeds is not None:
                     continue
                 if states[sample] != drawn(recipe.plan, job, sample, before_of(sample), views):
-                    raise _UnsupportedError  # Pillow read the file otherwise, so later draws are invalid
+                    raise UnsupportedError  # Pillow read the file otherwise, so later draws are invalid
         if not draws or seeds is not None:
             return made, None
         last = len(sources) * views - 1
         after = states.get(last) or drawn(recipe.plan, job, last, before_of(last), views)
         if after is None:
-            raise _UnsupportedError
+            raise UnsupportedError
         return made, after
 
     def totals(self) -> Totals:

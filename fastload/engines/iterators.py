@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.samples import Collated
 
 
 def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Any:
@@ -53,7 +54,7 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     if process is None:
         return None
     try:
-        if not state.checks.passes(loader, recipe, process):
+        if not state.checks.passes(loader, recipe, process) or not _first_calls_return(loader, recipe, process):
             return None
         if device.type == "cpu":
             native = native_on_host(loader, recipe, process)
@@ -78,13 +79,28 @@ def _sample_process(loader: LoaderConfig[Any], recipe: Recipe) -> SampleProcess 
     try:
         checks = state_of(loader).checks
         process = SampleProcess(recipe, loader.multiprocessing_context, note_use=checks.note_python)
-        if checks.python_used or not checks.has(loader, recipe):
+        if checks.python_used or recipe.first_call is not None or not checks.has(loader, recipe):
             process.start()
         return process
     except Exception:  # torch's workers cannot be started either, and their error says why
         if loader.engine == "native":
             raise
         return None
+
+
+def _first_calls_return(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> bool:
+    """Whether ``worker_init_fn`` raises nothing with the base seed that the next iterator will draw."""
+    if recipe.first_call is None or loader.randomness == "sample":
+        return True
+    generator = torch.default_generator if loader.generator is None else loader.generator
+    before = generator.get_state()
+    seed = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
+    generator.set_state(before)
+    try:
+        process.first_states(int(seed), loader.num_workers)
+    except RuntimeError:  # torch's workers raise it
+        return False
+    return True
 
 
 def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:
@@ -95,10 +111,10 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
     dtype = loader.dtype
     pinned = loader.pin_memory and can_pin()
 
-    def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
+    def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, rest: Collated, number: int) -> Any:
         made = images_of(pixels, boxes)
         views = [finish(images, None, dtype) for images in (made if isinstance(made, list) else [made])]
-        data = [views if isinstance(made, list) else views[0], targets]
+        data = rest.around(views if isinstance(made, list) else views[0])
         return pin_memory(data) if pinned else data  # type: ignore[no-untyped-call]
 
     return NativeIterator(loader, recipe, process, finish_batch, finish_is_epilogue=True)
@@ -263,8 +279,8 @@ class NativeDeviceIterator(DeviceIterator):
         pinned = pins(loader, device)
         images_of = table_images(recipe, layout_of(loader.memory_format))
 
-        def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, targets: Any, number: int) -> Any:
-            data = [images_of(pixels, boxes), pin_memory(targets) if pinned else targets]  # type: ignore[no-untyped-call]
+        def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, rest: Collated, number: int) -> Any:
+            data = rest.around(images_of(pixels, boxes), pin_memory if pinned else lambda data: data)
             return data if stream is None else transfer.start(data, number)
 
         host = NativeIterator(

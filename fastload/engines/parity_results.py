@@ -56,7 +56,7 @@ class ParityResults:
         return key_of(loader, recipe) in self._results
 
     def passes(self, loader: LoaderConfig[Any], recipe: Recipe, process: SampleMaker) -> bool:
-        """Return whether the recipe may be used. Checks a new one; warns if it fails.
+        """Return whether the recipe may be used. Checks a new one; warns if it differs.
 
         Args:
             loader: The loader.
@@ -68,14 +68,14 @@ class ParityResults:
         """
         key = key_of(loader, recipe)
         if key not in self._results:
-            from fastload.engines.parity_check import check_recipe
+            from fastload.engines.parity_check import FewSupported, check_recipe
 
             images_of = host_images(recipe, torch.contiguous_format)
             require = loader.engine == "native"
             why = check_recipe(recipe, process, images_of, any_share=require, timeout_s=loader.timeout or None)
             self._results[key] = why
             self._held.append(loader.dataset)  # keeps alive the object whose id is in the key
-            if why is not None and loader.engine != "native":
+            if why is not None and loader.engine != "native" and not isinstance(why, FewSupported):
                 warn_fallback(why)
         why = self._results[key]
         if why is not None and loader.engine == "native":
@@ -85,10 +85,14 @@ class ParityResults:
 
 def key_of(loader: LoaderConfig[Any], recipe: Recipe) -> tuple[Any, ...]:
     """Everything that a recipe's batches depend on, and its check's outcome, except the files."""
+    return id(loader.dataset), *made_by(recipe), loader.engine == "native"
+
+
+def made_by(recipe: Recipe) -> tuple[Any, ...]:
+    """Everything that a recipe's images depend on, except the files."""
     pipeline = recipe.pipeline
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
-    require = loader.engine == "native"
     color = None if pipeline.erasing is None else pipeline.erasing.color.tolist()
-    made = repr((pipeline.nodes, color, pipeline.image, torch.get_default_dtype()))
-    return id(loader.dataset), made, table, repr(sorted(recipe.options.items())), require
+    made = repr((pipeline.nodes, color, pipeline.image, pipeline.layout, torch.get_default_dtype()))
+    return made, table, repr(sorted(recipe.options.items()))

@@ -27,6 +27,7 @@ from torch.utils.data import _utils, default_collate
 
 from fastload.engines.decode_batch import TookTooLongError, check_size, working_directory, wrapped
 from fastload.engines.random_states import set_state, state_now
+from fastload.engines.worker_states import first_states
 from fastload.nvtx import stages
 from fastload.pipeline.datasets import BytesPath
 from fastload.pipeline.reader import pixel_limit
@@ -71,6 +72,7 @@ class SampleProcess:
         self._pid = os.getpid()
         self._context = context or multiprocessing.get_context()
         self._recipe = recipe
+        self._states: tuple[Any, list[bytes]] = None, []
         forks = self._context.get_start_method() == "fork"
         self._settings = _Settings.now() if forks else None
         if not forks:
@@ -204,6 +206,19 @@ class SampleProcess:
             RuntimeError: The process has ended.
         """
         return self._ask(("batch", index, state), timeout_s)  # type: ignore[no-any-return]
+
+    def first_states(self, base_seed: int, workers: int) -> list[bytes]:
+        """Return the states of the workers' generators after the user's ``worker_init_fn``. Blocks.
+
+        Raises:
+            RuntimeError: It has raised an error, or the process has ended.
+        """
+        if self._states[0] != (base_seed, workers):
+            answer = self._ask(("first_states", base_seed, workers))
+            if isinstance(answer, str):
+                raise RuntimeError(f"worker_init_fn raised {answer}")
+            self._states = (base_seed, workers), answer
+        return self._states[1]
 
     def _ask(self, request: tuple[Any, ...], timeout_s: float | None = None) -> Any:
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -405,4 +420,5 @@ _HANDLERS: Final[dict[str, Callable[..., Any]]] = {
     "sample": _sample,
     "located": located,
     "batch": _batch,
+    "first_states": first_states,
 }

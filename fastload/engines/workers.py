@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.utils.data.dataloader
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
@@ -25,6 +25,7 @@ from fastload.memory.packing import CannotPackError, EscapedError, Packer, colla
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.options import has_own_iterator
+from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.monkeypatch_check import imported
 from fastload.stats.fetch_timer import MeasuredWorker
 from fastload.torch_workers.orphans import TakesSignals
@@ -191,10 +192,29 @@ def first_call_of(
     loader: Any, worker_init_fn: Callable[[int], None] | None, counters: SharedCounters
 ) -> Callable[[int], None]:
     """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
-    if loader.engine != "torch":
-        makes_lazy_images(loader)  # learns what forked workers then inherit
-        worker_init_fn = SendsPromptly(MakesLazyImages(worker_init_fn))
-    return TakesSignals(MeasuredWorker(worker_init_fn, counters))
+    if loader.engine == "torch":
+        return TakesSignals(MeasuredWorker(worker_init_fn, counters))
+    makes_lazy_images(loader)  # learns what forked workers then inherit
+    if makes_native_samples(loader):
+        from fastload.engines.native_samples import MakesNativeSamples
+
+        measured = MeasuredWorker(SendsPromptly(worker_init_fn), counters)
+        collate_fn = None if loader.collate_fn is default_collate else any_collate_fn
+        return TakesSignals(MakesNativeSamples(measured, collate_fn, exact=loader.exact))
+    return TakesSignals(MeasuredWorker(SendsPromptly(MakesLazyImages(worker_init_fn)), counters))
+
+
+def makes_native_samples(loader: Any) -> bool:
+    """Whether a loader's worker processes make samples natively, for functions of the user's own."""
+    recipe = read_loader(loader, torch.device("cpu"))
+    if not loader.num_workers or isinstance(recipe, tuple):
+        return False
+    return bool(recipe.in_python) or recipe.first_call is not None
+
+
+def any_collate_fn(samples: Any) -> Any:
+    """Stand for the user's collate function, which may not be picklable."""
+    return samples
 
 
 def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:

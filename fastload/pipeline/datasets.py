@@ -12,8 +12,9 @@ import torch
 import torchvision
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torchvision import datasets
-from torchvision.datasets import folder
+from torchvision.datasets import folder, vision
 
+from fastload.pipeline import own_getitem
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.monkeypatch_check import Originals
 
@@ -21,6 +22,8 @@ PIL_LOADER: Final = folder.pil_loader
 _LOADERS: Final = (folder.default_loader, PIL_LOADER)
 
 _PAIRS: Final = ("_image_files", "_labels")
+_PETS: Final = ("_images", "_labels", "_bin_labels", "_target_types")
+_NATURE: Final = ("index", "all_categories", "categories_map", "target_type")
 # Their __getitem__ looks an index up in these attributes, loads the file and transforms it.
 _FIELDS: Final[dict[type, tuple[str, ...]]] = {
     datasets.ImageFolder: ("samples",),
@@ -33,8 +36,16 @@ _FIELDS: Final[dict[type, tuple[str, ...]]] = {
     datasets.Flowers102: _PAIRS,
     datasets.Food101: _PAIRS,
     datasets.SUN397: _PAIRS,
+    datasets.LFWPeople: ("data", "targets"),
+    datasets.Places365: ("imgs",),
+    datasets.OxfordIIITPet: _PETS,
+    datasets.INaturalist: _NATURE,
 }
-_ORIGINALS: Final = Originals((*_FIELDS, Subset, ConcatDataset), besides=("__init__", "_download", "download"))
+# They apply `transforms` to the image and its target.
+_BY_TRANSFORMS: Final = (datasets.OxfordIIITPet, datasets.Places365)
+_CLASSES: Final = (*_FIELDS, Subset, ConcatDataset, vision.StandardTransform)
+_DOWNLOADS: Final = ("_download", "download", "download_devkit", "download_images", "load_categories", "load_file_list")
+_ORIGINALS: Final = Originals(_CLASSES, besides=("__init__", "_check_integrity", *_DOWNLOADS))
 # What a subclass may have: nothing here is used when a sample is made.
 _HARMLESS: Final = frozenset(
     (
@@ -74,12 +85,39 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
     if known is None:
         source, target = dataset.encoded(index)
         return source, target
-    fields = _FIELDS[known]
-    if len(fields) == 1:
-        source, target = getattr(dataset, fields[0])[index]
+    if _has_own_getitem(kind, known):
+        source, target = own_getitem.trace(dataset, index)
     else:
-        source, target = (getattr(dataset, field)[index] for field in fields)
+        source, target = _entry(dataset, _FIELDS[known], index)
     return BytesPath(source) if isinstance(source, bytes) else source, target
+
+
+def _entry(dataset: Any, fields: tuple[str, ...], index: Any) -> Any:
+    """Look a sample's path and target up."""
+    if fields is _PETS:
+        numbers = {"category": dataset._labels, "binary-category": dataset._bin_labels}
+        targets = [numbers[name][index] for name in dataset._target_types]
+        return getattr(dataset, fields[0])[index], _one_or_more(targets) if targets else None
+    if fields is _NATURE:
+        number, name = dataset.index[index]
+        path = os.path.join(dataset.root, dataset.all_categories[number], name)
+        map_of = dataset.categories_map
+        return path, _one_or_more([number if t == "full" else map_of[number][t] for t in dataset.target_type])
+    if len(fields) == 1:
+        return getattr(dataset, fields[0])[index]
+    return tuple(getattr(dataset, field)[index] for field in fields)
+
+
+def _one_or_more(targets: list[Any]) -> Any:
+    return tuple(targets) if len(targets) > 1 else targets[0]
+
+
+def transforms_of(dataset: Any) -> tuple[Any, Any]:
+    """Return what one of :func:`leaves_of` applies to images and to targets."""
+    if _known(type(dataset)) not in _BY_TRANSFORMS:
+        return dataset.transform, getattr(dataset, "target_transform", None)
+    both = dataset.transforms
+    return (None, None) if both is None else (both.transform, both.target_transform)
 
 
 def copied(dataset: Any) -> Any:
@@ -96,7 +134,8 @@ def copied(dataset: Any) -> Any:
         whole.datasets = [copied(part) for part in dataset.datasets]
         whole.cumulative_sizes = copy.copy(dataset.cumulative_sizes)
     else:
-        for field in _FIELDS[_known(kind)]:  # type: ignore[index]
+        known: Any = _known(kind)
+        for field in {*_FIELDS[known], *own_getitem.attributes_of(dataset, known)}:
             setattr(whole, field, copy.copy(getattr(dataset, field)))
     return whole
 
@@ -126,11 +165,22 @@ def _check_leaf(dataset: Any) -> None:
                 f"dataset {kind.__name__} is a subclass of {known.__name__} with {name} of its own; "
                 f"use {known.__name__}, or give it encoded(index) and transform"
             )
-        if not any(dataset.loader is loader for loader in _LOADERS):
-            raise Refused(f"the dataset's loader is {name_of(dataset.loader)}; leave it torchvision's default_loader")
-        if torchvision.get_image_backend() != "PIL":
-            raise Refused(f"torchvision's image backend is {torchvision.get_image_backend()}; set it to PIL")
-        if _FIELDS[known] == _PAIRS and not _is_true(dataset.transform):
+        if known is datasets.OxfordIIITPet:
+            if "segmentation" in dataset._target_types:
+                raise Refused("OxfordIIITPet's target_types have 'segmentation', which is an image; leave it out")
+        else:
+            _check_loader(dataset, known)
+        if known in _BY_TRANSFORMS:
+            both = dataset.transforms
+            if both is not None and type(both) is not vision.StandardTransform:
+                raise Refused(
+                    f"{name_of(both)} is applied to image and target together; give transform and target_transform"
+                )
+            if both is not None:
+                _check_unpatched(both, vision.StandardTransform)
+        if _has_own_getitem(kind, known):
+            _check_getitem(dataset, known)
+        elif _FIELDS[known] == _PAIRS and not is_true(dataset.transform):
             raise Refused(
                 f"{name_of(dataset.transform)} has a __len__ or __bool__, and may not be applied; leave it out"
             )
@@ -139,12 +189,52 @@ def _check_leaf(dataset: Any) -> None:
             raise Refused(
                 f"{kind.__name__} is iterable or fetches whole batches; only datasets by index are supported natively"
             )
+        if getattr(dataset, "target_transform", None) is not None:
+            raise Refused(f"{kind.__name__} has a target_transform; apply it in encoded()")
     else:
         known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)
         what = f"a subclass of {known.__name__}, whose methods may be its own" if known is not None else "not known"
         raise Refused(f"dataset {kind.__name__} is {what}; use ImageFolder, or give it encoded(index) and transform")
-    if getattr(dataset, "target_transform", None) is not None:
-        raise Refused("the dataset has a target_transform; apply it to the targets beforehand")
+
+
+def _check_loader(dataset: Any, known: type) -> None:
+    loader = getattr(dataset, _loader_name(known), None)
+    if loader is None:
+        raise Refused(
+            f"{known.__name__} without a loader opens images in the mode of their files; give it "
+            "loader=torchvision.datasets.folder.default_loader"
+        )
+    if not any(loader is other for other in _LOADERS):
+        raise Refused(f"the dataset's loader is {name_of(loader)}; leave it torchvision's default_loader")
+    if torchvision.get_image_backend() != "PIL":
+        raise Refused(f"torchvision's image backend is {torchvision.get_image_backend()}; set it to PIL")
+
+
+def _loader_name(known: type) -> str:
+    return "_loader" if known is datasets.LFWPeople else "loader"
+
+
+def _check_getitem(dataset: Any, known: type) -> None:
+    """Refuse a ``__getitem__`` that does more than arrange samples."""
+    kind = type(dataset)
+    fits = known not in (*_BY_TRANSFORMS, datasets.LFWPeople)
+    why = own_getitem.why_unknown(dataset, known) if fits else "replaces that of a class with no loader and transform"
+    if why is not None:
+        raise Refused(
+            f"__getitem__ of {kind.__name__}, a subclass of {known.__name__}, {why}; let it only add plain attributes "
+            f"to the sample, use {known.__name__}, or give it encoded(index) and transform"
+        )
+    if not is_true(dataset.transform):
+        raise Refused(f"{name_of(dataset.transform)} has a __len__ or __bool__, and may not be applied; leave it out")
+    if dataset.target_transform is not None:
+        raise Refused(f"{kind.__name__} has a __getitem__ of its own and a target_transform; apply it in __getitem__")
+    try:
+        if len(dataset):
+            own_getitem.trace(dataset, 0)
+    except Refused:
+        raise
+    except Exception as error:  # it would raise in a worker too
+        raise Refused(f"__getitem__ of {kind.__name__} raises {type(error).__name__}: {error}") from error
 
 
 def _check_unpatched(dataset: Any, known: type) -> None:
@@ -162,6 +252,10 @@ def _known(kind: type) -> type | None:
     return next((base for base in kind.__mro__ if base in _FIELDS), None)
 
 
+def _has_own_getitem(kind: Any, known: Any) -> bool:
+    return kind.__getitem__ is not known.__getitem__
+
+
 def _own(dataset: Any, known: type) -> str | None:
     """What the dataset's class has of its own that a sample could use, if anything."""
     kind = type(dataset)
@@ -170,16 +264,20 @@ def _own(dataset: Any, known: type) -> str | None:
     held = vars(dataset)
     for base in kind.__mro__:
         for name, value in vars(base).items() if base not in known.__mro__ else ():
-            if name in _HARMLESS or (name, value) == ("__slotnames__", []):  # the latter is set by copying
+            if (
+                name in _HARMLESS or name == "__getitem__" or (name, value) == ("__slotnames__", [])
+            ):  # the latter is set by copying
                 continue
             hides = name in held and (hasattr(type(value), "__set__") or hasattr(type(value), "__delete__"))
             if hides or hasattr(known, name) or (name.startswith("__") and name.endswith("__")):
                 return name
-    fields = (*_FIELDS[known], "loader", "transform", "target_transform")
+    loader = () if known is datasets.OxfordIIITPet else (_loader_name(known),)
+    fields = (*_FIELDS[known], *loader, "transform", "target_transform")
     return next((name for name in fields if name not in held), None)
 
 
-def _is_true(transform: Any) -> bool:
+def is_true(transform: Any) -> bool:
+    """Whether a transform counts as true, and so is applied where a dataset asks that."""
     kind = type(transform)
     if kind is torch.nn.Sequential:
         return len(transform) > 0

@@ -46,6 +46,8 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
         return (*reasons, *recipe.reasons)
     if recipe.pipeline.views > 1 and loader.randomness == "sample":
         reasons.append("randomness='sample': only one view of an image is made natively; use randomness='worker'")
+    if recipe.in_python and loader.randomness == "sample":
+        reasons.append(f"randomness='sample' draws before each sample, and {recipe.in_python[0]} may draw too")
     return tuple(reasons) or recipe
 
 
@@ -55,7 +57,8 @@ def read_tail(loader: LoaderConfig[Any], device: torch.device) -> Tail | None:
         return None
     if not loader._auto_collation or loader.worker_init_fn is not None or loader.collate_fn is not default_collate:
         return None
-    if "torchvision.datasets" not in sys.modules:
+    recipe = read_loader(loader, device)
+    if "torchvision.datasets" not in sys.modules or (not isinstance(recipe, tuple) and recipe.in_python):
         return None
     from fastload.pipeline.tail import without_tail
 

@@ -16,13 +16,14 @@ from PIL import Image
 from torch.utils.data import Subset, default_collate
 
 from fastload.pipeline.calibration import calibrate
-from fastload.pipeline.datasets import PIL_LOADER, copied, leaves_of, locate
+from fastload.pipeline.datasets import PIL_LOADER, copied, is_true, leaves_of, locate, transforms_of
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream
 from fastload.pipeline.step_calibration import differing_step, leaves
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
 from fastload.pipeline.transforms import read_transform
+from fastload.pipeline.worker_seeds import only_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,12 +55,21 @@ class Recipe:
         pipeline: Its transform, in parts.
         plan: The core's draws for one sample.
         options: Arguments for ``_core.Pool.submit``.
+        transform: The user's transform of images.
+        target_transform: The user's transform of targets, if any.
+        first_call: The user's ``worker_init_fn`` if it only seeds generators.
+        in_python: What else of the user's runs beside the samples, by name. Workers then make the batches, or the main
+            process without workers, and samples are natively made one by one.
     """
 
     dataset: Any
     pipeline: Pipeline
     plan: _core.DrawPlan
     options: dict[str, Any]
+    transform: Any = None
+    target_transform: Any = None
+    first_call: Callable[[int], None] | None = None
+    in_python: tuple[str, ...] = ()
 
     def snapshot(self) -> Recipe:
         """Copy the recipe, so that later changes to samples, indices or transforms don't affect it.
@@ -91,14 +101,20 @@ class Recipe:
         return locate(dataset, index)
 
     def pixels(self, source: Any, view: int = 0) -> NDArray[np.uint8]:
-        """Compute a view's pixels with the user's transforms. Draws from torch's default generator."""
-        image: Any
-        if isinstance(source, str | os.PathLike):
-            image = PIL_LOADER(os.fspath(source))
-        else:
-            with Image.open(io.BytesIO(source)) as opened:
-                image = opened.convert("RGB")
-        return self.pipeline.pixels(image, view)
+        """Compute a view's pixels with the user's transforms. Draws from the default generators."""
+        return self.pipeline.pixels(opened(source), view)
+
+    def image(self, source: Any) -> Any:
+        """Make a sample's image with the user's transform. Draws from the default generators."""
+        return self.transform(opened(source))
+
+
+def opened(source: Any) -> Any:
+    """Open an encoded image (bytes or path) with Pillow."""
+    if isinstance(source, str | os.PathLike):
+        return PIL_LOADER(os.fspath(source))
+    with Image.open(io.BytesIO(source)) as image:
+        return image.convert("RGB")
 
 
 def read_recipe(
@@ -116,29 +132,50 @@ def read_recipe(
 
     Args:
         dataset: The loader's.
-        collate_fn: The loader's; only ``default_collate`` is supported natively.
-        worker_init_fn: The loader's; with one, nothing runs natively.
+        collate_fn: The loader's. One of the user's own runs on samples.
+        worker_init_fn: The loader's. One that does more than seed generators runs in workers.
         exact: Whether all of it must give the same bits.
     """
-    reasons = []
-    if collate_fn is not None and collate_fn is not default_collate:
-        reasons.append(f"collate_fn is {name_of(collate_fn)}; only default_collate is supported natively: leave it out")
-    if worker_init_fn is not None:
-        reasons.append("worker_init_fn may change anything in the workers; leave it out")
     try:
         first, *others = leaves_of(dataset)
-        pipeline = read_transform(first.transform, exact=exact)
+        transform, target_transform = transforms_of(first)
+        pipeline = read_transform(transform, exact=exact)
         for other in others:
-            if other.transform is first.transform:
+            theirs, of_target = transforms_of(other)
+            if of_target is not target_transform:
+                raise Refused("parts of the ConcatDataset have different target_transforms; give all the same one")
+            if theirs is transform:
                 continue
-            if _made(read_transform(other.transform, exact=exact)) != _made(pipeline):
+            if _made(read_transform(theirs, exact=exact)) != _made(pipeline):
                 raise Refused("parts of the ConcatDataset have different transforms; give all the same transform")
-        check_collating(pipeline.image)
+        if target_transform is not None and not is_true(target_transform):
+            raise Refused(
+                f"{name_of(target_transform)} has a __len__ or __bool__, and may not be applied; leave it out"
+            )
+        in_python = []
+        if collate_fn is not None and collate_fn is not default_collate:
+            in_python.append(f"collate_fn {name_of(collate_fn)}")
+        else:
+            check_collating(pipeline.image)
+        own_code = any(hasattr(type(leaf), "encoded") for leaf in (first, *others))
+        seeds = worker_init_fn is not None and not own_code and only_seeds(worker_init_fn)
+        if worker_init_fn is not None and not seeds:
+            in_python.append(f"worker_init_fn {name_of(worker_init_fn)}")
+        if target_transform is not None:
+            in_python.append(f"target_transform {name_of(target_transform)}")
+        if in_python and pipeline.layout is None:
+            raise Refused(
+                f"{in_python[0]} runs beside it, but {pipeline.names[-1]} comes after the image has become a tensor, "
+                "whose layout in memory is then not known; put it before"
+            )
+        if in_python and pipeline.views > 1:
+            raise Refused(f"{in_python[0]} runs beside several views of an image; only one is then made natively")
         plan = _plan(pipeline)
         options = _options(pipeline)
     except Refused as refused:
-        return Refusal((*reasons, str(refused)))
-    return Refusal(tuple(reasons)) if reasons else Recipe(dataset, pipeline, plan, options)
+        return Refusal((str(refused),))
+    first_call = worker_init_fn if seeds else None
+    return Recipe(dataset, pipeline, plan, options, transform, target_transform, first_call, tuple(in_python))
 
 
 def _made(pipeline: Pipeline) -> Any:

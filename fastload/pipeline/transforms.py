@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_LAYOUTS = {(35, 7, 1): torch.contiguous_format, (1, 21, 3): torch.channels_last}  # of (3, 5, 7), by strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Pipeline:
         erasing: Random erasing at the end; ``None`` if there is none.
         image: Type of a sample's image when it is collated.
         approximate: Name of an op whose bits are not torchvision's, if any.
+        layout: Memory format of a sample's image; ``None`` if it may differ between samples.
     """
 
     names: tuple[str, ...]
@@ -63,6 +65,7 @@ class Pipeline:
     erasing: Erasing | None
     image: type[torch.Tensor]
     approximate: str | None
+    layout: torch.memory_format | None = None
 
     @property
     def resizes_tensors(self) -> bool:
@@ -143,13 +146,14 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
         erasing, op = read_erasing(steps[position], before, after)
         nodes.append(op)
     pixel_steps = tuple(step for step in steps if role_of(step) in ("op", "to_tensor"))
-    image = type(_through(tensor, np.zeros((1, 1, 3), np.uint8)))
+    probe = _through(tensor, np.zeros((5, 7, 3), np.uint8))
+    layout = None if role_of(pixel_steps[-1]) == "op" else _LAYOUTS.get(probe.stride())
     names = tuple(type(step).__name__ for step in steps if role_of(step) == "op")
     draws_others = draws_from_others(nodes)
     if draws_others:
         check_others()
-    read = names, tuple(tensor), (pixel_steps,), tuple(nodes), place.size, draws, draws_others, table, erasing, image
-    return Pipeline(*read, place.approximate)
+    read = names, tuple(tensor), (pixel_steps,), tuple(nodes), place.size, draws, draws_others, table, erasing
+    return Pipeline(*read, type(probe), place.approximate, layout)
 
 
 def _with_views(transform: Any, views: list[Pipeline]) -> Pipeline:

@@ -202,7 +202,7 @@ def measure_class(counters: WorkerCounters) -> None:
 
 def _measured(fetch: Callable[[Any, Any], Any], counters: WorkerCounters) -> Callable[[Any, Any], Any]:
     @functools.wraps(fetch)
-    def fetch_measured(self: Any, possibly_batched_index: Any) -> Any:
+    def fetch_measured(self: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
         if counters.is_inside:  # the dataset iterates a loader of its own to make a sample
             return fetch(self, possibly_batched_index)
         caller = sys._getframe(1)  # torch's loop: it alone knows the batch's number

@@ -352,7 +352,7 @@ def test_a_batch_that_only_torch_can_make_is_told_of(folder, monkeypatch):
     expected = next(iter(DataLoader(ImageFolder(folder, train_v1()), 3)))
     torch.manual_seed(0)
     iterator = iter(loader)
-    monkeypatch.setattr(in_process, "default_collate", lambda targets: 1 // 0)
+    monkeypatch.setattr(in_process, "collated", lambda targets: 1 // 0)
     with pytest.warns(FallbackWarning, match="a batch that torch could make raised ZeroDivisionError"):
         images, _ = next(iterator)
     assert torch.equal(images, expected[0])

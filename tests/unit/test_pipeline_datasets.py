@@ -75,6 +75,67 @@ def test_other_datasets_of_torchvision(root, name):
     check(lambda: stored(name, root, train_v1()))
 
 
+def archived(name, root, transform, **changes):
+    """One of the datasets that look samples up in ways of their own."""
+    dataset = object.__new__(getattr(datasets, name))
+    VisionDataset.__init__(dataset, str(root), transform=transform)
+    samples = ImageFolder(root).samples
+    paths, targets = [Path(path) for path, _ in samples], [target for _, target in samples]
+    if name == "OxfordIIITPet":
+        own = {"_images": paths, "_labels": targets, "_bin_labels": [target % 2 for target in targets], "_segs": paths}
+        own["_target_types"] = ["category"]
+    elif name == "INaturalist":
+        names = sorted({path.parent.name for path in paths})
+        own = {"index": [(target, path.name) for path, target in zip(paths, targets, strict=True)]}
+        own |= {"all_categories": names, "categories_map": [{"class": i, "genus": 7 * i} for i in range(len(names))]}
+        own |= {"target_type": ["full"], "loader": datasets.folder.default_loader}
+    elif name == "Places365":
+        own = {"imgs": samples, "targets": targets, "loader": datasets.folder.default_loader}
+    else:
+        own = {"data": paths, "targets": targets, "_loader": datasets.folder.default_loader}
+    vars(dataset).update({**own, **changes})
+    return dataset
+
+
+ARCHIVED = [
+    ("OxfordIIITPet", {}),
+    ("OxfordIIITPet", {"_target_types": ["binary-category", "category"]}),
+    ("INaturalist", {}),
+    ("INaturalist", {"target_type": ["genus"]}),
+    ("INaturalist", {"target_type": ["genus", "full", "class"]}),
+    ("Places365", {}),
+    ("LFWPeople", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), ARCHIVED)
+def test_datasets_that_look_samples_up_in_their_own_ways(root, name, changes):
+    check(lambda: archived(name, root, train_v1(), **changes))
+
+
+@pytest.mark.parametrize("name", ["OxfordIIITPet", "Places365"])
+def test_the_transform_counts_that_is_applied(root, name):
+    dataset = archived(name, root, train_v1())
+    dataset.transform = lambda image: 1 / 0  # not used
+    assert isinstance(read_recipe(dataset), Recipe)
+    dataset.transforms.target_transform = float
+    assert read_recipe(dataset).in_python == ("target_transform float",)
+    dataset.transforms = lambda image, target: (image, target)
+    assert "applied to image and target together" in refusal(dataset)
+    dataset.transforms = None
+    assert "no transform" in refusal(dataset)
+
+
+def test_images_that_are_not_converted_to_rgb_are_refused(root):
+    assert "give it loader=" in refusal(archived("INaturalist", root, train_v1(), loader=None))
+    assert "segmentation" in refusal(archived("OxfordIIITPet", root, train_v1(), _target_types=["segmentation"]))
+
+
+def test_an_empty_list_of_targets(root):
+    recipe = read_recipe(archived("OxfordIIITPet", root, train_v1(), _target_types=[]))
+    assert recipe.locate(0)[1] is None
+
+
 def test_country211_and_eurosat_are_folders(root):
     for kind in (datasets.Country211, datasets.EuroSAT):
         dataset = ImageFolder(root, train_v1())
@@ -139,7 +200,6 @@ def in_place(self, value):
 MEMBERS = {
     "targets": property(lambda self: [], in_place),
     "_format_transform_repr": lambda self, transform, head: [],
-    "__getitem__": ImageFolder.__getitem__,
     "__getitems__": lambda self, indices: [self[index] for index in indices],
     "__getattr__": lambda self, name: 1,
     "__getattribute__": object.__getattribute__,

@@ -12,6 +12,7 @@ import torch
 import torchvision.transforms as v1
 from photos import PIPELINES, OwnCrop, Seeding, patched_instance, photos_fixture, train_v1
 from PIL import Image
+from torch import nn
 from torch.utils.data import Subset, default_collate
 from torchvision.datasets import DatasetFolder, FakeData, ImageFolder, folder
 from torchvision.transforms import v2
@@ -158,6 +159,7 @@ def test_unsupported_interpolations_are_refused(root):
 
 class OwnFolder(ImageFolder):
     def __getitem__(self, index):
+        print(index)
         return super().__getitem__(index)
 
 
@@ -166,14 +168,22 @@ def test_other_datasets_are_refused(root):
     assert "subclass of ImageFolder" in refusal(OwnFolder(root, train_v1()))
     assert "subclass of ImageFolder" in refusal(Subset(OwnFolder(root, train_v1()), [0]))
     assert "loader" in refusal(ImageFolder(root, train_v1(), loader=lambda path: folder.pil_loader(path)))
-    assert "target_transform" in refusal(ImageFolder(root, train_v1(), target_transform=float))
     assert "no transform" in refusal(ImageFolder(root))
 
 
-def test_arguments_of_the_loader_are_refused(root):
-    dataset = ImageFolder(root, train_v1())
-    assert "collate_fn" in refusal(dataset, lambda samples: samples)
-    assert "worker_init_fn" in refusal(dataset, default_collate, print)
+def test_functions_of_the_loader_run_in_python(root):
+    dataset = ImageFolder(root, train_v1(), target_transform=float)
+    assert read_recipe(dataset, lambda samples: samples).in_python[0].startswith("collate_fn test_functions")
+    assert read_recipe(dataset, default_collate, print).in_python == ("worker_init_fn print", "target_transform float")
+    assert "has a __len__" in refusal(ImageFolder(root, train_v1(), target_transform=nn.Sequential()))
+
+
+def test_a_layout_that_is_not_known_is_refused_where_code_may_see_it(root):
+    dataset = ImageFolder(root, PIPELINES["train_on_tensors"]())
+    assert "comes after the image has become a tensor" in refusal(dataset, lambda samples: samples)
+    assert isinstance(read_recipe(dataset, default_collate), Recipe)
+    dataset.target_transform = float
+    assert "comes after the image has become a tensor" in refusal(dataset)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +250,7 @@ def test_a_patched_method_of_the_object_is_refused(root):
         ({"num_workers": 0}, "num_workers=0 and batch_size=1"),
         ({"num_workers": 1, "batch_size": None}, "batch_size=None"),
         ({"num_workers": 1, "in_order": False}, "in_order=False"),
-        ({"num_workers": 1, "worker_init_fn": print}, "worker_init_fn"),
+        ({"num_workers": 1, "worker_init_fn": print, "randomness": "sample"}, "worker_init_fn print may draw"),
     ],
 )
 def test_require_raises_with_the_reasons(root, arguments, reason):
@@ -314,8 +324,11 @@ def test_a_folder_of_png_stays_with_the_workers(tmp_path, root):
         target.mkdir(exist_ok=True)
         Image.open(path).save(target / f"{path.stem}.png")
     loader = FastLoader(ImageFolder(tmp_path, train_v1()), device="cpu", num_workers=1, batch_size=4)
-    with pytest.warns(FallbackWarning, match="no JPEG images"):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         assert len(list(loader)) == 3
+    assert not warned
+    assert "no JPEG images" in str(loader.plan)
 
 
 LOUD = """

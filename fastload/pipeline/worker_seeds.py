@@ -1,0 +1,77 @@
+"""Functions for ``worker_init_fn`` that only seed the worker's generators.
+
+Those of Lightning, Trainer and timm are known by their names. One of the user's own is known by its code: it calls
+nothing but functions that seed and functions without effects.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+from types import FunctionType
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fastload.pipeline.bytecode import global_of, uses_of
+
+_LIBRARIES: Final = {
+    "lightning.fabric.utilities.seed": ("pl_worker_init_function", "seed_everything"),
+    "lightning_fabric.utilities.seed": ("pl_worker_init_function", "seed_everything"),
+    "transformers.trainer_utils": ("seed_worker", "set_seed"),
+    "accelerate.utils.random": ("set_seed",),
+    "timm.data.loader": ("_worker_init",),
+}
+_MODULES: Final = ("random", "numpy", "numpy.random", "torch", "torch.random", "torch.utils", "torch.utils.data")
+_PURE: Final = (int, abs, divmod, hash, len, max, min, pow, range, str)
+_PLAIN: Final = (int, float, str, bool, type(None))
+_ATTRIBUTES: Final = frozenset(
+    (
+        *("seed", "manual_seed", "initial_seed", "set_num_threads", "get_worker_info", "id", "num_workers", "item"),
+        *("random", "utils", "data", "get_state", "SeedSequence", "generate_state", "uint32", "int64", "astype"),
+    )
+)
+_DEPTH: Final = 3
+
+
+def only_seeds(function: Any, depth: int = 0) -> bool:
+    """Whether calling a function in a worker does nothing but seed generators, if it returns."""
+    if type(function) is functools.partial:
+        given = (*function.args, *function.keywords.values())
+        return all(type(value) in _PLAIN for value in given) and only_seeds(function.func, depth)
+    if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
+        return False
+    module = function.__module__
+    if function.__name__ in _LIBRARIES.get(module, ()):
+        file = os.path.join(*module.split(".")) + ".py"
+        whole = getattr(sys.modules.get(module), function.__name__, None) is function
+        return whole and function.__code__.co_filename.endswith(file)
+    uses = uses_of(function.__code__)
+    held = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    try:
+        held += tuple(cell.cell_contents for cell in function.__closure__ or ())
+    except ValueError:  # an empty cell
+        return False
+    return (
+        not uses.changes
+        and all(type(value) in _PLAIN for value in held)
+        and uses.imports <= set(_MODULES)
+        and uses.attributes <= _ATTRIBUTES
+        and all(_is_harmless(global_of(function, name), depth) for name in uses.names)
+    )
+
+
+def _is_harmless(value: Any, depth: int) -> bool:
+    if type(value) in _PLAIN or any(value is sys.modules.get(name) for name in _MODULES):
+        return True
+    if any(value is pure for pure in (*_PURE, *_seeding())):
+        return True
+    return depth < _DEPTH and type(value) is FunctionType and only_seeds(value, depth + 1)
+
+
+def _seeding() -> tuple[Any, ...]:
+    seeding = random.seed, np.random.seed, torch.manual_seed, torch.set_num_threads
+    return (*seeding, torch.initial_seed, torch.utils.data.get_worker_info)

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.contenders._job import Feed, Job
 from fastload import FastLoader
-from fastload.bench._rungs import do_nothing
+from fastload.bench._rungs import in_workers
 
 
 def missing(variant: str, device: str) -> str | None:
@@ -28,7 +28,9 @@ def open_feed(job: Job, variant: str) -> Feed:
     """
     torch.manual_seed(job.seed)
     dataset = job.dataset()
-    own: dict[str, Any] = {"engine": "native"} if variant == "native" else {"worker_init_fn": do_nothing}
+    own: dict[str, Any] = {"engine": "native"} if variant == "native" else {}
+    if variant == "workers":
+        dataset = in_workers(dataset)
     loader = FastLoader(
         dataset,
         batch_size=job.batch_size,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets.vision import StandardTransform
 
 from fastload import FastLoader
 from fastload.bench._data import ENDLESS, EndlessDraws
@@ -217,7 +220,7 @@ class StepFeed:
         }
         if rung.side_stream:
             where = "cpu" if device is None else device
-            self._loader = FastLoader(dataset, **arguments, **engine_of(rung), device=where)
+            self._loader = FastLoader(**engine_of(rung, dataset), **arguments, device=where)
             self.batches = iter(self._loader)
         else:
             self.batches = iter(DataLoader(dataset, **arguments))
@@ -266,11 +269,11 @@ class StepFeed:
             yield images, labels
 
 
-def engine_of(rung: Rung) -> dict[str, Any]:
+def engine_of(rung: Rung, dataset: Any) -> dict[str, Any]:
     """Arguments of FastLoader for what a rung has and has not."""
     if rung.native:
-        return {"engine": "native"}
-    return {"worker_init_fn": do_nothing} if rung.slots else {"engine": "torch"}
+        return {"dataset": dataset, "engine": "native"}
+    return {"dataset": in_workers(dataset)} if rung.slots else {"dataset": dataset, "engine": "torch"}
 
 
 def take_until(is_settled: Callable[[], bool], batches: Iterator[Any]) -> bool:
@@ -281,11 +284,21 @@ def take_until(is_settled: Callable[[], bool], batches: Iterator[Any]) -> bool:
     return is_settled()
 
 
-def do_nothing(worker: int) -> None:
-    """Do nothing; as ``worker_init_fn``, this keeps FastLoader from using the native engine.
+class Unchanged:
+    """A transform that is not known: with it, workers run the transforms as they are."""
 
-    Its workers run, with their slots.
-    """
+    def __call__(self, image: Any) -> Any:
+        """Return the image."""
+        return image
+
+
+def in_workers(dataset: Any) -> Any:
+    """Copy a dataset, with an unknown step before its transform."""
+    part = copy.copy(dataset)
+    part.transform = transforms.Compose([Unchanged(), dataset.transform])
+    if hasattr(dataset, "transforms"):
+        part.transforms = StandardTransform(part.transform, dataset.target_transform)
+    return part
 
 
 def window_steps(rung: Rung, length: Length) -> int:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from fastload import _core
 from fastload.device import nvrtc
 from fastload.options import has_streams
 
@@ -132,6 +131,8 @@ def look_up(images: torch.Tensor, table: NormalizeTable, memory_format: torch.me
     shape = (count, channels, height, width)
     out = torch.empty(shape, dtype=values.dtype, device=images.device, memory_format=memory_format)
     if images.device.type == "cpu" and type(out) is type(images) is torch.Tensor:  # others may have no memory
+        from fastload import _core
+
         _core.look_up(images, values, out, memory_format == torch.contiguous_format)
         return out
     for channel in range(channels):
@@ -277,7 +278,7 @@ def layout_of(memory_format: torch.memory_format | None) -> torch.memory_format:
 def host_images(
     recipe: Recipe, memory_format: torch.memory_format
 ) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
-    """Return a function that makes a recipe's images, or a list of views, on the CPU."""
+    """Return a function that makes a recipe's images, or their views, on the CPU."""
     leaf_of = table_images(recipe, memory_format)
 
     def images(pixels: torch.Tensor, boxes: torch.Tensor | None) -> Any:
@@ -291,7 +292,7 @@ def host_images(
 def table_images(
     recipe: Recipe, memory_format: torch.memory_format
 ) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
-    """Return a function that makes a leaf from pixels and boxes, or one for each view."""
+    """Return a function that makes the leaf, or each view's, from pixels and boxes."""
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing, views = recipe.pipeline.erasing, recipe.pipeline.views
     if views > 1:

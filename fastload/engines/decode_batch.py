@@ -152,7 +152,10 @@ def as_seen_from(directory: str | None, source: Any) -> Any:
 
 
 def place_of(sample: int, views: int, images: int) -> int:
-    """Return where the core puts a sample's pixels; views of an image are samples in a row."""
+    """Return where the core puts a sample's pixels.
+
+    Views of an image are samples in a row.
+    """
     return sample % views * images + sample // views
 
 

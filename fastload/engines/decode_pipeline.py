@@ -41,7 +41,7 @@ from fastload.engines.decode_batch import (
     wrapped,
 )
 from fastload.engines.loader_state import ITERATOR_CLOSED
-from fastload.engines.random_states import state_of_seed, stream_of_worker
+from fastload.engines.random_states import state_of_seed, streams_of_workers
 from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
 from fastload.pipeline.samples import collated
@@ -112,10 +112,7 @@ class DecodePipeline:
         self._device = device
         self._ahead = ahead
         others = recipe.pipeline.draws_others
-        if first_states is None:
-            self._streams = [stream_of_worker(base_seed, number, others=others) for number in range(workers)]
-        else:
-            self._streams = [_core.RandomStream(state) for state in first_states]
+        self._streams = streams_of_workers(base_seed, workers, first_states, others=others)
         self._batches: deque[Batch] = deque()
         self._number = 0  # of the next batch, if the pipeline is empty
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the pipeline's thread

@@ -39,8 +39,16 @@ def state_of_seed(seed: int, *, others: bool) -> bytes:
     return generator.get_state()
 
 
-def stream_of_worker(base_seed: int, number: int, *, others: bool) -> _core.RandomStream:
-    """Return the random stream of one of torch's workers."""
+def streams_of_workers(
+    base_seed: int, workers: int, first_states: list[bytes] | None, *, others: bool
+) -> list[_core.RandomStream]:
+    """Return the random streams of torch's workers in their first states, which are torch's unless given."""
+    if first_states is not None:
+        return [_core.RandomStream(state) for state in first_states]
+    return [_stream_of_worker(base_seed, number, others=others) for number in range(workers)]
+
+
+def _stream_of_worker(base_seed: int, number: int, *, others: bool) -> _core.RandomStream:
     if not others:
         return _core.RandomStream.from_seed(base_seed + number)
     of_torch = _core.Generator(base_seed + number).get_state()

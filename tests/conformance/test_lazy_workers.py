@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import random
 
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
-from photos import MEAN, STD, assert_same, epochs_of, photos_fixture
+from photos import MEAN, STD, assert_same, epochs_of, jpeg, photos_fixture
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
@@ -37,12 +38,13 @@ class Opaque:
 
 
 class Patched(Dataset):
-    """Whether images are lazy where samples are made."""
+    """Whether images are lazy where samples are made, once a JPEG file has been opened."""
 
     def __len__(self):
         return 2
 
     def __getitem__(self, index):
+        Image.open(io.BytesIO(jpeg(0, 30, 40))).convert("RGB")
         return Image.Image.crop.__module__ == "fastload.engines.lazy_images"
 
 

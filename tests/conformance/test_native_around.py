@@ -13,7 +13,7 @@ import pytest
 import torch
 import torchvision.transforms as v1
 from backends import simulated
-from photos import PIPELINES, assert_same, both, eval_v1, make_folder, mix_in, train_v1, train_v2
+from photos import OF_PYTHON, PIPELINES, assert_same, both, eval_v1, make_folder, mix_in, train_v1, train_v2
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torchvision.datasets import ImageFolder
@@ -232,7 +232,7 @@ def test_draws_that_differ_leave_batches_to_torch(root, monkeypatch, native_batc
 
     def draws_more(made, *arguments):
         state = sample_lists.state_now
-        monkeypatch.setattr(sample_lists, "state_now", lambda: (torch.rand(1), state())[1])
+        monkeypatch.setattr(sample_lists, "state_now", lambda **which: (torch.rand(1), state(**which))[1])
         try:
             return real(made, *arguments)
         finally:
@@ -343,3 +343,40 @@ def test_on_a_simulated_device(root, monkeypatch, native_batches, kind, workers)
 
     assert_same(batches(FastLoader, **own), batches(DataLoader))
     assert native_batches.value == (12 if kind == "collate_fn" or not workers else 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("given", ["collate_fn", "noisy", "noisy_by_torch", "seeds", "stores"])
+@pytest.mark.parametrize("name", OF_PYTHON)
+def test_images_that_draw_from_python_and_numpy(root, native_batches, name, given, workers):
+    arguments = {"num_workers": workers, "collate_fn": None if given == "seeds" else collated_with_states}
+    if given in ("seeds", "stores") and workers:
+        arguments["worker_init_fn"] = FIRST_CALLS[given]
+    target = {"noisy": noisy, "noisy_by_torch": noisy_by_torch}.get(given)
+    check(lambda: ImageFolder(root, PIPELINES[name](), target_transform=target), **arguments)
+    if given == "collate_fn":
+        assert native_batches.value == 12
+
+
+class TwoViews:
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __call__(self, x):
+        return [self.transform(x), self.transform(x)]
+
+
+@pytest.mark.parametrize("name", ["train_v1", *OF_PYTHON])
+def test_views_beside_a_collate_function(root, name):
+    def dataset():
+        return ImageFolder(root, TwoViews(PIPELINES[name]()))
+
+    assert isinstance(read_recipe(dataset()), Recipe)
+    assert "several views" in str(read_recipe(dataset(), stacked).reasons)
+    check(dataset, num_workers=2)
+    ours, theirs = both(dataset, FastLoader, {"device": "cpu"}, batch_size=4, collate_fn=views_stacked, num_workers=2)
+    assert_same(ours, theirs)
+
+
+def views_stacked(samples):
+    return default_collate([views for views, _ in samples]), states()

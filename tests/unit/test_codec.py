@@ -526,6 +526,11 @@ def declared_in(body: list[ast.stmt]) -> dict[str, list[str]]:
     }
 
 
+def constants_in(name: str) -> set[str]:
+    (body,) = (node.body for node in stub().body if isinstance(node, ast.ClassDef) and node.name == name)
+    return {ast.unparse(node.target) for node in body if isinstance(node, ast.AnnAssign)}
+
+
 def test_stub_is_what_the_core_has() -> None:
     names = {name for name in vars(_core) if not name.startswith("_")}
     functions = declared_in(stub().body)
@@ -535,6 +540,9 @@ def test_stub_is_what_the_core_has() -> None:
     for name, methods in classes.items():
         kind = getattr(_core, name)
         public = {method for method in vars(kind) if not method.startswith("_")}
+        constants = {own for own in public if isinstance(getattr(kind, own), int)}
+        assert constants == constants_in(name)
+        public -= constants
         assert public <= set(methods), name
         assert set(methods) <= {*public, "__init__", "__len__"}, name
         for method, parameters in signatures_of(kind, [*public, "__init__"]).items():

@@ -1,4 +1,4 @@
-"""The core draws as Python's ``random`` and NumPy's legacy generator do, and takes and gives their states."""
+"""The core draws as Python's ``random`` and NumPy's legacy generator do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.utils.data._utils import worker
 
 from fastload import _core
-from fastload.engines.random_states import set_state, state_now, state_of_seed, stream_of_worker
+from fastload.engines.random_states import set_state, state_now, state_of_seed, streams_of_workers
 from fastload.engines.sample_seeding import random_states_kept
 from fastload.pipeline import python_stream
 from fastload.pipeline.errors import Refused
@@ -112,7 +112,7 @@ def test_a_stream_starts_as_torchs_worker_does():
         torch.manual_seed(100 + 3)
         np.random.seed(worker._generate_state(100, 3))
         wanted = state_now(others=True)
-    stream = stream_of_worker(100, 3, others=True)
+    stream = streams_of_workers(100, 4, None, others=True)[3]
     job = pool.submit([b"no JPEG"], out, plan=plan, stream=stream)
     assert job.wait() == "requested"
     assert job.generator_before(0) == wanted

@@ -347,6 +347,14 @@ TOPICS = {
         "Added by a running loader at its peak, from its start on; shared and pinned memory count, for everybody.",
         note=_without_slots,
     ),
+    "firstbatch-workers": Topic(
+        firstbatch,
+        "Time to the first batch, transforms in worker processes",
+        "With a step that is not known before the usual ones, a later run: workers have lazy images and send uint8.",
+    ),
+    "memory-workers": Topic(
+        memory, "Memory, transforms in worker processes", "The same loaders as in the table of first batches."
+    ),
     "cpu": Topic(cpu, "Processor time", "All threads and processes of the loader; and `next()` in the training loop."),
     "scaling": Topic(
         scaling, "Size of images and batches", "Images per second of the loader alone, cropped and resized to 224 px."

@@ -42,7 +42,10 @@ def state_of_seed(seed: int, *, others: bool) -> bytes:
 def streams_of_workers(
     base_seed: int, workers: int, first_states: list[bytes] | None, *, others: bool
 ) -> list[_core.RandomStream]:
-    """Return the random streams of torch's workers in their first states, which are torch's unless given."""
+    """Return the random streams of torch's workers.
+
+    Without ``first_states`` they are seeded as torch seeds them.
+    """
     if first_states is not None:
         return [_core.RandomStream(state) for state in first_states]
     return [_stream_of_worker(base_seed, number, others=others) for number in range(workers)]

@@ -29,6 +29,7 @@ from fastload.engines.decode_batch import Batch, TookTooLongError
 from fastload.engines.decode_pipeline import DecodePipeline
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of
 from fastload.nvtx.stages import stage
+from fastload.torch_workers.signals import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,22 +81,6 @@ class NativeIterator(_BaseDataLoaderIter):
         self._sizer = None
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
-        self.decode_pipeline = DecodePipeline(
-            recipe,
-            process,
-            self._num_workers if self._sizer is None else self._sizer.threads_at_first,
-            base_seed=int(self._base_seed) if epochs is None or epochs.seed is None else epochs.seed,
-            workers=self._num_workers,
-            first_states=first_states,
-            by_index=epochs is not None,
-            finish=finish,
-            finish_is_epilogue=finish_is_epilogue,
-            pin=pin,
-            ahead=ahead,
-            device=device,
-        )
-        if self._sizer is not None:
-            self._sizer.attach(self.decode_pipeline.pool)
         # Several threads may share the iterator. Reentrant: a signal handler may also ask for a batch.
         self.turn = threading.RLock()
         self.claimed: dict[int, Batch] = {}  # by thread
@@ -103,11 +88,30 @@ class NativeIterator(_BaseDataLoaderIter):
         self._pid = os.getpid()
         self._exhausted = False
         self._shutdown = False
-        self._finalizer = weakref.finalize(self, self.decode_pipeline.close)
+        threads = self._num_workers if self._sizer is None else self._sizer.threads_at_first
         try:
+            with deferred_signals():  # an interrupt in between would leave the pipeline's threads running
+                self.decode_pipeline = DecodePipeline(
+                    recipe,
+                    process,
+                    threads,
+                    base_seed=int(self._base_seed) if epochs is None or epochs.seed is None else epochs.seed,
+                    workers=self._num_workers,
+                    first_states=first_states,
+                    by_index=epochs is not None,
+                    finish=finish,
+                    finish_is_epilogue=finish_is_epilogue,
+                    pin=pin,
+                    ahead=ahead,
+                    device=device,
+                )
+                self._finalizer = weakref.finalize(self, self.decode_pipeline.close)
+            if self._sizer is not None:
+                self._sizer.attach(self.decode_pipeline.pool)
             self._reset(loader, first_iter=True)
         except BaseException:
-            self.close()
+            if hasattr(self, "decode_pipeline"):
+                self.close()
             raise
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:

@@ -39,7 +39,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
 from fastload import FastLoader
-from fastload.engines import sample_process
+from fastload.engines import decode_threads, sample_process
+from fastload.engines.decode_pipeline import DecodePipeline
 from fastload.engines.sample_process import SampleProcess
 from fastload.pipeline.reader import read_recipe
 
@@ -764,6 +765,22 @@ def test_an_interrupt_anywhere_in_the_start_leaves_nothing(tmp_path):
         assert not left
 
     assert interrupted_at_every_opcode(lambda: loader, iter, check, at_most=10**6, stride=1009) > 10_000
+
+
+def test_an_interrupt_as_the_pipeline_has_been_made_leaves_no_thread(folder, monkeypatch):
+    loader = FastLoader(ImageFolder(folder, train_v1()), **RUN, **NATIVE)
+    list(loader)
+    before = Holdings.now()
+
+    def made(*arguments, **named):
+        pipeline = DecodePipeline(*arguments, **named)
+        signal.raise_signal(signal.SIGINT)
+        return pipeline
+
+    monkeypatch.setattr(decode_threads, "DecodePipeline", made)
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert not survivors(before)
 
 
 def test_an_interrupt_while_the_recipe_is_checked_comes_through(folder, monkeypatch):

@@ -231,7 +231,7 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
     const auto name = nb::cast<std::string>(key);
     try {
       const auto pair = [value = value] { return nb::cast<std::pair<double, double>>(value); };
-      const auto set = [](double(&to)[2], const std::pair<double, double>& from) {
+      const auto set = [](double (&to)[2], const std::pair<double, double>& from) {
         to[0] = from.first;
         to[1] = from.second;
       };

@@ -117,8 +117,7 @@ void bind_python_random(nb::module_& m) {
       .def("gauss", &PythonRandom::gauss, "mean"_a, "deviation"_a)
       .def("get_state", &state_of_twister<PythonRandom>)
       .def("set_state", &set_state_of_twister<PythonRandom>, "state"_a)
-      .def_static(
-          "exp", [](double x) { return std::exp(x); }, "x"_a);
+      .def_static("exp", [](double x) { return std::exp(x); }, "x"_a);
   nb::class_<NumpyRandom>(m, "NumpyRandom")
       .def(nb::init<std::uint32_t>(), "seed"_a)
       .def("random", &NumpyRandom::random_double)

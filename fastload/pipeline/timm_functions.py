@@ -87,9 +87,11 @@ def check_same_erasing(
     """
     key = type(step), repr(vars(step)), repr(node), _constants()
     if key not in _same:
-        certain = copy.copy(step)
-        certain.probability = 1.0
-        pairs = (step, node), (certain, (node[0], {**node[1], "p": 1.0}))
+        certain, nowhere = copy.copy(step), copy.copy(step)
+        certain.probability = nowhere.probability = 1.0
+        nowhere.min_area = nowhere.max_area = 4.0
+        fields = {**node[1], "p": 1.0}
+        pairs = (step, node), (certain, (node[0], fields)), (nowhere, (node[0], {**fields, "scale": (4.0, 4.0)}))
         tries = itertools.product(pairs, ((61, 47), (9, 8)), _SEEDS)
         _same[key] = all(_erases_alike(pair, patches_of, size, seed) for pair, size, seed in tries)
     if not _same[key]:
@@ -99,13 +101,13 @@ def check_same_erasing(
 def _erases_alike(pair: tuple[Any, Node], patches_of: Any, size: tuple[int, int], seed: int) -> bool:
     step, (kind, fields) = pair
     copies, core, plan = _Copies(seed), _core.Generator(seed), _core.DrawPlan()
+    plan.add(kind, **fields)
     image = torch.arange(3.0 * size[0] * size[1], dtype=torch.float32).view(3, *size)
     try:
         wanted = copies.of(step)(image.clone())
     except Exception:  # noqa: BLE001 - whatever it is, the native core would not raise it
         return False
     core.seed_others(seed)
-    plan.add(kind, **fields)
     for (top, left, height, width), values in patches_of([plan.draw_erased(core, size[1], size[0])])[0]:
         image[:, top : top + height, left : left + width] = values
     return torch.equal(image, wanted) and core.get_state() == copies.states()

@@ -78,6 +78,12 @@ def test_persistent_workers(folder, name):
 
 
 @pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("name", NOISY)
+def test_break_and_next_epoch_with_noise(folder, persistent, name):
+    check(folder, PIPELINES[name], persistent_workers=persistent, num_workers=3, run={"breaks_at": 2, "count": 3})
+
+
+@pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("generator", [True, False])
 def test_break_and_next_epoch(folder, persistent, generator):
     build = (lambda: {"generator": torch.Generator().manual_seed(4)}) if generator else dict

@@ -158,6 +158,9 @@ def test_what_erases_otherwise_is_refused(root, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module.RandomErasing, "_erase", lambda *_: None)
         assert "RandomErasing._erase was patched" in refusal(_erasing_of())
+    with monkeypatch.context() as patch:
+        patch.setattr(timm_functions, "_erases_alike", lambda *_: False)
+        assert "something else in the installed timm" in refusal(_erasing_of(probability=0.123))
     own = _erasing_of()
     own.transforms[2]._erase = lambda *_: None
     assert "RandomErasing._erase" in refusal(own)
@@ -175,7 +178,7 @@ ODDLY = {
     "to the edge": ("w < img_w and h < img_h", "w <= img_w and h <= img_h"),
     "another noise": ("(chan, h, w),", "(chan, h, w + 1) if False else (chan, w, h),"),
     "uniform noise": (".normal_()", ".uniform_()"),
-    "one pixel off": ("img[:, top:top + h", "img[:, top:top + h - 1"),
+    "negated": ("] = _get_pixels(", "] = -_get_pixels("),
 }
 
 

@@ -1,4 +1,4 @@
-"""Noise is filled in on the device with the host's bits, and its memory is not reused early."""
+"""Noise on the device has the host's bits, and its memory is not reused early."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_patches_are_filled_on_the_gpu(memory_format: torch.memory_format, pinne
 
 
 def test_batches_in_flight_do_not_share_the_memory_of_their_noise() -> None:
-    """Copies are queued behind work of the device, and noise is dropped on the host before they run."""
+    """Copies wait behind the device's work, while the host drops its noise."""
     table, stream = NormalizeTable(torch.randn(3, 256)), torch.cuda.Stream()
     table.on(CUDA)
     pixels = torch.randint(0, 256, (32, 96, 96, 3), dtype=torch.uint8).pin_memory()

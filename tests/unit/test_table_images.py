@@ -1,4 +1,4 @@
-"""Erasing on the finished batch: a color by masks except on the CPU, or values of each box's own; same bits."""
+"""Boxes of the finished batch are erased with the same bits on every device."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_batch_of_which_nothing_is_erased_costs_nothing():
 
 
 def noisy(height, width):
-    """Five images: none, one, three overlapping, none and two patches, as large as the image or of one color."""
+    """Patches of five images: some overlap, are empty, fill the image or have one color."""
     draw = torch.Generator().manual_seed(8)
     boxes = [[], [(1, 2, 3, 4)], [(0, 5, 9, 3), (2, 4, 4, 4), (0, 0, 5, 6)], [(3, 3, 0, 2)], [(0, 0, height, width)]]
     patches = [[(box, torch.randn(3, *box[2:], generator=draw)) for box in some] for some in boxes]

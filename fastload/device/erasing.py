@@ -76,7 +76,7 @@ class Noise:
             return self
         first = self.values[0]
         host = torch.empty(sum(values.numel() for values in self.values), dtype=first.dtype, pin_memory=pin)
-        torch.cat([values.view(-1) for values in self.values], out=host)
+        torch.cat([values.reshape(-1) for values in self.values], out=host)
         parts = torch.split(host.to(device, non_blocking=pin), [values.numel() for values in self.values])
         return replace(self, values=[part.view(values.shape) for part, values in zip(parts, self.values, strict=True)])
 

@@ -116,7 +116,7 @@ def _same_normals() -> bool:
     """Compare the states after boxes of all sizes; small ones may leave a sample behind."""
     core, generator = _core.Generator(4), torch.Generator().manual_seed(4)
     for i in range(_DRAWS):
-        size = 3, 1 + i % 7, 1 + i % 23
+        size = (3, 1 + i % 7, 1 + i % 23) if i else (3, 219, 211)
         for shape in (size, (3, 1, 1)):
             core.skip_normals(math.prod(shape))
             torch.empty(shape, dtype=torch.float32).normal_(generator=generator)

@@ -284,6 +284,9 @@ def test_the_plan_tells_of_tensors_and_of_erasing(root):
     plan = str(FastLoader(ImageFolder(root, PIPELINES["erasing_v1"]()), device="cpu", num_workers=1).plan)
     assert "by a table of float32, then RandomErasing" in plan
     assert "arithmetic" not in plan
+    assert "made by torch" not in plan
+    plan = str(FastLoader(ImageFolder(root, PIPELINES["noise_v2"]()), device="cpu", num_workers=1).plan)
+    assert "by a table of float32, then RandomErasing with values made by torch" in plan
 
 
 @pytest.mark.parametrize("version", [v1, v2])

@@ -177,7 +177,9 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
         notes.append(f"torch looks values up instead of one CUDA kernel, same bits but slower: {why}")
     where = "copy stream" if loader.device_prefetch else "consumer's stream"
     memory = "pinned memory" if pins(loader, device) else "pageable memory"
-    steps.append(Step("h2d", where, f"uint8, from {memory}"))
+    erasing = recipe.pipeline.erasing
+    values = ", and values of erased boxes" if erasing is not None and erasing.color is None else ""
+    steps.append(Step("h2d", where, f"uint8{values}, from {memory}"))
     steps.append(Step("epilogue", where, ", ".join(part for part in (becomes, _epilogue(loader, device)) if part)))
     return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
 
@@ -196,7 +198,10 @@ def _becomes(recipe: Recipe) -> str:
     table, erasing = recipe.pipeline.table, recipe.pipeline.erasing
     steps = ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
     becomes = "as uint8" if table is None else f"{steps}, by a table of {str(table.dtype).removeprefix('torch.')}"
-    return becomes if erasing is None else f"{becomes}, then {type(erasing.step).__name__}"
+    if erasing is None:
+        return becomes
+    values = "" if erasing.color is not None else " with values made by torch"
+    return f"{becomes}, then {type(erasing.step).__name__}{values}"
 
 
 def _seeded(loader: LoaderConfig[Any]) -> str:

@@ -45,6 +45,7 @@ class BytesView {
 Filter filter_from(const std::string& name);
 PassRule pass_rule_from(const std::string& name);
 nanobind::bytes state_of(const Generator& generator);
+nanobind::tuple erased_of(const Geometry& geometry);  // boxes, and the generator's state before their noise
 void set_state(Generator& generator, const nanobind::bytes& state);                  // throws a ValueError
 DrawOp::Level level_from(const nanobind::dict& fields);                              // without its samplings
 bool set_python_field(DrawOp& op, const std::string& name, nanobind::handle value);  // false: there is none of the name

@@ -130,16 +130,14 @@ class BoundJob {
                           g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical);
   }
 
-  // Box (top, left, height, width) to erase of each sample; zeros if there is none or it is not drawn.
-  nb::bytes erased() {
-    std::vector<std::int32_t> boxes;
-    boxes.reserve(4 * held_.job->size());
+  // For each sample, boxes (top, left, height, width) to erase and the generator's state before their noise.
+  nb::list erased() {
+    nb::list samples;
     for (std::size_t i = 0; i < held_.job->size(); ++i) {
       const Outcome& outcome = held_.job->outcome(i);
-      const PixelBox box = outcome.drawn ? outcome.geometry.erased : PixelBox{};
-      boxes.insert(boxes.end(), {box.top, box.left, box.height, box.width});
+      samples.append(erased_of(outcome.drawn ? outcome.geometry : Geometry{}));
     }
-    return nb::bytes(boxes.data(), boxes.size() * sizeof(std::int32_t));
+    return samples;
   }
 
   nb::object generator_before(std::size_t sample) {

@@ -17,6 +17,7 @@ from fastload.stats.stats import Totals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
 
@@ -45,7 +46,7 @@ class Batch:
     pixels: Any = None  # the tensor that `job` fills
     job: Any = None
     awaited: tuple[float, float] = (0.0, 0.0)  # begin and end of the pipeline's wait for the pixels
-    boxes: torch.Tensor | None = None  # boxes to erase, if the recipe erases
+    patches: list[list[Patch]] = field(default_factory=list)  # what erases each sample
     images: int = 0
     dropped: bool = False  # not wanted any more: only its random numbers are drawn
     made: bool = False

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Subset, default_collate
@@ -28,7 +29,6 @@ from fastload.pipeline.worker_seeds import only_seeds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from fastload import _core
@@ -110,7 +110,9 @@ class Recipe:
 
 
 def opened(source: Any) -> Any:
-    """Open an encoded image (bytes or path) with Pillow."""
+    """Open an encoded image (bytes or path) with Pillow, or take pixels as they are."""
+    if isinstance(source, np.ndarray):
+        return Image.fromarray(source)
     if isinstance(source, str | os.PathLike):
         return PIL_LOADER(os.fspath(source))
     with Image.open(io.BytesIO(source)) as image:
@@ -225,6 +227,7 @@ def _options(pipeline: Pipeline) -> dict[str, Any]:
         raise Refused(f"Pillow {calibration.pillow} or torchvision computes {step} otherwise than the native core")
     return {
         "pass_rule": calibration.pass_rule or "horizontal_first",
+        "arrays": True,
         "max_pixels": pixel_limit(Image.MAX_IMAGE_PIXELS),  # for larger images Pillow warns or raises: let it
     }
 

@@ -149,6 +149,14 @@ def transforms_of(dataset: Any) -> tuple[Any, Any]:
     return (None, None) if both is None else (both.transform, both.target_transform)
 
 
+def size_of(dataset: Any) -> tuple[int, int] | None:
+    """Return the height and width, pixels, of a leaf's images; ``None`` if they may differ."""
+    if (known := _known(type(dataset))) not in _IN_MEMORY:
+        return None
+    height, width = dataset.data.shape[1:3] if known in _ARRAYS else dataset.data.shape[2:]
+    return int(height), int(width)
+
+
 def copied(dataset: Any) -> Any:
     """Copy a dataset with its indices and samples. One with ``encoded()`` is not copied."""
     kind = type(dataset)

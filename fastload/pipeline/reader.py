@@ -17,7 +17,7 @@ from PIL import Image
 from torch.utils.data import Subset, default_collate
 
 from fastload.pipeline.calibration import calibrate
-from fastload.pipeline.datasets import PIL_LOADER, copied, is_true, leaves_of, locate, transforms_of
+from fastload.pipeline.datasets import PIL_LOADER, copied, is_true, leaves_of, locate, size_of, transforms_of
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream
@@ -70,6 +70,11 @@ class Recipe:
     target_transform: Any = None
     first_call: Callable[[int], None] | None = None
     in_python: tuple[str, ...] = ()
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all samples are pixels in memory."""
+        return all(size_of(leaf) is not None for leaf in leaves_of(self.dataset))
 
     def snapshot(self) -> Recipe:
         """Copy the recipe, so that later changes to samples, indices or transforms don't affect it.
@@ -141,14 +146,14 @@ def read_recipe(
     try:
         first, *others = leaves_of(dataset)
         transform, target_transform = transforms_of(first)
-        pipeline = read_transform(transform, exact=exact)
+        pipeline = read_transform(transform, exact=exact, size=size_of(first))
         for other in others:
             theirs, of_target = transforms_of(other)
             if of_target is not target_transform:
                 raise Refused("parts of the ConcatDataset have different target_transforms; give all the same one")
-            if theirs is transform:
+            if theirs is transform and size_of(other) == size_of(first):
                 continue
-            if _made(read_transform(theirs, exact=exact)) != _made(pipeline):
+            if _made(read_transform(theirs, exact=exact, size=size_of(other))) != _made(pipeline):
                 raise Refused("parts of the ConcatDataset have different transforms; give all the same transform")
         if target_transform is not None and not is_true(target_transform):
             raise Refused(
@@ -184,7 +189,7 @@ def _made(pipeline: Pipeline) -> Any:
     """A key that is equal for pipelines that make equal samples."""
     table = pipeline.table
     values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
-    return repr(pipeline.nodes), pipeline.image, values, pipeline.erasing and id(pipeline.erasing)
+    return repr(pipeline.nodes), pipeline.size, pipeline.image, values, pipeline.erasing and id(pipeline.erasing)
 
 
 def _plan(pipeline: Pipeline) -> _core.DrawPlan:

@@ -179,7 +179,7 @@ def copied(dataset: Any) -> Any:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether nobody can write into a value, as far as NumPy knows."""
+    """Whether a value cannot be written to, as far as NumPy knows."""
     while isinstance(value, np.ndarray):
         if value.flags.writeable:
             return False

@@ -137,6 +137,7 @@ class Pool:
         pass_rule: str = "horizontal_first",
         max_pixels: int = 0,
         fast: bool = False,
+        arrays: bool = False,
     ) -> Job: ...
     def close(self, timeout_s: float = 5.0) -> bool: ...
 

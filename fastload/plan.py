@@ -158,7 +158,9 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     steps = [Step("decode", threads, _decodes(loader, recipe))]
     table, becomes = recipe.pipeline.table, _becomes(recipe)
     place = "a process of their own" if workers else "the main process"
-    notes = [f"samples that are no such JPEG files are made in {place} by the transforms themselves"]
+    notes = []
+    if not recipe.in_memory:
+        notes.append(f"samples that are no such JPEG files are made in {place} by the transforms themselves")
     if recipe.first_call is not None:
         notes.append("random draws start from the states that worker_init_fn seeds")
     if not workers:
@@ -190,7 +192,8 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
     if (views := recipe.pipeline.views) > 1:
         names = f"{views} views of each, in all {names}"
-    return f"JPEG files to {height}x{width} pixels, uint8: {names}{_seeded(loader)}"
+    source = "arrays" if recipe.in_memory else "JPEG files"
+    return f"{source} to {height}x{width} pixels, uint8: {names}{_seeded(loader)}"
 
 
 def _becomes(recipe: Recipe) -> str:

@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 
@@ -130,7 +131,7 @@ def check_size(pixels: Any, size: tuple[int, ...]) -> None:
 
 def unchanging(source: Any) -> Any:
     """Copy an encoded image that may be overwritten before threads read it."""
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, str | os.PathLike | np.ndarray):  # an array is a copy
         return source
     data = memoryview(source)
     return data if data.readonly and data.c_contiguous else bytes(data)

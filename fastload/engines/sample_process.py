@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from fastload.pipeline.erasing import Patch
@@ -315,7 +315,7 @@ def _sendable(source: Any) -> Any:
     if isinstance(source, os.PathLike):
         path = os.fspath(source)
         return path if isinstance(path, str) else BytesPath(path)
-    return source if isinstance(source, str | bytes) else bytes(source)
+    return source if isinstance(source, str | bytes | np.ndarray) else bytes(source)
 
 
 def _answer_requests(

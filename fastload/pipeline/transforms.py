@@ -95,12 +95,13 @@ class Pipeline:
         return [] if self.erasing is None else erased_by(self.erasing, pixels, self.table)
 
 
-def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
+def read_transform(transform: Any, *, exact: bool = True, size: tuple[int, int] | None = None) -> Pipeline:
     """Split a transform into its parts.
 
     Args:
         transform: The dataset's.
         exact: Whether all of it must give the same bits.
+        size: ``(height, width)`` of every image at first, pixels; ``None`` if they differ.
 
     Raises:
         Refused: Part of it is not supported natively; says which, and what to change.
@@ -108,7 +109,7 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
     if transform is None:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
     if role_of(transform) is None and (views := views_of(transform)) is not None:
-        return _with_views(transform, [read_transform(view, exact=exact) for view in views])
+        return _with_views(transform, [read_transform(view, exact=exact, size=size) for view in views])
     steps = list(_flat(transform, 0))
     roles = [role_of(step) for step in steps]
     pairs = list(zip(steps, roles, strict=True))
@@ -139,7 +140,7 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
                 raise Refused(f"{name_of(late[0])} comes after {name_of(step)}; put it before")
     if not tensor:
         raise Refused("the transform ends with a PIL image; end it with ToTensor()")
-    place = Place(None, is_tensor=False, read=_read_inner, exact=exact, checked_v2=v2)
+    place = Place(size, is_tensor=False, read=_read_inner, exact=exact, checked_v2=v2)
     nodes = _read(steps, place)
     if place.size is None:
         raise Refused("nothing gives the images one size; add RandomResizedCrop, or Resize and CenterCrop")

@@ -17,7 +17,7 @@ from fastload import FastLoader
 from fastload.bench import ladder
 from fastload.bench._chart import draw
 from fastload.bench._compare import count_same, race
-from fastload.bench._data import SharedMemoryError, add_data_argument, check_data, image_pool, loader_size, open_images
+from fastload.bench._data import SharedMemoryError, check_data, image_pool, loader_size, open_images
 from fastload.bench._rungs import Length
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import environment, write_json
@@ -90,14 +90,6 @@ def _show(speeds: dict[str, Spread], where: str) -> None:
         table.add_row(name, f"{spread.median:,.0f}", f"{spread.relative / 2:.1%}")
     console().print()
     console().print(table)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``fastload bench demo``."""
-    add_data_argument(parser)
-    parser.add_argument("--repeats", type=int, default=5, help="epochs per loader (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the comparison's figures there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
 
 def main(args: argparse.Namespace) -> int:

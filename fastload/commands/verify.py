@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
 from fastload.commands.argument_types import at_least
-from fastload.verify import verify
 
 if TYPE_CHECKING:
     import argparse
@@ -28,6 +27,7 @@ def main(args: argparse.Namespace) -> int:
 
     0 if all is equal, 1 if not, 2 if nothing was compared: the factory does not exist or raises, say.
     """
+    from fastload.verification import verify
 
     def make() -> DataLoader[Any]:
         try:

@@ -19,6 +19,7 @@ from fastload.bench import demo, step
 from fastload.bench._compare import count_same, race
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.bench.step import StepSetup, compare_feeds, instant_batches, time_both_next, time_next
+from fastload.commands import cli
 from fastload.measurement.clock import HostClock
 from fastload.measurement.record import Spread
 
@@ -202,7 +203,7 @@ def test_step_command_writes_figures(photos: Path, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(step, "FastLoader", Planned)
     parser = argparse.ArgumentParser()
-    step.add_arguments(parser)
+    cli.BENCH["step"].add_arguments(parser)
     arguments = ["--quick", "--data", str(photos), "--json", str(tmp_path / "s.json")]
     assert step.main(parser.parse_args(arguments)) == 0
     record = json.loads((tmp_path / "s.json").read_text())
@@ -236,7 +237,7 @@ def test_a_run_that_is_cut_off_keeps_its_answers(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(step, "time_both_next", both_next)
     monkeypatch.setattr(step, "compare_loaders", interrupt)
     parser = argparse.ArgumentParser()
-    step.add_arguments(parser)
+    cli.BENCH["step"].add_arguments(parser)
     with pytest.raises(KeyboardInterrupt):
         step.main(parser.parse_args(["--quick", "--json", str(tmp_path / "s.json")]))
     fed, both = kept
@@ -253,7 +254,7 @@ def test_demo_compares_and_times(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
+    cli.BENCH["demo"].add_arguments(parser)
     arguments = ["--quick", "--data", str(photos), "--repeats", "2", "--json", str(tmp_path / "d.json")]
     assert demo.main(parser.parse_args(arguments)) == 0
     record = json.loads((tmp_path / "d.json").read_text())

@@ -11,9 +11,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
-from fastload.commands import cli, tune
-from fastload.commands.tune import Tried, Tuner, Tuning
+from fastload.commands import cli
+from fastload.measurement import tuner
 from fastload.measurement.throughput import Rate
+from fastload.measurement.tuner import Tried, Tuner, Tuning
 from fastload.stats.verdict import Bottleneck, Verdict
 
 VERDICT = Verdict.of(Bottleneck.PYTHON, "of this test")
@@ -26,7 +27,7 @@ class Machine(Tuner):
         super().__init__(DataLoader([0]), None if consumes is None else id, most=most)
         self.consumes, self.makes, self.limit, self.bursts, self.overhead = consumes, makes, limit, bursts, overhead
         monkeypatch.setattr(
-            tune, "ceiling_rate", lambda loader, step, *, seconds: lambda: Rate(consumes, 0.0, 1, seconds)
+            tuner, "ceiling_rate", lambda loader, step, *, seconds: lambda: Rate(consumes, 0.0, 1, seconds)
         )
 
     def _try(self, count, prefetch_factor=None):

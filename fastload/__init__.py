@@ -21,6 +21,27 @@ if TYPE_CHECKING:
     from fastload.stats.stats import Stats
     from fastload.verification import Verification, verify
     from fastload.vision.codec import JpegInfo, jpeg_info
+else:  # PEP 562: a name is imported when it is first used, so that the command line starts without torch
+    __getattr__, __dir__ = attributes(
+        __name__,
+        {
+            "DataLoader": "fastload.loader:FastLoader",
+            "FastLoader": "fastload.loader:FastLoader",
+            "JpegInfo": "fastload.vision.codec:JpegInfo",
+            "Plan": "fastload.plan:Plan",
+            "Report": "fastload.stats.diagnosis:Report",
+            "Stats": "fastload.stats.stats:Stats",
+            "Step": "fastload.plan:Step",
+            "Verification": "fastload.verification:Verification",
+            "annotate": "fastload.nvtx.annotate:annotate",
+            "annotate_modules": "fastload.nvtx.modules:annotate_modules",
+            "capture": "fastload.profiling.capture:capture",
+            "jpeg_info": "fastload.vision.codec:jpeg_info",
+            "prefetch_to_device": "fastload.prefetch:prefetch_to_device",
+            "progress": "fastload.stats.progress:progress",
+            "verify": "fastload.verification:verify",
+        },
+    )
 
 __all__ = [
     "DataLoader",
@@ -40,25 +61,3 @@ __all__ = [
     "progress",
     "verify",
 ]
-
-# PEP 562: a name is imported when it is first used, so that the command line starts without torch.
-__getattr__, __dir__ = attributes(
-    __name__,
-    {
-        "DataLoader": "fastload.loader:FastLoader",
-        "FastLoader": "fastload.loader:FastLoader",
-        "JpegInfo": "fastload.vision.codec:JpegInfo",
-        "Plan": "fastload.plan:Plan",
-        "Report": "fastload.stats.diagnosis:Report",
-        "Stats": "fastload.stats.stats:Stats",
-        "Step": "fastload.plan:Step",
-        "Verification": "fastload.verification:Verification",
-        "annotate": "fastload.nvtx.annotate:annotate",
-        "annotate_modules": "fastload.nvtx.modules:annotate_modules",
-        "capture": "fastload.profiling.capture:capture",
-        "jpeg_info": "fastload.vision.codec:jpeg_info",
-        "prefetch_to_device": "fastload.prefetch:prefetch_to_device",
-        "progress": "fastload.stats.progress:progress",
-        "verify": "fastload.verification:verify",
-    },
-)

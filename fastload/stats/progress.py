@@ -68,7 +68,7 @@ def _bar(loader: Iterable[T], tqdm: Any, options: dict[str, Any]) -> Iterator[T]
 
 @contextlib.contextmanager
 def terminal_bar(total: int | None, desc: str) -> Iterator[Callable[[], object]]:
-    """Show a bar on stderr if it is a terminal; yields the function that advances it.
+    """Show a bar if stderr is a terminal; yields the function that advances it.
 
     Without tqdm nothing is shown.
     """

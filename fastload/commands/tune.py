@@ -73,26 +73,26 @@ def main(args: argparse.Namespace) -> int:
 
 def _show(tried: Any, chosen: Tried | None, consumer: float | None) -> None:
     """Print all counts tried as a table, by count."""
-    from rich import box
     from rich.table import Table
 
     from fastload.measurement.console import console
 
-    table, least = Table(title="What was tried", box=box.SIMPLE_HEAD), min(one.prefetch_factor for one in tried)
+    table = Table(title="What was tried", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    least = min(one.prefetch_factor for one in tried)
     columns: Mapping[str, Callable[[Tried], str]] = {
         "workers": lambda one: (
             f"{one.workers}" + (f", prefetch {ahead}" if (ahead := one.prefetch_factor) > least else "")
         ),
         "images/s": lambda one: f"{one.images_per_s:,.0f}",
-        "of the step's": lambda one: f"{one.images_per_s / consumer:.0%}" if consumer else "",
+        "of step": lambda one: f"{one.images_per_s / consumer:.0%}" if consumer else "",
         "stall": lambda one: f"{one.wait_share:.0%}" if consumer else "",
-        "for workers": lambda one: f"{one.starved_share:.0%}" if consumer else "",
-        "could deliver": lambda one: f"{one.loader_images_per_s:,.0f}",
-        "cores busy": lambda one: f"{one.cores:.1f}",
+        "starved": lambda one: f"{one.starved_share:.0%}" if consumer else "",
+        "could be": lambda one: f"{one.loader_images_per_s:,.0f}",
+        "cores": lambda one: f"{one.cores:.1f}",
         "": lambda one: "chosen" if one is chosen else "",
     }
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for one in sorted(tried, key=lambda one: (one.workers, one.prefetch_factor)):
         table.add_row(*(cell(one) for cell in columns.values()), style="bold" if one is chosen else None)
     console().print(table)

@@ -236,7 +236,7 @@ def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespa
     from fastload.profiling import timeline
     from fastload.profiling.html import write
 
-    # The files first: whoever reads the tables through a pipe may leave early.
+    # The files first: the reader of a pipe may leave early.
     rows = timeline.lay_out(recording, report.findings)
     if page is not None:
         write(report, rows, page)

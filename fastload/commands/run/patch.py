@@ -105,7 +105,7 @@ def _set_defaults(defaults: dict[str, Any]) -> None:
 
 
 def _keep_torchs(stand_in: Any) -> None:
-    """Make a stand-in's loaders run as torch's do: FastLoader's measuring is all that they have of it."""
+    """Make a stand-in's loaders run as torch's do; they are only measured."""
     for name, value in _AS_TORCH.items():
         stand_in.__init__.__kwdefaults__[name] = value  # of the copy, not of FastLoader's
         setattr(stand_in, name, value)  # for subclasses that do not call it

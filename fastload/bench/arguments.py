@@ -62,7 +62,8 @@ def decode(parser: argparse.ArgumentParser) -> None:
 def demo(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``fastload bench demo``."""
     add_data_argument(parser)
-    parser.add_argument("--repeats", type=int, default=5, help="epochs per loader (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="epochs per loader (default: %(default)s)")
+    parser.add_argument("--ladder", action="store_true", help="then train ResNet-50 on the GPU, rung by rung (minutes)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the comparison's figures there")
     _add_quick(parser)
 

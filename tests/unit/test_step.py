@@ -260,4 +260,16 @@ def test_demo_compares_and_times(
     record = json.loads((tmp_path / "d.json").read_text())
     assert record["same_batches"] == 5
     assert all(spread["median"] > 0 for spread in record["images_per_s"].values())
+    *_, picture, blank, first, _, line, loader, plan = capsys.readouterr().out.rstrip().splitlines()
+    assert picture == f"picture: {tmp_path / '.fastload' / 'demo.png'}"
+    assert (tmp_path / ".fastload" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert (blank, first) == ("", "In your own script:")
+    pasted = "\n".join(text.strip() for text in (line, loader.replace("(dataset, ...)", "(range(4))"), plan))
+    given: dict[str, object] = {}
+    exec(pasted, given)
+    assert given["DataLoader"] is FastLoader
+    assert capsys.readouterr().out.startswith("engine torch")
     assert demo.main(parser.parse_args(["--repeats", "0"])) == 2
+    if not torch.cuda.is_available():
+        assert demo.main(parser.parse_args(["--ladder"])) == 2
+        assert "--ladder trains on a GPU" in capsys.readouterr().err

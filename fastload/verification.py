@@ -43,7 +43,7 @@ BATCHES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a comparison; true if any batches were compared and all were equal.
+    """Result of a comparison; true if batches were compared and all were equal, or none can differ.
 
     Attributes:
         batches: Number of batches requested from both loaders.
@@ -77,7 +77,7 @@ class Verification:
         return self.batches - len(self.errors) - self.blind
 
     def __bool__(self) -> bool:
-        return self.difference is None and self.compared > 0
+        return self.is_torchs or (self.difference is None and self.compared > 0)
 
     def __repr__(self) -> str:
         return f"Verification({self._heading()})"

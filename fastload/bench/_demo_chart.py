@@ -12,7 +12,7 @@ _COLOURS: Final = {"torch DataLoader": "#6b7785", "FastLoader": "#2a7f62"}
 
 
 def draw_race(record: Mapping[str, Any], path: str | Path) -> None:
-    """Draw the JSON record of ``fastload bench demo`` as bars; whiskers are the smallest and largest repeat."""
+    """Draw the record of ``fastload bench demo``; whiskers are the slowest and fastest repeat."""
     from matplotlib.figure import Figure
 
     rates = record["images_per_s"]

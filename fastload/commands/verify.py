@@ -31,8 +31,8 @@ def _count(text: str) -> int | None:
 def main(args: argparse.Namespace) -> int:
     """Run the command; return its exit status.
 
-    0 if all is equal, 1 if not, 2 if nothing was compared (the factory does not exist or raises, say, or the loader is
-    torch's own here), 130 after Ctrl-C.
+    0 if all is equal or the loader is torch's own here, 1 if not, 2 if nothing was compared (the factory does not exist
+    or raises, say), 130 after Ctrl-C.
     """
     from fastload.verification import VerificationInterrupted, verify
 

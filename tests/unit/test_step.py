@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import weakref
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("skimage")
@@ -249,8 +251,16 @@ def test_a_run_that_is_cut_off_keeps_its_answers(tmp_path: Path, monkeypatch: py
     assert not torch.backends.cudnn.benchmark
 
 
+@pytest.fixture(scope="module")
+def fonts() -> None:
+    """Matplotlib keeps the files of the fonts that it has used open."""
+    figure = Figure()
+    figure.suptitle("text")
+    figure.savefig(io.BytesIO())
+
+
 def test_demo_compares_and_times(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fonts: None, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     parser = argparse.ArgumentParser()

@@ -43,7 +43,7 @@ BATCHES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a comparison; true if batches were compared and all were equal, or none can differ.
+    """Result of a comparison; true if all compared batches were equal, or none can differ.
 
     Attributes:
         batches: Number of batches requested from both loaders.

@@ -175,6 +175,9 @@ def _dispatch(prog: str, table: Table, argv: list[str], description: str | None 
     chosen = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, entry in table.items():
         chosen.add_parser(name, help=entry.help, add_help=False)
+    if not argv:  # a stranger's first try
+        parser.print_help(sys.stderr)
+        parser.exit(2, f"\n{prog}: error: the following arguments are required: command\n")
     # The first argument that is not an option of this level is the command; the command parses the rest.
     name = parser.parse_args(argv[:1]).command
     entry = table[name]

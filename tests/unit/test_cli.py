@@ -123,6 +123,21 @@ def test_a_wrong_command_line_gives_the_error_of_argparse(command, capsys, argv,
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("argv", "listed"), [([], cli.COMMANDS), (["bench"], cli.BENCH)])
+def test_without_a_command_the_commands_are_listed(capsys, argv, listed):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(argv)
+    out, err = capsys.readouterr()
+    assert (exit_info.value.code, out) == (2, "")
+    assert all(f"\n    {name} " in err for name in listed)
+
+
+def test_a_factory_in_a_file_is_named_as_a_module(capsys):
+    assert cli.main(["verify", "train.py:make"]) == 2
+    said = "the module must be given without .py, as train:make, got 'train.py:make'\n"
+    assert capsys.readouterr().err == f"fastload verify: {said}"
+
+
 def test_ctrl_c_gives_130_and_no_traceback(command, capsys):
     def interrupted(args):
         raise KeyboardInterrupt

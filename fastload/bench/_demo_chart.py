@@ -22,10 +22,9 @@ def draw_race(record: Mapping[str, Any], path: str | Path) -> None:
     figure = Figure(figsize=(8, 3), dpi=120, layout="constrained")
     axes = figure.subplots()
     colours = [_COLOURS[name] for name in names]
-    axes.barh(names, medians, xerr=[below, above], color=colours, ecolor="#222222", capsize=4, height=0.6)
-    for row, median in enumerate(medians):
-        text = f"{median:,.0f} images/s" + (f"  {median / medians[0]:.1f}×" if row else "")
-        axes.annotate(text, (0, row), textcoords="offset points", xytext=(8, -4), color="white")
+    labels = [f"{name}\n{median:,.0f} images/s" for name, median in zip(names, medians, strict=True)]
+    labels[-1] += f", {medians[-1] / medians[0]:.1f}×"
+    axes.barh(labels, medians, xerr=[below, above], color=colours, ecolor="#222222", capsize=4, height=0.6)
     parameters, environment = record["parameters"], record["environment"]
     axes.invert_yaxis()
     axes.set_title(

@@ -183,19 +183,19 @@ def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, 
     from rich.text import Text
 
     console = console or plain_console(WIDE)
-    columns: list[tuple[str, str | None, Callable[[Sum], str]]] = [  # with the name in a narrow terminal
+    columns: list[tuple[str, str, Callable[[Sum], str]]] = [  # with the name in a narrow terminal, if shown
         ("kernels", "kernels", lambda each: f"{each.kernels:,}"),
         ("time", "time", lambda each: f"{each.seconds * 1e6:,.1f} µs"),
         ("of all", "of all", lambda each: f"{each.seconds / everything.seconds:.1%}" if everything.seconds else ""),
-        ("MB moved", None, lambda each: f"{each.size_bytes / 1e6:,.2f}"),
-        ("GB/s", None, lambda each: f"{each.bytes_per_s / 1e9:,.0f}"),
+        ("MB moved", "", lambda each: f"{each.size_bytes / 1e6:,.2f}"),
+        ("GB/s", "", lambda each: f"{each.bytes_per_s / 1e9:,.0f}"),
         ("of ceiling", "GB/s", lambda each: f"{each.memory_share:.0%}"),
-        ("TFLOP/s", None, lambda each: f"{each.flops / 1e12:,.2f}"),
+        ("TFLOP/s", "", lambda each: f"{each.flops / 1e12:,.2f}"),
         ("of ceiling", "TFLOP/s", lambda each: f"{each.compute_share:.0%}"),
-        ("FLOP/byte", None, lambda each: "" if each.intensity is None else f"{each.intensity:,.1f}"),
+        ("FLOP/byte", "", lambda each: "" if each.intensity is None else f"{each.intensity:,.1f}"),
     ]
     wide = console.width >= WIDE
-    shown = [(name if wide else narrow, cell) for name, narrow, cell in columns if wide or narrow is not None]
+    shown = [(name if wide else narrow, cell) for name, narrow, cell in columns if wide or narrow]
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("range or kernel", header_style="dim", overflow="ellipsis" if wide else "fold")
     for title, _ in shown:

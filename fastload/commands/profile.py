@@ -48,8 +48,8 @@ By default it prints "USDT" at each start, and "ERROR" without a GPU.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload profile``."""
     parser.usage = "%(prog)s [options] -- python train.py ..."
-    parser.add_argument("--steps", type=at_least(1), default=10, help="training steps to record")
-    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them")
+    parser.add_argument("--steps", type=at_least(1), default=10, help="training steps to record (default: %(default)s)")
+    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them (default: %(default)s)")
     parser.add_argument("--with", dest="tool", choices=("auto", "nsys", "torch"), default="auto", help="what records")
     parser.add_argument(
         "--as-is",

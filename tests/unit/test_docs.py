@@ -136,9 +136,18 @@ def test_api_reference_has_every_public_method_of_the_loader() -> None:
 
 
 @IN_CHECKOUT
-def test_the_list_of_native_transforms_is_that_of_the_table() -> None:
-    text = native_list.PAGE.read_text()
-    assert native_list.page(text) == text, "run 'make figures'"
-    assert native_list.page(text.replace("| `Pad` |", "| `Bad` |")) == text
-    with pytest.raises(ValueError, match="markers of the list once, found 0"):
-        native_list.page(text.replace("<!-- ops -->", ""))
+@pytest.mark.parametrize(
+    ("path", "known", "markers"),
+    [
+        (native_list.PAGE, "| `Pad` |", "<!-- ops -->"),
+        (native_list.FIT, "`Pad`", "<!-- transforms -->"),
+        (native_list.FIT, "`Food101`", "<!-- datasets -->"),
+    ],
+)
+def test_the_lists_of_what_is_native_are_those_of_the_tables(path: Path, known: str, markers: str) -> None:
+    text = path.read_text()
+    assert native_list.page(path, text) == text, "run 'make figures'"
+    assert known in text
+    assert native_list.page(path, text.replace(known, "?")) == text
+    with pytest.raises(ValueError, match=r"markers of '\w+' once, found 0"):
+        native_list.page(path, text.replace(markers, ""))

@@ -265,10 +265,18 @@ def main(args: argparse.Namespace) -> int:
     CHARTS.mkdir(exist_ok=True)
     for path, text in stale.items():
         path.write_text(text)
-    from fastload.bench._chart import draw
-
-    if (RESULTS / "ladder.json").exists():
-        record = json.loads((RESULTS / "ladder.json").read_text())
-        for dark in (False, True):
-            draw(record, ROOT / "docs" / f"ladder{'-dark' if dark else ''}.png", dark=dark)
+    for dark in (False, True):
+        draw_pictures(ROOT / "docs", dark=dark)
     return 0
+
+
+def draw_pictures(folder: Path, *, dark: bool) -> None:
+    """Draw the pictures of docs/ladder.md and docs/profiling.md, for light pages or for dark ones."""
+    from fastload.bench import _chart
+    from fastload.profiling import timeline
+
+    suffix = "-dark.png" if dark else ".png"
+    _chart.draw(json.loads((RESULTS / "ladder.json").read_text()), folder / f"ladder{suffix}", dark=dark)
+    record = json.loads((RESULTS / "timeline.json").read_text())
+    rows = timeline.from_record(record["timeline"])
+    timeline.draw(rows, folder / f"timeline{suffix}", record["title"], dark=dark)

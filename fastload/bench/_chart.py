@@ -43,7 +43,7 @@ def draw(record: Mapping[str, Any], path: str | Path, *, dark: bool = False) -> 
     from matplotlib.figure import Figure
 
     colours = DARK if dark else LIGHT
-    figure = Figure(figsize=(9.6, 6.4), dpi=150, layout="constrained", facecolor=colours["card"])
+    figure = Figure(figsize=(8.2, 6), dpi=180, layout="constrained", facecolor=colours["card"])
     axes: Any = figure.subplots()
     axes.set_facecolor(colours["card"])
     measured = {rung["number"]: rung for rung in record["rungs"]}
@@ -68,9 +68,11 @@ def draw(record: Mapping[str, Any], path: str | Path, *, dark: bool = False) -> 
     title = f"Training {parameters['model']}, bf16, batch {parameters['batch_size']}"
     if not record["trained"]:
         title = "The loader alone"
-    axes.set_title(f"{title}: each rung keeps what the one before it has", loc="left", color=colours["ink"], pad=34)
+    axes.set_title(
+        f"{title}: each rung keeps what the one before it has", loc="left", color=colours["ink"], pad=42, fontsize=11
+    )
     axes.set_ylabel("times its own rung 1; above the bars: images/s", color=colours["ink"])
-    axes.set_xticks(range(len(ticks)), ticks, fontsize=9, linespacing=1.35, color=colours["ink"])
+    axes.set_xticks(range(len(ticks)), ticks, fontsize=8, linespacing=1.3, color=colours["ink"])
     axes.set_xlim(-0.6, len(ticks) - 0.4)
     axes.margins(y=0.08)
     axes.set_ylim(bottom=0)
@@ -79,7 +81,7 @@ def draw(record: Mapping[str, Any], path: str | Path, *, dark: bool = False) -> 
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(colours["rule"])
     _legend(axes, f"this run: {machine}", colours)
-    note = "busy: share of the time in which the GPU ran a kernel, reference run / this run; w: workers of this run"
+    note = "busy: share of the time in which the GPU ran a kernel (reference run, this run); w: workers of this run"
     figure.supxlabel(note, x=0.01, ha="left", fontsize=9, color=colours["muted"])
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(str(path))
@@ -91,7 +93,7 @@ def _below(index: int, rung: Mapping[str, Any] | None) -> list[str]:
     if rung is not None and rung["gpu_busy_share"] is not None:
         busy.append(f"{rung['gpu_busy_share']:.0%}")
     workers = f"{rung['workers']} w" if rung is not None and rung["workers"] else ""
-    return [f"{' / '.join(busy)}", "busy" if busy else "", workers]
+    return [*(busy or [""]), *([""] if len(busy) < 2 else []), "busy" if busy else "", workers]
 
 
 def _bar(axes: Any, at: float, rates: Mapping[str, float], base: float, kind: str, colours: Mapping[str, str]) -> None:
@@ -121,5 +123,5 @@ def _legend(axes: Any, ours: str, colours: Mapping[str, str]) -> None:
         Patch(color=colours["ceiling"], label="ceiling of this run"),
         Line2D([], [], color=colours["ink"], lw=1.2, label="slowest to fastest climb"),
     ]
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, "borderaxespad": 0.2, "columnspacing": 1.2}
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "borderaxespad": 0.2, "columnspacing": 1.2}
     axes.legend(handles=handles, frameon=False, fontsize=8.5, labelcolor=colours["ink"], **place)

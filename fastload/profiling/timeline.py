@@ -344,10 +344,10 @@ def draw(timeline: Timeline, path: str | Path, title: str, *, dark: bool = False
     figure.suptitle(
         "\n".join(textwrap.wrap(title, 80)), x=0.01, ha="left", fontsize=11, color=colours["ink"], parse_math=False
     )
-    legend = _legend(timeline, colours)
-    figure.legend(
-        handles=legend, loc="outside lower left", ncols=4, fontsize=9, frameon=False, labelcolor=colours["ink"]
-    )
+    place: dict[str, Any] = {"loc": "outside lower left", "ncols": 4, "fontsize": 9, "frameon": False}
+    legend = figure.legend(handles=_legend(timeline, colours), labelcolor=colours["ink"], **place)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(str(path))
 

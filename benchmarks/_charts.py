@@ -1,4 +1,7 @@
-"""Draw bars as SVG text: the same bytes from the same record, readable in the dark and on a phone."""
+"""Draw bars as SVG text, in light and dark.
+
+The same record gives the same bytes; text is legible on a phone.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from benchmarks._peer_tables import MARK, NATIVE, NO_PEER, OURS, TOPICS, cell
 
 
 def chart(name: str, record: dict[str, Any]) -> str:
-    """Draw a topic's columns as bars, with the range of the repeats and a mark on peers that are ahead."""
+    """Draw a topic's columns as bars, with the repeats' range; mark peers that are ahead."""
     topic = TOPICS[name]
     every = {one.title.partition("<br>")[0]: one for one in topic.columns(record)}
     columns = [every[title] for title in topic.drawn if title in every] or list(every.values())

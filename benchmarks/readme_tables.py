@@ -151,12 +151,13 @@ def recipes(record: dict[str, Any]) -> str:
     for row in record["rows"]:
         speed, gain = row.get("images_per_s"), row.get("speedup")
         if speed is None or gain is None:
-            rows.append([row["recipe"], row["what"], row.get("skipped", "different batches"), *["–"] * 4])
+            rows.append([row["recipe"], row["what"], row.get("skipped", "different batches"), *["–"] * 3])
             continue
         rates = [f"{_median(speed[name]):,.0f}" for name in ("torch", "fastload")]
-        spread = "{min:.1f} to {max:.1f}".format(**gain)
-        rows.append([row["recipe"], row["what"], row["where"], *rates, f"{_median(gain):.1f}×", spread])
-    header = ["recipe", "transforms", "runs on", "torch, images/s", "fastload, images/s", "speed-up", "range"]
+        spread = max(gain["max"] - gain["median"], gain["median"] - gain["min"])
+        place = row["where"].removeprefix("workers, ")
+        rows.append([row["recipe"], row["what"], place, *rates, f"{gain['median']:.1f} ± {spread:.1f}×"])
+    header = ["recipe", "transforms", "runs on", "torch, images/s", "fastload, images/s", "speed-up"]
     return f"{_counted(record)}\n\n{_table(header, rows, texts=3)}"
 
 

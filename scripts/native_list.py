@@ -1,6 +1,6 @@
-"""Write the lists of native transforms and datasets in docs/plan.md and docs/fit.md from the tables of the package.
+"""Write the lists of native transforms and datasets in docs/plan.md and docs/fit.md.
 
-``--check`` only compares.
+They come from the tables of the package. ``--check`` only compares.
 """
 
 from __future__ import annotations

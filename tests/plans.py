@@ -6,5 +6,5 @@ from typing import Any
 
 
 def text_of(loader: Any) -> str:
-    """A loader's plan as one line: where it breaks lines is no part of what it says."""
+    """A loader's plan as one line."""
     return " ".join(str(loader.plan).split())

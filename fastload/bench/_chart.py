@@ -1,4 +1,4 @@
-"""The ladder as a picture: our run and the reference run on one axis, rung by rung."""
+"""The ladder as a picture: our run and the reference run on one axis."""
 
 from __future__ import annotations
 

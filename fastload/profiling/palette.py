@@ -76,7 +76,7 @@ def variables(colours: dict[str, str]) -> str:
 
 
 def style() -> str:
-    """First rules of a picture's style sheet: the colours, as the reader's system has its pages.
+    """Return a picture's first style rules: the colours, in light or dark.
 
     ``docs/conf.py`` turns the second rule into one that follows the switch of the documentation.
     """

@@ -353,7 +353,7 @@ def draw(timeline: Timeline, path: str | Path, title: str, *, dark: bool = False
 
 
 def _draw_row(axes: Any, row: Row, window_ns: int, top: float, colours: Mapping[str, str]) -> None:
-    """Draw a thread's or a stream's bars, each level of nesting below the one around it."""
+    """Draw a thread's or a stream's bars, nested ones below."""
     for depth in range(row.depth):
         bars = [bar for bar in row.bars if bar.depth == depth]
         spans = [(bar.start_ns / 1e6, max(bar.length_ns, window_ns / 2000) / 1e6) for bar in bars]
@@ -371,7 +371,7 @@ def _draw_row(axes: Any, row: Row, window_ns: int, top: float, colours: Mapping[
 
 
 def _draw_many(axes: Any, rows: Sequence[Row], window_ns: int, low: float, height: float) -> None:
-    """Draw how many of the threads are in a range of each colour, at each moment; nested ranges are left out."""
+    """Draw how many threads are in a range of each colour, without nested ones."""
     changes: dict[str, Counter[int]] = defaultdict(Counter)
     for row in rows:
         for bar in row.bars:

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import io
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 pytest.importorskip("skimage")
 
 import fastload
+from fastload import vision
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.options import Options
 from scripts import native_list
@@ -25,6 +27,7 @@ from scripts import native_list
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+OWN = [importlib.import_module(f"fastload.{name}") for name in ("loader", "prefetch", "stats.diagnosis", "stats.stats")]
 IN_CHECKOUT = pytest.mark.skipif(not DOCS.is_dir(), reason="tests of a checkout")
 
 
@@ -116,12 +119,40 @@ def test_code_that_is_not_run_is_python_at_least(page: Path) -> None:
         compile(block, str(page), "exec")
 
 
+def annotated(thing: Any) -> set[str]:
+    """Words of the annotations of what a function returns, or of what a class shows."""
+    found = []
+    if inspect.isclass(thing):
+        shown = {name: member for name, member in vars(thing).items() if not name.startswith("_")}
+        found = [text for name, text in inspect.get_annotations(thing).items() if not name.startswith("_")]
+        functions = [getattr(member, "fget", getattr(member, "__func__", member)) for member in shown.values()]
+    else:
+        functions = [thing, *typing.get_overloads(thing)]
+    found += [inspect.signature(one).return_annotation for one in functions if inspect.isfunction(one)]
+    return set(re.findall(r"\w+", " ".join(map(str, found))))
+
+
 @IN_CHECKOUT
-def test_api_reference_has_every_public_name() -> None:
+def test_api_reference_has_every_public_name_and_the_types_that_they_return_alone() -> None:
     page = (DOCS / "api.md").read_text()
-    described = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (?:fastload\.)?([\w.]+)$", page, flags=re.MULTILINE))
-    missing = {name for name in fastload.__all__ if name != "__version__"} - described
-    assert not missing, f"docs/api.md must describe every public name; add {sorted(missing)}"
+    exported, _, returned = page.partition("## Types that these return or raise")
+    pattern = r"^\.\. (?:auto|py:)\w+:: ([\w.]+)$"
+    described = set(re.findall(pattern, exported, flags=re.MULTILINE))
+    public = {name for name in fastload.__all__ if name != "__version__"} | set(vision.__all__)
+    assert described == public, f"docs/api.md describes exactly the public names: {sorted(described ^ public)}"
+
+    types = {name.rpartition(".")[2]: resolve(name) for name in re.findall(pattern, returned, flags=re.MULTILINE)}
+    shown = [getattr(fastload, name, None) or getattr(vision, name) for name in public] + list(types.values())
+    words = set().union(*map(annotated, shown)) | {"StatefulPrefetcher", "VerificationInterrupted"}  # of a source with a state; raised
+    assert set(types) <= words, "nothing public returns these"
+    classes = [(name, thing) for module in OWN for name, thing in vars(module).items() if inspect.isclass(thing)]
+    own = {name for name, thing in classes if thing.__module__.startswith("fastload.")}
+    assert words & own <= public | set(types), "docs/api.md lacks types that public functions return"
+
+
+def resolve(name: str) -> Any:
+    module, _, kind = name.rpartition(".")
+    return getattr(importlib.import_module(module), kind)
 
 
 @IN_CHECKOUT

@@ -85,7 +85,8 @@ def _row(bar: Bar, y: int, scale: float) -> list[str]:
 
 
 _PAGE = """\
-<svg xmlns="http://www.w3.org/2000/svg" class="fl" viewBox="0 0 {width} {height}" role="img" aria-label="{title}">
+<svg xmlns="http://www.w3.org/2000/svg" class="fl" width="{width}" height="{height}"
+     viewBox="0 0 {width} {height}" role="img" aria-label="{title}">
   <style>
     {style}
     .fl text {{ font: 14px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: var(--ink) }}

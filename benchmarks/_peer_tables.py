@@ -313,7 +313,7 @@ TOPICS = {
         loaders,
         "The loader alone",
         "Images per second, delivered as normalized float32 on the GPU; nothing is done with them.",
-        drawn=("4 threads", "16 threads"),
+        drawn=("16 threads",),
     ),
     "loaders-two-cores": Topic(
         loaders, "Without a GPU", "Images per second on two cores, delivered as normalized float32 in host memory."

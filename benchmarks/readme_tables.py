@@ -22,6 +22,9 @@ from fastload.bench.recipes import AROUND, LAZY, NATIVE
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+    from typing import TypeAlias
+
+    Sections: TypeAlias = dict[str, Callable[[dict[str, Any]], str]]
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
@@ -194,15 +197,15 @@ def fit(record: dict[str, Any]) -> str:
         gains = [_median(row["speedup"]) for row in record["rows"] if row.get("where") == place and row.get("speedup")]
         ends = dict.fromkeys(f"{value:.1f}" for value in (min(gains), max(gains))) if gains else ()
         rows.append([*what, f"{' to '.join(ends)}×" if ends else "not measured"])
-    what = "anything else: arrays, text, audio, images that are decoded already"
-    rows.append([what, "torch's workers, into pinned slots", "none, but for the copy to the GPU"])
+    rest = "anything else: arrays, text, audio, images that are decoded already"
+    rows.append([rest, "torch's workers, into pinned slots", "none, but for the copy to the GPU"])
     rows.append(["a model that keeps the GPU busy already", "–", "none"])
     return _table(["you have", "it runs on", "loader's speed-up"], rows, texts=3)
 
 
-SECTIONS = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
-SHARE = {"train": _peer_tables.share}
-PAGES: Final[dict[Path, dict[str, Callable[[dict[str, Any]], str]]]] = {
+SECTIONS: Sections = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
+SHARE: Sections = {"train": _peer_tables.share}
+PAGES: Final[dict[Path, Sections]] = {
     README: {**SHARE, "recipes-h200": fit, "loaders": _peer_tables.beside},
     INDEX: SHARE,
     FIT: {"recipes-h200": fit},

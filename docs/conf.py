@@ -42,6 +42,7 @@ autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
 add_module_names = False
+python_maximum_signature_line_length = 74
 napoleon_use_rtype = False
 napoleon_use_ivar = False
 napoleon_attr_annotations = False  # types stand in the signature

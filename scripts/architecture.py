@@ -188,8 +188,8 @@ def box(name: str, x: float, y: float) -> str:
 
 
 TEMPLATE = """\
-<svg xmlns="http://www.w3.org/2000/svg" class="fl" viewBox="0 0 {width} {height}" role="img"
-     aria-label="Imports between the folders of fastload: arrows only run down">
+<svg xmlns="http://www.w3.org/2000/svg" class="fl" width="{width}" height="{height}"
+     viewBox="0 0 {width} {height}" role="img" aria-label="Imports between fastload's folders: arrows only run down">
   <style>
     {style}
     .fl .card {{ fill: var(--card); stroke: var(--rule) }}

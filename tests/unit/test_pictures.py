@@ -51,6 +51,7 @@ def test_a_drawing_follows_light_and_dark_and_says_what_it_shows(path):
     assert style() in text, "the colours are those of fastload/profiling/palette.py"
     root = ET.fromstring(text)
     assert root.get("role") == "img"
+    assert f"0 0 {root.get('width')} {root.get('height')}" == root.get("viewBox")  # else a page stretches it
     assert len(root.get("aria-label").split()) > 3
     rest = text.replace(style(), "")
     assert re.findall(r"#[0-9a-f]{6}\b", rest) == []

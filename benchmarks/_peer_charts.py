@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks._charts import Bar, Panel, draw
-from benchmarks._peer_tables import MARK, NATIVE, NO_PEER, OURS, TOPICS, cell
+from benchmarks._peer_tables import MARK, NATIVE, NO_PEER, OURS, TOPICS, cell, rate
 
 
 def chart(name: str, record: dict[str, Any]) -> str:
@@ -22,7 +22,8 @@ def chart(name: str, record: dict[str, Any]) -> str:
                 low, high = one.spread.get(contender, (value, value))
                 kind = "own" if contender in OURS else "ceiling" if contender in NO_PEER else "peer"
                 bars.append(Bar(known["title"], value, low, high, cell(one, contender, spread=False), kind))
-        panels.append(Panel(one.title.replace("<br>", " "), bars))
+        unit = ": images/s" if one.show is rate and "images/s" not in one.title else ""
+        panels.append(Panel(one.title.replace("<br>", " ") + unit, bars))
     which = "longer is better" if columns[0].more_is_better else "shorter is better"
     legend = f"Bar: median, {which}. Line: smallest to largest repeat."
     if any(one.ahead() for one in columns):

@@ -200,7 +200,7 @@ def fit(record: dict[str, Any]) -> str:
     rest = "anything else: arrays, text, audio, images that are decoded already"
     rows.append([rest, "torch's workers, into pinned slots", "none, but for the copy to the GPU"])
     rows.append(["a model that keeps the GPU busy already", "–", "none"])
-    return _table(["you have", "it runs on", "loader's speed-up"], rows, texts=3)
+    return _table(["you have", "it runs on", "loader's speed-up over torch's"], rows, texts=3)
 
 
 SECTIONS: Sections = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
+import json
 import re
+import runpy
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("matplotlib")
+pytest.importorskip("sphinx")
 
+import docutils.utils
+from docutils import nodes
 from matplotlib.figure import Figure
 
 from benchmarks._charts import Bar, Panel, draw
@@ -58,6 +65,21 @@ def test_a_drawing_follows_light_and_dark_and_says_what_it_shows(path):
     assert min(float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", rest)) >= 12
 
 
+@pytest.mark.skipif(not DRAWINGS, reason="tests of a checkout")
+def test_drawings_in_the_documentation_follow_its_own_switch():
+    conf = runpy.run_path(str(DOCS / "conf.py"))
+    document = docutils.utils.new_document("page")
+    document += [nodes.image(uri="batch.svg"), nodes.image(uri="ladder.png")]
+    builds = SimpleNamespace(builder=SimpleNamespace(format="html"), srcdir=str(DOCS))
+    conf["put_drawings_into_the_page"](builds, document, "page")
+    drawing, picture = document.children
+    assert isinstance(picture, nodes.image)
+    dark = f"{{ --card: {DARK['card']};"
+    assert f'(prefers-color-scheme: dark) {{ body:not([data-theme="light"]) .fl {dark}' in drawing.astext()
+    assert f'body[data-theme="dark"] .fl {dark}' in drawing.astext()
+    assert drawing.astext().count(DARK["card"]) == 2
+
+
 def test_a_bar_is_as_long_as_its_value_and_its_line_reaches_over_the_repeats():
     bars = [Bar("A & B", 50, 40, 100, "50 ▲", "peer"), Bar("ours", 25, 25, 25, "25", "own")]
     picture = ET.fromstring(draw("title", [Panel("panel", bars)], "note\nmore"))
@@ -94,8 +116,5 @@ def test_many_threads_of_a_kind_share_a_row_and_few_do_not(tmp_path):
 
 
 def test_a_timeline_comes_back_from_its_record():
-    import dataclasses
-    import json
-
     made = Timeline((*threads("worker", 2),), 30, (0, 20), ((5, 2),))
     assert timeline.from_record(json.loads(json.dumps(dataclasses.asdict(made)))) == made

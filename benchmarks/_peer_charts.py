@@ -23,7 +23,7 @@ def chart(name: str, record: dict[str, Any]) -> str:
                 kind = "own" if contender in OURS else "ceiling" if contender in NO_PEER else "peer"
                 bars.append(Bar(known["title"], value, low, high, cell(one, contender, spread=False), kind))
         unit = ": images/s" if one.show is rate and "images/s" not in one.title else ""
-        panels.append(Panel(one.title.replace("<br>", " ") + unit, bars))
+        panels.append(Panel(one.title.replace("<br>", ": share ") + unit, bars))
     which = "longer is better" if columns[0].more_is_better else "shorter is better"
     legend = f"Bar: median, {which}. Line: smallest to largest repeat."
     if any(one.ahead() for one in columns):

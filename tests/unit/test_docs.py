@@ -149,7 +149,9 @@ def test_api_reference_has_every_public_name_and_the_types_that_they_return_alon
     loaded = [module for name, module in list(sys.modules.items()) if name.startswith("fastload.")]
     classes = {thing for module in loaded for thing in vars(module).values() if inspect.isclass(thing)}
     own = {thing.__name__ for thing in classes if thing.__module__.startswith("fastload.")}
-    assert (words & own) - set(collections.abc.__all__) <= public | set(types), "docs/api.md lacks types that public functions return"
+    assert (words & own) - set(collections.abc.__all__) <= public | set(types), (
+        "docs/api.md lacks types that public functions return"
+    )
 
 
 def resolve(name: str) -> Any:

@@ -175,8 +175,8 @@ def _counted(record: dict[str, Any]) -> str:
 
 _FITS = {
     NATIVE: (
-        "JPEG files in `ImageFolder`, or in another dataset that the plan knows; crops, flips, resizes, colours, "
-        "`RandAugment` and the like of torchvision or timm",
+        "JPEG files in `ImageFolder` or another dataset that the plan knows, or CIFAR's arrays; crops, flips, resizes, "
+        "colours, `RandAugment` and the like of torchvision or timm",
         "C++ decode threads, no worker processes",
     ),
     AROUND: (
@@ -197,7 +197,7 @@ def fit(record: dict[str, Any]) -> str:
         gains = [_median(row["speedup"]) for row in record["rows"] if row.get("where") == place and row.get("speedup")]
         ends = dict.fromkeys(f"{value:.1f}" for value in (min(gains), max(gains))) if gains else ()
         rows.append([*what, f"{' to '.join(ends)}×" if ends else "not measured"])
-    rest = "anything else: arrays, text, audio, images that are decoded already"
+    rest = "anything else: other arrays, text, audio"
     rows.append([rest, "torch's workers, into pinned slots", "none, but for the copy to the GPU"])
     rows.append(["a model that keeps the GPU busy already", "–", "none"])
     return _table(["you have", "it runs on", "loader's speed-up over torch's"], rows, texts=3)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from fastload.pipeline.datasets import KNOWN
+from fastload.pipeline.datasets import OF_ARRAYS, OF_FILES
 from fastload.pipeline.ops import OPS, TIMMS_OPS
 from fastload.pipeline.transform_roles import ROLES
 
@@ -63,7 +63,8 @@ def kinds() -> str:
 
 def datasets() -> str:
     """The datasets of torchvision, in one sentence."""
-    return f"Torchvision's {', '.join(f'`{known.__name__}`' for known in KNOWN)}, with their default loader.\n"
+    files, arrays = (", ".join(f"`{known.__name__}`" for known in kinds) for kinds in (OF_FILES, OF_ARRAYS))
+    return f"Torchvision's {files}, with their default loader; {arrays}, which hold arrays.\n"
 
 
 PARTS: Final = {PAGE: {"ops": listed}, FIT: {"transforms": kinds, "datasets": datasets}}

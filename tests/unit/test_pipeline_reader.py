@@ -286,7 +286,7 @@ def test_the_plan_tells_of_tensors_and_of_erasing(root):
     assert "by a table of float32, then RandomErasing" in plan
     assert "arithmetic" not in plan
     assert "made by torch" not in plan
-    plan = str(FastLoader(ImageFolder(root, PIPELINES["noise_v2"]()), device="cpu", num_workers=1).plan)
+    plan = text_of(FastLoader(ImageFolder(root, PIPELINES["noise_v2"]()), device="cpu", num_workers=1))
     assert "by a table of float32, then RandomErasing with values made by torch" in plan
 
 

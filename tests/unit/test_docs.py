@@ -144,7 +144,7 @@ def test_api_reference_has_every_public_name_and_the_types_that_they_return_alon
 
     types = {name.rpartition(".")[2]: resolve(name) for name in re.findall(pattern, returned, flags=re.MULTILINE)}
     shown = [getattr(fastload, name, None) or getattr(vision, name) for name in public] + list(types.values())
-    words = set().union(*map(annotated, shown)) | {"StatefulPrefetcher", "VerificationInterrupted"}  # of a source with a state; raised
+    words = set().union(*map(annotated, shown)) | {"StatefulPrefetcher", "VerificationInterrupted"}
     assert set(types) <= words, "nothing public returns these"
     loaded = [module for name, module in list(sys.modules.items()) if name.startswith("fastload.")]
     classes = {thing for module in loaded for thing in vars(module).values() if inspect.isclass(thing)}

@@ -11,7 +11,7 @@ from fastload.commands.cli import Command, Table, dispatch
 BENCHMARKS: Final[Table] = {
     "all": Command("benchmarks.all", "every benchmark in turn, each in a process of its own", "bench"),
     "cpu": Command("benchmarks.questions:CPU", "processor seconds per image, beside peers", "bench"),
-    "figures": Command("benchmarks.readme_tables", "write the tables and the chart of README and docs from results"),
+    "figures": Command("benchmarks.readme_tables", "write the tables and charts of README and docs from results"),
     "firstbatch": Command("benchmarks.questions:FIRSTBATCH", "time to the first batch, beside peers", "bench"),
     "insight": Command("benchmarks.insight", "what annotations, stages and windows cost without a tool", "bench"),
     "loaders": Command("benchmarks.questions:LOADERS", "loaders alone against threads, beside peers", "bench"),

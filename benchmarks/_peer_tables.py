@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastload.bench._steps import whole_bursts
@@ -86,7 +86,7 @@ def table(record: dict[str, Any], columns: list[Column], *, spread: bool) -> str
     for name, known in record["contenders"].items():
         if any(name in one.values for one in columns):
             title = f"**{known['title']}**" if name in OURS else known["title"]
-            rows.append([title, *(_cell(one, name, spread=spread) for one in columns)])
+            rows.append([title, *(cell(one, name, spread=spread) for one in columns)])
     if len(columns) >= len(rows):
         rows = [list(row) for row in zip(*rows, strict=True)]
     rule = "|" + "|".join(["---"] + ["--:"] * (len(rows[0]) - 1)) + "|"
@@ -99,16 +99,22 @@ def table(record: dict[str, Any], columns: list[Column], *, spread: bool) -> str
     return "\n".join([head, rule, *body, *(["", " ".join(notes)] if notes else [])])
 
 
-def _cell(one: Column, name: str, *, spread: bool) -> str:
+def cell(one: Column, name: str, *, spread: bool) -> str:
     if name not in one.values:
         return _GAP
     text = one.show(one.values[name])
     if name in one.bounds:
         text = f"≥ {text}"
     if spread and name in one.spread:
-        low, high = (one.show(value) for value in one.spread[name])
-        text += f" ({low} to {high})"
+        low, high = one.spread[name]
+        text = _with_spread(text, one.show(max(high - one.values[name], one.values[name] - low)))
     return text + MARK if name in one.ahead() else text
+
+
+def _with_spread(text: str, spread: str) -> str:
+    """``34.1 ± 10.7%`` of ``34.1%`` and ``10.7%``: the unit once."""
+    unit = spread.lstrip("0123456789.,")
+    return f"{text.removesuffix(unit)} ± {spread}"
 
 
 def who_is_ahead(record: dict[str, Any], columns: list[Column]) -> str:
@@ -291,12 +297,14 @@ class Topic:
         columns: Of a record.
         heading: In docs/benchmarks.md.
         text: What is measured.
+        drawn: Titles of the columns in its chart; none: all of them.
         note: What is to be known of this record.
     """
 
     columns: Callable[[dict[str, Any]], list[Column]]
     heading: str
     text: str
+    drawn: tuple[str, ...] = ()
     note: Callable[[dict[str, Any]], str] = lambda record: ""
 
 
@@ -305,6 +313,7 @@ TOPICS = {
         loaders,
         "The loader alone",
         "Images per second, delivered as normalized float32 on the GPU; nothing is done with them.",
+        drawn=("16 threads",),
     ),
     "loaders-two-cores": Topic(
         loaders, "Without a GPU", "Images per second on two cores, delivered as normalized float32 in host memory."
@@ -314,6 +323,7 @@ TOPICS = {
         "Training",
         "bf16 training as a share of the same step with its data on the GPU already. Cores: loader and training loop "
         "may use no more.",
+        drawn=("ResNet-50, 6 cores", "ResNet-50, 16 cores", "ResNet-18, 6 cores", "ViT-S/16, 6 cores"),
     ),
     "loaders-augmented": Topic(
         loaders,
@@ -331,6 +341,7 @@ TOPICS = {
         "Training on a shared machine",
         "The same with timm and SPDL, in an earlier run: one GPU and 16 cores of a machine of four, up to three other "
         "benchmarks beside it.",
+        drawn=("ResNet-50, 6 cores", "ResNet-18, 6 cores", "ViT-S/16, 6 cores"),
     ),
     "train-resnet50": Topic(
         one_model,
@@ -357,22 +368,41 @@ TOPICS = {
     ),
     "cpu": Topic(cpu, "Processor time", "All threads and processes of the loader; and `next()` in the training loop."),
     "scaling": Topic(
-        scaling, "Size of images and batches", "Images per second of the loader alone, cropped and resized to 224 px."
+        scaling,
+        "Size of images and batches",
+        "Images per second of the loader alone, cropped and resized to 224 px.",
+        drawn=("256 px, 16 KB, batches of 256", "1000 px, 208 KB, batches of 64", "4000 px, 3,625 KB, batches of 16"),
     ),
     "multigpu": Topic(
         multigpu,
         "One GPU and several",
         "Images per second in all, under torchrun with DistributedDataParallel and a DistributedSampler.",
+        drawn=("1 GPU", "4 GPUs"),
     ),
 }
 
 
-def short(name: str, record: dict[str, Any]) -> str:
-    """For the README: medians, and who is ahead."""
-    topic = TOPICS[name]
-    columns = topic.columns(record)
-    parts = [topic.text, table(record, columns, spread=False), who_is_ahead(record, columns), topic.note(record)]
-    return "\n\n".join(part for part in parts if part)
+IN_SHORT = ("torch-pinned", "dali-cpu", "dali-gpu", "fastload")
+"""Contenders of the first table of README and documentation."""
+
+
+def share(record: dict[str, Any]) -> str:
+    """The first table: one model's share of full GPU speed."""
+    points = [point for point in record["points"] if point["model"] == "resnet50"]
+    columns = [
+        replace(one, title=one.title.partition(", ")[2].partition("<br>")[0]) for one in train({"points": points})
+    ]
+    few = {name: known for name, known in record["contenders"].items() if name in IN_SHORT}
+    head = "| ResNet-50, share of full GPU speed |"
+    shown = table({"contenders": few}, columns, spread=True).replace("|  |", head, 1)
+    columns = [replace(one, values={who: one.values[who] for who in few}) for one in columns]
+    return f"{shown}\n\nMedian ± the farthest of five repeats. {who_is_ahead({'contenders': few}, columns)}"
+
+
+def beside(record: dict[str, Any], threads: int = 16) -> str:
+    """Who is ahead of which engine at one number of threads."""
+    points = [point for point in record["points"] if point["threads"] == threads]
+    return who_is_ahead(record, loaders({"points": points}))
 
 
 def long(name: str, record: dict[str, Any]) -> str:
@@ -381,7 +411,8 @@ def long(name: str, record: dict[str, Any]) -> str:
     columns = topic.columns(record)
     parts = [
         f"## {topic.heading}",
-        f"{topic.text} Median, and in brackets the smallest and the largest of the repeats.",
+        f"{topic.text} Median ± the farthest repeat.",
+        f"![{topic.heading}, as bars](charts/{name}.svg)",
         table(record, columns, spread=True),
         who_is_ahead(record, columns),
         topic.note(record),

@@ -1,4 +1,4 @@
-"""Write the tables and the chart of README and docs from benchmarks/results.
+"""Write the tables and charts of README and docs from benchmarks/results.
 
 No figure is typed by hand.
 
@@ -9,26 +9,36 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks import _peer_tables
+from benchmarks import _peer_charts, _peer_tables
 from benchmarks._checkout import ROOT
+from fastload.bench.recipes import AROUND, LAZY, NATIVE
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+    from typing import TypeAlias
+
+    Sections: TypeAlias = dict[str, Callable[[dict[str, Any]], str]]
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
+INDEX = ROOT / "docs" / "index.md"
+FIT = ROOT / "docs" / "fit.md"
+LADDER = ROOT / "docs" / "ladder.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-CHART = ROOT / "docs" / "ladder.png"
+CHARTS = ROOT / "docs" / "charts"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(["---"] + ["--:"] * (len(header) - 1)) + "|"]
+def _table(header: list[str], rows: list[list[str]], texts: int = 1) -> str:
+    """A table whose first ``texts`` columns are text, and the others figures."""
+    rule = ["---"] * texts + ["--:"] * (len(header) - texts)
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(rule) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
@@ -38,10 +48,6 @@ def _where(record: dict[str, Any], name: str) -> str:
     of_all = f" of {all_cores}" if all_cores > ran["usable_cpus"] else ""
     machine = f"{ran['gpu'] or ran['cpu']}, {ran['usable_cpus']}{of_all} cores"
     return f"{machine}, torch {ran['torch']}, {ran['date'][:10]}; {name}"
-
-
-def _link(name: str) -> str:
-    return f"[{name}.json](benchmarks/results/{name}.json)"
 
 
 def _percent(share: float | None) -> str:
@@ -66,7 +72,7 @@ def ladder(record: dict[str, Any]) -> str:
             ]
         )
     header = ["rung", "workers", "images/s", "range", "ms/step", "GPU waited", "GPU busy", "GB/s to the GPU"]
-    return f"{_table(header, rows)}\n\n{_where(record, _link('ladder'))}."
+    return _table(header, rows)
 
 
 def _median(value: Any) -> float:
@@ -90,7 +96,7 @@ def step(record: dict[str, Any]) -> str:
     ]
     parity = record["parity"]["fastloader_over_dataloader"]
     rows.append(["no GPU, worker processes: images/s of FastLoader over DataLoader", "", f"{_median(parity):.3f}"])
-    return f"{_table(['', 'median', 'ratio'], rows)}\n\n{_where(record, _link('step'))}."
+    return _table(["", "median", "ratio"], rows)
 
 
 def slots(record: dict[str, Any]) -> str:
@@ -110,7 +116,7 @@ def slots(record: dict[str, Any]) -> str:
         )
     header = ["delivered on the GPU", "torch, pinned", "FastLoader", "speed-up"]
     header += ["torch holds, third epoch", "FastLoader holds, third epoch"]
-    return f"{_table(header, rows)}\n\n{_where(record, _link('slots'))}."
+    return _table(header, rows)
 
 
 def decode(record: dict[str, Any]) -> str:
@@ -137,10 +143,9 @@ def decode(record: dict[str, Any]) -> str:
     for path in sorted(RESULTS.glob("decode-*.json")):
         other = json.loads(path.read_text())
         quotient, ran = _median(other["one core"]["torchvision"]), other["environment"]
-        elsewhere.append(f"{quotient:.1f}× ({ran['cpu']}, {ran['usable_cpus']} cores, {_link(path.stem)})")
-    others = f" Beside torchvision on other machines: {', '.join(elsewhere)}." if elsewhere else ""
-    table = _table(["one core", "per image", "fastload is"], rows)
-    return f"{table}\n\n{_where(record, _link('decode'))}.{others}"
+        elsewhere.append(f"{quotient:.1f}× ({ran['cpu']}, {ran['usable_cpus']} cores, `{path.name}`)")
+    others = f"\n\nBeside torchvision on other machines: {', '.join(elsewhere)}." if elsewhere else ""
+    return f"{_table(['one core', 'per image', 'fastload is'], rows)}{others}"
 
 
 def recipes(record: dict[str, Any]) -> str:
@@ -149,68 +154,88 @@ def recipes(record: dict[str, Any]) -> str:
     for row in record["rows"]:
         speed, gain = row.get("images_per_s"), row.get("speedup")
         if speed is None or gain is None:
-            rows.append([row["recipe"], row["what"], row.get("skipped", "different batches"), *["–"] * 4])
+            rows.append([row["recipe"], row["what"], row.get("skipped", "different batches"), *["–"] * 3])
             continue
         rates = [f"{_median(speed[name]):,.0f}" for name in ("torch", "fastload")]
-        spread = "{min:.1f} to {max:.1f}".format(**gain)
-        rows.append([row["recipe"], row["what"], row["where"], *rates, f"{_median(gain):.1f}×", spread])
-    header = ["recipe", "transforms", "runs on", "torch, images/s", "fastload, images/s", "speed-up", "range"]
-    note = f" {record['note']}" if record["note"] else ""
-    link = "`benchmarks/results/recipes.json`"
-    return f"## Training recipes\n\n{_counted(record)}\n\n{_table(header, rows)}\n\n{_where(record, link)}.{note}"
-
-
-def recipes_in_short(record: dict[str, Any]) -> str:
-    """How many of them run natively, and how many are faster."""
-    note = f" {record['note']}" if record["note"] else ""
-    return f"{_counted(record)}\n\n{_where(record, _link('recipes'))}.{note}"
+        spread = max(gain["max"] - gain["median"], gain["median"] - gain["min"])
+        place = row["where"].removeprefix("workers, ")
+        rows.append([row["recipe"], row["what"], place, *rates, f"{gain['median']:.1f} ± {spread:.1f}×"])
+    header = ["recipe", "transforms", "runs on", "torch, images/s", "fastload, images/s", "speed-up"]
+    return f"{_counted(record)}\n\n{_table(header, rows, texts=3)}"
 
 
 def _counted(record: dict[str, Any]) -> str:
     counts = record["counts"]
     text = "{same} of {recipes} give torch's batches, bit for bit; {native} run wholly on decode threads; {faster} are"
     skipped = f" {counts['skipped']} were skipped." if counts["skipped"] else ""
-    return f"{text.format(**counts)} faster than 1.3 times torch's DataLoader.{skipped}"
+    cut_off = "" if record.get("complete", True) else " The run ended early: the other recipes were not measured."
+    note = f"{cut_off} {record['note'] or ''}".rstrip()
+    return f"{text.format(**counts)} faster than 1.3 times torch's DataLoader.{skipped}{note}"
 
 
-SECTIONS = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
-IN_README = ("loaders", "train", "firstbatch", "memory", "multigpu")  # docs/benchmarks.md has the other topics too
+_FITS = {
+    NATIVE: (
+        "JPEG files in `ImageFolder` or another dataset that the plan knows, or CIFAR's arrays; crops, flips, resizes, "
+        "colours, `RandAugment` and the like of torchvision or timm",
+        "C++ decode threads, no worker processes",
+    ),
+    AROUND: (
+        "the same with a `collate_fn`, `target_transform` or `worker_init_fn` of your own",
+        "torch's workers; samples are made natively in them",
+    ),
+    LAZY: (
+        "any other dataset and transforms that open JPEG files with Pillow",
+        "torch's workers, your code as it is; only what is used of a file is decoded, natively",
+    ),
+}
 
 
-def _short(name: str, record: dict[str, Any]) -> str:
-    return f"{_peer_tables.short(name, record)}\n\n{_where(record, _link(name))}."
+def fit(record: dict[str, Any]) -> str:
+    """What runs where, and how much faster the recipes of that kind are."""
+    rows = []
+    for place, what in _FITS.items():
+        gains = [_median(row["speedup"]) for row in record["rows"] if row.get("where") == place and row.get("speedup")]
+        ends = dict.fromkeys(f"{value:.1f}" for value in (min(gains), max(gains))) if gains else ()
+        rows.append([*what, f"{' to '.join(ends)}×" if ends else "not measured"])
+    rest = "anything else: other arrays, text, audio"
+    rows.append([rest, "torch's workers, into pinned slots", "none, but for the copy to the GPU"])
+    rows.append(["a model that keeps the GPU busy already", "–", "none"])
+    return _table(["you have", "it runs on", "loader's speed-up over torch's"], rows, texts=3)
 
 
-def _long(name: str, record: dict[str, Any]) -> str:
-    return f"{_peer_tables.long(name, record)}\n\n{_where(record, f'`benchmarks/results/{name}.json`')}."
+SECTIONS: Sections = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
+SHARE: Sections = {"train": _peer_tables.share}
+PAGES: Final[dict[Path, Sections]] = {
+    README: {**SHARE, "recipes-h200": fit, "loaders": _peer_tables.beside},
+    INDEX: SHARE,
+    FIT: {"recipes-h200": fit},
+    LADDER: SECTIONS,
+    BENCHMARKS: {
+        "recipes": recipes,
+        "recipes-h200": recipes,
+        **{name: functools.partial(_peer_tables.long, name) for name in _peer_tables.TOPICS},
+    },
+}
+"""What stands on a page, by the name of its markers, which is that of the record."""
 
 
-def sections(page: Path) -> dict[str, Callable[[dict[str, Any]], str]]:
-    """What stands on a page, by the name of its markers."""
-    if page == README:
-        return {
-            **SECTIONS,
-            "recipes": recipes_in_short,
-            **{name: functools.partial(_short, name) for name in IN_README},
-        }
-    return {"recipes": recipes, **{name: functools.partial(_long, name) for name in _peer_tables.TOPICS}}
-
-
-def render(text: str, page: Path = README) -> str:
+def render(text: str, page: Path) -> str:
     """Return ``text`` with the content between its markers regenerated.
 
     The content is empty where there is no result yet.
     """
-    for name, section in sections(page).items():
+    for name, section in PAGES[page].items():
         path = RESULTS / f"{name}.json"
         body = f"<!-- figures: {name} -->\n<!-- end -->"
         if path.exists():
             record = json.loads(path.read_text())
             if record.get("parameters", {}).get("quick"):
                 raise ValueError(f"{path.name} must not be of a quick run, whose figures mean nothing")
-            if not record.get("complete", True):
+            if not record.get("complete", True) and "rows" not in record:  # each row of recipes is whole by itself
                 raise ValueError(f"{path.name} must be of a run that came to its end, but it was cut off")
-            body = f"<!-- figures: {name} -->\n{section(record)}\n<!-- end -->"
+            link = f"{os.path.relpath(ROOT, page.parent)}/benchmarks/results/{name}.json".removeprefix("./")
+            source = f"[{name}.json]({link})" if page == README else f"`benchmarks/results/{name}.json`"
+            body = f"<!-- figures: {name} -->\n{section(record)}\n\n{_where(record, source)}.\n<!-- end -->"
         before, *rest = re.split(rf"<!-- figures: {name} -->.*?<!-- end -->", text, flags=re.S)
         if len(rest) != 1:
             raise ValueError(f"{page.name} must have the markers of {name!r} once, found {len(rest)}")
@@ -223,23 +248,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when something is out of date")
 
 
+def charts() -> dict[Path, str]:
+    """The charts beside the tables, by their files."""
+    paths = {name: RESULTS / f"{name}.json" for name in _peer_tables.TOPICS}
+    return {
+        CHARTS / f"{name}.svg": _peer_charts.chart(name, json.loads(path.read_text()))
+        for name, path in paths.items()
+        if path.exists()
+    }
+
+
 def main(args: argparse.Namespace) -> int:
     """Write, or check."""
-    stale = {}
-    for page in (README, BENCHMARKS):
-        before = page.read_text()
-        after = render(before, page)
-        if before != after:
-            stale[page] = after
+    wanted = {page: render(page.read_text(), page) for page in PAGES} | charts()
+    stale = {path: text for path, text in wanted.items() if not path.exists() or path.read_text() != text}
     if args.check:
-        for page in stale:
-            sys.stderr.write(f"{page.name} is out of date: run 'make figures'\n")
+        for path in stale:
+            sys.stderr.write(f"{path.name} is out of date: run 'make figures'\n")
         return int(bool(stale))
-    for page, text in stale.items():
-        page.write_text(text)
-    from fastload.bench._chart import draw
-
-    if (RESULTS / "ladder.json").exists():
-        CHART.parent.mkdir(exist_ok=True)
-        draw(json.loads((RESULTS / "ladder.json").read_text()), CHART)
+    CHARTS.mkdir(exist_ok=True)
+    for path, text in stale.items():
+        path.write_text(text)
+    for dark in (False, True):
+        draw_pictures(ROOT / "docs", dark=dark)
     return 0
+
+
+def draw_pictures(folder: Path, *, dark: bool) -> None:
+    """Draw the pictures of docs/ladder.md and docs/profiling.md, for light pages or for dark ones."""
+    from fastload.bench import _chart
+    from fastload.profiling import timeline
+
+    suffix = "-dark.png" if dark else ".png"
+    _chart.draw(json.loads((RESULTS / "ladder.json").read_text()), folder / f"ladder{suffix}", dark=dark)
+    record = json.loads((RESULTS / "timeline.json").read_text())
+    rows = timeline.from_record(record["timeline"])
+    timeline.draw(rows, folder / f"timeline{suffix}", record["title"], dark=dark)

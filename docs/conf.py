@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from docutils import nodes
 
 import fastload
 
@@ -14,7 +19,7 @@ author = "the fastload authors"
 project_copyright = "2026, the fastload authors"
 version = release = fastload.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
@@ -22,14 +27,22 @@ myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = f"fastload {release}"
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_copy_source = False
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # what is printed is not to be copied
+
+_project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+if repository := _project.get("urls", {}).get("Repository"):
+    html_theme_options |= {"source_repository": repository, "source_branch": "main", "source_directory": "docs/"}
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
 add_module_names = False
+python_maximum_signature_line_length = 74
 napoleon_use_rtype = False
 napoleon_use_ivar = False
 napoleon_attr_annotations = False  # types stand in the signature
@@ -70,7 +83,24 @@ def keep_colons(app: Sphinx, what: str, name: str, thing: Any, options: Any, lin
         lines[:0] = ["..", ""]
 
 
+_SYSTEMS_DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{ \.fl \{(.*?)\} \}")
+
+
+def put_drawings_into_the_page(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    """Replace images of SVG files by their text, so that they follow the page's switch between light and dark."""
+    if app.builder.format != "html":
+        return
+    for image in list(doctree.findall(nodes.image)):
+        path = Path(app.srcdir, image["uri"])
+        if path.suffix != ".svg":
+            continue
+        switched = r'@media (prefers-color-scheme: dark) { body:not([data-theme="light"]) .fl {\1} }'
+        text = _SYSTEMS_DARK.sub(switched + r' body[data-theme="dark"] .fl {\1}', path.read_text())
+        image.replace_self(nodes.raw("", f'<div class="drawing">{text}</div>', format="html"))
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("missing-reference", resolve_public_name)
+    app.connect("doctree-resolved", put_drawings_into_the_page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 ON_LAZY_IMAGES: Final = ", on lazy images: of a JPEG file only what is used is decoded, natively"
 """How a plan's step says that Pillow's images are lazy there."""
+
+WIDTH: Final = 74
+"""Most columns of a printed plan, as wide as a code block of the documentation."""
+
+PLACE_MAX: Final = 24
+"""Longest ``where`` that a step's ``what`` stands beside; else it stands below."""
 
 
 _UNCHANGED: Final = "the dataset and its transforms run as they are: "
@@ -85,11 +92,24 @@ class Plan:
         names = max(len(step.name) for step in self.steps)
         places = max(len(step.where) for step in self.steps)
         lines = [f"engine {self.engine}, batches on {self.device}"]
-        lines += [f"  {step.name:<{names}}  {step.where:<{places}}  {step.what}" for step in self.steps]
+        for step in self.steps:
+            if places <= PLACE_MAX:
+                lines += _wrapped(f"  {step.name:<{names}}  {step.where:<{places}}  ", step.what)
+            else:
+                lines += [f"  {step.name:<{names}}  {step.where}", *_wrapped(" " * (names + 4), step.what)]
         if self.batch_bytes is not None:
             lines.append(f"  {self.batch_bytes / 1e6:,.2f} MB per batch to {self.device}")
-        lines += [f"  note: {note}" for note in self.notes]
+        for note in self.notes:
+            lines += _wrapped("  note: ", note)
         return "\n".join(lines)
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """Lines of at most ``WIDTH`` columns, aligned behind ``head``; a longer word stays whole."""
+    below = " " * len(head)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
+    ) or [head]
 
 
 def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) -> Plan:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import networkx as nx
 
+from fastload.profiling.palette import style
+
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "architecture.svg"
 PAGE = ROOT / "docs" / "architecture.md"
@@ -170,9 +172,8 @@ def draw(package: Path) -> str:
         for name in names:
             boxes.append(box(name, left + width_of(name) / 2, top + 50 + number * 44))
             left += width_of(name) + room
-    return TEMPLATE.format(
-        width=WIDTH, height=top + 132, inner=WIDTH - 1, tall=top + 131, body="\n".join([*lines, *boxes])
-    )
+    size = {"width": WIDTH, "height": top + 132, "inner": WIDTH - 1, "tall": top + 131}
+    return TEMPLATE.format(**size, style=style(), body="\n".join([*lines, *boxes]))
 
 
 def box(name: str, x: float, y: float) -> str:
@@ -187,20 +188,22 @@ def box(name: str, x: float, y: float) -> str:
 
 
 TEMPLATE = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="title">
-  <title id="title">Who imports whom in fastload: arrows only run down</title>
+<svg xmlns="http://www.w3.org/2000/svg" class="fl" width="{width}" height="{height}"
+     viewBox="0 0 {width} {height}" role="img" aria-label="Imports between fastload's folders: arrows only run down">
   <style>
-    .card {{ fill: #ffffff; stroke: #d0d7de }}
-    .d {{ fill: #ddf4ff; stroke: #0969da; stroke-width: 1.5 }}
-    .f {{ fill: #f6f8fa; stroke: #57606a; stroke-width: 1.5 }}
-    .z {{ fill: #fff8c5; stroke: #9a6700; stroke-dasharray: 5 4 }}
-    .n {{ fill: #1f2328; font: 13.5px ui-monospace, 'DejaVu Sans Mono', Menlo, monospace; text-anchor: middle }}
-    .t {{ fill: #424a53; font: 13px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif; text-anchor: middle }}
-    .a {{ fill: none; stroke: #57606a; stroke-width: 1.5; marker-end: url(#tip) }}
+    {style}
+    .fl .card {{ fill: var(--card); stroke: var(--rule) }}
+    .fl .d {{ fill: var(--blue-fill); stroke: var(--blue); stroke-width: 1.5 }}
+    .fl .f {{ fill: var(--zone); stroke: var(--muted); stroke-width: 1.5 }}
+    .fl .z {{ fill: var(--yellow-fill); stroke: var(--yellow); stroke-dasharray: 5 4 }}
+    .fl .n {{ fill: var(--ink); font: 13.5px ui-monospace, 'DejaVu Sans Mono', Menlo, monospace; text-anchor: middle }}
+    .fl .t {{ fill: var(--ink); font: 13px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif; text-anchor: middle }}
+    .fl .a {{ fill: none; stroke: var(--muted); stroke-width: 1.5; marker-end: url(#tip) }}
+    .fl .tip {{ fill: var(--muted) }}
   </style>
   <defs>
     <marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
-      <path d="M0 0 L8 4 L0 8 z" fill="#57606a"/>
+      <path class="tip" d="M0 0 L8 4 L0 8 z"/>
     </marker>
   </defs>
   <rect class="card" x="0.5" y="0.5" width="{inner}" height="{tall}" rx="10"/>

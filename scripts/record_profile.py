@@ -1,15 +1,16 @@
-"""Record the ladder's last rungs with Nsight Systems; write figures and a picture.
+"""Record the ladder's last rungs with Nsight Systems; write figures and a timeline.
 
-    python scripts/record_profile.py --json benchmarks/results/profile.json --png docs/timeline.png
+    python scripts/record_profile.py --json benchmarks/results/profile.json --timeline benchmarks/results/timeline.json
 
 ResNet-50 in bfloat16 on photographs, under ``fastload profile``: once fed by worker processes that write into pinned
-slots, once by the native engine, of which the picture is. Every number is computed from the SQLite file that nsys
-exported. About a minute and a half; ``--with torch`` records with torch.profiler instead.
+slots, once by the native engine, of which ``make figures`` draws the picture. Every number is computed from the SQLite
+file that nsys exported. About a minute and a half; ``--with torch`` records with torch.profiler instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from fastload.bench._steps import TINY, TrainingStep
 from fastload.commands import profile
 from fastload.measurement.record import environment, write_json
 from fastload.profiling.report import make_report
+from fastload.profiling.timeline import lay_out
 
 RUNGS = {"workers": "pinned slots", "native": "native engine"}
 """What is recorded, by the name of its rung."""
@@ -50,15 +52,19 @@ def train(which: str, args: argparse.Namespace) -> None:
 def record(which: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Record one rung and return the numbers."""
     kept = folder / which
-    picture = ["--png", str(args.png)] if which == "native" else []
-    command = [sys.executable, "-m", "fastload", "profile", "--with", args.tool, "--no-html", *picture]
+    command = [sys.executable, "-m", "fastload", "profile", "--with", args.tool, "--no-html"]
     command += ["--warmup", str(4 if args.quick else WARMUP), "--steps", str(STEPS), "--keep", str(kept)]
     command += ["--", sys.executable, __file__, "--train", which]
     command += ["--quick"] if args.quick else []
     command += ["--data", str(args.data)] if args.data else []
     subprocess.run(command, check=True)
     recording = profile.read(kept)
-    found = make_report(recording, profile.loaders_verdict(kept)).to_dict()
+    report = make_report(recording, profile.loaders_verdict(kept))
+    if which == "native":
+        rows = dataclasses.asdict(lay_out(recording, report.findings))
+        title = f"{report.verdict.name}: {'; '.join(report.verdict.evidence[:2])}"
+        write_json(args.timeline, {"environment": environment(), "title": title, "timeline": rows})
+    found = report.to_dict()
     for use in found["ranges"]:
         same = [
             span.thread
@@ -74,7 +80,9 @@ def main() -> None:
     """Record both, or be what is recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/profile.json"), help="the numbers")
-    parser.add_argument("--png", type=Path, default=Path("docs/timeline.png"), help="the picture")
+    parser.add_argument(
+        "--timeline", type=Path, default=Path("benchmarks/results/timeline.json"), help="what the picture shows"
+    )
     parser.add_argument("--keep", type=Path, help="keep the recordings there")
     parser.add_argument("--with", dest="tool", choices=("nsys", "torch"), default="nsys", help="what records")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
@@ -88,7 +96,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fastload-record-") as scratch:
         found = {which: record(which, args.keep or Path(scratch), args) for which in RUNGS}
     written = write_json(args.json, {"environment": environment(), "recordings": found})
-    sys.stdout.write(f"numbers: {written}\npicture: {args.png}\n")
+    sys.stdout.write(f"numbers: {written}\ntimeline: {args.timeline}\n")
 
 
 if __name__ == "__main__":

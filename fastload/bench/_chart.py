@@ -1,15 +1,16 @@
-"""The ladder as a picture: the reference run and ours, rung by rung."""
+"""The ladder as a picture: our run and the reference run on one axis."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from fastload.profiling.palette import DARK, LIGHT
 
-REFERENCE_NAME = "reference run: one V100, 2021"
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+REFERENCE_NAME = "reference run: ResNet-50 on one V100, 2021"
 REFERENCE_RATES = (450, 690, 850, 950, 1070, 1090)
 REFERENCE_BUSY = (0.50, 0.90, 0.68, 0.83, 0.94, 0.96)
 """The classic sequence of optimizations of a ResNet-50 run, rungs 1 to 6: images/s and GPU utilization."""
@@ -25,89 +26,102 @@ _STEPS = (
     "native\nengine",
 )
 _CEILING_NAME = "ceiling\ndata on\nthe GPU"
-_INK = "#222222"
-_MUTED = "#8d99a6"
-_OURS = "#2a7f62"
-_CEILING = "#d9a441"
 
 
-@dataclass(frozen=True, slots=True)
-class _Bar:
-    name: str
-    rate: float | None
-    busy: float | None = None
-    workers: int | None = None
-    missing: str = ""
+def draw(record: Mapping[str, Any], path: str | Path, *, dark: bool = False) -> None:
+    """Draw a ladder's JSON record and the reference run.
 
-
-def draw(record: Mapping[str, Any], path: str | Path) -> None:
-    """Draw a ladder's JSON record beside the reference run.
-
-    Both panels have the same rungs and an axis of their own, from zero: what compares is the shape of the climb. Above
-    a bar stand images/s and how many times rung 1 they are, below it the share of the time that the GPU was busy.
+    Both runs stand on one axis, as multiples of their own first rung: what compares is the shape of the climb. Above a
+    bar stand images/s; the line on it reaches from the slowest climb to the fastest. Below stand the share of the time
+    that the GPU was busy, and the number of workers.
 
     Args:
         record: What ``fastload bench ladder --json`` writes.
         path: The picture; its suffix names the format (``.png``, ``.svg`` ...).
+        dark: For a dark page.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 6), dpi=120, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(6, 9))
-    _panel(left, REFERENCE_NAME, [_Bar(*row) for row in zip(_STEPS, REFERENCE_RATES, REFERENCE_BUSY, strict=False)])
-
+    colours = DARK if dark else LIGHT
+    figure = Figure(figsize=(8.2, 6), dpi=180, layout="constrained", facecolor=colours["card"])
+    axes: Any = figure.subplots()
+    axes.set_facecolor(colours["card"])
     measured = {rung["number"]: rung for rung in record["rungs"]}
     reasons = {skip["number"]: skip["reason"] for skip in record["skipped"]}
-    bars = []
-    for number, name in [*enumerate(_STEPS, start=1), (0, _CEILING_NAME)]:
-        if number in measured:
-            rung = measured[number]
-            bars.append(_Bar(name, rung["images_per_s"]["median"], rung["gpu_busy_share"], rung["workers"]))
+    base = next((measured[n]["images_per_s"]["median"] for n in sorted(measured) if n), None) or 1.0
+    ticks = []
+    for index, (number, name) in enumerate([*enumerate(_STEPS, start=1), (0, _CEILING_NAME)]):
+        rung = measured.get(number)
+        ticks.append("\n".join([f"{number}\n{name}" if number else name, *_below(index, rung)]))
+        if rung is None:
+            why = reasons.get(number, "not measured")
+            axes.text(index, 0.05, why, rotation=90, ha="center", va="bottom", color=colours["muted"])
         else:
-            bars.append(_Bar(name, None, missing=reasons.get(number, "not measured")))
+            kind = "own" if number else "ceiling"
+            _bar(axes, index + 0.2 * (index < len(REFERENCE_RATES)), rung["images_per_s"], base, kind, colours)
+        if index < len(REFERENCE_RATES):
+            rate = REFERENCE_RATES[index]
+            _bar(axes, index - 0.2, {"median": rate, "min": rate, "max": rate}, REFERENCE_RATES[0], "peer", colours)
     environment, parameters = record["environment"], record["parameters"]
     cores = f"{environment['usable_cpus']} CPU cores"
     machine = f"{environment['gpu']}, {cores}" if record["trained"] and environment["gpu"] else cores
-    _panel(right, f"this run: {machine}", bars, color=_OURS)
-
     title = f"Training {parameters['model']}, bf16, batch {parameters['batch_size']}"
     if not record["trained"]:
         title = "The loader alone"
-    title += ": each rung keeps what the one before it has"
-    note = "(number of workers)  ·  busy: share of the time in which the GPU ran a kernel"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=_INK)
-    figure.supxlabel(note, x=0.01, ha="left", fontsize=9, color=_MUTED)
+    axes.set_title(
+        f"{title}: each rung keeps what the one before it has", loc="left", color=colours["ink"], pad=42, fontsize=11
+    )
+    axes.set_ylabel("times its own rung 1; above the bars: images/s", color=colours["ink"])
+    axes.set_xticks(range(len(ticks)), ticks, fontsize=8, linespacing=1.3, color=colours["ink"])
+    axes.set_xlim(-0.6, len(ticks) - 0.4)
+    axes.margins(y=0.08)
+    axes.set_ylim(bottom=0)
+    axes.tick_params(axis="x", length=0)
+    axes.tick_params(axis="y", colors=colours["ink"])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(colours["rule"])
+    _legend(axes, f"this run: {machine}", colours)
+    note = "busy: share of the time in which the GPU ran a kernel (reference run, this run); w: workers of this run"
+    figure.supxlabel(note, x=0.01, ha="left", fontsize=9, color=colours["muted"])
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(str(path))
 
 
-def _panel(axes: Any, title: str, bars: Sequence[_Bar], color: str = _MUTED) -> None:
-    from matplotlib.ticker import StrMethodFormatter
+def _below(index: int, rung: Mapping[str, Any] | None) -> list[str]:
+    """The lines below a rung's name."""
+    busy = [f"{REFERENCE_BUSY[index]:.0%}"] if index < len(REFERENCE_BUSY) else []
+    if rung is not None and rung["gpu_busy_share"] is not None:
+        busy.append(f"{rung['gpu_busy_share']:.0%}")
+    workers = f"{rung['workers']} w" if rung is not None and rung["workers"] else ""
+    return [*(busy or [""]), *([""] if len(busy) < 2 else []), "busy" if busy else "", workers]
 
-    first = bars[0].rate
-    top = max(bar.rate for bar in bars if bar.rate is not None)
-    has_busy = any(bar.busy is not None for bar in bars)
-    has_workers = any(bar.workers is not None for bar in bars)
-    ticks = []
-    for index, bar in enumerate(bars):
-        is_rung = bar.name != _CEILING_NAME
-        rows = [bar.name if not is_rung else f"{index + 1}\n{bar.name}"]
-        if has_workers:
-            rows.append(f"({bar.workers})" if bar.workers else "")
-        if has_busy:
-            rows.append("-" if bar.busy is None else f"{bar.busy:.0%} busy")
-        ticks.append("\n".join(rows))
-        if bar.rate is None:
-            axes.text(index, top * 0.02, bar.missing, rotation=90, ha="center", va="bottom", color=_MUTED)
-            continue
-        axes.bar(index, bar.rate, color=color if is_rung else _CEILING, width=0.72)
-        label = f"{bar.rate:,.0f}" + (f"\n×{bar.rate / first:.1f}" if first and index else "")
-        axes.annotate(label, (index, bar.rate), textcoords="offset points", xytext=(0, 3), ha="center", fontsize=9.5)
-    axes.set_title(title, loc="left", color=_INK, fontsize=11)
-    axes.set_xticks(range(len(bars)), ticks, fontsize=8.5, linespacing=1.35)
-    axes.set_xlim(-0.6, len(bars) - 0.4)
-    axes.set_ylim(0, top * 1.14)
-    axes.set_ylabel("images/s", color=_INK)
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(axis="x", length=0)
+
+def _bar(axes: Any, at: float, rates: Mapping[str, float], base: float, kind: str, colours: Mapping[str, str]) -> None:
+    low, middle, high = (rates[name] / base for name in ("min", "median", "max"))
+    alone = at == int(at)
+    axes.bar(at, middle, color=colours[kind], width=0.6 if alone else 0.38)
+    if high > low:
+        axes.errorbar(at, middle, [[middle - low], [high - middle]], color=colours["ink"], capsize=3, lw=1.2)
+    axes.annotate(
+        f"{rates['median']:,.0f}",
+        (at, high),
+        textcoords="offset points",
+        xytext=(0, 4),
+        ha="center",
+        fontsize=8.5,
+        color=colours["ink"] if kind != "peer" else colours["muted"],
+    )
+
+
+def _legend(axes: Any, ours: str, colours: Mapping[str, str]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(color=colours["own"], label=ours),
+        Patch(color=colours["peer"], label=REFERENCE_NAME),
+        Patch(color=colours["ceiling"], label="ceiling of this run"),
+        Line2D([], [], color=colours["ink"], lw=1.2, label="slowest to fastest climb"),
+    ]
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "borderaxespad": 0.2, "columnspacing": 1.2}
+    axes.legend(handles=handles, frameon=False, fontsize=8.5, labelcolor=colours["ink"], **place)

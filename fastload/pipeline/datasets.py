@@ -53,6 +53,10 @@ _PLANES: Final = (datasets.SVHN, datasets.STL10)
 """They hold images as an array of shape ``(N, 3, H, W)``."""
 _IN_MEMORY: Final = (*_ARRAYS, *_PLANES)
 _COPIED_MAX: Final = 2**30  # bytes of an array that is copied for each epoch
+OF_FILES: Final = tuple(known for known in _FIELDS if known not in _IN_MEMORY)
+"""Torchvision's datasets whose samples can be located in files."""
+OF_ARRAYS: Final = _IN_MEMORY
+"""Torchvision's datasets whose samples are arrays."""
 # They apply `transforms` to the image and its target.
 _BY_TRANSFORMS: Final = (datasets.OxfordIIITPet, datasets.Places365)
 _CLASSES: Final = (*_FIELDS, Subset, ConcatDataset, vision.StandardTransform)

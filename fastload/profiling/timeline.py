@@ -6,16 +6,19 @@ browser; :func:`draw` draws them as a picture.
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 import zlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from fastload.profiling.palette import DARK, LIGHT, contrast, readable_on
 from fastload.profiling.trace import OPERATOR, STAGES, STEP, Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fastload.profiling.findings import Findings
     from fastload.profiling.trace import Copy, Range, Recording, Thread, ThreadKey
@@ -47,7 +50,13 @@ DEPTH_MAX: Final = 5
 BARS_MAX: Final = 20_000
 """Most bars per row; above this, bars that nearly touch are joined."""
 
-_LETTERS: Final = 230  # letters that fit in the picture's width
+APART_MAX: Final = 3
+"""Most threads of one kind that have a row each in the picture."""
+
+GAPS: Final = 3
+"""Idle intervals of the device that the picture shows."""
+
+_LETTERS: Final = 110  # letters that fit in the picture's width
 _CALL_SHARE: Final = 1 / 2000  # share of the window; shorter calls of the CUDA API are left out
 
 
@@ -268,6 +277,22 @@ def _joined(bars: Sequence[Bar], apart_ns: int) -> list[Bar]:
     return joined
 
 
+def from_record(record: Mapping[str, Any]) -> Timeline:
+    """The timeline of a record, which ``dataclasses.asdict`` made."""
+    rows = (Row(**{**row, "bars": tuple(Bar(**bar) for bar in row["bars"])}) for row in record["rows"])
+    return Timeline(tuple(rows), record["length_ns"], tuple(record["steps"]), tuple(map(tuple, record["gaps"])))
+
+
+def _grouped(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows as they are drawn: many threads of one kind stand in one."""
+    kinds = itertools.groupby(rows, key=lambda row: row.label.rstrip("0123456789"))
+    groups: list[list[Row]] = []
+    for _, found in kinds:
+        alike = list(found)
+        groups += [alike] if len(alike) > APART_MAX else [[row] for row in alike]
+    return groups
+
+
 def _fitting(name: str, share: float) -> str | None:
     """A bar's name, cut to its share of the width; None if too little fits."""
     room = int(share * _LETTERS)
@@ -276,45 +301,104 @@ def _fitting(name: str, share: float) -> str | None:
     return name if len(name) <= room else f"{name[: room - 1]}…"
 
 
-def draw(timeline: Timeline, path: str | Path, title: str) -> None:
-    """Draw the rows as a picture; the suffix of ``path`` gives the format. Needs matplotlib."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+def draw(timeline: Timeline, path: str | Path, title: str, *, dark: bool = False) -> None:
+    """Draw the rows as a picture; the suffix of ``path`` gives the format. Needs matplotlib.
 
-    heights = [0.45 + 0.35 * row.depth for row in timeline.rows]
-    figure = Figure(figsize=(14, 1.4 + 0.62 * sum(heights)), dpi=120, layout="constrained")
+    More than ``APART_MAX`` threads of one kind are one row: its height is how many of them are busy.
+    """
+    from matplotlib.figure import Figure
+
+    colours = DARK if dark else LIGHT
+    groups = _grouped(timeline.rows)
+    heights = [1.6 if len(group) > 1 else 0.45 + 0.35 * group[0].depth for group in groups]
+    figure = Figure(figsize=(8.2, 2 + 0.62 * sum(heights)), dpi=180, layout="constrained", facecolor=colours["card"])
     axes: Any = figure.subplots()
+    axes.set_facecolor(colours["card"])
     top = 0.0
     ticks: list[float] = []
     labels: list[str] = []
-    for row, height in zip(timeline.rows, heights, strict=True):
-        axes.axhspan(-top - height, -top, color="#f4f6f8" if len(ticks) % 2 == 0 else "white", lw=0, zorder=0)
-        for depth in range(row.depth):
-            bars = [bar for bar in row.bars if bar.depth == depth]
-            spans = [(bar.start_ns / 1e6, max(bar.length_ns, timeline.length_ns / 5000) / 1e6) for bar in bars]
-            low = -top - 0.2 - 0.35 * (depth + 1) + 0.025
-            axes.broken_barh(spans, (low, 0.32), facecolors=[bar.colour for bar in bars], lw=0, zorder=2)
-            for bar in bars:
-                if (name := _fitting(bar.name, bar.length_ns / timeline.length_ns)) is not None:
-                    middle = (bar.start_ns + bar.length_ns / 2) / 1e6
-                    place = {"ha": "center", "va": "center", "zorder": 4, "parse_math": False}  # a name may have a "$"
-                    axes.text(middle, low + 0.15, name, fontsize=7, color="white", **place)
+    for group, height in zip(groups, heights, strict=True):
+        shade = colours["zone" if len(ticks) % 2 == 0 else "card"]
+        axes.axhspan(-top - height, -top, color=shade, lw=0, zorder=0)
+        if len(group) > 1:
+            _draw_many(axes, group, timeline.length_ns, -top - height, height - 0.15)
+            labels.append(f"{len(group)} {group[0].label.rstrip(' 0123456789')}s\n(height: how\nmany are busy)")
+        else:
+            _draw_row(axes, group[0], timeline.length_ns, -top, colours)
+            labels.append(group[0].label)
         ticks.append(-top - height / 2)
-        labels.append(row.label)
         top += height
-    for start, length in timeline.gaps[:3]:
-        axes.axvspan(start / 1e6, (start + length) / 1e6, color="#e15759", alpha=0.10, lw=0, zorder=1)
+    for start, length in timeline.gaps[:GAPS]:
+        axes.axvspan(start / 1e6, (start + length) / 1e6, color=colours["red"], alpha=0.2, lw=0, zorder=1)
     for number, step in enumerate(timeline.steps):
-        axes.axvline(step / 1e6, color="#333333", lw=0.6, alpha=0.5, zorder=3)
-        axes.text(step / 1e6, 0.06, f" {number}", fontsize=7.5, color="#555555", va="bottom")
-    axes.set_yticks(ticks, labels, fontsize=9)
-    axes.set_ylim(-top, 0.35)
+        axes.axvline(step / 1e6, color=colours["ink"], lw=0.7, zorder=3)
+        axes.text(step / 1e6, 0.06, f" {number}", fontsize=9, color=colours["muted"], va="bottom")
+    axes.set_yticks(ticks, labels, fontsize=9, color=colours["ink"])
+    axes.set_ylim(-top, 0.4)
     axes.set_xlim(0, timeline.length_ns / 1e6)
-    axes.set_xlabel("ms", fontsize=9)
+    axes.set_xlabel("ms", fontsize=9, color=colours["ink"])
+    axes.tick_params(axis="x", labelsize=9, colors=colours["ink"])
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_title(title, loc="left", fontsize=11, parse_math=False)
-    patches = [Patch(color=COLOURS[name], label=name) for name in timeline.names]
-    figure.legend(handles=patches, loc="outside lower left", ncols=8, fontsize=8, frameon=False)
+    axes.spines["bottom"].set_color(colours["rule"])
+    figure.suptitle(
+        "\n".join(textwrap.wrap(title, 80)), x=0.01, ha="left", fontsize=11, color=colours["ink"], parse_math=False
+    )
+    place: dict[str, Any] = {"loc": "outside lower left", "ncols": 4, "fontsize": 9, "frameon": False}
+    legend = figure.legend(handles=_legend(timeline, colours), labelcolor=colours["ink"], **place)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(str(path))
+
+
+def _draw_row(axes: Any, row: Row, window_ns: int, top: float, colours: Mapping[str, str]) -> None:
+    """Draw a thread's or a stream's bars, nested ones below."""
+    for depth in range(row.depth):
+        bars = [bar for bar in row.bars if bar.depth == depth]
+        spans = [(bar.start_ns / 1e6, max(bar.length_ns, window_ns / 2000) / 1e6) for bar in bars]
+        low = top - 0.2 - 0.35 * (depth + 1) + 0.025
+        # A fill that is close to the page's colour has an edge that is not.
+        edges = [bar.colour if contrast(bar.colour, colours["card"]) >= 3 else colours["muted"] for bar in bars]
+        axes.broken_barh(
+            spans, (low, 0.32), facecolors=[bar.colour for bar in bars], edgecolors=edges, lw=0.5, zorder=2
+        )
+        for bar in bars:
+            if (name := _fitting(bar.name, bar.length_ns / window_ns)) is not None:
+                middle = (bar.start_ns + bar.length_ns / 2) / 1e6
+                place = {"ha": "center", "va": "center", "zorder": 4, "parse_math": False}  # a name may have a "$"
+                axes.text(middle, low + 0.15, name, fontsize=8, color=readable_on(bar.colour), **place)
+
+
+def _draw_many(axes: Any, rows: Sequence[Row], window_ns: int, low: float, height: float) -> None:
+    """Draw how many threads are in a range of each colour, without nested ones."""
+    changes: dict[str, Counter[int]] = defaultdict(Counter)
+    for row in rows:
+        for bar in row.bars:
+            if bar.depth == 0:
+                changes[bar.colour][bar.start_ns] += 1
+                changes[bar.colour][bar.start_ns + bar.length_ns] -= 1
+    times = sorted({0, window_ns, *(at for one in changes.values() for at in one)})
+    below = [0] * len(times)
+    for colour, one in changes.items():
+        busy = itertools.accumulate(one[at] for at in times)
+        above = [under + count for under, count in zip(below, busy, strict=True)]
+        edges = [[low + height * count / len(rows) for count in counts] for counts in (below, above)]
+        axes.fill_between([at / 1e6 for at in times], *edges, step="post", color=colour, lw=0, zorder=2)
+        below = above
+
+
+def _legend(timeline: Timeline, colours: Mapping[str, str]) -> list[Any]:
+    """A mark with a name for all that stands in the picture."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    titles = {"h2d": "h2d, copy from pinned memory", "call": "call of CUDA", "copy": "copy to the host"}
+    marks: list[Any] = [Patch(color=COLOURS[name], label=titles.get(name, name)) for name in timeline.names]
+    own = {bar.colour: bar.name for row in timeline.rows for bar in row.bars if bar.colour in _PALETTE}
+    marks += [Patch(color=colour, label=name) for colour, name in own.items()]
+    if timeline.steps:
+        marks.append(Line2D([], [], color=colours["ink"], lw=0.7, label="start of a step"))
+    if timeline.gaps:
+        marks.append(Patch(color=colours["red"], alpha=0.2, label=f"{GAPS} longest gaps of the GPU"))
+    return marks

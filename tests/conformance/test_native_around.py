@@ -15,6 +15,7 @@ import torchvision.transforms as v1
 from backends import simulated
 from photos import NOISY, OF_PYTHON, PIPELINES, assert_same, both, eval_v1, make_folder, mix_in, train_v1, train_v2
 from PIL import Image
+from plans import text_of
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -206,7 +207,7 @@ def test_first_calls_of_libraries(root, module):
     library = pytest.importorskip(module)
     function = getattr(library, "pl_worker_init_function", None) or library._worker_init
     loader = FastLoader(ImageFolder(root, train_v1()), 4, num_workers=2, worker_init_fn=function, **NATIVE)
-    assert "decode threads" in str(loader.plan)
+    assert "decode threads" in text_of(loader)
     check(lambda: ImageFolder(root, train_v1()), worker_init_fn=function, num_workers=2)
 
 
@@ -286,7 +287,7 @@ def test_samples_of_encoded_that_are_no_pairs(root, native_batches, workers):
 
 def test_the_plan_says_what_runs_beside_samples(root):
     arguments = {"collate_fn": mixed, "worker_init_fn": stores, "num_workers": 2}
-    plan = str(FastLoader(ImageFolder(root, train_v1(), target_transform=noisy), 4, **arguments, **NATIVE).plan)
+    plan = text_of(FastLoader(ImageFolder(root, train_v1(), target_transform=noisy), 4, **arguments, **NATIVE))
     assert "2 worker processes, a decode thread each" in plan
     assert "collate_fn mixed, worker_init_fn stores, target_transform noisy" in plan
 

@@ -31,6 +31,7 @@ from leaks import Holdings, survivors
 from photos import Encoded, both, drained, epochs_of, jpeg, make_folder, mix_in, photos_fixture, train_v1, train_v2
 from photos import assert_same as assert_equal
 from PIL import ExifTags, Image, ImageFile, ImageOps
+from plans import text_of
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, RandomSampler, Subset, WeightedRandomSampler
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -375,7 +376,7 @@ def test_what_is_patched_between_epochs_is_what_workers_run(turned, name):
                 seen += list(loader)
                 if isinstance(loader, FastLoader):
                     engines.append(loader.plan.engine)
-                    assert (reason in str(loader.plan)) == (epoch == 1)
+                    assert (reason in text_of(loader)) == (epoch == 1)
         return seen, engines
 
     theirs, _ = run(lambda dataset: DataLoader(dataset, **RUN), patch)

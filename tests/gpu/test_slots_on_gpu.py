@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from leaks import Holdings, survivors
+from plans import text_of
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fastload import FastLoader
@@ -55,7 +56,7 @@ def test_whole_epochs_equal_torchs_through_slots(method):
     stats = ours.stats()
     assert stats.batches == 64
     assert stats.slot_batches > 30, stats
-    assert "slots" in str(ours.plan)
+    assert "slots" in text_of(ours)
 
 
 def test_custom_collate_is_packed_and_keeps_its_layout():
@@ -154,7 +155,7 @@ def test_the_cap_bounds_pinned_bytes_and_the_plan_says_so():
     for (x, _), expected in zip(tight, data.tensors[0].split(16), strict=True):
         assert torch.equal(x.cpu(), expected)
     assert tight.stats().slots == 0
-    assert "exceed max_pinned_bytes" in str(tight.plan)
+    assert "exceed max_pinned_bytes" in text_of(tight)
 
 
 def test_nothing_is_left_after_close_and_after_garbage_collection():

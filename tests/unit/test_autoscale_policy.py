@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 from backends.datasets import Slow
+from plans import text_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from fastload import FastLoader
@@ -528,7 +529,7 @@ def test_ctrl_c_in_the_trial_leaves_no_process():
 
 def test_the_plan_says_why_so_many(cores):
     loader = FastLoader(Costly(40, 0.001), batch_size=2, num_workers="auto")
-    assert "note: num_workers='auto': a short trial before the first epoch decides" in str(loader.plan)
+    assert "note: num_workers='auto': a short trial before the first epoch decides" in text_of(loader)
     next(iter(loader))
-    assert re.search(r"note: num_workers='auto': a sample costs \d[\d.]* ms", str(loader.plan))
+    assert re.search(r"note: num_workers='auto': a sample costs \d[\d.]* ms", text_of(loader))
     loader.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import doctest
 import importlib
@@ -9,6 +10,8 @@ import importlib.util
 import inspect
 import io
 import re
+import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 pytest.importorskip("skimage")
 
 import fastload
+from fastload import vision
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.options import Options
 from scripts import native_list
@@ -116,12 +120,43 @@ def test_code_that_is_not_run_is_python_at_least(page: Path) -> None:
         compile(block, str(page), "exec")
 
 
+def annotated(thing: Any) -> set[str]:
+    """Words of the annotations of what a function returns, or of what a class shows."""
+    found = []
+    if inspect.isclass(thing):
+        shown = {name: member for name, member in vars(thing).items() if not name.startswith("_")}
+        found = [text for name, text in inspect.get_annotations(thing).items() if not name.startswith("_")]
+        functions = [getattr(member, "fget", getattr(member, "__func__", member)) for member in shown.values()]
+    else:
+        functions = [thing, *typing.get_overloads(thing)]
+    found += [inspect.signature(one).return_annotation for one in functions if inspect.isfunction(one)]
+    return set(re.findall(r"\w+", " ".join(map(str, found))))
+
+
 @IN_CHECKOUT
-def test_api_reference_has_every_public_name() -> None:
+def test_api_reference_has_every_public_name_and_the_types_that_they_return_alone() -> None:
     page = (DOCS / "api.md").read_text()
-    described = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (?:fastload\.)?([\w.]+)$", page, flags=re.MULTILINE))
-    missing = {name for name in fastload.__all__ if name != "__version__"} - described
-    assert not missing, f"docs/api.md must describe every public name; add {sorted(missing)}"
+    exported, _, returned = page.partition("## Types that these return or raise")
+    pattern = r"^\.\. (?:auto|py:)\w+:: ([\w.]+)$"
+    described = set(re.findall(pattern, exported, flags=re.MULTILINE))
+    public = {name for name in fastload.__all__ if name != "__version__"} | set(vision.__all__)
+    assert described == public, f"docs/api.md describes exactly the public names: {sorted(described ^ public)}"
+
+    types = {name.rpartition(".")[2]: resolve(name) for name in re.findall(pattern, returned, flags=re.MULTILINE)}
+    shown = [getattr(fastload, name, None) or getattr(vision, name) for name in public] + list(types.values())
+    words = set().union(*map(annotated, shown)) | {"StatefulPrefetcher", "VerificationInterrupted"}
+    assert set(types) <= words, "nothing public returns these"
+    loaded = [module for name, module in list(sys.modules.items()) if name.startswith("fastload.")]
+    classes = {thing for module in loaded for thing in vars(module).values() if inspect.isclass(thing)}
+    own = {thing.__name__ for thing in classes if thing.__module__.startswith("fastload.")}
+    assert (words & own) - set(collections.abc.__all__) <= public | set(types), (
+        "docs/api.md lacks types that public functions return"
+    )
+
+
+def resolve(name: str) -> Any:
+    module, _, kind = name.rpartition(".")
+    return getattr(importlib.import_module(module), kind)
 
 
 @IN_CHECKOUT
@@ -136,9 +171,18 @@ def test_api_reference_has_every_public_method_of_the_loader() -> None:
 
 
 @IN_CHECKOUT
-def test_the_list_of_native_transforms_is_that_of_the_table() -> None:
-    text = native_list.PAGE.read_text()
-    assert native_list.page(text) == text, "run 'make figures'"
-    assert native_list.page(text.replace("| `Pad` |", "| `Bad` |")) == text
-    with pytest.raises(ValueError, match="markers of the list once, found 0"):
-        native_list.page(text.replace("<!-- ops -->", ""))
+@pytest.mark.parametrize(
+    ("path", "known", "markers"),
+    [
+        (native_list.PAGE, "| `Pad` |", "<!-- ops -->"),
+        (native_list.FIT, "`Pad`", "<!-- transforms -->"),
+        (native_list.FIT, "`Food101`", "<!-- datasets -->"),
+    ],
+)
+def test_the_lists_of_what_is_native_are_those_of_the_tables(path: Path, known: str, markers: str) -> None:
+    text = path.read_text()
+    assert native_list.page(path, text) == text, "run 'make figures'"
+    assert known in text
+    assert native_list.page(path, text.replace(known, "?")) == text
+    with pytest.raises(ValueError, match=r"markers of '\w+' once, found 0"):
+        native_list.page(path, text.replace(markers, ""))

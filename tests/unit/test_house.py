@@ -31,6 +31,7 @@ ODD_WORDS = re.compile(r"\b(who[e]ver|some[b]ody|no[b]ody|like[w]ise|said[ ]to b
 
 PUBLIC = [
     "DataLoader",
+    "FallbackWarning",
     "FastLoader",
     "JpegInfo",
     "Plan",

@@ -13,6 +13,7 @@ import torch
 import torchvision.transforms as v1
 from photos import PIPELINES, OwnCrop, Seeding, patched_instance, photos_fixture, train_v1
 from PIL import Image
+from plans import text_of
 from torch import nn
 from torch.utils.data import Subset, default_collate
 from torchvision.datasets import DatasetFolder, FakeData, ImageFolder, folder
@@ -273,19 +274,19 @@ def test_require_raises_with_the_reasons(root, arguments, reason):
 def test_the_plan_tells_of_the_engine(root):
     loader = FastLoader(ImageFolder(root, train_v1()), device="cpu", num_workers=2)
     assert loader.plan.engine == "native"
-    assert "RandomResizedCrop" in str(loader.plan)
+    assert "RandomResizedCrop" in text_of(loader)
     loader.engine = "torch"
     assert loader.plan.engine == "torch"
 
 
 def test_the_plan_tells_of_tensors_and_of_erasing(root):
-    plan = str(FastLoader(ImageFolder(root, PIPELINES["train_on_tensors"]()), device="cpu", num_workers=1).plan)
+    plan = text_of(FastLoader(ImageFolder(root, PIPELINES["train_on_tensors"]()), device="cpu", num_workers=1))
     assert "RandomHorizontalFlip (with torch's arithmetic for tensors)" in plan
-    plan = str(FastLoader(ImageFolder(root, PIPELINES["erasing_v1"]()), device="cpu", num_workers=1).plan)
+    plan = text_of(FastLoader(ImageFolder(root, PIPELINES["erasing_v1"]()), device="cpu", num_workers=1))
     assert "by a table of float32, then RandomErasing" in plan
     assert "arithmetic" not in plan
     assert "made by torch" not in plan
-    plan = str(FastLoader(ImageFolder(root, PIPELINES["noise_v2"]()), device="cpu", num_workers=1).plan)
+    plan = text_of(FastLoader(ImageFolder(root, PIPELINES["noise_v2"]()), device="cpu", num_workers=1))
     assert "by a table of float32, then RandomErasing with values made by torch" in plan
 
 
@@ -357,7 +358,7 @@ def test_a_folder_of_png_stays_with_the_workers(tmp_path, root):
         warnings.simplefilter("always")
         assert len(list(loader)) == 3
     assert not warned
-    assert "no JPEG images" in str(loader.plan)
+    assert "no JPEG images" in text_of(loader)
 
 
 LOUD = """

@@ -8,6 +8,7 @@ from backends import simulated
 from backends.batches import Collator
 from backends.datasets import Images, Numbers, Stream, collect
 from photos import make_folder, train_v1
+from plans import text_of
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, Plan, Step
@@ -39,6 +40,20 @@ def test_a_plan_is_laid_out_in_columns():
         "  1.50 MB per batch to cuda:0",
         "  note: something to know",
     ]
+
+
+def test_no_line_is_longer_than_a_page_of_the_documentation_shows():
+    what = "JPEG files to 224x224 pixels, uint8: " + ", ".join(["RandomResizedCrop"] * 6)
+    for place, starts in (
+        ("2 decode threads", " " * 28 + "R"),
+        ("8 worker processes, a decode thread each", " " * 10 + "J"),
+    ):
+        note = f"{'a note that goes on ' * 10}{'W' * 200}"
+        plan = Plan("native", torch.device("cpu"), (Step("decode", place, what),), None, (note,))
+        lines = str(plan).splitlines()
+        assert 60 < max(len(line) for line in lines if "W" not in line) <= 74
+        assert lines[2].startswith(starts)
+        assert " ".join(str(plan).split()) == f"engine native, batches on cpu decode {place} {what} note: {note}"
 
 
 def test_on_the_cpu_it_is_torchs_loader():
@@ -107,7 +122,7 @@ def test_the_path_to_a_gpu(cuda):
     assert f"up to {slots_wanted(loader)}" in steps(loader)["slots"].what
     collect(loader)
     assert loader.plan.batch_bytes == 2 * (60 * 4 + 8)
-    assert "MB per batch to cuda:0" in str(loader.plan)
+    assert "MB per batch to cuda:0" in text_of(loader)
     loader.close()
 
 
@@ -146,12 +161,12 @@ def test_lowering_is_never_promised():
 def test_a_missing_kernel_is_said_with_the_remedy(cuda, monkeypatch, tmp_path):
     loader = FastLoader(ImageFolder(make_folder(tmp_path, 3), train_v1()), num_workers=1, device="cuda")
     monkeypatch.setattr(nvrtc, "lacking", lambda device, dtype, channels: f"{device} {dtype} {channels}")
-    assert "torch looks values up instead of one CUDA kernel, same bits but slower: cuda:0 torch.float32 3" in str(
-        loader.plan
+    assert "torch looks values up instead of one CUDA kernel, same bits but slower: cuda:0 torch.float32 3" in text_of(
+        loader
     )
     monkeypatch.setattr(nvrtc, "lacking", lambda *_: None)
     assert loader.plan.engine == "native"
-    assert "kernel" not in str(loader.plan)
+    assert "kernel" not in text_of(loader)
 
 
 def test_a_plan_cannot_be_changed():

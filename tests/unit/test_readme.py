@@ -37,7 +37,7 @@ def commands(program: str) -> list[str]:
 def test_pages_have_the_commands_that_these_tests_are_about() -> None:
     assert {"make demo", "make test"} <= set(commands("make"))
     assert "fastload doctor" in commands("fastload")
-    launchers = ("make", "fastload", "python", "torchrun", "accelerate", "nsys", "ncu")
+    launchers = ("make", "fastload", "pip", "python", "torchrun", "accelerate", "nsys", "ncu")
     assert all(line.split()[0] in launchers for block in blocks("sh") for line in block.splitlines())
 
 
@@ -73,28 +73,28 @@ def takes_its_options(table: cli.Table, words: list[str]) -> None:
     parser.parse_args(words)
 
 
-def readmes_own(program: str) -> list[str]:
-    text = PAGES[0].read_text() if PAGES[0].exists() else ""
+def shell_lines(program: str, pages: list[Path]) -> list[str]:
+    text = "\n".join(page.read_text() for page in pages if page.exists())
     shell = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE))
     return sorted({line for line in shell.splitlines() if line.split()[:1] == [program]})
 
 
-@pytest.mark.parametrize("line", readmes_own("make"))
+@pytest.mark.parametrize("line", shell_lines("make", PAGES[:1]))
 def test_make_command_of_the_readme_is_run_before_a_merge(line: str) -> None:
     ci = (ROOT / ".ci" / "run").read_text()
     assert re.search(rf"^part {re.escape(line)}(-all| ARGS=--quick)?$", ci, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", [line for line in readmes_own("fastload") if " bench " in line])
-def test_benchmark_of_the_readme_is_run_before_a_merge(line: str) -> None:
+@pytest.mark.parametrize("line", [line for line in shell_lines("fastload", PAGES) if " bench " in line])
+def test_benchmark_of_the_pages_is_run_before_a_merge(line: str) -> None:
     """.ci/run runs all of them; the options, too, are taken."""
     assert re.search(r"^part make bench\b", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
     assert shlex.split(line)[2] in cli.BENCH
 
 
-@pytest.mark.parametrize("line", [line for line in readmes_own("fastload") if " bench " not in line])
+@pytest.mark.parametrize("line", [line for line in shell_lines("fastload", PAGES) if " bench " not in line])
 @pytest.mark.slow
-def test_command_of_the_readme_runs(line: str, tmp_path: Path) -> None:
+def test_command_of_the_pages_runs(line: str, tmp_path: Path) -> None:
     """In a folder with the files that it speaks of."""
     script = "from torch.utils.data import DataLoader; print([batch.tolist() for batch in DataLoader(range(30))])"
     (tmp_path / "train.py").write_text(script)
@@ -122,6 +122,26 @@ def test_python_in_the_pages_compiles_and_its_imports_exist() -> None:
             if isinstance(node, ast.ImportFrom):
                 module = importlib.import_module(str(node.module))
                 assert all(hasattr(module, name.name) for name in node.names)
+
+
+def test_the_readme_is_short_and_in_order() -> None:
+    lines = PAGES[0].read_text().splitlines()
+    assert len(lines) <= 150
+    assert [line[3:] for line in lines if line.startswith("## ")] == [
+        "Install",
+        "Does it fit my pipeline?",
+        "Quick start",
+        "Check it on your data",
+        "Find the bottleneck",
+        "Options",
+        "How it works",
+        "Beside other libraries",
+        "When not to use it, and limits",
+        "Contributing and licence",
+    ]
+    first_screen = "\n".join(lines[:32])
+    for shown in ("+from fastload import DataLoader", "share of full GPU speed", "no loader will help", "## Install"):
+        assert shown in first_screen
 
 
 def test_links_to_files_lead_somewhere() -> None:

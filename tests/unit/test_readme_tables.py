@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -12,9 +13,16 @@ from benchmarks import _peer_tables, readme_tables
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("page", ["README", "BENCHMARKS"])
+@pytest.mark.parametrize("page", readme_tables.PAGES, ids=lambda page: page.name)
 def test_a_page_is_up_to_date(page):
-    assert rendered(page) == getattr(readme_tables, page).read_text(), "run 'make figures'"
+    assert readme_tables.render(page.read_text(), page) == page.read_text(), "run 'make figures'"
+
+
+def test_the_charts_are_up_to_date_and_each_is_shown():
+    shown = {path: path.read_text() for path in readme_tables.CHARTS.glob("*.svg")}
+    assert shown == readme_tables.charts(), "run 'make figures'"
+    pages = "".join(path.read_text() for path in readme_tables.PAGES)
+    assert all(f"charts/{path.name})" in pages for path in shown)
 
 
 @pytest.fixture
@@ -29,21 +37,33 @@ def results(tmp_path, monkeypatch):
 def test_a_changed_result_makes_the_readme_stale(results):
     record = json.loads((results / "ladder.json").read_text())
     record["rungs"][0]["workers"] = 77
-    assert shown("ladder", record, "README") != readme_tables.README.read_text()
+    assert shown("ladder", record, "LADDER") != readme_tables.LADDER.read_text()
 
 
-def rendered(page="README"):
+def test_check_names_what_is_out_of_date_and_writes_nothing(results, capsys):
+    record = json.loads((results / "train.json").read_text())
+    record["points"][0]["contenders"]["fastload"]["share_of_ceiling"]["median"] = 0.5
+    (results / "train.json").write_text(json.dumps(record))
+    before = readme_tables.README.read_text()
+    assert readme_tables.main(argparse.Namespace(check=True)) == 1
+    said = capsys.readouterr().err
+    assert all(f"{name} is out of date" in said for name in ("README.md", "index.md", "benchmarks.md", "train.svg"))
+    assert "loaders.svg" not in said
+    assert readme_tables.README.read_text() == before
+
+
+def rendered(page="BENCHMARKS"):
     path = getattr(readme_tables, page)
     return readme_tables.render(path.read_text(), path)
 
 
 def block(name):
-    """What README says of one record."""
+    """What docs/benchmarks.md says of one record."""
     return rendered().partition(f"<!-- figures: {name} -->")[2].partition("<!-- end -->")[0]
 
 
 def shown(name, record, page=None):
-    """Write a record; return what README then says of it, or all of a page."""
+    """Write a record; return what docs/benchmarks.md then says of it, or all of a page."""
     (readme_tables.RESULTS / f"{name}.json").write_text(json.dumps(record))
     return rendered(page) if page else block(name)
 
@@ -69,12 +89,10 @@ def peers(question, figure, medians, **point):
 
 def test_a_peer_that_is_ahead_is_marked_and_the_text_says_by_how_much(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=4)
-    readme = shown("loaders", record, "README")
-    assert "| DALI, GPU decode | 21,000 ▲ |" in readme
-    assert "| DataLoader | 1,400 |" in readme
-    assert "▲ ahead of FastLoader, native. 4 threads: DALI, GPU decode by 4.2×." in readme
-    docs = rendered("BENCHMARKS")
-    assert "| DALI, GPU decode | 21,000 (18,900 to 23,100) ▲ |" in docs
+    docs = shown("loaders", record)
+    assert "| DALI, GPU decode | 21,000 ± 2,100 ▲ |" in docs
+    assert "| DataLoader | 1,400 ± 140 |" in docs
+    assert "▲ ahead of FastLoader, native. 4 threads: DALI, GPU decode by 4.2×." in docs
     assert "* FFCV: ffcv is not installed" in docs
 
 
@@ -83,9 +101,9 @@ def test_who_was_not_measured_at_a_point_has_a_dash_there(results):
     assert "–: not asked" not in shown("loaders", record)
     record["points"].append({"threads": 8, "contenders": {"fastload": record["points"][0]["contenders"]["fastload"]}})
     record["contenders"]["torch"]["failed"] = "it ended"
-    assert "| DataLoader | 1,400 | – |" in shown("loaders", record)
+    assert "| DataLoader | 1,400 ± 140 | – |" in shown("loaders", record)
     assert "–: not asked, or not measured." in block("loaders")
-    docs = rendered("BENCHMARKS")
+    docs = block("loaders")
     assert "Not measured, or not everywhere:\n\n* DataLoader: it ended\n* FFCV: ffcv is not installed" in docs
 
 
@@ -116,7 +134,7 @@ def test_a_lower_bound_is_explained(results):
     record = peers("memory", "host_bytes", {"torch": 9e9, "fastload": 4e8}, threads=16)
     assert "≥" not in shown("memory", record)
     record["points"][0]["contenders"]["torch"]["lower_bound"] = True
-    assert "| DataLoader | ≥ 9,000 MB |" in shown("memory", record)
+    assert "| DataLoader | ≥ 9,000 ± 900 MB |" in shown("memory", record)
     assert "≥: what the library pins by itself cannot be seen." in block("memory")
 
 
@@ -130,9 +148,9 @@ def test_turns_are_whole_bursts_of_the_workers(results):
 
 def test_less_is_better_for_time_and_memory(results):
     record = peers("firstbatch", "first_batch_s", {"torch": 2.0, "dali-gpu": 0.475, "fastload": 0.5}, threads=8)
-    readme = shown("firstbatch", record, "README")
-    assert "▲ ahead of FastLoader, native. 8 threads: DALI, GPU decode by 5.3%." in readme
-    assert "| DataLoader | 2.00 s |" in readme
+    docs = shown("firstbatch", record)
+    assert "▲ ahead of FastLoader, native. 8 threads: DALI, GPU decode by 5.3%." in docs
+    assert "| DataLoader | 2.00 ± 0.20 s |" in docs
 
 
 def test_where_nobody_is_ahead_the_text_says_so(results):
@@ -158,16 +176,35 @@ def test_one_model_is_shown_with_what_the_loop_has_left(results):
     for name, (share, us) in loop.items():
         record["points"][0]["contenders"][name] |= {"share_of_ceiling": share, "main_thread_us_per_batch": us}
     docs = shown("train-resnet50", record, "BENCHMARKS")
-    assert "| **FastLoader, native** | 4,700 (4,230 to 5,170) | 100.0% | 240 µs |" in docs
+    assert "| **FastLoader, native** | 4,700 ± 470 | 100.0% | 240 µs |" in docs
     assert "▲ ahead of FastLoader, native. main thread per batch: DALI, GPU decode by 1.2×." in docs
 
 
 def test_a_table_of_more_columns_than_contenders_is_turned(results):
     record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 21000, "fastload": 5000}, threads=1)
     record["points"] += [{**record["points"][0], "threads": threads} for threads in (2, 4, 8)]
-    readme = shown("loaders", record, "README")
+    docs = shown("loaders", record)
     head = "|  | DataLoader | DALI, GPU decode | **FastLoader, native** |"
-    assert f"{head}\n|---|--:|--:|--:|\n| 1 thread | 1,400 |" in readme
+    assert f"{head}\n|---|--:|--:|--:|\n| 1 thread | 1,400 ± 140 |" in docs
+
+
+def test_the_first_table_has_a_share_for_each_number_of_cores_and_says_who_is_ahead(results):
+    readme = rendered("README")
+    head = "| ResNet-50, share of full GPU speed | 6 cores | 16 cores |"
+    assert f"{head}\n|---|--:|--:|\n| DataLoader, pinned | 34.1 ± 10.6% | 74.2 ± 20.9% |" in readme
+    assert "▲ ahead of FastLoader, native. 16 cores: DALI, CPU decode by 0.2%." in readme
+
+
+def test_what_fits_has_the_gains_of_the_recipes_that_run_there(results):
+    record = json.loads((results / "recipes-h200.json").read_text())
+    for row in record["rows"]:
+        row["speedup"]["median"] = {"threads": 7.0, "workers, lazy images": 1.5}.get(row["where"], 3.0)
+    record["rows"][0]["speedup"]["median"] = 6.0
+    record["rows"] = [row for row in record["rows"] if row["where"] != "workers, native samples"]
+    fit = shown("recipes-h200", record, "FIT")
+    assert "no worker processes | 6.0 to 7.0× |" in fit
+    assert "in them | not measured |" in fit
+    assert "decoded, natively | 1.5× |" in fit
 
 
 def test_a_quick_run_is_no_result(results):

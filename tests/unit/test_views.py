@@ -11,6 +11,7 @@ import torchvision.transforms as v1
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from photos import MEAN, STD, assert_same, both, make_folder, mix_in
+from plans import text_of
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -181,7 +182,7 @@ def test_simclr_with_approximate_blur(root):
     loader = FastLoader(ImageFolder(root, made(BODY, base=view, n=2)), 4, num_workers=2, device="cpu", exact=False)
     with loader:
         assert loader.plan.engine == "native"
-        assert "2 views of each" in str(loader.plan)
+        assert "2 views of each" in text_of(loader)
         result = verify(loader)
     assert result, result
     assert 0 < result.largest <= result.bound
@@ -206,7 +207,7 @@ def test_what_cannot_be_batched_alike_is_refused(root, why):
 def test_randomness_by_sample_has_one_view(root):
     dataset = ImageFolder(root, pair(first(), first()))
     loader = FastLoader(dataset, 4, num_workers=1, device="cpu", randomness="sample")
-    assert "randomness='sample'" in str(loader.plan)
+    assert "randomness='sample'" in text_of(loader)
     assert loader.plan.engine != "native"
 
 

@@ -35,11 +35,10 @@ int value_in(std::uint32_t symbol, std::uint32_t window, int window_bits) {
   return value >> (size - 1) != 0 ? value : value - (1 << size) + 1;
 }
 
-std::uint64_t pack_pair(std::uint32_t total, unsigned advance, unsigned first_advance, unsigned second_advance,
-                        int second_at, int second_bits, int first_value) {
-  return std::uint64_t{total} | std::uint64_t{advance} << 8 | std::uint64_t{first_advance} << 16 |
-         std::uint64_t{second_advance} << 24 | static_cast<std::uint64_t>(second_at) << 32 |
-         static_cast<std::uint64_t>(63 - second_bits) << 40 |
+std::uint64_t pack_pair(int bits, unsigned advance, unsigned first_advance, int second_at, int second_bits,
+                        int first_value) {
+  return static_cast<std::uint64_t>(bits) | std::uint64_t{advance} << 8 | std::uint64_t{first_advance} << 16 |
+         static_cast<std::uint64_t>(second_at) << 24 | static_cast<std::uint64_t>(63 - second_bits) << 32 |
          std::uint64_t{static_cast<std::uint16_t>(first_value)} << 48;
 }
 
@@ -58,8 +57,10 @@ void fill_window(const SymbolTable& table, const HuffmanCode& code, int bits, st
 
 }  // namespace
 
-const std::uint8_t kNaturalOrder[256] = {
-0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+const std::uint8_t kNaturalOrder[256] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
+                                         12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+                                         35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
+                                         58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
 bool SymbolTable::build(const HuffmanCode& code, bool ac) {
   std::uint32_t next = 0;  // code of the current length
@@ -97,33 +98,22 @@ bool AcTable::build(const HuffmanCode& code) {
   fill_window(*this, code, kPairBits, window);
   constexpr std::uint32_t pair_mask = (1u << kPairBits) - 1;
   for (std::uint32_t bits = 0; bits <= pair_mask; ++bits) {
-    const std::uint32_t first_symbol = window[bits];
-    pairs[bits] = 0;
-    if (first_symbol == 0) continue;
-    const unsigned reach = advance(first_symbol);
-    const int length = all_bits(first_symbol);
-    std::uint32_t second = 0;
-    if (!ends_block(first_symbol) && length < kPairBits) {
-      second = window[bits << length & pair_mask];
-      if (code_bits(second) > kPairBits - length) second = 0;
-    }
-    if (second == 0) {
-      pairs[bits] = pack_pair(static_cast<std::uint32_t>(length), reach, reach, reach, code_bits(first_symbol),
-                              value_bits(first_symbol), 0);
-      continue;
-    }
-    const unsigned second_reach = reach + advance(second);
-    unsigned total_reach = second_reach;
-    int total = length + all_bits(second);
-    if (!ends_block(second) && total < kPairBits) {
-      const std::uint32_t third = window[bits << total & pair_mask];
-      if (third != 0 && ends_block(third) && all_bits(third) <= kPairBits - total) {
-        total_reach += kEndOfBlock;
-        total += all_bits(third);
+    std::uint32_t symbol = window[bits];
+    int at = 0, value = 0;
+    unsigned first_advance = advance(symbol), reach = 0;
+    if (symbol != 0 && !ends_block(symbol) && all_bits(symbol) < kPairBits) {
+      const std::uint32_t second = window[bits << all_bits(symbol) & pair_mask];
+      if (second != 0 && code_bits(second) <= kPairBits - all_bits(symbol)) {
+        at = all_bits(symbol);
+        reach = first_advance;
+        value = value_in(symbol, bits, kPairBits);
+        symbol = second;
       }
     }
-    pairs[bits] = pack_pair(static_cast<std::uint32_t>(total), total_reach, reach, second_reach,
-                            length + code_bits(second), value_bits(second), value_in(first_symbol, bits, kPairBits));
+    reach += advance(symbol);
+    pairs[bits] = symbol == 0 ? 0
+                              : pack_pair(at + all_bits(symbol), reach, first_advance, at + code_bits(symbol),
+                                          value_bits(symbol), value);
   }
   fill_window(*this, code, kSkipBits, window);
   constexpr std::uint32_t skip_mask = (1u << kSkipBits) - 1;

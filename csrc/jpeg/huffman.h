@@ -54,10 +54,9 @@ struct AcTable : SymbolTable {
 
   bool build(const HuffmanCode& code);
 
-  // Up to three symbols: one whose value lies within the window, one whose value may reach beyond it, and an
-  // end-of-block. From the lowest bits on, 8 bits each: all bits, advance, advance to the first value, advance to the
-  // second, start of the second value, 63 - its bits; then 16 bits: the first value. With a single symbol it is the
-  // second. 0: no such symbol.
+  // One or two symbols; the first one's value lies within the window, the second's may reach beyond it. From the lowest
+  // bits on, 8 bits each: all bits, advance, advance to the first value, start of the second value, 63 - its bits; from
+  // bit 48 on: the first value. A single symbol is the second. 0: no such symbol.
   std::uint64_t pairs[1 << kPairBits];
   // As many symbols as fit. Low byte: their bits; high byte: their advance. 0: no such symbol.
   std::uint16_t skips[1 << kSkipBits];

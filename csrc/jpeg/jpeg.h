@@ -1,4 +1,4 @@
-// Decodes any region of a JPEG image with libjpeg-turbo, bit for bit as Pillow does. Knows neither Python nor torch.
+// Decodes any region of a JPEG image, bit for bit as libjpeg-turbo and Pillow do. Knows neither Python nor torch.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,7 @@ struct RowLayout {
 struct DecodeOptions {
   std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
   int scale_denominator = 1;  // 1, 2, 4, 8: decode at 1/n of the size (not Pillow's bits); Region counts scaled pixels
+  bool libjpeg_only = false;
 };
 
 // `ok`, or why this core does not decode images with this header. Thread-safe.
@@ -37,6 +38,18 @@ Status check_supported(const JpegHeader& header, std::uint64_t max_pixels);
 // Initially gray, 4:4:4, 4:2:2 and 4:2:0; calibration sets the rest. Thread-safe.
 void set_trusted_subsamplings(std::uint32_t mask);
 std::uint32_t trusted_subsamplings();
+
+// Whether this core's own decoder takes the files that it supports (the default); libjpeg-turbo takes all others, and
+// those that are not sound. Both give the same pixels, statuses and messages. Thread-safe.
+void set_own_decoder(bool enabled);
+
+// Images that this process decoded, by what decoded them to the end. Thread-safe.
+struct DecodeCounts {
+  std::uint64_t own = 0;
+  std::uint64_t libjpeg = 0;   // from the start
+  std::uint64_t replaced = 0;  // libjpeg-turbo, after the own decoder gave up
+};
+DecodeCounts decode_counts();
 
 // Decodes one image at a time:
 //

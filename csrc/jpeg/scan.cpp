@@ -43,9 +43,8 @@ void unstuff(const std::uint8_t*& from, const std::uint8_t* from_end, std::uint8
   while (from < from_end && to < to_end) {
     const auto most = static_cast<std::size_t>(std::min(from_end - from, to_end - to));
     const void* const found = std::memchr(from, 0xFF, most);
-    const std::size_t count = found == nullptr
-                                  ? most
-                                  : static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - from);
+    const std::size_t count =
+        found == nullptr ? most : static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - from);
     std::memcpy(to, from, count);
     from += count;
     to += count;
@@ -192,8 +191,8 @@ bool ScanDecoder::finish() {
     if (marker_ == 0 && !fill()) return false;
     return marker_ == kEndMarker && position() + (position_bit() != 0 ? 1 : 0) == end_;
   }
-  const std::uint64_t coefficients = std::uint64_t{scan_.mcu_columns} * scan_.mcu_rows *
-                                     static_cast<std::uint64_t>(state_.blocks) * kBlockSize;
+  const std::uint64_t coefficients =
+      std::uint64_t{scan_.mcu_columns} * scan_.mcu_rows * static_cast<std::uint64_t>(state_.blocks) * kBlockSize;
   const std::uint64_t most = scan_.data_at + coefficients * kMaxCoefficientBytes;
   while (marker_ != kEndMarker) {
     const Span span = source_->at(file_at_, 2);

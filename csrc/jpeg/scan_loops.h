@@ -83,8 +83,8 @@ FASTLOAD_TARGET __attribute__((noinline)) unsigned decode_slowly(Bits& bits, con
   return ends_well(k) ? k : kBad;
 }
 
-// One look-up: adds its advance to `k` and takes its bits. Returns the entry, 0 if there is no such symbol; its low bytes
-// are the bits and the advance.
+// One look-up: adds its advance to `k` and takes its bits. Returns the entry, 0 if there is no such symbol; its low
+// bytes are the bits and the advance.
 template <bool kKeep>
 FASTLOAD_INLINE std::uint64_t look_up(Bits& bits, const AcTable& table, unsigned& k, std::int16_t* block) {
   std::uint64_t entry;
@@ -92,9 +92,8 @@ FASTLOAD_INLINE std::uint64_t look_up(Bits& bits, const AcTable& table, unsigned
     entry = table.pairs[bits.bits >> (64 - AcTable::kPairBits)];
     if (__builtin_expect(entry != 0, 1)) {
       block[kNaturalOrder[k + (entry >> 16 & 255)]] = static_cast<std::int16_t>(entry >> 48);
-      block[kNaturalOrder[k + (entry >> 24 & 255)]] =
-          static_cast<std::int16_t>(value_at(bits.bits, entry >> 32, entry >> 40));
       k += entry >> 8 & 255;
+      block[kNaturalOrder[k]] = static_cast<std::int16_t>(value_at(bits.bits, entry >> 24, entry >> 32));
       bits.take(entry);
       return entry;
     }
@@ -116,7 +115,8 @@ FASTLOAD_INLINE std::uint64_t look_up(Bits& bits, const AcTable& table, unsigned
   return symbol == 0 ? 0 : (symbol & 255) | advance << 8;
 }
 
-// A block's AC coefficients. `bits` holds at least 29 bits. Returns the sum of advances; kBad if the block is not sound.
+// A block's AC coefficients. `bits` holds at least 29 bits. Returns the sum of advances; kBad if the block is not
+// sound.
 template <bool kKeep>
 FASTLOAD_INLINE unsigned decode_ac(Bits& bits, const AcTable& table, std::int16_t* block) {
   unsigned k = 0;
@@ -132,8 +132,11 @@ FASTLOAD_INLINE unsigned decode_ac(Bits& bits, const AcTable& table, std::int16_
   }
   if (__builtin_expect(ends_well(k), 1)) return k;
   // The last look-up took symbols of the next block. What it stored within the block belongs there.
-  bits.go_back(entry & 255);
-  return decode_slowly<kKeep>(bits, table, k - (entry >> 8 & 255), block);
+  Bits copy = bits;  // only its address leaves the registers
+  copy.go_back(entry & 255);
+  k = decode_slowly<kKeep>(copy, table, k - (entry >> 8 & 255), block);
+  bits = copy;
+  return k;
 }
 
 FASTLOAD_TARGET std::uint64_t skip_mcus(ScanState& state, std::uint64_t count) {
@@ -162,7 +165,7 @@ FASTLOAD_TARGET std::uint64_t decode_mcus(ScanState& state, std::uint64_t count,
         continue;
       }
       std::int16_t* const at = row.blocks;
-      std::memset(at, 0, kBlockSize * sizeof *at);
+      for (int i = 0; i < kBlockSize; i += 16) std::memset(at + i, 0, 16 * sizeof *at);  // a single one would be a call
       const unsigned k = decode_ac<true>(bits, *block->ac, at);
       if (k == kBad) return kNotSound;
       at[0] = static_cast<std::int16_t>(predictor);

@@ -96,7 +96,8 @@ struct Reference {
   ~Reference() { jpeg_destroy_decompress(&info); }
 
   const JCOEF* block(int component, std::uint32_t y, std::uint32_t x) {
-    JBLOCKARRAY rows = (*info.mem->access_virt_barray)(reinterpret_cast<j_common_ptr>(&info), arrays[component], y, 1, FALSE);
+    JBLOCKARRAY rows =
+        (*info.mem->access_virt_barray)(reinterpret_cast<j_common_ptr>(&info), arrays[component], y, 1, FALSE);
     return rows[0][x];
   }
 };
@@ -144,7 +145,8 @@ int main(int argc, char** argv) {
       const auto first = static_cast<std::uint32_t>(between(0, static_cast<int>(scan.mcu_columns) - 1));
       const auto mcus = static_cast<std::uint32_t>(between(1, static_cast<int>(scan.mcu_columns - first)));
       points.emplace_back();
-      if (!decoder.point(points.back()) || points.back().mcu != std::uint64_t{y} * scan.mcu_columns) fail("no point", number);
+      if (!decoder.point(points.back()) || points.back().mcu != std::uint64_t{y} * scan.mcu_columns)
+        fail("no point", number);
       if (!decoder.skip(first)) fail("no skip", number);
       points.emplace_back();
       if (!decoder.point(points.back())) fail("no point", number);

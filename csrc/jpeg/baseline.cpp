@@ -6,7 +6,8 @@
 namespace fastload {
 namespace {
 
-constexpr std::uint32_t kMaxSide = 65500;  // libjpeg's JPEG_MAX_DIMENSION
+constexpr std::uint32_t kMaxSide = 65500;     // libjpeg's JPEG_MAX_DIMENSION
+constexpr std::uint16_t kMaxFactor = 0x7FFF;  // larger ones are negative in libjpeg
 
 std::uint32_t big_endian_16(const std::uint8_t* p) { return static_cast<std::uint32_t>(p[0] << 8 | p[1]); }
 
@@ -101,6 +102,9 @@ bool read_scan(Segment segment, const Definitions& found, const JpegHeader& head
     component.ac = tables.ac(found.ac[selector[1] & 15]);
     if (component.dc == nullptr || component.ac == nullptr) return false;
     baseline.quantization[i] = found.quantization[found.table[i]];
+    for (const std::uint16_t factor : baseline.quantization[i]) {
+      if (factor > kMaxFactor) return false;
+    }
     if (i > 0 && found.factors[i] != 0x11) return false;
   }
   const int factors = found.factors[0];
@@ -109,6 +113,8 @@ bool read_scan(Segment segment, const Definitions& found, const JpegHeader& head
     const std::uint32_t side = 8 * static_cast<std::uint32_t>(blocks);
     return (pixels + side - 1) / side;
   };
+  // libjpeg stretches a chroma of up to two columns by repetition.
+  if (scan.component[0].columns == 2 && header.width < 5) return false;
   scan.mcu_columns = per_mcu(header.width, scan.component[0].columns);
   scan.mcu_rows = per_mcu(header.height, scan.component[0].rows);
   return true;

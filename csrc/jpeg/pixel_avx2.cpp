@@ -1,0 +1,155 @@
+// From coefficients to RGB for AVX2.
+#if defined(__x86_64__)
+
+#include <initializer_list>
+
+#include "image/color_avx2.h"
+#include "jpeg/pixel_kernels.h"
+
+#define FASTLOAD_TARGET FASTLOAD_AVX2
+#define FASTLOAD_INLINE FASTLOAD_AVX2 inline __attribute__((always_inline))
+
+namespace fastload {
+namespace {
+
+// Two 16-bit values in each 32-bit lane.
+FASTLOAD_INLINE __m256i pair(__m256i low, __m256i high) {
+  return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xAA);
+}
+
+// low * a + high * b of each pair.
+FASTLOAD_INLINE __m256i combine(__m256i pairs, int a, int b) {
+  return _mm256_madd_epi16(pairs, _mm256_set1_epi32((a & 0xFFFF) | static_cast<int>(static_cast<unsigned>(b) << 16)));
+}
+
+// One pass, as transform_eight() in pixel_portable.cpp, for eight columns. Values fit into 16 bits, and so do sums of
+// two.
+template <int kShift>
+FASTLOAD_INLINE void transform_eight(__m256i (&x)[8], int bias) {
+  const __m256i rounding = _mm256_set1_epi32(bias);
+  const __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(_mm256_add_epi32(x[0], x[4]), 13), rounding);
+  const __m256i difference = _mm256_add_epi32(_mm256_slli_epi32(_mm256_sub_epi32(x[0], x[4]), 13), rounding);
+  const __m256i two_six = pair(x[2], x[6]);
+  const __m256i a = combine(two_six, 4433, -10704), b = combine(two_six, 10703, 4433);
+  const __m256i even[4] = {_mm256_add_epi32(sum, b), _mm256_add_epi32(difference, a), _mm256_sub_epi32(difference, a),
+                           _mm256_sub_epi32(sum, b)};
+  const __m256i sums = pair(_mm256_add_epi32(x[3], x[7]), _mm256_add_epi32(x[1], x[5]));
+  const __m256i c = combine(sums, -6436, 9633), d = combine(sums, 9633, 6437);
+  const __m256i one_seven = pair(x[1], x[7]), three_five = pair(x[3], x[5]);
+  const __m256i odd[4] = {
+      _mm256_add_epi32(combine(one_seven, 4926, -7373), d), _mm256_add_epi32(combine(three_five, 4177, -20995), c),
+      _mm256_add_epi32(combine(three_five, -20995, -4176), d), _mm256_add_epi32(combine(one_seven, -7373, -4927), c)};
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm256_srai_epi32(_mm256_add_epi32(even[i], odd[i]), kShift);
+    x[7 - i] = _mm256_srai_epi32(_mm256_sub_epi32(even[i], odd[i]), kShift);
+  }
+}
+
+FASTLOAD_INLINE void transpose(__m256i (&x)[8]) {
+  __m256i pairs[8], quads[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    quads[i] = _mm256_unpacklo_epi64(pairs[i], pairs[i + 2]);
+    quads[i + 1] = _mm256_unpackhi_epi64(pairs[i], pairs[i + 2]);
+    quads[i + 2] = _mm256_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+    quads[i + 3] = _mm256_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x20);
+    x[i + 4] = _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x31);
+  }
+}
+
+FASTLOAD_AVX2 inline bool transform_block(const std::int16_t* block, const std::int32_t* quantization,
+                                          std::uint8_t* out, std::size_t stride) {
+  __m256i x[8], seen = _mm256_setzero_si256();
+  for (int i = 0; i < 8; ++i) {
+    const __m256i row = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 8 * i)));
+    x[i] = _mm256_madd_epi16(row, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quantization + 8 * i)));
+    seen = _mm256_or_si256(seen, _mm256_abs_epi32(x[i]));
+  }
+  transform_eight<11>(x, 1 << 10);
+  for (const __m256i& row : x) seen = _mm256_or_si256(seen, _mm256_abs_epi32(row));
+  transpose(x);
+  transform_eight<18>(x, (128 << 18) + (1 << 17));
+  // Lane by lane: columns 0 and 1 of four rows, and so on.
+  const __m256i words[4] = {_mm256_packs_epi32(x[0], x[1]), _mm256_packs_epi32(x[2], x[3]),
+                            _mm256_packs_epi32(x[4], x[5]), _mm256_packs_epi32(x[6], x[7])};
+  __m256i levels = _mm256_setzero_si256();
+  for (const __m256i& word : words) {
+    levels = _mm256_or_si256(levels, _mm256_add_epi16(word, _mm256_set1_epi16(kMostBelow)));
+  }
+  const __m256i columns_to_rows =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m256i left = _mm256_shuffle_epi8(_mm256_packus_epi16(words[0], words[1]), columns_to_rows);
+  const __m256i right = _mm256_shuffle_epi8(_mm256_packus_epi16(words[2], words[3]), columns_to_rows);
+  const __m256i first = _mm256_unpacklo_epi32(left, right), second = _mm256_unpackhi_epi32(left, right);
+  const auto store = [out, stride](std::size_t y, __m128i two_rows) FASTLOAD_AVX2 {
+    _mm_storel_pi(reinterpret_cast<__m64*>(out + y * stride), _mm_castsi128_ps(two_rows));
+    _mm_storeh_pi(reinterpret_cast<__m64*>(out + (y + 1) * stride), _mm_castsi128_ps(two_rows));
+  };
+  store(0, _mm256_castsi256_si128(first));
+  store(2, _mm256_castsi256_si128(second));
+  store(4, _mm256_extracti128_si256(first, 1));
+  store(6, _mm256_extracti128_si256(second, 1));
+  const __m256i too_much =
+      _mm256_or_si256(_mm256_and_si256(seen, _mm256_set1_epi32(~(kMostValue - 1))),
+                      _mm256_and_si256(levels, _mm256_set1_epi16(static_cast<short>(~(kMostResults - 1)))));
+  return _mm256_testz_si256(too_much, too_much) != 0;
+}
+
+// Twice `value` times `factor` / 65536, then half of it, rounded: 16 bits hold everything.
+FASTLOAD_INLINE __m256i scaled(__m256i value, int factor) {
+  const __m256i twice =
+      _mm256_mulhi_epi16(_mm256_add_epi16(value, value), _mm256_set1_epi16(static_cast<short>(factor)));
+  return _mm256_srai_epi16(_mm256_add_epi16(twice, _mm256_set1_epi16(1)), 1);
+}
+
+FASTLOAD_INLINE __m256i green_of(__m256i pairs) {
+  const __m256i sum = _mm256_add_epi32(combine(pairs, -22554, 65536 - 46802), _mm256_set1_epi32(32768));
+  return _mm256_srai_epi32(sum, 16);
+}
+
+FASTLOAD_INLINE __m256i load_words(const std::uint8_t* bytes) { return _mm256_cvtepu8_epi16(load_half(bytes)); }
+
+struct Words {
+  __m256i red, green, blue;
+};
+
+FASTLOAD_INLINE Words to_words(const std::uint8_t* y, const std::uint8_t* cb, const std::uint8_t* cr) {
+  const __m256i middle = _mm256_set1_epi16(128);
+  const __m256i luma = load_words(y);
+  const __m256i blue = _mm256_sub_epi16(load_words(cb), middle), red = _mm256_sub_epi16(load_words(cr), middle);
+  const __m256i green =
+      _mm256_packs_epi32(green_of(_mm256_unpacklo_epi16(blue, red)), green_of(_mm256_unpackhi_epi16(blue, red)));
+  return {_mm256_add_epi16(luma, _mm256_add_epi16(red, scaled(red, 91881 - 65536))),
+          _mm256_add_epi16(luma, _mm256_sub_epi16(green, red)),
+          _mm256_add_epi16(luma, _mm256_add_epi16(_mm256_add_epi16(blue, blue), scaled(blue, 116130 - 131072)))};
+}
+
+FASTLOAD_AVX2 inline void to_planes(const std::uint8_t* y, const std::uint8_t* cb, const std::uint8_t* cr,
+                                    Planes& planes) {
+  static_assert(kBlock == 32);
+  const Words a = to_words(y, cb, cr), b = to_words(y + 16, cb + 16, cr + 16);
+  const auto store = [](__m256i low, __m256i high, std::uint8_t* plane) FASTLOAD_AVX2 {
+    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(low, high), 0xD8);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(plane), bytes);
+  };
+  store(a.red, b.red, planes.red);
+  store(a.green, b.green, planes.green);
+  store(a.blue, b.blue, planes.blue);
+}
+
+}  // namespace
+}  // namespace fastload
+
+#include "jpeg/pixel_loops.h"
+
+namespace fastload {
+const PixelKernels kAvx2Pixels = kPixelLoops;
+}  // namespace fastload
+
+#endif

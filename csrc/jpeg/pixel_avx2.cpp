@@ -23,19 +23,30 @@ FASTLOAD_INLINE __m256i combine(__m256i pairs, int a, int b) {
 }
 
 // One pass, as transform_eight() in pixel_portable.cpp, for eight columns. Values fit into 16 bits, and so do sums of
-// two.
-template <int kShift>
+// two. With kHalf, the last four of each eight are 0.
+template <int kShift, bool kHalf>
 FASTLOAD_INLINE void transform_eight(__m256i (&x)[8], int bias) {
   const __m256i rounding = _mm256_set1_epi32(bias);
-  const __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(_mm256_add_epi32(x[0], x[4]), 13), rounding);
-  const __m256i difference = _mm256_add_epi32(_mm256_slli_epi32(_mm256_sub_epi32(x[0], x[4]), 13), rounding);
-  const __m256i two_six = pair(x[2], x[6]);
+  __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(x[0], 13), rounding), difference = sum;
+  __m256i two_six = x[2], one_seven = x[1], three_five = x[3], sums = pair(x[3], x[1]);
+  if constexpr (kHalf) {
+    const __m256i low = _mm256_set1_epi32(0xFFFF);
+    two_six = _mm256_and_si256(two_six, low);
+    one_seven = _mm256_and_si256(one_seven, low);
+    three_five = _mm256_and_si256(three_five, low);
+  } else {
+    const __m256i four = _mm256_slli_epi32(x[4], 13);
+    sum = _mm256_add_epi32(sum, four);
+    difference = _mm256_sub_epi32(difference, four);
+    two_six = pair(two_six, x[6]);
+    one_seven = pair(one_seven, x[7]);
+    three_five = pair(three_five, x[5]);
+    sums = _mm256_add_epi16(sums, pair(x[7], x[5]));
+  }
   const __m256i a = combine(two_six, 4433, -10704), b = combine(two_six, 10703, 4433);
   const __m256i even[4] = {_mm256_add_epi32(sum, b), _mm256_add_epi32(difference, a), _mm256_sub_epi32(difference, a),
                            _mm256_sub_epi32(sum, b)};
-  const __m256i sums = pair(_mm256_add_epi32(x[3], x[7]), _mm256_add_epi32(x[1], x[5]));
   const __m256i c = combine(sums, -6436, 9633), d = combine(sums, 9633, 6437);
-  const __m256i one_seven = pair(x[1], x[7]), three_five = pair(x[3], x[5]);
   const __m256i odd[4] = {
       _mm256_add_epi32(combine(one_seven, 4926, -7373), d), _mm256_add_epi32(combine(three_five, 4177, -20995), c),
       _mm256_add_epi32(combine(three_five, -20995, -4176), d), _mm256_add_epi32(combine(one_seven, -7373, -4927), c)};
@@ -45,6 +56,7 @@ FASTLOAD_INLINE void transform_eight(__m256i (&x)[8], int bias) {
   }
 }
 
+template <bool kHalf>  // only the upper half of the result is needed
 FASTLOAD_INLINE void transpose(__m256i (&x)[8]) {
   __m256i pairs[8], quads[8];
   for (int i = 0; i < 8; i += 2) {
@@ -59,22 +71,24 @@ FASTLOAD_INLINE void transpose(__m256i (&x)[8]) {
   }
   for (int i = 0; i < 4; ++i) {
     x[i] = _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x20);
-    x[i + 4] = _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x31);
+    if (!kHalf) x[i + 4] = _mm256_permute2x128_si256(quads[i], quads[i + 4], 0x31);
   }
 }
 
-FASTLOAD_AVX2 inline bool transform_block(const std::int16_t* block, const std::int32_t* quantization,
-                                          std::uint8_t* out, std::size_t stride) {
+// With kCorner, only coefficients of the first four rows and columns are not 0.
+template <bool kCorner>
+FASTLOAD_INLINE bool transform_block(const std::int16_t* block, const std::int32_t* quantization, std::uint8_t* out,
+                                     std::size_t stride) {
   __m256i x[8], seen = _mm256_setzero_si256();
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < (kCorner ? 4 : 8); ++i) {
     const __m256i row = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 8 * i)));
     x[i] = _mm256_madd_epi16(row, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quantization + 8 * i)));
     seen = _mm256_or_si256(seen, _mm256_abs_epi32(x[i]));
   }
-  transform_eight<11>(x, 1 << 10);
+  transform_eight<11, kCorner>(x, 1 << 10);
   for (const __m256i& row : x) seen = _mm256_or_si256(seen, _mm256_abs_epi32(row));
-  transpose(x);
-  transform_eight<18>(x, (128 << 18) + (1 << 17));
+  transpose<kCorner>(x);
+  transform_eight<18, kCorner>(x, (128 << 18) + (1 << 17));
   // Lane by lane: columns 0 and 1 of four rows, and so on.
   const __m256i words[4] = {_mm256_packs_epi32(x[0], x[1]), _mm256_packs_epi32(x[2], x[3]),
                             _mm256_packs_epi32(x[4], x[5]), _mm256_packs_epi32(x[6], x[7])};
@@ -99,6 +113,33 @@ FASTLOAD_AVX2 inline bool transform_block(const std::int16_t* block, const std::
       _mm256_or_si256(_mm256_and_si256(seen, _mm256_set1_epi32(~(kMostValue - 1))),
                       _mm256_and_si256(levels, _mm256_set1_epi16(static_cast<short>(~(kMostResults - 1)))));
   return _mm256_testz_si256(too_much, too_much) != 0;
+}
+
+FASTLOAD_AVX2 inline bool transform_block(const std::int16_t* block, int last, const std::int32_t* quantization,
+                                          std::uint8_t* out, std::size_t stride) {
+  return last < kCornerEnd ? transform_block<true>(block, quantization, out, stride)
+                           : transform_block<false>(block, quantization, out, stride);
+}
+
+FASTLOAD_AVX2 inline void stretch_sixteen(const std::uint16_t* sums, __m256i left, __m256i right, __m128i shift,
+                                          std::uint8_t* out) {
+  const auto* const at = reinterpret_cast<const __m256i*>(sums + 1);
+  const __m256i middle = _mm256_loadu_si256(at);
+  const __m256i most = _mm256_add_epi16(middle, _mm256_add_epi16(middle, middle));
+  const __m256i before = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums));
+  const __m256i after = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + 2));
+  const __m256i even = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(most, before), left), shift);
+  const __m256i odd = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(most, after), right), shift);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_or_si256(even, _mm256_slli_epi16(odd, 8)));
+}
+
+FASTLOAD_AVX2 void stretch(const std::uint16_t* sums, std::size_t count, unsigned left_bias, unsigned right_bias,
+                           unsigned shift, std::uint8_t* out) {
+  const __m256i left = _mm256_set1_epi16(static_cast<short>(left_bias));
+  const __m256i right = _mm256_set1_epi16(static_cast<short>(right_bias));
+  const __m128i shifts = _mm_cvtsi32_si128(static_cast<int>(shift));
+  static_assert(kStretchSlack >= 15);
+  for (std::size_t i = 0; i < count; i += 16) stretch_sixteen(sums + i, left, right, shifts, out + 2 * i);
 }
 
 // Twice `value` times `factor` / 65536, then half of it, rounded: 16 bits hold everything.

@@ -9,6 +9,11 @@ namespace fastload {
 
 // Bytes that kernels may read behind the samples that they are given.
 constexpr int kSampleSlack = 64;
+// Sums that stretch() may read behind those that it is given, and half the bytes that it may write too many.
+constexpr int kStretchSlack = 16;
+
+// The first zigzag index outside of a block's upper left quarter.
+constexpr int kCornerEnd = 10;
 
 struct PixelKernels {
   // Transforms `count` blocks that lie side by side. `last` has each one's zigzag index behind which all coefficients

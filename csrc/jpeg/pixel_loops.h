@@ -1,6 +1,6 @@
 // The kernels as loops, which each level's file includes once and compiles for its instructions: before the include it
 // defines FASTLOAD_TARGET, the attribute of every function here, and declares in fastload's unnamed namespace
-//   transform_block(), to_planes() of kBlock pixels, and merge() of planes.
+//   transform_block(), stretch(), to_planes() of kBlock pixels, and merge() of planes.
 #include <cstring>
 
 #include "image/color_blocks.h"
@@ -21,7 +21,7 @@ FASTLOAD_TARGET bool transform(const std::int16_t* blocks, const std::uint8_t* l
   bool fits = true;
   for (std::uint32_t i = 0; i < count; ++i, blocks += 64, out += 8) {
     if (last[i] != 0) {
-      fits &= transform_block(blocks, quantization, out, stride);
+      fits &= transform_block(blocks, last[i], quantization, out, stride);
       continue;
     }
     const std::int32_t value = blocks[0] * quantization[0];
@@ -35,16 +35,6 @@ FASTLOAD_TARGET bool transform(const std::int16_t* blocks, const std::uint8_t* l
 FASTLOAD_TARGET void add_rows(const std::uint8_t* __restrict near, const std::uint8_t* __restrict far,
                               std::size_t count, std::uint16_t* __restrict sums) {
   for (std::size_t i = 0; i < count; ++i) sums[i] = static_cast<std::uint16_t>(3 * near[i] + far[i]);
-}
-
-FASTLOAD_TARGET void stretch(const std::uint16_t* __restrict sums, std::size_t count, unsigned left_bias,
-                             unsigned right_bias, unsigned shift, std::uint8_t* __restrict out) {
-  const auto left = static_cast<std::uint16_t>(left_bias), right = static_cast<std::uint16_t>(right_bias);
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto most = static_cast<std::uint16_t>(3 * sums[i + 1]);
-    out[2 * i] = static_cast<std::uint8_t>(static_cast<std::uint16_t>(most + sums[i] + left) >> shift);
-    out[2 * i + 1] = static_cast<std::uint8_t>(static_cast<std::uint16_t>(most + sums[i + 2] + right) >> shift);
-  }
 }
 
 FASTLOAD_TARGET inline void block_to_rgb(const std::uint8_t* y, const std::uint8_t* cb, const std::uint8_t* cr,

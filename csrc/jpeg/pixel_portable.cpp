@@ -28,7 +28,7 @@ inline void transform_eight(const std::int32_t* in, std::int32_t* out, int step,
   }
 }
 
-bool transform_block(const std::int16_t* block, const std::int32_t* quantization, std::uint8_t* out,
+bool transform_block(const std::int16_t* block, int, const std::int32_t* quantization, std::uint8_t* out,
                      std::size_t stride) {
   std::int32_t values[64], between[64], results[64];
   bool fits = true;
@@ -50,6 +50,16 @@ bool transform_block(const std::int16_t* block, const std::int32_t* quantization
                                                 : level);
   }
   return fits;
+}
+
+void stretch(const std::uint16_t* __restrict sums, std::size_t count, unsigned left_bias, unsigned right_bias,
+             unsigned shift, std::uint8_t* __restrict out) {
+  const auto left = static_cast<std::uint16_t>(left_bias), right = static_cast<std::uint16_t>(right_bias);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto most = static_cast<std::uint16_t>(3 * sums[i + 1]);
+    out[2 * i] = static_cast<std::uint8_t>(static_cast<std::uint16_t>(most + sums[i] + left) >> shift);
+    out[2 * i + 1] = static_cast<std::uint8_t>(static_cast<std::uint16_t>(most + sums[i + 2] + right) >> shift);
+  }
 }
 
 inline std::uint8_t clipped(std::int32_t value) {

@@ -70,8 +70,8 @@ void RegionPixels::start(const BaselineHeader& baseline, std::uint32_t image_wid
       component.last = parts.take<std::uint8_t>(blocks);
     }
     const std::size_t samples = std::size_t{columns_} * kSide;
-    sums_ = parts.take<std::uint16_t>(samples + 2);
-    for (auto& chroma : chroma_) chroma = parts.take<std::uint8_t>(2 * samples + kSampleSlack);
+    sums_ = parts.take<std::uint16_t>(samples + 2 + kStretchSlack);
+    for (auto& chroma : chroma_) chroma = parts.take<std::uint8_t>(2 * (samples + kStretchSlack) + kSampleSlack);
     return parts.used();
   };
   lay_out(Parts(memory_.require(lay_out(Parts(nullptr)))));

@@ -11,6 +11,7 @@
 
 #include "jpeg/libjpeg_decoder.h"
 #include "jpeg/region_decoder.h"
+#include "resample/resample.h"
 
 namespace fastload {
 namespace {
@@ -19,7 +20,8 @@ constexpr std::uint32_t bit(Subsampling subsampling) { return 1u << static_cast<
 
 std::atomic<std::uint32_t> trusted{bit(Subsampling::gray) | bit(Subsampling::s444) | bit(Subsampling::s422) |
                                    bit(Subsampling::s420)};
-std::atomic<bool> own_decoder{true};
+// libjpeg-turbo's SIMD for other processors is faster than this core's portable kernels.
+std::atomic<bool> own_decoder{best_simd_level() == SimdLevel::avx2 || best_simd_level() == SimdLevel::avx512};
 std::atomic<std::uint64_t> own_count{0}, libjpeg_count{0}, replaced_count{0};
 
 }  // namespace
@@ -75,7 +77,7 @@ Status Decoder::start(ByteSource& source, const JpegHeader& header, const Region
   s.uses_own = s.is_replaced = false;
   const Status supported = check_supported(header, options.max_pixels);
   if (supported != Status::ok) return supported;
-  if (own_decoder.load(std::memory_order_relaxed) && !options.libjpeg_only && options.scale_denominator == 1 &&
+  if (uses_own_decoder() && !options.libjpeg_only && options.scale_denominator == 1 &&
       s.own.start(source, header, region, layout)) {
     s.uses_own = true;
     s.source = &source;
@@ -130,6 +132,7 @@ Status check_supported(const JpegHeader& header, std::uint64_t max_pixels) {
   return Status::ok;
 }
 
+bool uses_own_decoder() { return own_decoder.load(std::memory_order_relaxed); }
 void set_own_decoder(bool enabled) { own_decoder.store(enabled, std::memory_order_relaxed); }
 
 DecodeCounts decode_counts() {

@@ -28,7 +28,7 @@ struct RowLayout {
 struct DecodeOptions {
   std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
   int scale_denominator = 1;  // 1, 2, 4, 8: decode at 1/n of the size (not Pillow's bits); Region counts scaled pixels
-  bool libjpeg_only = false;
+  bool libjpeg_only = false;  // for comparisons
 };
 
 // `ok`, or why this core does not decode images with this header. Thread-safe.
@@ -39,11 +39,12 @@ Status check_supported(const JpegHeader& header, std::uint64_t max_pixels);
 void set_trusted_subsamplings(std::uint32_t mask);
 std::uint32_t trusted_subsamplings();
 
-// Whether this core's own decoder takes the files that it supports (the default); libjpeg-turbo takes all others, and
-// those that are not sound. Both give the same pixels, statuses and messages. Thread-safe.
+// Whether this core's own decoder takes the files that it supports (the default where it has AVX2); libjpeg-turbo takes
+// all others, and those that are not sound. Both give the same pixels, statuses and messages. Thread-safe.
 void set_own_decoder(bool enabled);
+bool uses_own_decoder();
 
-// Images that this process decoded, by what decoded them to the end. Thread-safe.
+// Images that this process decoded or read to the end, by what did it. Thread-safe.
 struct DecodeCounts {
   std::uint64_t own = 0;
   std::uint64_t libjpeg = 0;   // from the start

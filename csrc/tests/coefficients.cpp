@@ -34,7 +34,7 @@ std::vector<std::uint8_t> random_file(int most) {
   unsigned char* bytes = nullptr;
   unsigned long size = 0;
   jpeg_mem_dest(&info, &bytes, &size);
-  info.image_width = static_cast<JDIMENSION>(between(1, most));
+  info.image_width = static_cast<JDIMENSION>(between(5, most));
   info.image_height = static_cast<JDIMENSION>(between(1, most));
   const bool gray = between(0, 4) == 0;
   info.input_components = gray ? 1 : 3;

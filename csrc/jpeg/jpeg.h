@@ -47,8 +47,8 @@ bool uses_own_decoder();
 // Images that this process decoded or read to the end, by what did it. Thread-safe.
 struct DecodeCounts {
   std::uint64_t own = 0;
-  std::uint64_t libjpeg = 0;   // from the start
-  std::uint64_t replaced = 0;  // libjpeg-turbo, after the own decoder gave up
+  std::uint64_t libjpeg = 0;   // libjpeg-turbo, for all rows
+  std::uint64_t replaced = 0;  // libjpeg-turbo, after the own decoder gave up below the region's first row
 };
 DecodeCounts decode_counts();
 
@@ -59,7 +59,8 @@ DecodeCounts decode_counts();
 //   status = decoder.finish();   // the pixels are valid only if this is `ok`
 //
 // State is reused between images. Not thread-safe: use one per thread. The source must stay valid until finish() or the
-// next start(); once it is stopped, all methods soon return `cancelled`. Never throws.
+// next start(); once it is stopped, all methods soon return `cancelled`. Throws std::bad_alloc
+// only.
 class Decoder {
  public:
   Decoder();

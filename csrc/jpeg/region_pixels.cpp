@@ -107,16 +107,15 @@ bool RegionPixels::add(std::uint32_t row) {
     for (std::uint32_t y = 0; y < rows; ++y) {
       const BlockRows::Row& blocks = from.component[i][y];
       if (blocks.blocks == nullptr) continue;
-      fits &=
-          kernels_->transform(blocks.blocks, blocks.last, columns_ * static_cast<std::uint32_t>(component.columns),
-                              component.quantization.data(),
-                              const_cast<std::uint8_t*>(row_of(component, (row * rows + y) * kSide)), component.stride);
+      fits &= kernels_->transform(blocks.blocks, blocks.last, columns_ * static_cast<std::uint32_t>(component.columns),
+                                  component.quantization.data(), row_of(component, (row * rows + y) * kSide),
+                                  component.stride);
     }
   }
   return fits;
 }
 
-const std::uint8_t* RegionPixels::row_of(const Component& component, std::uint32_t y) const {
+std::uint8_t* RegionPixels::row_of(const Component& component, std::uint32_t y) {
   return component.samples + y % (2 * kSide * static_cast<std::uint32_t>(component.rows)) * component.stride;
 }
 

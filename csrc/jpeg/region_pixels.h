@@ -43,7 +43,7 @@ class RegionPixels {
     alignas(32) std::array<std::int32_t, kBlockSize> quantization;
   };
 
-  const std::uint8_t* row_of(const Component& component, std::uint32_t y) const;
+  static std::uint8_t* row_of(const Component& component, std::uint32_t y);
   const std::uint8_t* stretched(const Component& component, std::uint32_t y, std::uint8_t* out);
 
   const PixelKernels* kernels_ = nullptr;

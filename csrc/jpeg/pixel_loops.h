@@ -24,9 +24,8 @@ FASTLOAD_TARGET bool transform(const std::int16_t* blocks, const std::uint8_t* l
       fits &= transform_block(blocks, last[i], quantization, out, stride);
       continue;
     }
-    const std::int32_t value = blocks[0] * quantization[0];
-    const std::int32_t level = ((value + 4) >> 3) + 128;
-    fits &= value > -kMostValue && value < kMostValue && level >= -kMostBelow && level < kMostResults - kMostBelow;
+    const std::int32_t level = ((blocks[0] * quantization[0] + 4) >> 3) + 128;
+    fits &= level >= -kMostBelow && level < kMostResults - kMostBelow;
     fill_block(level, out, stride);
   }
   return fits;

@@ -190,6 +190,33 @@ def test_dc_coefficients_beyond_16_bits_are_left_to_libjpeg() -> None:
         assert decoded_by(data, (0, 0, 8, 8)) == who
 
 
+def one_block(dc: int, ac: int, dc_factor: int, ac_factor: int) -> bytes:
+    """Write a gray file of one block, with the DC and the first AC coefficient."""
+    # Codes of write_jpeg have 8 bits; those of AC coefficients without zeros before them are their sizes.
+    bits = "".join(f"{value.bit_length():08b}{value:b}" for value in (dc, ac) if value) + "0" * 8
+    bits += "1" * (-len(bits) % 8)
+    scan = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    factors = b"".join(factor.to_bytes(2, "big") for factor in (dc_factor, *[ac_factor] * 63))
+    return gray_of(8, scan).replace(FACTORS_OF_7, segment(0xDB, b"\x10" + factors))
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "used"),
+    [
+        ((200, 0, 10, 1), "own"),
+        ((200, 1, 10, 1), "own"),
+        ((255, 0, 17, 1), "replaced"),  # a level that libjpeg-turbo without SIMD does not clip
+        ((199, 62, 10, 32), "replaced"),  # another one
+        ((250, 1, 10, 1), "replaced"),  # too large after one pass
+        ((1, 4, 1, 1 << 14), "replaced"),  # too large for 16 bits, which hold 0 instead
+    ],
+)
+def test_absurd_coefficients_are_left_to_libjpeg(
+    coefficients: tuple[int, int, int, int], used: str, level: str
+) -> None:
+    assert decoded_by(one_block(*coefficients), (0, 0, 8, 8)) == used
+
+
 def test_data_behind_the_last_block_is_left_to_libjpeg() -> None:
     block = b"\x08\xff\0\0"
     for scan, who in ((block * 4, "own"), (block * 4 + b"\x55", "replaced"), (block * 3, "neither")):

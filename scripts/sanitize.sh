@@ -30,6 +30,8 @@ echo "transforms, address and undefined-behaviour sanitizers"
 build/sanitize-address/transforms 20000
 echo "coefficients, address and undefined-behaviour sanitizers"
 build/sanitize-address/coefficients 3000
+echo "pixels of coefficients, address and undefined-behaviour sanitizers"
+build/sanitize-address/pixels 3000
 echo "decode, address and undefined-behaviour sanitizers, $seconds s of fuzzing"
 if ! build/sanitize-address/decode_fuzzer -max_total_time="$seconds" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
   -artifact_prefix=build/fuzz/found/ -print_final_stats=1 build/fuzz/corpus build/fuzz/seeds >build/fuzz/log 2>&1; then

@@ -20,8 +20,8 @@ constexpr std::uint32_t bit(Subsampling subsampling) { return 1u << static_cast<
 
 std::atomic<std::uint32_t> trusted{bit(Subsampling::gray) | bit(Subsampling::s444) | bit(Subsampling::s422) |
                                    bit(Subsampling::s420)};
-// libjpeg-turbo's SIMD for other processors is faster than this core's portable kernels.
-std::atomic<bool> own_decoder{best_simd_level() == SimdLevel::avx2 || best_simd_level() == SimdLevel::avx512};
+// libjpeg-turbo's SIMD is faster than the portable kernels.
+std::atomic<bool> own_decoder{best_simd_level() != SimdLevel::portable};
 std::atomic<std::uint64_t> own_count{0}, libjpeg_count{0}, replaced_count{0};
 
 }  // namespace

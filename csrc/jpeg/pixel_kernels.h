@@ -37,6 +37,8 @@ struct PixelKernels {
 extern const PixelKernels kPortablePixels;
 #if defined(__x86_64__)
 extern const PixelKernels kAvx2Pixels;
+#elif defined(__aarch64__)
+extern const PixelKernels kNeonPixels;
 #endif
 
 // Dequantized coefficients, and values between the two passes, must be below this: then 16 bits hold every sum that

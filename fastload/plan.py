@@ -158,7 +158,9 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     steps = [Step("decode", threads, _decodes(loader, recipe))]
     table, becomes = recipe.pipeline.table, _becomes(recipe)
     place = "a process of their own" if workers else "the main process"
-    notes = [f"samples that are no such JPEG files are made in {place} by the transforms themselves"]
+    notes = []
+    if not recipe.in_memory:
+        notes.append(f"samples that are no such JPEG files are made in {place} by the transforms themselves")
     if recipe.first_call is not None:
         notes.append("random draws start from the states that worker_init_fn seeds")
     if not workers:
@@ -177,7 +179,9 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
         notes.append(f"torch looks values up instead of one CUDA kernel, same bits but slower: {why}")
     where = "copy stream" if loader.device_prefetch else "consumer's stream"
     memory = "pinned memory" if pins(loader, device) else "pageable memory"
-    steps.append(Step("h2d", where, f"uint8, from {memory}"))
+    erasing = recipe.pipeline.erasing
+    values = ", and values of erased boxes" if erasing is not None and erasing.color is None else ""
+    steps.append(Step("h2d", where, f"uint8{values}, from {memory}"))
     steps.append(Step("epilogue", where, ", ".join(part for part in (becomes, _epilogue(loader, device)) if part)))
     return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
 
@@ -188,7 +192,8 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
     if (views := recipe.pipeline.views) > 1:
         names = f"{views} views of each, in all {names}"
-    return f"JPEG files to {height}x{width} pixels, uint8: {names}{_seeded(loader)}"
+    source = "arrays" if recipe.in_memory else "JPEG files"
+    return f"{source} to {height}x{width} pixels, uint8: {names}{_seeded(loader)}"
 
 
 def _becomes(recipe: Recipe) -> str:
@@ -196,7 +201,10 @@ def _becomes(recipe: Recipe) -> str:
     table, erasing = recipe.pipeline.table, recipe.pipeline.erasing
     steps = ", ".join(type(step).__name__ for step in recipe.pipeline.tensor)
     becomes = "as uint8" if table is None else f"{steps}, by a table of {str(table.dtype).removeprefix('torch.')}"
-    return becomes if erasing is None else f"{becomes}, then {type(erasing.step).__name__}"
+    if erasing is None:
+        return becomes
+    values = "" if erasing.color is not None else " with values made by torch"
+    return f"{becomes}, then {type(erasing.step).__name__}{values}"
 
 
 def _seeded(loader: LoaderConfig[Any]) -> str:

@@ -18,7 +18,7 @@ _PART = re.compile(r"(<!-- ops -->\n).*?(<!-- end -->)", re.DOTALL)
 _OTHERS = {
     "to_tensor": "Makes a tensor",
     "elementwise": "Changes values",
-    "erasing": "At the end, with a constant value",
+    "erasing": "At the end, torchvision's and timm's",
     "compose": "Nested as you like",
     "identity": "Leaves the image as it is",
 }

@@ -184,6 +184,29 @@ def orders_v1():
     return v1.Compose([*steps, v1.ToTensor()])
 
 
+def noise_v1():
+    return v1.Compose([*train_v1().transforms, v1.RandomErasing(0.7, value="random", inplace=True)])
+
+
+def noise_v2():
+    """Boxes of a few pixels, too, whose noise torch draws otherwise."""
+    steps = [v2.RandomResizedCrop(SIZE), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    return v2.Compose([*steps, v2.RandomErasing(0.8, (0.001, 0.01), value="random"), v2.ToPureTensor()])
+
+
+def noise_of_timm():
+    """Draws from all generators."""
+    timm_data = importlib.import_module("timm.data")
+    how = {"auto_augment": "rand-m9-mmax9-mstd0.5-inc1", "interpolation": "bicubic"}
+    return timm_data.create_transform(SIZE, is_training=True, re_prob=0.7, re_mode="pixel", re_count=3, **how)
+
+
+def colors_of_timm():
+    """Leaves a cached normal sample in torch's generator."""
+    timm_data = importlib.import_module("timm.data")
+    return timm_data.create_transform(SIZE, is_training=True, re_prob=0.7, re_mode="rand")
+
+
 def rand_augment_of_timm():
     """Draws from Python's random and from NumPy, too."""
     timm_data = importlib.import_module("timm.data")
@@ -194,7 +217,9 @@ def rand_augment_of_timm():
 _OF_PYTHON = (orders_v1, *([rand_augment_of_timm] if importlib.util.find_spec("timm") is not None else []))
 OF_PYTHON = [f.__name__ for f in _OF_PYTHON]
 _OF_IMAGES = (randaugment_v1, jitter_v2, turns_v2, train_v1, train_v2, eval_v1, eval_v2, random_crop, *_OF_PYTHON)
-_OF_TENSORS = (train_on_tensors, eval_on_tensors, erasing_v1, erasing_v2, erasing_bytes)
+_NOISY = (noise_v1, noise_v2, *([noise_of_timm, colors_of_timm] if len(OF_PYTHON) > 1 else []))
+NOISY = [f.__name__ for f in _NOISY]
+_OF_TENSORS = (train_on_tensors, eval_on_tensors, erasing_v1, erasing_v2, erasing_bytes, *_NOISY)
 PIPELINES = {f.__name__: f for f in (*_OF_IMAGES, *_OF_TENSORS)}
 
 

@@ -26,7 +26,7 @@ void bind_python_random(nanobind::module_& m);
 class BytesView {
  public:
   explicit BytesView(nanobind::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nanobind::python_error();
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_ND) != 0) throw nanobind::python_error();
   }
   ~BytesView() {
     if (view_.obj != nullptr) PyBuffer_Release(&view_);
@@ -37,6 +37,10 @@ class BytesView {
   BytesView& operator=(BytesView&&) = delete;
   const std::uint8_t* data() const { return static_cast<const std::uint8_t*>(view_.buf); }
   std::size_t size() const { return static_cast<std::size_t>(view_.len); }
+  // Whether it is an array of shape (height, width, 3), of bytes.
+  bool is_rgb() const { return view_.ndim == 3 && view_.itemsize == 1 && view_.shape[2] == 3 && view_.len > 0; }
+  std::uint32_t height() const { return static_cast<std::uint32_t>(view_.shape[0]); }
+  std::uint32_t width() const { return static_cast<std::uint32_t>(view_.shape[1]); }
 
  private:
   Py_buffer view_;
@@ -45,6 +49,7 @@ class BytesView {
 Filter filter_from(const std::string& name);
 PassRule pass_rule_from(const std::string& name);
 nanobind::bytes state_of(const Generator& generator);
+nanobind::tuple erased_of(const Geometry& geometry);  // boxes, and the generator's state before their noise
 void set_state(Generator& generator, const nanobind::bytes& state);                  // throws a ValueError
 DrawOp::Level level_from(const nanobind::dict& fields);                              // without its samplings
 bool set_python_field(DrawOp& op, const std::string& name, nanobind::handle value);  // false: there is none of the name

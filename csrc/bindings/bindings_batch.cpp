@@ -130,16 +130,14 @@ class BoundJob {
                           g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical);
   }
 
-  // Box (top, left, height, width) to erase of each sample; zeros if there is none or it is not drawn.
-  nb::bytes erased() {
-    std::vector<std::int32_t> boxes;
-    boxes.reserve(4 * held_.job->size());
+  // For each sample, boxes (top, left, height, width) to erase and the generator's state before their noise.
+  nb::list erased() {
+    nb::list samples;
     for (std::size_t i = 0; i < held_.job->size(); ++i) {
       const Outcome& outcome = held_.job->outcome(i);
-      const PixelBox box = outcome.drawn ? outcome.geometry.erased : PixelBox{};
-      boxes.insert(boxes.end(), {box.top, box.left, box.height, box.width});
+      samples.append(erased_of(outcome.drawn ? outcome.geometry : Geometry{}));
     }
-    return nb::bytes(boxes.data(), boxes.size() * sizeof(std::int32_t));
+    return samples;
   }
 
   nb::object generator_before(std::size_t sample) {
@@ -225,14 +223,18 @@ SampleOptions options_from(const Images& out, const std::string& filter, const s
   return options;
 }
 
-// A bytes-like object is the file's contents; anything else is a path.
-Input input_from(nb::handle object, std::vector<BytesView>& views) {
+// A bytes-like object is the file's contents or, with `arrays`, pixels if it has their shape; anything else is a path.
+Input input_from(nb::handle object, std::vector<BytesView>& views, bool arrays = false) {
   Input input;
   if (PyObject_CheckBuffer(object.ptr())) {
     static const std::uint8_t nothing = 0;
     views.emplace_back(object);
     input.data = views.back().data() != nullptr ? views.back().data() : &nothing;
     input.size = views.back().size();
+    if (arrays && views.back().is_rgb()) {
+      input.height = views.back().height();
+      input.width = views.back().width();
+    }
     return input;
   }
   if (PyUnicode_Check(object.ptr())) {
@@ -304,14 +306,14 @@ nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t,
 BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
                  std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
                  std::optional<std::vector<std::uint64_t>> seeds, std::uint64_t number, const std::string& filter,
-                 const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
+                 const std::string& pass_rule, std::uint64_t max_pixels, bool fast, bool arrays) {
   free_given_up();
   BatchSpec spec;
   std::vector<BytesView> views;
   const std::size_t count = nb::len(inputs);
   views.reserve(count);
   spec.inputs.reserve(count);
-  for (nb::handle input : inputs) spec.inputs.push_back(input_from(input, views));
+  for (nb::handle input : inputs) spec.inputs.push_back(input_from(input, views, arrays));
   require_layout(out, count);
   spec.out = out.data();
   spec.sample_stride = out.stride(0);
@@ -378,7 +380,8 @@ void bind_batch(nb::module_& m) {
            })
       .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
-           "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false)
+           "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false,
+           "arrays"_a = false)
       .def("close", &BoundPool::close, "timeout_s"_a = kJoinSeconds);
 }
 

@@ -100,6 +100,8 @@ bool set_python_field(DrawOp& op, const std::string& name, nb::handle value) {
     op.by_area = nb::cast<bool>(value);
   } else if (name == "count") {
     op.count = nb::cast<int>(value);
+  } else if (name == "most_count") {
+    op.most_count = nb::cast<int>(value);
   } else {
     return false;
   }

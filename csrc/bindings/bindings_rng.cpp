@@ -137,6 +137,7 @@ constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
     {"center_crop_or_pad", DrawOp::Kind::center_crop_or_pad},
     {"resize_keep_ratio", DrawOp::Kind::resize_keep_ratio},
     {"python_augment", DrawOp::Kind::python_augment},
+    {"python_erasing", DrawOp::Kind::python_erasing},
 };
 // Steps are ops too; their names are those of the fields of Step::Kind.
 constexpr std::pair<const char*, Step::Kind> kSteps[] = {
@@ -165,6 +166,11 @@ constexpr std::pair<const char*, DrawOp::Comparison> kComparisons[] = {
     {"less", DrawOp::Comparison::less},
     {"less_or_equal", DrawOp::Comparison::less_or_equal},
     {"less_as_double", DrawOp::Comparison::less_as_double},
+};
+constexpr std::pair<const char*, DrawOp::Noise> kNoises[] = {
+    {"none", DrawOp::Noise::none},
+    {"colors", DrawOp::Noise::colors},
+    {"pixels", DrawOp::Noise::pixels},
 };
 constexpr std::pair<const char*, Sampling> kSamplings[] = {
     {"nearest", Sampling::nearest},
@@ -254,6 +260,8 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
         op.filter = filter_from(nb::cast<std::string>(value));
       } else if (name == "comparison") {
         op.comparison = named(kComparisons, nb::cast<std::string>(value), "comparison");
+      } else if (name == "noise") {
+        op.noise = named(kNoises, nb::cast<std::string>(value), "noise");
       } else if (name == "branches") {
         op.branches = branches_from(value, depth + 1);
       } else if (name == "chances") {
@@ -348,7 +356,26 @@ nb::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height
       0.0f);
 }
 
+// Boxes to erase in one view of an image that needs no exp to be resolved, and the generator's state before their
+// noise.
+nb::tuple draw_erased(const DrawPlan& plan, Generator& generator, int width, int height) {
+  Geometry geometry;
+  float unresolved = 0;
+  if (plan.run(generator, width, height, {}, geometry, unresolved) != DrawStatus::ok) {
+    throw nb::value_error("the draws cannot be made");
+  }
+  return erased_of(geometry);
+}
+
 }  // namespace
+
+nb::tuple erased_of(const Geometry& geometry) {
+  nb::list boxes;
+  for (const PixelBox& box : geometry.erased) {
+    boxes.append(nb::make_tuple(box.top, box.left, box.height, box.width));
+  }
+  return nb::make_tuple(boxes, geometry.noise == nullptr ? nb::object(nb::none()) : state_of(*geometry.noise));
+}
 
 void bind_resample(nb::module_& m) {
   m.def("resize", &resize, "source"_a.noconvert(), "out"_a.noconvert(), "filter"_a = "bilinear",
@@ -396,6 +423,7 @@ void bind_draws(nb::module_& m) {
             return order;
           },
           "count"_a)
+      .def("skip_normals", &Generator::skip_normals, "count"_a)
       .def("get_state", &state_of)
       .def("set_state", &set_state, "state"_a);
   m.def("seed_for_index", &seed_for_index, "seed"_a, "epoch"_a, "index"_a);
@@ -410,6 +438,7 @@ void bind_draws(nb::module_& m) {
           },
           "fused"_a, "excludes_upper"_a)
       .def("begin_view", &DrawPlan::begin_view)
+      .def("draw_erased", &draw_erased, "generator"_a, "width"_a, "height"_a)
       .def("draw", &draw, "generator"_a, "width"_a, "height"_a, "known"_a = std::vector<std::pair<float, float>>(),
            "view"_a = 0);
 }

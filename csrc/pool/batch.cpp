@@ -31,6 +31,18 @@ void check(const BatchSpec& spec) {
 Job::Job(std::shared_ptr<PoolState> pool, BatchSpec spec)
     : pool_(std::move(pool)), spec_(std::move(spec)), samples_(spec_.inputs.size()), unfinished_(samples_.size()) {}
 
+bool Job::begin_decoded() {
+  const auto decoded = [](const Input& input) { return input.is_decoded(); };
+  if (!std::all_of(spec_.inputs.begin(), spec_.inputs.end(), decoded)) return false;
+  for (std::size_t i = 0; i < samples_.size(); ++i) {
+    Sample& sample = samples_[i];
+    load(spec_.inputs[i], spec_.options.max_pixels, sample.source, sample.header, sample.outcome);
+    sample.header_read = true;
+  }
+  next_fresh_ = samples_.size();
+  return true;
+}
+
 bool Job::foreign() const { return pool_->foreign(); }
 
 WaitResult Job::wait(double timeout_seconds) {

@@ -133,6 +133,9 @@ class Job {
 
   Job(std::shared_ptr<PoolState> pool, BatchSpec spec);
 
+  // Whether all inputs are pixels; they are then ready for their draws.
+  bool begin_decoded();
+
   bool ordered() const { return spec_.plan != nullptr && spec_.stream != nullptr; }
   std::size_t views() const { return spec_.plan == nullptr ? 1 : spec_.plan->views(); }
 

@@ -111,9 +111,29 @@ int shrinkage(const Geometry& geometry) {
   return 1;
 }
 
+Resampler& thread_resampler() {
+  static thread_local Resampler resampler;
+  return resampler;
+}
+
+// Completes the job of resizing `source`, which has its size in pixels of libjpeg's output.
+bool prepare(const PixelBox& source, const Geometry& geometry, const SampleOptions& options, ResizeJob& job,
+             std::string& detail) {
+  job.width = source.width;
+  job.height = source.height;
+  job.out_width = geometry.out_width;
+  job.out_height = geometry.out_height;
+  job.window = geometry.window;
+  job.flip_horizontal = geometry.flip_horizontal;
+  job.flip_vertical = geometry.flip_vertical;
+  job.filter = geometry.filter.value_or(options.filter);
+  job.order = pass_order(options.pass_rule, job.width, job.height, job.out_width, job.out_height);
+  return thread_resampler().prepare(job, detail);
+}
+
 Status resize_window(const Encoded& image, const Geometry& geometry, const SampleOptions& options, const Target& target,
                      std::string& detail) {
-  static thread_local Resampler resampler;
+  Resampler& resampler = thread_resampler();
   const int by = options.fast ? shrinkage(geometry) : 1;
   const PixelBox& crop = geometry.crop;
   PixelBox source = crop;  // in pixels of libjpeg's output
@@ -132,16 +152,7 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
     job.box_right = scaled(crop.left + crop.width, source.left);
     job.box_bottom = scaled(crop.top + crop.height, source.top);
   }
-  job.width = source.width;
-  job.height = source.height;
-  job.out_width = geometry.out_width;
-  job.out_height = geometry.out_height;
-  job.window = geometry.window;
-  job.flip_horizontal = geometry.flip_horizontal;
-  job.flip_vertical = geometry.flip_vertical;
-  job.filter = geometry.filter.value_or(options.filter);
-  job.order = pass_order(options.pass_rule, job.width, job.height, job.out_width, job.out_height);
-  if (!resampler.prepare(job, detail)) return Status::bad_geometry;
+  if (!prepare(source, geometry, options, job, detail)) return Status::bad_geometry;
   return stream(
       image, moved(resampler.region(), source.top, source.left), DecodeOptions{options.max_pixels, by}, detail,
       [&](const RowLayout& layout) {
@@ -153,32 +164,67 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
 
 }  // namespace
 
-Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
-                     const SampleOptions& options, const Target& target, std::string& detail) {
+namespace {
+
+// Makes the window with `make(target)`, then applies the steps.
+template <typename Make>
+Status with_steps(const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+                  const Target& target, Make make) {
   const PixelBox& window = geometry.window;
   const bool fits = window.height == options.height && window.width == options.width;
   if ((!fits && geometry.steps.empty()) || !lies_within(geometry.crop, header.width, header.height) ||
       !lies_within(window, geometry.out_width, geometry.out_height)) {
     return Status::bad_geometry;
   }
-  static thread_local Buffer decoded;  // what the steps begin with, if it does not fit the target
+  static thread_local Buffer made;  // what the steps begin with, if it does not fit the target
   Target first = target;
   if (!fits) {
     first.row_stride = std::ptrdiff_t{3} * window.width;
-    decoded.resize(static_cast<std::size_t>(first.row_stride) * static_cast<std::size_t>(window.height));
-    first.data = decoded.data();
+    made.resize(static_cast<std::size_t>(first.row_stride) * static_cast<std::size_t>(window.height));
+    first.data = made.data();
   }
-  const Encoded image{source, header, thread_decoder()};
   const bool resizes = geometry.out_width != geometry.crop.width || geometry.out_height != geometry.crop.height;
-  Status status = resizes ? resize_window(image, geometry, options, first, detail)
-                          : copy_window(image, geometry, options, first, detail);
+  Status status = make(resizes, first);
   if (status == Status::ok && !geometry.steps.empty() &&
       !apply_steps(geometry.steps, options.pass_rule, {first.data, first.row_stride, window.height, window.width},
                    {target.data, target.row_stride, options.height, options.width})) {
     status = Status::bad_geometry;
   }
-  decoded.shrink(kKeptScratchBytes);
+  made.shrink(kKeptScratchBytes);
   return status;
+}
+
+}  // namespace
+
+Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                     const SampleOptions& options, const Target& target, std::string& detail) {
+  const Encoded image{source, header, thread_decoder()};
+  return with_steps(header, geometry, options, target, [&](bool resizes, const Target& first) {
+    return resizes ? resize_window(image, geometry, options, first, detail)
+                   : copy_window(image, geometry, options, first, detail);
+  });
+}
+
+Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, const Geometry& geometry,
+                        const SampleOptions& options, const Target& target, std::string& detail) {
+  const std::ptrdiff_t stride = std::ptrdiff_t{3} * header.width;
+  return with_steps(header, geometry, options, target, [&](bool resizes, const Target& first) {
+    const PixelBox &crop = geometry.crop, &window = geometry.window;
+    if (resizes) {
+      ResizeJob job;
+      if (!prepare(crop, geometry, options, job, detail)) return Status::bad_geometry;
+      const PixelBox whole{-crop.top, -crop.left, static_cast<int>(header.height), static_cast<int>(header.width)};
+      thread_resampler().run({pixels, stride, whole}, first.data, first.row_stride);
+      return Status::ok;
+    }
+    const std::uint8_t* from =
+        pixels + stride * (crop.top + window.top) + std::ptrdiff_t{3} * (crop.left + window.left);
+    for (int y = 0; y < window.height; ++y, from += stride) {
+      const int to = geometry.flip_vertical ? window.height - 1 - y : y;
+      copy_row(from, first.data + first.row_stride * to, window.width, geometry.flip_horizontal);
+    }
+    return Status::ok;
+  });
 }
 
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail) {

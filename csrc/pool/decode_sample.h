@@ -35,6 +35,10 @@ struct Target {
 Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                      const SampleOptions& options, const Target& target, std::string& detail);
 
+// The same for an image that is RGB pixels, row by row; of the header only the size counts.
+Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, const Geometry& geometry,
+                        const SampleOptions& options, const Target& target, std::string& detail);
+
 // Only libjpeg-turbo's region decode: rows are decoded and dropped, the rest of the file is not read. The lower bound
 // for benchmarks.
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail);

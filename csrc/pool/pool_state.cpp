@@ -1,6 +1,7 @@
 #include "pool/pool_state.h"
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -21,6 +22,10 @@ constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
 // Limit on file contents kept between header and decode. There are many while a sample's draws are waited for; files
 // beyond the limit are read again.
 constexpr std::size_t kHeldBytes = std::size_t{64} << 20;
+
+// Most samples that are pixels to take at once, and as many pixels as are worth a task of their own.
+constexpr std::size_t kDecodedAtOnce = 16;
+constexpr std::size_t kDecodedPixels = std::size_t{64} << 10;
 
 // So that no caller mistakes a partial image for a complete one.
 void blacken(const Target& target, const SampleOptions& options) {
@@ -223,6 +228,7 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
 
 void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
   Job& job = *task.job;
+  if (job.spec_.inputs[task.sample].is_decoded()) return complete_decoded(task, lock);
   Job::Sample& sample = job.samples_[task.sample];
   ByteSource source = take_held(sample);
   if (!source.is_open()) source.set_buffer(take_buffer());
@@ -236,6 +242,41 @@ void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
   if (job.stop_) return;
   sample.outcome = std::move(outcome);
   finish(job, task.sample);
+}
+
+// The same for pixels, which take little longer than to pick a task: for as many samples at once as make that cheap.
+void PoolState::complete_decoded(const Task& task, std::unique_lock<std::mutex>& lock) {
+  Job& job = *task.job;
+  std::array<std::size_t, kDecodedAtOnce> numbers{task.sample};
+  std::array<Outcome, kDecodedAtOnce> outcomes;
+  std::size_t count = 1, pixels = 0;
+  const auto begin_next = [&](std::size_t number) {
+    outcomes[count - 1] = std::move(job.samples_[number].outcome);
+    pixels += std::size_t{outcomes[count - 1].width} * outcomes[count - 1].height;
+  };
+  begin_next(task.sample);
+  while (count < kDecodedAtOnce && pixels < kDecodedPixels && !job.ready_.empty() &&
+         job.spec_.inputs[job.ready_.front()].is_decoded()) {
+    numbers[count++] = job.ready_.front();
+    job.ready_.pop_front();
+    begin_next(numbers[count - 1]);
+  }
+  lock.unlock();
+  for (std::size_t i = 0; i < count && !job.stop_; ++i) {
+    const Target target = target_of(job, numbers[i]);
+    ByteSource none;
+    JpegHeader header;
+    header.width = outcomes[i].width;
+    header.height = outcomes[i].height;
+    decode(job.spec_.inputs[numbers[i]], none, header, job.spec_.options, target, outcomes[i]);
+    if (outcomes[i].status != Status::ok && !job.stop_) blacken(target, job.spec_.options);
+  }
+  lock.lock();
+  if (job.stop_) return;
+  for (std::size_t i = 0; i < count; ++i) {
+    job.samples_[numbers[i]].outcome = std::move(outcomes[i]);
+    finish(job, numbers[i]);
+  }
 }
 
 Target PoolState::target_of(const Job& job, std::size_t sample) {
@@ -324,7 +365,10 @@ void PoolState::add(const std::shared_ptr<Job>& job) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (closing_) throw std::runtime_error("the decode pool must be open to take a batch, but it is closed");
   jobs_.push_back(job);
-  if (job->ordered()) job->spec_.stream->waiting_.push_back(job.get());
+  if (job->ordered()) {
+    job->spec_.stream->waiting_.push_back(job.get());
+    if (job->begin_decoded()) advance_draws(*job->spec_.stream);
+  }
   work_.notify_all();
 }
 

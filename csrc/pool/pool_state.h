@@ -55,6 +55,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   static Target target_of(const Job& job, std::size_t sample);
   void begin(const Task& task, std::unique_lock<std::mutex>& lock);
   void complete(const Task& task, std::unique_lock<std::mutex>& lock);
+  void complete_decoded(const Task& task, std::unique_lock<std::mutex>& lock);
 
   // Called with mutex_ held.
   template <typename Condition>

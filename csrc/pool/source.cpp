@@ -51,6 +51,13 @@ void complete(Geometry& geometry, const JpegHeader& header) {
 }
 
 bool load(const Input& input, std::uint64_t max_pixels, ByteSource& source, JpegHeader& header, Outcome& outcome) {
+  if (input.is_decoded()) {
+    source.borrow(input.data, input.size);
+    header.height = outcome.height = input.height;
+    header.width = outcome.width = input.width;
+    outcome.bytes = input.size;
+    return true;
+  }
   Status status = scan(input, source, header, outcome);
   if (status == Status::ok) status = check_supported(header, max_pixels);
   if (status != Status::ok) outcome.status = status;
@@ -67,6 +74,10 @@ void load_header(const Input& input, JpegHeader& header, Outcome& outcome) {
 void decode(const Input& input, ByteSource& source, const JpegHeader& header, const SampleOptions& options,
             const Target& target, Outcome& outcome) {
   try {
+    if (input.is_decoded()) {
+      outcome.status = transform_pixels(input.data, header, outcome.geometry, options, target, outcome.detail);
+      return;
+    }
     outcome.status = source.is_open() ? Status::ok : open(input, source);
     if (outcome.status == Status::ok) {
       outcome.status = decode_sample(source, header, outcome.geometry, options, target, outcome.detail);

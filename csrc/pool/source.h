@@ -14,11 +14,16 @@
 
 namespace fastload {
 
-// One image: the file at `path` or, if data is not null, the borrowed bytes at `data`.
+// One image: the file at `path` or, if data is not null, the borrowed bytes at `data`: an encoded image or, if `height`
+// is not 0, RGB pixels row by row.
 struct Input {
   std::string path;
   const std::uint8_t* data = nullptr;
   std::size_t size = 0;
+  std::uint32_t height = 0;
+  std::uint32_t width = 0;
+
+  bool is_decoded() const { return height != 0; }
 };
 
 // The result of processing one image.

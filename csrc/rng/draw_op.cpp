@@ -97,7 +97,7 @@ std::string fault(const DrawOp& op) {
   }
   for (const std::vector<DrawOp>& branch : op.branches) {
     for (const DrawOp& inner : branch) {
-      if (inner.kind == Kind::random_erasing) return "an erasing must come last";
+      if (inner.kind == Kind::random_erasing || inner.kind == Kind::python_erasing) return "an erasing must come last";
       if (std::string reason = fault(inner); !reason.empty()) return reason;
     }
   }

@@ -119,7 +119,7 @@ struct Course {
 bool DrawPlan::add(const DrawOp& op, std::string& error) {
   error = erases_ ? "nothing can follow an erasing" : fault(op);
   if (!error.empty()) return false;
-  erases_ = op.kind == DrawOp::Kind::random_erasing;
+  erases_ = op.kind == DrawOp::Kind::random_erasing || op.kind == DrawOp::Kind::python_erasing;
   draws_others_ = draws_others_ || draws_from_others(op);
   views_.back().push_back(op);
   return true;
@@ -158,16 +158,29 @@ PixelBox draw_place(Size size, Size image, Generator& generator) {
   return {top, left, size.height, size.width};
 }
 
+void draw_noise(const DrawOp& op, PixelBox box, Generator& generator, Geometry& geometry) {
+  if (op.noise == DrawOp::Noise::none) return;
+  if (geometry.noise == nullptr) {
+    const auto before = std::make_shared<Generator>(generator);
+    before->others.reset();
+    geometry.noise = before;
+  }
+  const bool pixels = op.noise == DrawOp::Noise::pixels;
+  generator.skip_normals(
+      pixels ? std::uint64_t{3} * static_cast<std::uint64_t>(box.height) * static_cast<std::uint64_t>(box.width) : 3);
+}
+
 // torchvision's RandomErasing.get_params (v1) and make_params (v2). Its aspect ratio is height by width, but a crop's
 // is width by height. The box is shorter than the image on both sides, or nothing is erased.
 DrawStatus draw_erasing(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image,
-                        Generator& generator, PixelBox& box, float& unresolved) {
+                        Generator& generator, Geometry& geometry, float& unresolved) {
   for (int attempt = 0; attempt < 10; ++attempt) {
     Size size{};
     if (!draw_size(op, rule, known, image, generator, size, unresolved)) return DrawStatus::ambiguous_exp;
     std::swap(size.height, size.width);
     if (size.height < image.height && size.width < image.width) {
-      box = draw_place(size, image, generator);
+      draw_noise(op, {0, 0, size.height, size.width}, generator, geometry);
+      geometry.erased.push_back(draw_place(size, image, generator));
       break;
     }
   }
@@ -478,7 +491,11 @@ DrawStatus Run::apply(const DrawOp& op) {
     case Kind::python_augment: return apply_augmentation(op);
     case Kind::random_erasing:
       if (!(generator_.rand() < static_cast<float>(op.p))) break;
-      return draw_erasing(op, rule_, known_, image, generator_, course_.geometry.erased, unresolved);
+      return draw_erasing(op, rule_, known_, image, generator_, course_.geometry, unresolved);
+    case Kind::python_erasing:
+      course_.geometry.erased = draw_python_boxes(op, *generator_.others, image.height, image.width);
+      for (const PixelBox& box : course_.geometry.erased) draw_noise(op, box, generator_, course_.geometry);
+      break;
   }
   return DrawStatus::ok;
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@ struct DrawOp {
     resize_shorter,       // height: the shorter side; max_size or 0; no draw
     horizontal_flip,      // p
     vertical_flip,        // p
-    random_erasing,       // p, scale, ratio, log_ratio; torchvision v1 and v2 draw the same
+    random_erasing,       // p, scale, ratio, log_ratio, noise; torchvision v1 and v2 draw the same
     step,                 // step; no draw
     choose,               // branches: one of them is drawn by randint
     chance,               // p, comparison, branches: the first if the draw meets p, else the second, if any
@@ -46,9 +47,13 @@ struct DrawOp {
     center_crop_or_pad,      // the same; no draw
     resize_keep_ratio,       // height, width, longest, p, scale, by_area, aspect_p, logs, filter or filters: timm's
     python_augment,          // p, level, step: timm's AugmentOp
+    python_erasing,          // p, scale, logs, count, most_count, noise: timm's RandomErasing
   };
   // How a draw r of rand() meets p. torch compares the float32 draw with p rounded to float32; .item() gives a double.
   enum class Comparison { less, less_or_equal, less_as_double };
+  // What an erasing draws by torch's normal_ for each box: nothing, a value for each channel, or one for each pixel
+  // too.
+  enum class Noise { none, colors, pixels };
   // A range from which a number is drawn; off: no draw, and what it changes stays.
   struct Jitter {
     bool on = false;
@@ -108,6 +113,8 @@ struct DrawOp {
   double aspect_p = 0;
   bool by_area = false;
   int count = 1;
+  int most_count = 1;
+  Noise noise = Noise::none;
   Level level;
 };
 
@@ -125,7 +132,10 @@ struct Geometry {
   bool flip_vertical = false;
   std::optional<Filter> filter;  // of the resize; none: the batch's
   std::vector<Step> steps;
-  PixelBox erased;  // box of the finished image that the caller must fill. Height or width 0: none
+  // Boxes of the finished image that the caller must fill, in order, and the generator, without others, before their
+  // noise is drawn by torch's normal_ for one after the other; null if they get none.
+  std::vector<PixelBox> erased;
+  std::shared_ptr<const Generator> noise;
 };
 
 enum class DrawStatus {

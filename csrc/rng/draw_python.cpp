@@ -51,7 +51,8 @@ bool draws_from_others(const DrawOp& op) {
     case Kind::python_resized_crop:
     case Kind::python_crop_or_pad:
     case Kind::resize_keep_ratio:
-    case Kind::python_augment: return true;
+    case Kind::python_augment:
+    case Kind::python_erasing: return true;
     default: break;
   }
   return std::any_of(op.branches.begin(), op.branches.end(), [](const std::vector<DrawOp>& branch) {
@@ -93,6 +94,13 @@ std::string fault_of_python(const DrawOp& op) {
       const bool finite =
           std::all_of(std::begin(numbers), std::end(numbers), [](double n) { return std::fabs(n) < 1e6; });
       return finite && level.deviation >= 0 && op.p >= 0 ? "" : "a magnitude's numbers must be finite";
+    }
+    case Kind::python_erasing: {
+      const auto small = [](const double (&pair)[2]) { return std::fabs(pair[0]) <= 20 && std::fabs(pair[1]) <= 20; };
+      if (!(op.scale[0] >= 0 && op.scale[1] >= 0 && small(op.scale) && small(op.logs))) {
+        return "areas must be from 0 to 20, and the logarithms of aspects from -20 to 20";
+      }
+      return op.count >= 0 && op.count <= op.most_count && op.most_count <= 1000 ? "" : "counts must be from 0 to 1000";
     }
     default: return "";
   }
@@ -179,6 +187,28 @@ PixelBox draw_crop_or_pad(const DrawOp& op, OtherGenerators* others, int height,
   const int top = place(height - op.height);
   const int left = place(width - op.width);
   return {top, left, op.height, op.width};
+}
+
+std::vector<PixelBox> draw_python_boxes(const DrawOp& op, OtherGenerators& others, int height, int width) {
+  PythonRandom& python = others.python;
+  std::vector<PixelBox> boxes;
+  if (python.random_double() > op.p) return boxes;
+  const double area = static_cast<double>(height) * width;
+  const int count = op.count == op.most_count ? op.count : op.count + below(python, op.most_count - op.count + 1);
+  for (int i = 0; i < count; ++i) {
+    for (int attempt = 0; attempt < 10; ++attempt) {
+      const double target_area = python.uniform(op.scale[0], op.scale[1]) * area / count;
+      const double ratio = std::exp(python.uniform(op.logs[0], op.logs[1]));
+      const double down = std::nearbyint(std::sqrt(target_area * ratio));
+      const double across = std::nearbyint(std::sqrt(target_area / ratio));
+      if (!(across < width && down < height)) continue;
+      const int top = below(python, height - static_cast<int>(down) + 1);
+      const int left = below(python, width - static_cast<int>(across) + 1);
+      boxes.push_back({top, left, static_cast<int>(down), static_cast<int>(across)});
+      break;
+    }
+  }
+  return boxes;
 }
 
 Augmentation draw_augmentation(const DrawOp& op, OtherGenerators& others, int height, int width) {

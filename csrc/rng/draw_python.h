@@ -31,6 +31,9 @@ PixelBox draw_kept_ratio(const DrawOp& op, OtherGenerators& others, int height, 
 // timm's RandomCropOrPad and CenterCropOrPad: where to crop an image of height x width. Negative: where to pad it.
 PixelBox draw_crop_or_pad(const DrawOp& op, OtherGenerators* others, int height, int width);
 
+// Boxes of timm's RandomErasing.
+std::vector<PixelBox> draw_python_boxes(const DrawOp& op, OtherGenerators& others, int height, int width);
+
 // What timm's AugmentOp does to an image.
 struct Augmentation {
   std::optional<Step> step;     // none: nothing

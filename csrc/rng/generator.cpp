@@ -33,6 +33,8 @@ void store(std::uint8_t* bytes, T value) {
 // is seeded; the index of the next number; 624 words of 64 bits each; then cached normal samples.
 constexpr std::size_t kSeedAt = 0, kLeftAt = 8, kSeededAt = 12, kNextAt = 16, kWordsAt = 24;
 constexpr std::size_t kNormalsAt = kWordsAt + kBlock * sizeof(std::uint64_t);
+// Among these: the second of two samples in double, and whether there is one.
+constexpr std::size_t kSecondAt = 8, kHasSecondAt = 24;
 
 }  // namespace
 
@@ -64,6 +66,15 @@ std::uint32_t Generator::random() {
   return y ^ (y >> 18);
 }
 
+void Generator::skip(std::uint64_t count) {
+  for (; count >= static_cast<std::uint64_t>(left_); next_ = 1) {
+    count -= static_cast<std::uint64_t>(left_);
+    next_block();
+  }
+  left_ -= static_cast<int>(count);
+  next_ += static_cast<std::uint32_t>(count);
+}
+
 std::uint64_t Generator::random64() {
   const std::uint64_t high = random();
   return high << 32 | random();
@@ -86,6 +97,21 @@ void Generator::randperm(int* order, int count) {
   std::iota(order, order + count, 0);
   for (int i = 0; i < count - 1; ++i) {
     std::swap(order[i], order[i + static_cast<int>(random() % static_cast<std::uint32_t>(count - i))]);
+  }
+}
+
+void Generator::skip_normals(std::uint64_t count) {
+  constexpr std::uint64_t kVector = 16;  // a number each; the last 16 samples are drawn again if others precede them
+  if (count >= kVector) return skip(count % kVector == 0 ? count : count + kVector);
+  for (; count > 0; --count) {
+    const bool had_second = load<std::int32_t>(normals_.data() + kHasSecondAt) != 0;
+    double second = 0;
+    if (!had_second) {
+      const double angle = 2.0 * 3.14159265358979323846 * rand_double();
+      second = std::sqrt(-2.0 * std::log1p(-rand_double())) * std::sin(angle);
+    }
+    store<double>(normals_.data() + kSecondAt, second);
+    store<std::int32_t>(normals_.data() + kHasSecondAt, had_second ? 0 : 1);
   }
 }
 

@@ -39,14 +39,19 @@ class Generator {
 
   void randperm(int* order, int count);  // torch.randperm(count)
 
-  // torch.Generator's get_state() and set_state() layout, including cached normal samples (no op here draws any); then
-  // the states of `others`, if there are any: Python's and NumPy's.
+  // What torch.empty(count).normal_() draws in float32. Its values depend on the CPU, for count < 16 on the C library's
+  // logarithm and sine.
+  void skip_normals(std::uint64_t count);
+
+  // torch.Generator's get_state() and set_state() layout, including cached normal samples; then the states of `others`,
+  // if there are any: Python's and NumPy's.
   std::size_t state_bytes() const { return kStateBytes + (others ? OtherGenerators::kStateBytes : 0); }
   void get_state(std::uint8_t* out) const;
   bool set_state(const std::uint8_t* in, std::size_t bytes);  // false, and no change, if the state is invalid
 
  private:
   void next_block();
+  void skip(std::uint64_t count);  // calls of random()
 
   std::uint64_t initial_seed_ = 0;
   int left_ = 1;            // torch's counters: numbers left in the block + 1 ...

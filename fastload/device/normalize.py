@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fastload.device import nvrtc
+from fastload.device.erasing import to_fill
 from fastload.options import has_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastload.pipeline.erasing import Erasing
+    from fastload.device.erasing import Erased, Noise
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
 TABLE_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -158,48 +160,11 @@ def finish(tensor: torch.Tensor, memory_format: torch.memory_format | None, dtyp
     return tensor if target == tensor.dtype else tensor.to(dtype=target)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Erased:
-    """Boxes to fill with one color in a batch of finished images.
-
-    Attributes:
-        boxes: ``(N, 4)`` int32, on the host: (top, left, height, width) for each image; zeros fill nothing.
-        color: One value per channel, of the images' dtype, on the host.
-    """
-
-    boxes: torch.Tensor
-    color: torch.Tensor
-
-    @classmethod
-    def of(cls, erasing: Erasing | None, boxes: torch.Tensor | None) -> Erased | None:
-        """Return the boxes and their color; ``None`` if nothing is erased."""
-        if erasing is None or boxes is None or not bool((boxes[:, 2] * boxes[:, 3]).any()):
-            return None
-        return cls(boxes, erasing.color)
-
-    def fill(self, images: torch.Tensor) -> None:
-        """Fill ``(N, C, H, W)`` images of any layout in place.
-
-        Runs on the current stream of their device; never blocks.
-        """
-        if images.device.type == "cpu":
-            for image, (top, left, height, width) in zip(images, self.boxes.tolist(), strict=True):
-                image[:, top : top + height, left : left + width] = self.color[:, None, None]
-            return
-        boxes = self.boxes.to(images.device, non_blocking=True)
-        top, left, height, width = boxes.view(-1, 4, 1, 1).unbind(1)
-        rows = torch.arange(images.size(2), dtype=torch.int32, device=images.device).view(1, -1, 1) - top
-        columns = torch.arange(images.size(3), dtype=torch.int32, device=images.device) - left
-        inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-        for channel, value in enumerate(self.color.tolist()):
-            images[:, channel].masked_fill_(inside, value)
-
-
 def to_images(
     pixels: torch.Tensor,
     table: NormalizeTable | None,
     memory_format: torch.memory_format,
-    erased: Erased | None = None,
+    erased: Erased | Noise | None = None,
 ) -> torch.Tensor:
     """Make ``(N, 3, H, W)`` images from ``(N, H, W, 3)`` uint8 pixels.
 
@@ -229,7 +194,7 @@ class TableImages:
         pixels: torch.Tensor,
         table: NormalizeTable | None,
         memory_format: torch.memory_format,
-        erased: Erased | None = None,
+        erased: Erased | Noise | None = None,
     ) -> None:
         self.pixels = pixels
         self.table = table
@@ -239,7 +204,7 @@ class TableImages:
     @property
     def nbytes(self) -> int:
         """Bytes that are copied to the device."""
-        return int(self.pixels.nbytes)
+        return int(self.pixels.nbytes) + (0 if self.erased is None else self.erased.nbytes)
 
     def pin_memory(self) -> TableImages:
         """Return the same leaf with its pixels in pinned memory."""
@@ -250,8 +215,10 @@ class TableImages:
         return self.copy_pixels(device, non_blocking=non_blocking).images()
 
     def copy_pixels(self, device: torch.device, *, non_blocking: bool = False) -> CopiedImages:
-        """Copy only the pixels to ``device``; the epilogue makes the images."""
-        return CopiedImages(self, self.pixels.to(device, non_blocking=non_blocking))
+        """Copy only the pixels, and noise, to ``device``; the epilogue makes the images."""
+        pin = non_blocking and self.pixels.is_pinned()
+        erased = None if self.erased is None else self.erased.copied(device, pin=pin)
+        return CopiedImages(self, self.pixels.to(device, non_blocking=non_blocking), erased)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Do nothing: a copy keeps its host memory alive until it is done."""
@@ -260,14 +227,15 @@ class TableImages:
 class CopiedImages:
     """Images whose pixels have been copied, before the epilogue."""
 
-    def __init__(self, host: TableImages, pixels: torch.Tensor) -> None:
+    def __init__(self, host: TableImages, pixels: torch.Tensor, erased: Erased | Noise | None) -> None:
         self._host = host
         self._pixels = pixels
+        self._erased = erased
 
     def images(self) -> torch.Tensor:
         """Make the images on the current stream of their device."""
         host = self._host
-        return to_images(self._pixels, host.table, host.memory_format, host.erased)
+        return to_images(self._pixels, host.table, host.memory_format, self._erased)
 
 
 def layout_of(memory_format: torch.memory_format | None) -> torch.memory_format:
@@ -275,15 +243,14 @@ def layout_of(memory_format: torch.memory_format | None) -> torch.memory_format:
     return torch.channels_last if memory_format == torch.channels_last else torch.contiguous_format
 
 
-def host_images(
-    recipe: Recipe, memory_format: torch.memory_format
-) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
+def host_images(recipe: Recipe, memory_format: torch.memory_format) -> Callable[[torch.Tensor, list[list[Patch]]], Any]:
     """Return a function that makes a recipe's images, or their views, on the CPU."""
     leaf_of = table_images(recipe, memory_format)
 
-    def images(pixels: torch.Tensor, boxes: torch.Tensor | None) -> Any:
-        made = leaf_of(pixels, boxes)
-        views = [CopiedImages(leaf, leaf.pixels).images() for leaf in (made if isinstance(made, list) else [made])]
+    def images(pixels: torch.Tensor, patches: list[list[Patch]]) -> Any:
+        made = leaf_of(pixels, patches)
+        leaves = made if isinstance(made, list) else [made]
+        views = [CopiedImages(leaf, leaf.pixels, leaf.erased).images() for leaf in leaves]
         return views if isinstance(made, list) else views[0]
 
     return images
@@ -291,16 +258,16 @@ def host_images(
 
 def table_images(
     recipe: Recipe, memory_format: torch.memory_format
-) -> Callable[[torch.Tensor, torch.Tensor | None], Any]:
-    """Return a function that makes the leaf, or each view's, from pixels and boxes."""
+) -> Callable[[torch.Tensor, list[list[Patch]]], Any]:
+    """Return a function that makes the leaf, or each view's, from pixels and patches."""
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing, views = recipe.pipeline.erasing, recipe.pipeline.views
     if views > 1:
-        return lambda pixels, boxes: [
+        return lambda pixels, _: [
             TableImages(view, table, memory_format)
             for view in pixels.view(views, len(pixels) // views, *pixels.shape[1:])
         ]
-    return lambda pixels, boxes: TableImages(pixels, table, memory_format, Erased.of(erasing, boxes))
+    return lambda pixels, patches: TableImages(pixels, table, memory_format, to_fill(erasing, patches))
 
 
 def pixel_images(values: torch.Tensor, memory_format: torch.memory_format) -> Callable[[torch.Tensor], TableImages]:

@@ -96,7 +96,7 @@ def _copies_asynchronously(leaf: Any) -> bool:
 def _pageable_bytes(leaf: Any) -> int:
     """Unpinned bytes of a leaf that the side stream copies; 0 for other types."""
     tensor = leaf.pixels if isinstance(leaf, TableImages) else leaf
-    return 0 if not isinstance(tensor, torch.Tensor) or tensor.is_pinned() else int(tensor.nbytes)
+    return 0 if not isinstance(tensor, torch.Tensor) or tensor.is_pinned() else int(leaf.nbytes)
 
 
 def new_stream(device: torch.device) -> Any:

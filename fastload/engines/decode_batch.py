@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 
@@ -17,6 +18,7 @@ from fastload.stats.stats import Totals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
 
@@ -45,7 +47,7 @@ class Batch:
     pixels: Any = None  # the tensor that `job` fills
     job: Any = None
     awaited: tuple[float, float] = (0.0, 0.0)  # begin and end of the pipeline's wait for the pixels
-    boxes: torch.Tensor | None = None  # boxes to erase, if the recipe erases
+    patches: list[list[Patch]] = field(default_factory=list)  # what erases each sample
     images: int = 0
     dropped: bool = False  # not wanted any more: only its random numbers are drawn
     made: bool = False
@@ -129,7 +131,7 @@ def check_size(pixels: Any, size: tuple[int, ...]) -> None:
 
 def unchanging(source: Any) -> Any:
     """Copy an encoded image that may be overwritten before threads read it."""
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, str | os.PathLike | np.ndarray):  # an array is a copy
         return source
     data = memoryview(source)
     return data if data.readonly and data.c_contiguous else bytes(data)

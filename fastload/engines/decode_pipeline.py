@@ -54,11 +54,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fastload.engines.sample_process import SampleProcess
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.pipeline.samples import Collated
     from fastload.stats.stats import Totals
 
-_Made: TypeAlias = "tuple[np.ndarray[Any, Any], tuple[int, int, int, int]]"  # a sample's pixels, and its box to erase
+_Made: TypeAlias = "tuple[np.ndarray[Any, Any], list[Patch]]"  # a sample's pixels, and what erases them
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
@@ -75,8 +76,8 @@ class DecodePipeline:
         workers: Number of random streams, as many as torch would have workers.
         first_states: States of the workers' generators at first; ``None`` seeds them as torch does.
         by_index: Whether a sample's random numbers depend on its index.
-        finish: Makes the batch from pixels (``(N, H, W, 3)`` uint8), boxes to erase (``(N, 4)`` int32, or ``None``),
-            the rest of the batch and its number; called in the pipeline's thread.
+        finish: Makes the batch from pixels (``(N, H, W, 3)`` uint8), what erases each sample, the rest of the batch
+            and its number; called in the pipeline's thread.
         finish_is_epilogue: Whether ``finish`` runs the epilogue itself rather than issue a copy that precedes it.
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
@@ -92,7 +93,7 @@ class DecodePipeline:
         base_seed: int,
         workers: int,
         by_index: bool,
-        finish: Callable[[torch.Tensor, torch.Tensor | None, Collated, int], Any],
+        finish: Callable[[torch.Tensor, list[list[Patch]], Collated, int], Any],
         pin: bool,
         ahead: int,
         finish_is_epilogue: bool = False,
@@ -351,7 +352,7 @@ class DecodePipeline:
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)
         try:
-            return self._finish(batch.pixels, batch.boxes, rest, batch.number)
+            return self._finish(batch.pixels, batch.patches, rest, batch.number)
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
 
@@ -386,12 +387,10 @@ class DecodePipeline:
         batch.awaited = begun, time.monotonic()
         self._in_python_batches += bool(made)
         self._in_python_images += len(made)
-        if self._recipe.pipeline.erasing is not None and len(batch.pixels):  # empty if its first index failed
-            batch.boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
-        for sample, (pixels, box) in made.items():
+        batch.patches = self._recipe.pipeline.patches(job)
+        for sample, (pixels, patches) in made.items():
             batch.pixels[place_of(sample, self._views, len(batch.sources))] = torch.from_numpy(pixels)
-            if batch.boxes is not None:
-                batch.boxes[sample] = torch.tensor(box, dtype=torch.int32)
+            batch.patches[sample] = patches
 
     def _raise_earlier(self, batch: Batch, sample: int, made: dict[int, _Made]) -> None:
         """Raise an earlier undecodable sample's error, if any: a worker would stop there."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from fastload.engines.sample_process import SampleProcess
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.pipeline.samples import Collated
     from fastload.stats.stats import Totals
@@ -64,7 +65,7 @@ class NativeIterator(_BaseDataLoaderIter):
         loader: DataLoader[Any],
         recipe: Recipe,
         process: SampleProcess,
-        finish: Callable[[torch.Tensor, torch.Tensor | None, Collated, int], Any],
+        finish: Callable[[torch.Tensor, list[list[Patch]], Collated, int], Any],
         *,
         finish_is_epilogue: bool = False,
         pin: bool = False,

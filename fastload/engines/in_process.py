@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastload.options import LoaderConfig
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.stats.stats import Totals
 
@@ -202,14 +203,11 @@ class InProcessFetcher:
             job.cancel()
         _, recipe, images_of = self.known
         made, after = self._complete(recipe, job, sources, pixels, seeds)
-        boxes = None
-        if recipe.pipeline.erasing is not None:
-            boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
-        for sample, (array, box) in made.items():
+        patches = recipe.pipeline.patches(job)
+        for sample, (array, erased) in made.items():
             pixels[place_of(sample, views, len(sources))] = torch.from_numpy(array)
-            if boxes is not None:
-                boxes[sample] = torch.tensor(box, dtype=torch.int32)
-        batch = Made(recipe, job, indices, sources, targets, pixels, boxes, after)
+            patches[sample] = erased
+        batch = Made(recipe, job, indices, sources, targets, pixels, patches, after)
         if self.to_compare:
             self.to_compare -= batch.compare(made, self.to_compare)
         self.images, self.decoded_at = len(sources), time.monotonic()
@@ -219,7 +217,7 @@ class InProcessFetcher:
         else:
             rest = collated(targets)
             collated_at = time.monotonic()
-            data = rest.around(images_of(pixels, boxes))
+            data = rest.around(images_of(pixels, patches))
         self._decoded += 1
         self._in_python_batches += bool(made)
         self._in_python_images += len(made)
@@ -233,14 +231,14 @@ class InProcessFetcher:
 
     def _complete(
         self, recipe: Recipe, job: _core.Job, sources: list[Any], pixels: torch.Tensor, seeds: list[int] | None
-    ) -> tuple[dict[int, tuple[NDArray[np.uint8], tuple[int, int, int, int]]], bytes | None]:
+    ) -> tuple[dict[int, tuple[NDArray[np.uint8], list[Patch]]], bytes | None]:
         """Wait for the pixels, and make the samples that the core does not support.
 
         Returns:
-            Those samples' pixels and boxes to erase; and the default generator's state after the batch, or ``None`` if
-            the batch does not draw from it.
+            Those samples' pixels and what erases them; and the default generator's state after the batch, or ``None``
+            if the batch does not draw from it.
         """
-        made: dict[int, tuple[NDArray[np.uint8], tuple[int, int, int, int]]] = {}
+        made: dict[int, tuple[NDArray[np.uint8], list[Patch]]] = {}
         states: dict[int, bytes] = {}  # after them
         draws, views = recipe.pipeline.draws, recipe.pipeline.views
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fastload.engines.in_process import InProcessFetcher
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.pipeline.samples import Collated
 
@@ -111,8 +112,8 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
     dtype = loader.dtype
     pinned = loader.pin_memory and can_pin()
 
-    def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, rest: Collated, number: int) -> Any:
-        made = images_of(pixels, boxes)
+    def finish_batch(pixels: torch.Tensor, patches: list[list[Patch]], rest: Collated, number: int) -> Any:
+        made = images_of(pixels, patches)
         views = [finish(images, None, dtype) for images in (made if isinstance(made, list) else [made])]
         data = rest.around(views if isinstance(made, list) else views[0])
         return pin_memory(data) if pinned else data  # type: ignore[no-untyped-call]
@@ -279,8 +280,8 @@ class NativeDeviceIterator(DeviceIterator):
         pinned = pins(loader, device)
         images_of = table_images(recipe, layout_of(loader.memory_format))
 
-        def finish_batch(pixels: torch.Tensor, boxes: torch.Tensor | None, rest: Collated, number: int) -> Any:
-            data = rest.around(images_of(pixels, boxes), pin_memory if pinned else lambda data: data)
+        def finish_batch(pixels: torch.Tensor, patches: list[list[Patch]], rest: Collated, number: int) -> Any:
+            data = rest.around(images_of(pixels, patches), pin_memory if pinned else lambda data: data)
             return data if stream is None else transfer.start(data, number)
 
         host = NativeIterator(

@@ -16,6 +16,7 @@ from fastload.pipeline.samples import Around, collated
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
 SAMPLES = 8
@@ -49,7 +50,7 @@ class SampleMaker(Protocol):
 def check_recipe(
     recipe: Recipe,
     process: SampleMaker,
-    images_of: Callable[[torch.Tensor, torch.Tensor], Any],
+    images_of: Callable[[torch.Tensor, list[list[Patch]]], Any],
     *,
     any_share: bool,
     timeout_s: float | None = None,
@@ -62,7 +63,7 @@ def check_recipe(
     Args:
         recipe: The recipe to check.
         process: Has the same recipe; started.
-        images_of: Makes images from pixels and boxes to erase, on the CPU, as the native engine will.
+        images_of: Makes images from pixels and what erases them, on the CPU, as the native engine will.
         any_share: Whether to accept a dataset with few samples that the core supports.
         timeout_s: Per sample; ``None`` waits indefinitely.
 
@@ -99,7 +100,7 @@ def check_recipe(
 def _compare(
     recipe: Recipe,
     process: SampleMaker,
-    images_of: Callable[[torch.Tensor, torch.Tensor], Any],
+    images_of: Callable[[torch.Tensor, list[list[Patch]]], Any],
     pool: _core.Pool,
     index: int,
     timeout_s: float | None,
@@ -142,9 +143,9 @@ def _compare(
     expected, after = process.batch(index, state, timeout_s)
     if expected is None:
         return True, f"sample {index} raises in Python and not natively"
-    boxes = torch.frombuffer(bytearray(job.erased()), dtype=torch.int32).view(-1, 4)
+    patches = recipe.pipeline.patches(job)[:1]
     pixels = pixels[::2].contiguous()
-    native = collated([target]).around(images_of(pixels, boxes[:1]))
+    native = collated([target]).around(images_of(pixels, patches))
     if type(target) is not Around and not (isinstance(expected, list | tuple) and len(expected) == 2):
         return True, f"sample {index} is no tuple (transform(image), target), which encoded() describes; return that"
     if drawn != after:
@@ -155,7 +156,7 @@ def _compare(
         return True, f"sample {index} is not the same to the bit natively"
     rest = collated([target])
     at = _at((0,) if rest.place is None else rest.place, expected)
-    if same(rest.around(at), expected) and _are_close(pixels, boxes[:1], images_of, at, views):
+    if same(rest.around(at), expected) and _are_close(pixels, patches, images_of, at, views):
         return True, None
     return True, f"sample {index} is more than {LEVELS_OFF} of 256 levels off natively"
 
@@ -167,11 +168,11 @@ def _at(place: tuple[Any, ...], batch: Any) -> Any:
 
 
 def _are_close(
-    pixels: torch.Tensor, boxes: torch.Tensor, images_of: Callable[..., Any], wanted: Any, views: int
+    pixels: torch.Tensor, patches: list[list[Patch]], images_of: Callable[..., Any], wanted: Any, views: int
 ) -> bool:
     """Whether each value is that of a level at most ``LEVELS_OFF`` away."""
     offsets = range(-LEVELS_OFF, LEVELS_OFF + 1)
-    made = [images_of((pixels.to(torch.int16) + off).clamp_(0, 255).to(torch.uint8), boxes) for off in offsets]
+    made = [images_of((pixels.to(torch.int16) + off).clamp_(0, 255).to(torch.uint8), patches) for off in offsets]
     if views == 1:
         return _is_close(made, wanted)
     if type(wanted) is not list or len(wanted) != views:

@@ -93,6 +93,6 @@ def made_by(recipe: Recipe) -> tuple[Any, ...]:
     pipeline = recipe.pipeline
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
-    color = None if pipeline.erasing is None else pipeline.erasing.color.tolist()
+    color = None if pipeline.erasing is None else repr(pipeline.erasing.color)
     made = repr((pipeline.nodes, color, pipeline.image, pipeline.layout, torch.get_default_dtype()))
     return made, table, repr(sorted(recipe.options.items()))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload import _core
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
 COMPARED: Final = 2
@@ -39,7 +40,7 @@ class Made:
         sources: Their encoded images.
         rests: What is around the images; see :func:`~fastload.pipeline.samples.filled`.
         pixels: ``(N, H, W, 3)`` uint8.
-        boxes: Boxes to erase, ``(N, 4)`` int32, if the recipe erases.
+        patches: What erases each sample.
         after: States of the generators after the batch; ``None`` if nothing draws.
     """
 
@@ -49,7 +50,7 @@ class Made:
     sources: list[Any]
     rests: list[Any]
     pixels: torch.Tensor
-    boxes: torch.Tensor | None
+    patches: list[list[Patch]]
     after: bytes | None
 
     def samples(self) -> SampleList:
@@ -64,7 +65,7 @@ class Made:
 
     def _image(self, images_of: Callable[..., Any], sample: int) -> torch.Tensor:
         some = slice(sample, sample + 1)
-        image = images_of(self.pixels[some], None if self.boxes is None else self.boxes[some])[0].detach()
+        image = images_of(self.pixels[some], self.patches[some])[0].detach()
         if self.recipe.pipeline.table is None:
             image = image.clone()
         return image.as_subclass(self.recipe.pipeline.image)  # type: ignore[no-any-return]

@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from PIL import Image, ImageFile
 from torch.utils.data import _utils, default_collate
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-    import numpy as np
     from numpy.typing import NDArray
 
+    from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
 READY_S = 5.0  # time allowed from the fork until the process accepts requests; usually 10 ms
@@ -178,7 +179,7 @@ class SampleProcess:
         """Make one view of a sample from a state of the generators. Blocks.
 
         Returns:
-            A pair: the sample's pixels, ``(H, W, 3)`` uint8, with its box to erase, or the error that torch's worker
+            A pair: the sample's pixels, ``(H, W, 3)`` uint8, with what erases them, or the error that torch's worker
             would send; and the generators' state afterwards.
 
         Raises:
@@ -314,7 +315,7 @@ def _sendable(source: Any) -> Any:
     if isinstance(source, os.PathLike):
         path = os.fspath(source)
         return path if isinstance(path, str) else BytesPath(path)
-    return source if isinstance(source, str | bytes) else bytes(source)
+    return source if isinstance(source, str | bytes | np.ndarray) else bytes(source)
 
 
 def _answer_requests(
@@ -374,15 +375,15 @@ def _sample(
 
 def made_here(
     recipe: Recipe, source: Any, size: tuple[int, ...], view: int = 0
-) -> tuple[NDArray[np.uint8], tuple[int, int, int, int]]:
-    """Make a view's pixels and its box to erase with the user's transforms.
+) -> tuple[NDArray[np.uint8], list[Patch]]:
+    """Make a view's pixels, and what erases them, with the user's transforms.
 
     Raises:
         Exception: Any of Pillow, the transforms, or default_collate if the image's size is not ``size``.
     """
     pixels = recipe.pixels(source, view)
     check_size(pixels, size)
-    return pixels, recipe.pipeline.erased()
+    return pixels, recipe.pipeline.erased(pixels)
 
 
 def located(recipe: Recipe, index: Any) -> Any:

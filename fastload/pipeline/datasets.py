@@ -8,8 +8,10 @@ import os
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torchvision
+from PIL import Image
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torchvision import datasets
 from torchvision.datasets import folder, vision
@@ -40,7 +42,17 @@ _FIELDS: Final[dict[type, tuple[str, ...]]] = {
     datasets.Places365: ("imgs",),
     datasets.OxfordIIITPet: _PETS,
     datasets.INaturalist: _NATURE,
+    datasets.CIFAR10: ("data", "targets"),
+    datasets.CIFAR100: ("data", "targets"),
+    datasets.SVHN: ("data", "labels"),
+    datasets.STL10: ("data", "labels"),
 }
+_ARRAYS: Final = (datasets.CIFAR10, datasets.CIFAR100)
+"""They hold images as an array of shape ``(N, H, W, 3)``."""
+_PLANES: Final = (datasets.SVHN, datasets.STL10)
+"""They hold images as an array of shape ``(N, 3, H, W)``."""
+_IN_MEMORY: Final = (*_ARRAYS, *_PLANES)
+_COPIED_MAX: Final = 2**30  # bytes of an array that is copied for each epoch
 # They apply `transforms` to the image and its target.
 _BY_TRANSFORMS: Final = (datasets.OxfordIIITPet, datasets.Places365)
 _CLASSES: Final = (*_FIELDS, Subset, ConcatDataset, vision.StandardTransform)
@@ -84,16 +96,19 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
     known = _known(kind)
     if known is None:
         source, target = dataset.encoded(index)
-        return source, target
+        return bytes(source) if isinstance(source, np.ndarray) else source, target
     if _has_own_getitem(kind, known):
         source, target = own_getitem.trace(dataset, index)
     else:
-        source, target = _entry(dataset, _FIELDS[known], index)
+        source, target = _entry(dataset, known, index)
     return BytesPath(source) if isinstance(source, bytes) else source, target
 
 
-def _entry(dataset: Any, fields: tuple[str, ...], index: Any) -> Any:
-    """Look a sample's path and target up."""
+def _entry(dataset: Any, known: type, index: Any) -> Any:
+    """Look a sample's path or pixels and its target up."""
+    fields = _FIELDS[known]
+    if known in _IN_MEMORY:
+        return _array_entry(dataset, known, index)
     if fields is _PETS:
         numbers = {"category": dataset._labels, "binary-category": dataset._bin_labels}
         targets = [numbers[name][index] for name in dataset._target_types]
@@ -108,6 +123,20 @@ def _entry(dataset: Any, fields: tuple[str, ...], index: Any) -> Any:
     return tuple(getattr(dataset, field)[index] for field in fields)
 
 
+def _array_entry(dataset: Any, known: type, index: Any) -> tuple[Any, Any]:
+    """Copy a sample's pixels, of shape ``(H, W, 3)``, and look its target up."""
+    pixels = dataset.data[index]
+    if known in _ARRAYS:
+        target = dataset.targets[index]
+    else:
+        labels = dataset.labels
+        target = None if labels is None and known is datasets.STL10 else int(labels[index])
+        pixels = np.transpose(pixels, (1, 2, 0))
+    if pixels.ndim != 3:
+        Image.fromarray(pixels)  # raises the same error as in a worker
+    return np.array(pixels, order="C"), target
+
+
 def _one_or_more(targets: list[Any]) -> Any:
     return tuple(targets) if len(targets) > 1 else targets[0]
 
@@ -118,6 +147,14 @@ def transforms_of(dataset: Any) -> tuple[Any, Any]:
         return dataset.transform, getattr(dataset, "target_transform", None)
     both = dataset.transforms
     return (None, None) if both is None else (both.transform, both.target_transform)
+
+
+def size_of(dataset: Any) -> tuple[int, int] | None:
+    """Return the height and width, pixels, of a leaf's images; ``None`` if they may differ."""
+    if (known := _known(type(dataset))) not in _IN_MEMORY:
+        return None
+    height, width = dataset.data.shape[1:3] if known in _ARRAYS else dataset.data.shape[2:]
+    return int(height), int(width)
 
 
 def copied(dataset: Any) -> Any:
@@ -136,8 +173,20 @@ def copied(dataset: Any) -> Any:
     else:
         known: Any = _known(kind)
         for field in {*_FIELDS[known], *own_getitem.attributes_of(dataset, known)}:
-            setattr(whole, field, copy.copy(getattr(dataset, field)))
+            value = getattr(dataset, field)
+            setattr(whole, field, value if _is_constant(value) else copy.copy(value))
     return whole
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value cannot be written to, as far as NumPy knows."""
+    while isinstance(value, np.ndarray):
+        if value.flags.writeable:
+            return False
+        if value.base is None:
+            return True
+        value = value.base
+    return False
 
 
 def leaves_of(dataset: Any) -> list[Any]:
@@ -168,6 +217,8 @@ def _check_leaf(dataset: Any) -> None:
         if known is datasets.OxfordIIITPet:
             if "segmentation" in dataset._target_types:
                 raise Refused("OxfordIIITPet's target_types have 'segmentation', which is an image; leave it out")
+        elif known in _IN_MEMORY:
+            _check_array(dataset, known)
         else:
             _check_loader(dataset, known)
         if known in _BY_TRANSFORMS:
@@ -210,6 +261,19 @@ def _check_loader(dataset: Any, known: type) -> None:
         raise Refused(f"torchvision's image backend is {torchvision.get_image_backend()}; set it to PIL")
 
 
+def _check_array(dataset: Any, known: type) -> None:
+    data, channels = dataset.data, -1 if known in _ARRAYS else 1
+    kind = type(data)
+    if kind not in (np.ndarray, np.memmap) or data.dtype != np.uint8 or data.ndim != 4 or data.shape[channels] != 3:
+        shape = "(N, H, W, 3)" if known in _ARRAYS else "(N, 3, H, W)"
+        raise Refused(f"data of {known.__name__} is no uint8 array of shape {shape}, as torchvision makes it")
+    if data.nbytes > _COPIED_MAX and not _is_constant(data):
+        raise Refused(
+            f"data of {known.__name__} has {data.nbytes >> 20} MiB, and is copied for each epoch as long as it may be "
+            "written to; make it constant with data.flags.writeable = False"
+        )
+
+
 def _loader_name(known: type) -> str:
     return "_loader" if known is datasets.LFWPeople else "loader"
 
@@ -217,7 +281,7 @@ def _loader_name(known: type) -> str:
 def _check_getitem(dataset: Any, known: type) -> None:
     """Refuse a ``__getitem__`` that does more than arrange samples."""
     kind = type(dataset)
-    fits = known not in (*_BY_TRANSFORMS, datasets.LFWPeople)
+    fits = known not in (*_BY_TRANSFORMS, *_IN_MEMORY, datasets.LFWPeople)
     why = own_getitem.why_unknown(dataset, known) if fits else "replaces that of a class with no loader and transform"
     if why is not None:
         raise Refused(
@@ -271,7 +335,8 @@ def _own(dataset: Any, known: type) -> str | None:
             hides = name in held and (hasattr(type(value), "__set__") or hasattr(type(value), "__delete__"))
             if hides or hasattr(known, name) or (name.startswith("__") and name.endswith("__")):
                 return name
-    loader = () if known is datasets.OxfordIIITPet else (_loader_name(known),)
+    bare = known in (datasets.OxfordIIITPet, *_IN_MEMORY)
+    loader = () if bare else (_loader_name(known),)
     fields = (*_FIELDS[known], *loader, "transform", "target_transform")
     return next((name for name in fields if name not in held), None)
 

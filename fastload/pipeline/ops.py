@@ -119,7 +119,8 @@ def _resize(step: Any, place: Place) -> list[Node]:
             raise Refused(f"{name_of(step)} has a size of two and max_size; leave out max_size")
         place.size = sides[0], sides[1]
         return [("resize", {"height": sides[0], "width": sides[1], **how})]
-    place.size = None
+    square = place.size is not None and place.size[0] == place.size[1] and step.max_size is None
+    place.size = (sides[0], sides[0]) if square else None
     return [("resize_shorter", {"height": sides[0], "max_size": int(step.max_size or 0), **how})]
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.ops_common import SAMPLINGS, pillow_fill, pillow_filter
@@ -144,6 +147,22 @@ def auto_augment(step: Any, place: Place) -> list[Node]:
     nodes: list[Node] = [("python_choose", {"branches": branches})]
     check_same(step, nodes)
     return nodes
+
+
+def erasing(step: Any) -> Node:
+    """Read a RandomErasing."""
+    check_modules()
+    if torch.device(step.device).type != "cpu":
+        raise Refused(f"{name_of(step)} makes its values on {step.device}; give it device='cpu'")
+    fields = {
+        "p": float(step.probability),
+        "scale": _pair((step.min_area, step.max_area)),
+        "logs": _pair(step.log_aspect_ratio),
+        "count": operator.index(step.min_count),
+        "most_count": operator.index(step.max_count),
+        "noise": "pixels" if step.per_pixel else "colors" if step.rand_color else "none",
+    }
+    return "python_erasing", fields
 
 
 def _augmentation(op: Any) -> list[Node]:

@@ -28,7 +28,7 @@ STATE_BYTES: Final = 624 * 4 + 16
 KINDS: Final = frozenset(
     (
         *("python_choose", "python_choose_weighted", "python_shuffle", "numpy_choose"),
-        *("python_resized_crop", "python_crop_or_pad", "resize_keep_ratio", "python_augment"),
+        *("python_resized_crop", "python_crop_or_pad", "resize_keep_ratio", "python_augment", "python_erasing"),
     )
 )
 """The core's kinds of ops that draw from one of the two."""

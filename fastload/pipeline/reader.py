@@ -11,12 +11,13 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Subset, default_collate
 
 from fastload.pipeline.calibration import calibrate
-from fastload.pipeline.datasets import PIL_LOADER, copied, is_true, leaves_of, locate, transforms_of
+from fastload.pipeline.datasets import PIL_LOADER, copied, is_true, leaves_of, locate, size_of, transforms_of
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream
@@ -28,7 +29,6 @@ from fastload.pipeline.worker_seeds import only_seeds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from fastload import _core
@@ -71,6 +71,11 @@ class Recipe:
     first_call: Callable[[int], None] | None = None
     in_python: tuple[str, ...] = ()
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether all samples are pixels in memory."""
+        return all(size_of(leaf) is not None for leaf in leaves_of(self.dataset))
+
     def snapshot(self) -> Recipe:
         """Copy the recipe, so that later changes to samples, indices or transforms don't affect it.
 
@@ -110,7 +115,9 @@ class Recipe:
 
 
 def opened(source: Any) -> Any:
-    """Open an encoded image (bytes or path) with Pillow."""
+    """Open an encoded image (bytes or path) with Pillow, or take pixels as they are."""
+    if isinstance(source, np.ndarray):
+        return Image.fromarray(source)
     if isinstance(source, str | os.PathLike):
         return PIL_LOADER(os.fspath(source))
     with Image.open(io.BytesIO(source)) as image:
@@ -139,14 +146,14 @@ def read_recipe(
     try:
         first, *others = leaves_of(dataset)
         transform, target_transform = transforms_of(first)
-        pipeline = read_transform(transform, exact=exact)
+        pipeline = read_transform(transform, exact=exact, size=size_of(first))
         for other in others:
             theirs, of_target = transforms_of(other)
             if of_target is not target_transform:
                 raise Refused("parts of the ConcatDataset have different target_transforms; give all the same one")
-            if theirs is transform:
+            if theirs is transform and size_of(other) == size_of(first):
                 continue
-            if _made(read_transform(theirs, exact=exact)) != _made(pipeline):
+            if _made(read_transform(theirs, exact=exact, size=size_of(other))) != _made(pipeline):
                 raise Refused("parts of the ConcatDataset have different transforms; give all the same transform")
         if target_transform is not None and not is_true(target_transform):
             raise Refused(
@@ -182,7 +189,7 @@ def _made(pipeline: Pipeline) -> Any:
     """A key that is equal for pipelines that make equal samples."""
     table = pipeline.table
     values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
-    return repr(pipeline.nodes), pipeline.image, values, pipeline.erasing and id(pipeline.erasing)
+    return repr(pipeline.nodes), pipeline.size, pipeline.image, values, pipeline.erasing and id(pipeline.erasing)
 
 
 def _plan(pipeline: Pipeline) -> _core.DrawPlan:
@@ -225,6 +232,7 @@ def _options(pipeline: Pipeline) -> dict[str, Any]:
         raise Refused(f"Pillow {calibration.pillow} or torchvision computes {step} otherwise than the native core")
     return {
         "pass_rule": calibration.pass_rule or "horizontal_first",
+        "arrays": True,
         "max_pixels": pixel_limit(Image.MAX_IMAGE_PIXELS),  # for larger images Pillow warns or raises: let it
     }
 

@@ -6,6 +6,8 @@ their own.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import random
 import sys
 import threading
@@ -14,6 +16,7 @@ from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 
 from fastload import _core
 from fastload.pipeline.calibration import calibrate
@@ -23,11 +26,12 @@ from fastload.pipeline.python_stream import numpy_bytes, python_bytes
 from fastload.pipeline.step_calibration import probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from fastload.pipeline.ops_common import Node
 
-MODULES: Final = ("timm.data.transforms", "timm.data.auto_augment")
+_ERASING: Final = "timm.data.random_erasing"
+MODULES: Final = ("timm.data.transforms", "timm.data.auto_augment", _ERASING)
 _SEEDS: Final = range(6)
 _NOTHING: Final[Node] = ("pad", {"margins": (0, 0, 0, 0)})
 _lock: Final = threading.Lock()
@@ -65,9 +69,51 @@ def check_same(step: Any, nodes: list[Node], sizes: Iterable[tuple[int, int]] = 
     if key not in _same:
         _same[key] = all(_is_same(step, nodes, size, seed) for size in key[-1] for seed in _SEEDS)
     if not _same[key]:
-        raise Refused(f"{name_of(step)} is something else in the installed timm than the native core knows")
+        raise Refused(_DIFFERS.format(name_of(step)))
 
 
+def check_same_erasing(
+    step: Any, node: Node, patches_of: Callable[[list[tuple[list[Any], bytes | None]]], list[list[Any]]]
+) -> None:
+    """Refuse if timm's RandomErasing draws or does something else than its node.
+
+    Args:
+        step: The transform.
+        node: What it was read into.
+        patches_of: Makes samples' patches from what the core draws.
+
+    Raises:
+        Refused: It does.
+    """
+    key = type(step), repr(vars(step)), repr(node), _constants()
+    if key not in _same:
+        certain, nowhere = copy.copy(step), copy.copy(step)
+        certain.probability = nowhere.probability = 1.0
+        nowhere.min_area = nowhere.max_area = 4.0
+        fields = {**node[1], "p": 1.0}
+        pairs = (step, node), (certain, (node[0], fields)), (nowhere, (node[0], {**fields, "scale": (4.0, 4.0)}))
+        tries = itertools.product(pairs, ((61, 47), (9, 8)), _SEEDS)
+        _same[key] = all(_erases_alike(pair, patches_of, size, seed) for pair, size, seed in tries)
+    if not _same[key]:
+        raise Refused(_DIFFERS.format(name_of(step)))
+
+
+def _erases_alike(pair: tuple[Any, Node], patches_of: Any, size: tuple[int, int], seed: int) -> bool:
+    step, (kind, fields) = pair
+    copies, core, plan = _Copies(seed), _core.Generator(seed), _core.DrawPlan()
+    plan.add(kind, **fields)
+    image = torch.arange(3.0 * size[0] * size[1], dtype=torch.float32).view(3, *size)
+    try:
+        wanted = copies.of(step)(image.clone())
+    except Exception:  # noqa: BLE001 - whatever it is, the native core would not raise it
+        return False
+    core.seed_others(seed)
+    for (top, left, height, width), values in patches_of([plan.draw_erased(core, size[1], size[0])])[0]:
+        image[:, top : top + height, left : left + width] = values
+    return torch.equal(image, wanted) and core.get_state() == copies.states()
+
+
+_DIFFERS: Final = "{} is something else in the installed timm than the native core knows"
 _same: Final[dict[tuple[Any, ...], bool]] = {}
 
 
@@ -98,8 +144,7 @@ def _is_same(step: Any, nodes: list[Node], size: tuple[int, int], seed: int) -> 
     rule = calibrate().pass_rule or "horizontal_first"
     if not _core.apply_steps([_NOTHING, *nodes], np.array(image), got, rule, core):
         return True  # such a sample is made in Python
-    drawn = python_bytes(copies.python.getstate()) + numpy_bytes(copies.legacy.get_state())
-    return wanted is not None and np.array_equal(got, wanted) and core.get_state().endswith(drawn)
+    return wanted is not None and np.array_equal(got, wanted) and core.get_state() == copies.states()
 
 
 @cache
@@ -112,7 +157,13 @@ class _Copies:
 
     def __init__(self, seed: int) -> None:
         self.python, self.legacy = random.Random(seed), np.random.RandomState(seed)
+        self._torch = torch.Generator().manual_seed(seed)
         self._spaces: dict[str, dict[str, Any]] = {}
+
+    def states(self) -> bytes:
+        """The generators' states, as the core holds them."""
+        of_torch = self._torch.get_state().numpy().tobytes()
+        return of_torch + python_bytes(self.python.getstate()) + numpy_bytes(self.legacy.get_state())
 
     def of(self, thing: Any) -> Any:
         """Copy a function, or an object and those it holds, and return what to call."""
@@ -126,7 +177,7 @@ class _Copies:
         if kind.__module__ not in MODULES:
             return thing
         methods = {name: self._rebound(value) for name, value in vars(kind).items()}
-        used = {name: methods[name] for name in ("__call__", "forward", "get_params") if name in methods}
+        used = {name: methods[name] for name in ("__call__", "_erase", "forward", "get_params") if name in methods}
         copy = type(kind.__name__, (), used)()
         vars(copy).update({name: self.of(value) for name, value in vars(thing).items()})
         return copy if "__call__" in used else copy.forward
@@ -141,11 +192,18 @@ class _Copies:
         copy.__kwdefaults__ = value.__kwdefaults__
         return copy
 
+    def _empty(self, *args: Any, **how: Any) -> Any:
+        """Stand for torch.empty(), to be filled by normal_()."""
+        made = torch.empty(*args, **how)
+        return SimpleNamespace(normal_=lambda: made.normal_(generator=self._torch))
+
     def _space(self, module: str) -> dict[str, Any]:
         """The globals of a module, with copies of its functions."""
         if module not in self._spaces:
             space = self._spaces[module] = dict(vars(sys.modules[module]))
             space |= {"random": self.python, "np": SimpleNamespace(random=self.legacy)}
+            if module == _ERASING:
+                space["torch"] = SimpleNamespace(empty=self._empty, zeros=torch.zeros)
             for name, value in list(space.items()):
                 space[name] = self._rebound(value)
         return self._spaces[module]

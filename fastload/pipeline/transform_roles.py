@@ -31,7 +31,12 @@ ROLES: Final = {
     **dict.fromkeys(OPS, "op"),
 }
 """What a transform does to a pipeline, by the name of torchvision's class."""
-_TIMMS_ROLES: Final = {"MaybeToTensor": "to_tensor", "MaybePILToTensor": "to_tensor", **dict.fromkeys(TIMMS_OPS, "op")}
+_TIMMS_ROLES: Final = {
+    "MaybeToTensor": "to_tensor",
+    "MaybePILToTensor": "to_tensor",
+    "RandomErasing": "erasing",
+    **dict.fromkeys(TIMMS_OPS, "op"),
+}
 
 _roles: dict[type, str] = {torch.nn.Identity: "identity"}
 _learnt: set[str] = set()

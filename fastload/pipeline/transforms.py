@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-from fastload.pipeline.erasing import Erasing, erased_by, read_erasing
+from fastload.pipeline.erasing import Erasing, Patch, erased_by, read_erasing
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
@@ -30,6 +30,8 @@ from fastload.pipeline.wrappers import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from fastload import _core
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _LAYOUTS = {(35, 7, 1): torch.contiguous_format, (1, 21, 3): torch.channels_last}  # of (3, 5, 7), by strides
@@ -84,17 +86,22 @@ class Pipeline:
             result = pil_to_tensor(result) if role_of(step) == "to_tensor" else step(result)
         return result.permute(1, 2, 0).numpy() if isinstance(result, torch.Tensor) else np.array(result)
 
-    def erased(self) -> tuple[int, int, int, int]:
-        """Draw the box to erase, ``(top, left, height, width)``, in the same way."""
-        return (0, 0, 0, 0) if self.erasing is None else erased_by(self.erasing, self.size)
+    def patches(self, job: _core.Job) -> list[list[Patch]]:
+        """Return what erases each sample of a finished job."""
+        return [[] for _ in range(len(job))] if self.erasing is None else self.erasing.patches(job.erased())
+
+    def erased(self, pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> list[Patch]:
+        """Draw what erases these pixels in the same way."""
+        return [] if self.erasing is None else erased_by(self.erasing, pixels, self.table)
 
 
-def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
+def read_transform(transform: Any, *, exact: bool = True, size: tuple[int, int] | None = None) -> Pipeline:
     """Split a transform into its parts.
 
     Args:
         transform: The dataset's.
         exact: Whether all of it must give the same bits.
+        size: ``(height, width)`` of every image at first, pixels; ``None`` if they differ.
 
     Raises:
         Refused: Part of it is not supported natively; says which, and what to change.
@@ -102,7 +109,7 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
     if transform is None:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
     if role_of(transform) is None and (views := views_of(transform)) is not None:
-        return _with_views(transform, [read_transform(view, exact=exact) for view in views])
+        return _with_views(transform, [read_transform(view, exact=exact, size=size) for view in views])
     steps = list(_flat(transform, 0))
     roles = [role_of(step) for step in steps]
     pairs = list(zip(steps, roles, strict=True))
@@ -133,7 +140,7 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
                 raise Refused(f"{name_of(late[0])} comes after {name_of(step)}; put it before")
     if not tensor:
         raise Refused("the transform ends with a PIL image; end it with ToTensor()")
-    place = Place(None, is_tensor=False, read=_read_inner, exact=exact, checked_v2=v2)
+    place = Place(size, is_tensor=False, read=_read_inner, exact=exact, checked_v2=v2)
     nodes = _read(steps, place)
     if place.size is None:
         raise Refused("nothing gives the images one size; add RandomResizedCrop, or Resize and CenterCrop")
@@ -143,7 +150,10 @@ def read_transform(transform: Any, *, exact: bool = True) -> Pipeline:
         position = roles.index("erasing")
         parts = steps[:position], steps[position + 1 :]
         before, after = ([other for other in part if role_of(other) != "op"] for part in parts)
-        erasing, op = read_erasing(steps[position], before, after)
+        try:
+            erasing, op = read_erasing(steps[position], before, after)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise Refused(_unread(steps[position], error)) from error
         nodes.append(op)
     pixel_steps = tuple(step for step in steps if role_of(step) in ("op", "to_tensor"))
     probe = _through(tensor, np.zeros((5, 7, 3), np.uint8))
@@ -196,10 +206,14 @@ def _read(steps: Iterable[Any], place: Place) -> list[Node]:
         try:
             made = op_of(step).read(step, place)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise Refused(f"{name_of(step)} has arguments that are not supported natively ({error})") from error
+            raise Refused(_unread(step, error)) from error
         check_behind(step, approximate, made)
         nodes += made
     return nodes
+
+
+def _unread(step: Any, error: Exception) -> str:
+    return f"{name_of(step)} has arguments that are not supported natively ({error})"
 
 
 def _check_on_tensor(step: Any, tensor: list[Any]) -> None:

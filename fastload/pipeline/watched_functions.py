@@ -68,7 +68,7 @@ _DRAWING: Final = (
 )
 _METHODS: Final = (
     *("__bool__", "__getitem__", "__index__", "__int__", "__iter__", "__lt__", "__setitem__", "__torch_function__"),
-    *("clone", "contiguous", "exp", "flip"),
+    *("clone", "contiguous", "exp", "flip", "normal_"),
     *("int", "item", "log", "numpy", "permute", "round", "squeeze", "to", "tolist", "uniform_", "unsqueeze", "view"),
 )
 _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torchvision.transforms as v1
 from photos import (
+    NOISY,
     OF_PYTHON,
     PIPELINES,
     Encoded,
@@ -55,7 +56,7 @@ def test_pipelines(folder, name):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", ["train_v1", "eval_v2", *OF_PYTHON])
+@pytest.mark.parametrize("name", ["train_v1", "eval_v2", *OF_PYTHON, *NOISY])
 def test_numbers_of_workers(folder, workers, name):
     check(folder, PIPELINES[name], num_workers=workers)
 
@@ -70,10 +71,16 @@ def test_no_shuffle(folder):
     check(folder, shuffle=False, batch_size=1, num_workers=3)
 
 
-@pytest.mark.parametrize("name", ["train_v1", *OF_PYTHON])
+@pytest.mark.parametrize("name", ["train_v1", *OF_PYTHON, *NOISY])
 @pytest.mark.matrix
 def test_persistent_workers(folder, name):
     check(folder, PIPELINES[name], persistent_workers=True, run={"count": 3})
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("name", NOISY)
+def test_break_and_next_epoch_with_noise(folder, persistent, name):
+    check(folder, PIPELINES[name], persistent_workers=persistent, num_workers=3, run={"breaks_at": 2, "count": 3})
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -98,7 +105,8 @@ def test_batch_sampler(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["train_v1", "eval_v1", "random_crop", "train_on_tensors", "erasing_v1", "erasing_v2", *OF_PYTHON]
+    "name",
+    ["train_v1", "eval_v1", "random_crop", "train_on_tensors", "erasing_v1", "erasing_v2", *OF_PYTHON, *NOISY],
 )
 @pytest.mark.matrix
 def test_other_formats_among_the_jpegs(mixed, name):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torchvision.transforms as v1
 from backends import simulated
-from photos import OF_PYTHON, PIPELINES, assert_same, both, eval_v1, make_folder, mix_in, train_v1, train_v2
+from photos import NOISY, OF_PYTHON, PIPELINES, assert_same, both, eval_v1, make_folder, mix_in, train_v1, train_v2
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torchvision.datasets import ImageFolder
@@ -149,6 +149,13 @@ def test_a_collate_function_of_ones_own(root, native_batches, name, workers):
     seen = check(lambda: ImageFolder(root, train_v1()), collate_fn=COLLATED[name], num_workers=workers)
     assert native_batches.value == 12
     assert any(isinstance(item, Exception) for item in seen) == (name == "fails")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", NOISY)
+def test_a_mix_of_samples_with_noise(root, native_batches, name, workers):
+    check(lambda: ImageFolder(root, PIPELINES[name]()), collate_fn=mixed, num_workers=workers)
+    assert native_batches.value == 12
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -347,7 +354,7 @@ def test_on_a_simulated_device(root, monkeypatch, native_batches, kind, workers)
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("given", ["collate_fn", "noisy", "noisy_by_torch", "seeds", "stores"])
-@pytest.mark.parametrize("name", OF_PYTHON)
+@pytest.mark.parametrize("name", [*OF_PYTHON, *NOISY[-1:]])
 def test_images_that_draw_from_python_and_numpy(root, native_batches, name, given, workers):
     arguments = {"num_workers": workers, "collate_fn": None if given == "seeds" else collated_with_states}
     if given in ("seeds", "stores") and workers:

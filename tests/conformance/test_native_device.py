@@ -10,7 +10,7 @@ import pytest
 import torch
 from backends import simulated
 from interrupts import interrupted_at_every_opcode
-from photos import PIPELINES, assert_same, epochs_of, photos_fixture, train_v1
+from photos import NOISY, PIPELINES, assert_same, epochs_of, photos_fixture, train_v1
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -39,7 +39,7 @@ def test_epochs_and_generators_on_a_simulated_device(root, monkeypatch, persiste
     compare_on_a_simulated_device(root, monkeypatch, train_v1, persistent, prefetch, breaks_at)
 
 
-@pytest.mark.parametrize("name", ["train_on_tensors", "erasing_v1", "erasing_v2", "erasing_bytes"])
+@pytest.mark.parametrize("name", ["train_on_tensors", "erasing_v1", "erasing_v2", "erasing_bytes", *NOISY])
 @pytest.mark.matrix
 def test_pipelines_on_a_simulated_device(root, monkeypatch, name):
     compare_on_a_simulated_device(root, monkeypatch, PIPELINES[name])

@@ -15,6 +15,7 @@ import torchvision.transforms as v1
 from backends import simulated
 from children import exit_code, forked
 from photos import (
+    NOISY,
     PIPELINES,
     Encoded,
     assert_same,
@@ -308,7 +309,7 @@ def test_nothing_is_drawn_ahead(folder):
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("name", ["train_v1", "erasing_v1"])
+@pytest.mark.parametrize("name", ["train_v1", "erasing_v1", *NOISY])
 def test_randomness_by_sample(mixed, native_batches, name, shuffle):
     arguments = {"batch_size": 4, "shuffle": shuffle, "randomness": "sample", "device": "cpu"}
     dataset = ImageFolder(mixed, PIPELINES[name]())
@@ -360,7 +361,7 @@ def test_a_batch_that_only_torch_can_make_is_told_of(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-@pytest.mark.parametrize("name", ["train_v1", "erasing_v1", "erasing_bytes", "eval_v2"])
+@pytest.mark.parametrize("name", ["train_v1", "erasing_v1", "erasing_bytes", "eval_v2", *NOISY])
 def test_on_a_simulated_device(mixed, monkeypatch, native_batches, name, prefetch):
     dataset_of = lambda: ImageFolder(mixed, PIPELINES[name]())  # noqa: E731
     theirs = trace(lambda: DataLoader(dataset_of(), batch_size=4, shuffle=True))

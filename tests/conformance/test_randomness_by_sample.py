@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from photos import OF_PYTHON, PIPELINES, assert_same, epochs_of, make_folder, photos_fixture, train_v1, train_v2
+from photos import NOISY, OF_PYTHON, PIPELINES, assert_same, epochs_of, make_folder, photos_fixture, train_v1, train_v2
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate, get_worker_info
 from torchvision.datasets import ImageFolder
 
@@ -161,7 +161,7 @@ def test_a_copy_has_a_first_iterator_of_its_own(copy_of):
 
 
 @pytest.mark.parametrize("count", [0, 2])
-@pytest.mark.parametrize("name", OF_PYTHON)
+@pytest.mark.parametrize("name", [*OF_PYTHON, *NOISY])
 def test_draws_from_python_and_numpy_depend_on_the_index(folder, name, count):
     dataset = ImageFolder(folder, PIPELINES[name]())
     assert_same(*(epochs_of(lambda make=make: make(dataset, num_workers=count)) for make in (native, workers)))

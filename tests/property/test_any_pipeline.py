@@ -63,7 +63,8 @@ def pipelines_on_tensors(draw):
         steps = [*steps[:place], step, *steps[place:]]
         place = draw(st.integers(place + 1, len(steps)))
     if draw(st.booleans()):
-        arguments = {"p": draw(st.floats(0, 1)), "value": draw(st.sampled_from([0, 0.3, (1.0, 200.0, 0.2)]))}
+        values = st.sampled_from([0, 0.3, (1.0, 200.0, 0.2), "random", "random"])
+        arguments = {"p": draw(st.floats(0, 1)), "value": draw(values)}
         arguments["scale"] = tuple(sorted(draw(st.tuples(st.floats(0, 1), st.floats(0, 1)))))
         eraser = draw(st.sampled_from([v1, v2])).RandomErasing(**arguments)
         place = draw(st.integers(place, len(steps)))
@@ -168,6 +169,21 @@ def color_steps(draw, module):
 
 
 @st.composite
+def erasings(draw):
+    """Noise and the like, in small images too."""
+    low, high = sorted(draw(st.tuples(st.floats(0, 1.2), st.floats(0, 1.2))))
+    aspects = draw(st.tuples(st.floats(0.02, 3), st.floats(0.02, 3)))
+    p = draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+    steps = [v1.RandomErasing(p, (min(low, 1), min(high, 1)), (min(aspects), max(aspects)), "random")]
+    if importlib.util.find_spec("timm") is not None:
+        module = importlib.import_module("timm.data.random_erasing")
+        counts = sorted(draw(st.tuples(st.integers(0, 6), st.integers(1, 6))))
+        mode = draw(st.sampled_from(["const", "rand", "pixel"]))
+        steps.append(module.RandomErasing(p, low, high, *aspects, mode, *counts, device="cpu"))
+    return draw(st.sampled_from(steps))
+
+
+@st.composite
 def programs(draw):
     """Crops, resizes and flips in any order, with changes of colours among them and behind."""
     module = draw(st.sampled_from([v1, v2]))
@@ -240,7 +256,14 @@ def test_any_program_that_draws_from_python_is_native(root, data):
     _compare(root, pipeline, refusable=False)
 
 
-def _compare(root, pipeline, *, refusable=True):
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(erasings(), st.tuples(SIDES, SIDES), st.booleans())
+def test_any_erasing_by_values_is_native(root, erasing, size, normalized):
+    steps = [v1.RandomResizedCrop(size), v1.ToTensor(), *([v1.Normalize(MEAN, STD)] if normalized else []), erasing]
+    _compare(root, v1.Compose(steps), refusable=False, any_share=False)
+
+
+def _compare(root, pipeline, *, refusable=True, any_share=True):
     recipe = read_recipe(ImageFolder(root, pipeline))
     if isinstance(recipe, Refusal):
         assert refusable, recipe
@@ -250,6 +273,6 @@ def _compare(root, pipeline, *, refusable=True):
     process = SampleProcess(recipe)
     try:
         process.start()
-        assert check_recipe(recipe, process, images_of, any_share=True) is None
+        assert check_recipe(recipe, process, images_of, any_share=any_share) is None
     finally:
         process.close()

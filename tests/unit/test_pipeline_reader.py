@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,8 +22,9 @@ from fastload import FastLoader
 from fastload.engines import parity_check
 from fastload.engines.parity_results import FallbackWarning
 from fastload.engines.sample_process import SampleProcess
-from fastload.pipeline import ops, reader
+from fastload.pipeline import erasing, ops, reader
 from fastload.pipeline.errors import Refused
+from fastload.pipeline.random_stream import calibrate_stream
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 root = photos_fixture(9)
@@ -84,8 +86,18 @@ REFUSED = {
     "nearest of tensors": ([v2.ToImage(), v2.Resize((8, 8), v2.InterpolationMode.NEAREST)], "use BILINEAR"),
     "antialias": ([v2.Resize((8, 8), antialias=False), TO_TENSOR], "antialias=False"),
     "antialias of tensors": ([v2.ToImage(), v2.Resize((8, 8), antialias=None)], "antialias=None"),
-    "erasing with noise": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing(value="random")], "constant value"),
-    "v2 erasing with noise": ([v2.RandomResizedCrop(8), TO_TENSOR, v2.RandomErasing(value="random")], "constant value"),
+    "noise that changes": (
+        [v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing(value="random"), v1.Normalize(0.5, 0.1)],
+        "Normalize would change what RandomErasing fills boxes with; put it before",
+    ),
+    "noise in bytes": (
+        [v2.RandomResizedCrop(8), v2.PILToTensor(), v2.RandomErasing(value="random")],
+        "RandomErasing fills boxes of torch.uint8 images with values; convert them to float32 before",
+    ),
+    "noise in halves": (
+        [v2.RandomResizedCrop(8), v2.ToImage(), v2.ToDtype(torch.float16, True), v2.RandomErasing(value="random")],
+        "torch.float16 images",
+    ),
     "two erasings": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing(), v1.RandomErasing()], "comes after"),
     "flip after erasing": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.RandomErasing(), v1.RandomVerticalFlip()], "before"),
     "erasing of an image": ([v2.RandomResizedCrop(8), v2.RandomErasing(), v2.ToImage()], "after ToTensor()"),
@@ -272,6 +284,23 @@ def test_the_plan_tells_of_tensors_and_of_erasing(root):
     plan = str(FastLoader(ImageFolder(root, PIPELINES["erasing_v1"]()), device="cpu", num_workers=1).plan)
     assert "by a table of float32, then RandomErasing" in plan
     assert "arithmetic" not in plan
+    assert "made by torch" not in plan
+    plan = str(FastLoader(ImageFolder(root, PIPELINES["noise_v2"]()), device="cpu", num_workers=1).plan)
+    assert "by a table of float32, then RandomErasing with values made by torch" in plan
+
+
+@pytest.mark.parametrize("version", [v1, v2])
+def test_noise_is_refused_where_it_would_be_drawn_otherwise(root, monkeypatch, version):
+    steps = [v1.RandomResizedCrop(8), TO_TENSOR, version.RandomErasing(value="random")]
+    dataset = ImageFolder(root, v1.Compose(steps))
+    assert isinstance(read_recipe(dataset), Recipe)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "normal_", torch.Tensor.uniform_)
+        assert "Tensor.normal_ was patched" in refusal(dataset)
+    stream = calibrate_stream()
+    monkeypatch.setattr(erasing, "calibrate_stream", lambda: replace(stream, normals=False))
+    assert "draws normal numbers otherwise" in refusal(dataset)
+    assert isinstance(read_recipe(ImageFolder(root, PIPELINES["erasing_v1"]())), Recipe)
 
 
 def plant(monkeypatch):

@@ -165,3 +165,40 @@ def test_another_generator_or_seeding_is_refused(monkeypatch):
     monkeypatch.setattr(worker, "_worker_loop", lambda: None)
     with pytest.raises(Refused, match="seeds Python and NumPy in workers otherwise"):
         check_others()
+
+
+@pytest.mark.parametrize("kind", ["random_erasing", "python_erasing"])
+def test_an_erasing_stands_at_the_end(kind):
+    plan = _core.DrawPlan()
+    with pytest.raises(ValueError, match="an erasing must come last"):
+        plan.add("choose", branches=[[(kind, {"p": 0.5})]])
+    plan.add(kind, p=0.5)
+    with pytest.raises(ValueError, match="nothing can follow an erasing"):
+        plan.add("horizontal_flip", p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"scale": (0.1, 21.0)}, "areas"),
+        ({"logs": (-21.0, 0.0)}, "areas"),
+        ({"count": -1}, "counts"),
+        ({"count": 1, "most_count": 1001}, "counts"),
+        ({"noise": "color"}, "no such noise"),
+    ],
+)
+def test_an_erasing_that_python_would_not_make_is_refused(fields, reason):
+    with pytest.raises(ValueError, match=reason):
+        _core.DrawPlan().add("python_erasing", **fields)
+
+
+def test_a_box_without_pixels_has_no_noise_unless_of_one_color():
+    """Its noise is drawn all the same, as timm does."""
+    for noise, drawn in (("pixels", False), ("colors", True), ("none", False)):
+        plan, core, before = _core.DrawPlan(), _core.Generator(3), _core.Generator(3)
+        core.seed_others(3)
+        plan.add("python_erasing", p=1.0, scale=(0.0, 0.0), logs=(0.0, 0.0), noise=noise)
+        ((_, _, height, width),), state = plan.draw_erased(core, 9, 8)
+        assert (height, width) == (0, 0)
+        assert state == (None if noise == "none" else before.get_state())
+        assert core.get_state().startswith(before.get_state()) != drawn

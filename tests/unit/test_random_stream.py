@@ -71,6 +71,25 @@ def test_a_uniform_under_no_known_rule_is_refused(monkeypatch: pytest.MonkeyPatc
     assert calibrate_stream() is None
 
 
+@pytest.mark.parametrize("change", ["more", "fewer", "another cached"])
+def test_normal_samples_that_are_drawn_otherwise_are_noticed(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    normal = torch.Tensor.normal_
+
+    def other(self: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        if change == "more" and self.numel() > 400:
+            torch.rand(1, generator=generator)
+        if change == "another cached" and self.numel() == 3:  # uses it up, leaves the next one
+            normal(torch.empty(4), generator=generator)
+        return self if change == "fewer" and self.numel() == 3 else normal(self, generator=generator)
+
+    assert calibrate_stream().normals
+    random_stream._calibrate.cache_clear()
+    monkeypatch.setattr(torch.Tensor, "normal_", other)
+    calibration = calibrate_stream()
+    assert calibration is not None
+    assert not calibration.normals
+
+
 @pytest.fixture(autouse=True)
 def forget_what_was_found():
     """What a patched comparison found must not be remembered for the tests that follow."""

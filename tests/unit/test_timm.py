@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 
 import numpy as np
@@ -13,6 +14,8 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, verify
 from fastload.pipeline import ops_timm, timm_functions
+from fastload.pipeline.erasing import Erasing
+from fastload.pipeline.errors import Refused
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 timm_data = pytest.importorskip("timm.data")
@@ -40,6 +43,9 @@ TRAINING = {
     "original": {"auto_augment": "originalr-mstd0.5"},
     "three-augment": {"auto_augment": "3a"},
     "kept ratio, centre": {"train_crop_mode": "rkrc", "scale": (0.5, 2.0)},
+    "noise": {"re_prob": 0.8, "re_mode": "pixel", "re_count": 4, "re_num_splits": 2},
+    "colors": {"re_prob": 0.8, "re_mode": "rand", "re_count": 2},
+    "black": {"re_prob": 1.0, "re_mode": "const", "re_count": 3, "auto_augment": "3a"},
     "kept ratio, random": {"train_crop_mode": "rkrr", "scale": (0.5, 2.0), "interpolation": "random"},
 }
 
@@ -119,6 +125,82 @@ def _with(thing, name, value):
     changed = copy.copy(thing)
     setattr(changed, name, value)
     return changed
+
+
+ERASING = {"device": "cpu", "probability": 0.6}
+
+
+def _erasing_of(*behind, **how):
+    step = timm_data.random_erasing.RandomErasing(**{**ERASING, **how})
+    return v1.Compose([v1.RandomResizedCrop(9), v1.ToTensor(), step, *behind])
+
+
+def test_what_erases_otherwise_is_refused(root, monkeypatch):
+    def refusal(transform):
+        read = read_recipe(ImageFolder(root, transform))
+        assert isinstance(read, Refusal)
+        return read.reasons[0]
+
+    def is_read(transform):
+        return isinstance(read_recipe(ImageFolder(root, transform)), Recipe)
+
+    module = timm_data.random_erasing
+    assert is_read(_erasing_of(mode="pixel"))
+    assert "makes its values on cuda; give it device='cpu'" in refusal(_erasing_of(device="cuda"))
+    assert "Normalize would change what" in refusal(_erasing_of(v1.Normalize(0.5, 0.5)))
+    assert "comes after RandomErasing; put it before" in refusal(_erasing_of(v1.RandomHorizontalFlip()))
+    assert "counts must be from 0 to 1000" in refusal(_erasing_of(min_count=3, max_count=2))
+    assert "areas must be from 0 to 20" in refusal(_erasing_of(min_area=-0.1))
+    assert "not supported natively" in refusal(_erasing_of(min_count=1.5))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_get_pixels", lambda *_, **__: 0.5)
+        assert "timm.data.random_erasing._get_pixels was patched" in refusal(_erasing_of())
+    with monkeypatch.context() as patch:
+        patch.setattr(module.RandomErasing, "_erase", lambda *_: None)
+        assert "RandomErasing._erase was patched" in refusal(_erasing_of())
+    with monkeypatch.context() as patch:
+        patch.setattr(timm_functions, "_erases_alike", lambda *_: False)
+        assert "something else in the installed timm" in refusal(_erasing_of(probability=0.123))
+    own = _erasing_of()
+    own.transforms[2]._erase = lambda *_: None
+    assert "RandomErasing._erase" in refusal(own)
+    assert is_read(_erasing_of())
+
+
+ODDLY = {
+    "draws once more": (
+        "random.random() > self.probability",
+        "random.random() + 0 * random.random() > self.probability",
+    ),
+    "smaller": ("* area / count", "* area / (count + 1)"),
+    "more attempts": ("range(10)", "range(11)"),
+    "taller": ("target_area * aspect_ratio))", "target_area * aspect_ratio * 1.2))"),
+    "to the edge": ("w < img_w and h < img_h", "w <= img_w and h <= img_h"),
+    "another noise": ("(chan, h, w),", "(chan, h, w + 1) if False else (chan, w, h),"),
+    "uniform noise": (".normal_()", ".uniform_()"),
+    "negated": ("] = _get_pixels(", "] = -_get_pixels("),
+}
+
+
+@pytest.mark.parametrize("change", ODDLY)
+def test_another_timm_that_erases_otherwise_is_refused(root, monkeypatch, change):
+    module = timm_data.random_erasing
+    monkeypatch.setattr(timm_functions, "_same", {})
+    step = module.RandomErasing(mode="pixel", min_aspect=0.1, max_area=0.9, max_count=3, **ERASING)
+    node = ops_timm.erasing(step)
+    patches_of = Erasing(step, None, "pixels").patches
+    timm_functions.check_same_erasing(step, node, patches_of)
+    was, becomes = ODDLY[change]
+    source = inspect.getsource(module)
+    assert source.count(was) >= 1
+    changed = dict(vars(module))
+    exec(compile(source.replace(was, becomes), module.__file__, "exec"), changed)
+    for name in ("_erase", "__call__"):
+        monkeypatch.setattr(module.RandomErasing, name, vars(changed["RandomErasing"])[name])
+    monkeypatch.setattr(module, "_get_pixels", changed["_get_pixels"])
+    monkeypatch.setattr(timm_functions, "_same", {})
+    with pytest.raises(Refused, match="something else in the installed timm"):
+        timm_functions.check_same_erasing(step, node, patches_of)
 
 
 def test_a_patch_of_timms_is_seen(root, monkeypatch):

@@ -1,0 +1,224 @@
+"""Datasets that hold uint8 arrays run natively, with torch's batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as v1
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from photos import assert_same, both, jpeg
+from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate, random_split
+from torchvision import datasets
+from torchvision.datasets import VisionDataset
+from torchvision.transforms import v2
+
+from fastload import FastLoader
+from fastload.pipeline.datasets import locate
+from fastload.pipeline.reader import Refusal, read_recipe
+
+NAMES = ("CIFAR10", "CIFAR100", "SVHN", "STL10")
+COUNT = 29
+
+
+def random_crop():
+    return v1.Compose([v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(0.5, 0.25)])
+
+
+PROGRAMS = {
+    "bare": v1.ToTensor,
+    "classic": random_crop,
+    "larger": lambda: v1.Compose([v1.Resize(40), v1.RandomVerticalFlip(), v1.ToTensor()]),
+    "one that resizes and erases": lambda: v2.Compose(
+        [v2.RandomResizedCrop(24), v2.ColorJitter(0.4, 0.4, 0.4), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    ),
+    "augmented": lambda: v1.Compose([v1.RandAugment(), v1.RandomCrop(28), v1.ToTensor(), v1.RandomErasing()]),
+}
+
+
+def stored(name, transform=None, kind=None, target_transform=None, **changes):
+    """A dataset of torchvision's with random images, without its archive."""
+    dataset = object.__new__(kind or getattr(datasets, name))
+    VisionDataset.__init__(dataset, "", transform=transform, target_transform=target_transform)
+    rng = np.random.default_rng(5)
+    planes = name in ("SVHN", "STL10")
+    dataset.data = rng.integers(0, 256, (COUNT, 3, 32, 32) if planes else (COUNT, 32, 32, 3), dtype=np.uint8)
+    targets = rng.integers(0, 10, COUNT)
+    if planes:
+        dataset.labels = targets
+    else:
+        dataset.targets = targets.tolist()
+    vars(dataset).update(changes)
+    return dataset
+
+
+def check(dataset_of, own=None, **arguments):
+    arguments = {"batch_size": 6, "num_workers": 2, "shuffle": True, **arguments}
+    own = {"device": "cpu", "engine": "native", **(own or {})}
+    assert_same(*both(dataset_of, FastLoader, own, **arguments))
+
+
+def refusal(dataset) -> str:
+    result = read_recipe(dataset)
+    assert isinstance(result, Refusal)
+    return "; ".join(result.reasons)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_are_torchs(name, workers):
+    check(lambda: stored(name, random_crop()), num_workers=workers)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs(program):
+    check(lambda: stored("CIFAR10", PROGRAMS[program]()))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"persistent_workers": True},
+        {"run": {"breaks_at": 2}},
+        {"persistent_workers": True, "run": {"breaks_at": 2}},
+        {"drop_last": True},
+        {"worker_init_fn": lambda worker: torch.manual_seed(worker)},
+        {"collate_fn": lambda samples: (default_collate(samples), len(samples))},
+    ],
+    ids=["persistent", "break", "persistent break", "drop_last", "worker_init_fn", "collate_fn"],
+)
+def test_arguments(arguments):
+    check(lambda: stored("CIFAR10", random_crop()), **arguments)
+
+
+def test_parts_and_joined_datasets():
+    def parts():
+        transform = random_crop()
+        first, second = stored("CIFAR10", transform), stored("SVHN", transform)
+        kept, _ = random_split(first, [20, COUNT - 20], torch.Generator().manual_seed(3))
+        return ConcatDataset([Subset(kept, [3, 1, 4, 15]), second])
+
+    check(parts)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(20, 44), st.sampled_from(["constant", "edge", "reflect", "symmetric"]), st.integers(0, 9), st.booleans()
+)
+def test_any_crop_of_any_array(size, mode, padding, mirrored):
+    flips = [v1.RandomHorizontalFlip()] if mirrored else []
+    crop = v1.RandomCrop(size, padding=padding, padding_mode=mode)
+    check(lambda: stored("CIFAR10", v1.Compose([*flips, crop, v1.PILToTensor()])), num_workers=0)
+
+
+def test_targets():
+    check(lambda: stored("CIFAR10", random_crop(), target_transform=lambda target: target + 100))
+    check(lambda: stored("CIFAR10", random_crop(), targets=np.arange(COUNT)))
+    check(lambda: stored("CIFAR10", random_crop(), targets=torch.arange(COUNT)))
+    check(lambda: stored("STL10", random_crop(), labels=None), own={"engine": "auto"})  # default_collate raises
+
+
+def test_arrays_in_any_memory(tmp_path):
+    np.save(tmp_path / "images.npy", stored("CIFAR10").data)
+    check(lambda: stored("CIFAR10", random_crop(), data=np.load(tmp_path / "images.npy", mmap_mode="r")))
+    check(lambda: stored("CIFAR10", random_crop(), data=stored("CIFAR10").data[::-1, :, ::-1], targets=[1] * COUNT))
+    check(lambda: stored("CIFAR10", random_crop(), data=np.asfortranarray(stored("CIFAR10").data)))
+
+
+class Doubled(datasets.CIFAR10):
+    """What a sample is not affected by."""
+
+    def __repr__(self):
+        return "doubled"
+
+
+class Indexed(datasets.CIFAR10):
+    """Adds the index, and reads the array itself."""
+
+    def __getitem__(self, index):
+        image, target = super().__getitem__(index)
+        return image, target, index
+
+
+def test_subclasses():
+    check(lambda: stored("CIFAR10", random_crop(), kind=Doubled))
+    assert "__getitem__ of Indexed" in refusal(stored("CIFAR10", random_crop(), kind=Indexed))
+
+
+def test_data_may_change_between_epochs():
+    def epochs(kind, **own):
+        torch.manual_seed(1)
+        dataset = stored("CIFAR10", random_crop())
+        loader = kind(dataset, batch_size=5, num_workers=2, **own)
+        seen = list(loader)
+        dataset.data[3:9] += 1
+        seen += list(loader)
+        dataset.data, dataset.targets = np.tile(dataset.data, (1, 2, 2, 1)), dataset.targets[::-1]
+        return seen + list(loader)
+
+    assert_same(epochs(FastLoader, device="cpu", engine="native"), epochs(DataLoader))
+
+
+def test_an_epoch_keeps_the_data_of_its_beginning():
+    def epoch(kind, **own):
+        dataset = stored("CIFAR10", PROGRAMS["bare"]())
+        batches = iter(kind(dataset, batch_size=2, num_workers=1, **own))
+        seen = [next(batches)]
+        dataset.data[:] = 0
+        return seen + list(batches)
+
+    assert_same(epoch(FastLoader, device="cpu", engine="native"), epoch(DataLoader, prefetch_factor=1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.zeros((COUNT, 32, 32, 3), np.float32),
+        np.zeros((COUNT, 32, 32), np.uint8),
+        np.zeros((COUNT, 32, 32, 4), np.uint8),
+        [np.zeros((32, 32, 3), np.uint8)] * COUNT,
+        torch.zeros((COUNT, 32, 32, 3), dtype=torch.uint8),
+    ],
+    ids=["float", "gray", "RGBA", "list", "tensor"],
+)
+def test_other_data_is_refused(data):
+    assert "is no uint8 array of shape (N, H, W, 3)" in refusal(stored("CIFAR10", random_crop(), data=data))
+
+
+def test_large_data_must_be_constant(monkeypatch):
+    monkeypatch.setattr("fastload.pipeline.datasets._COPIED_MAX", 1000)
+    dataset = stored("CIFAR10", random_crop())
+    assert "data.flags.writeable = False" in refusal(dataset)
+    whole = dataset.data
+    dataset.data = whole[:]
+    dataset.data.flags.writeable = False
+    assert "data.flags.writeable = False" in refusal(dataset)  # `whole` can be written to
+    whole.flags.writeable = False
+    recipe = read_recipe(dataset)
+    assert not isinstance(recipe, Refusal)
+    assert recipe.snapshot().dataset.data is dataset.data
+
+
+def test_a_crop_larger_than_the_images_raises_torchs_error():
+    check(lambda: stored("CIFAR10", v1.Compose([v1.RandomCrop(40), v1.ToTensor()])), own={"engine": "auto"})
+
+
+def test_an_array_of_the_users_own_is_encoded_bytes():
+    class Own(torch.utils.data.Dataset):
+        transform = v1.Compose([v1.CenterCrop(16), v1.ToTensor()])
+
+        def encoded(self, index):
+            return np.frombuffer(jpeg(index), np.uint8).reshape(1, -1, 1), index
+
+    source, _ = locate(Own(), 4)
+    assert source == jpeg(4)
+
+
+def test_the_plan_names_arrays():
+    loader = FastLoader(stored("CIFAR10", random_crop()), num_workers=2, batch_size=4, device="cpu")
+    list(itertools.islice(loader, 1))
+    assert "arrays to 32x32 pixels" in str(loader.plan)
+    assert "JPEG" not in str(loader.plan)

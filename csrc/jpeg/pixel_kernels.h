@@ -37,6 +37,7 @@ struct PixelKernels {
 extern const PixelKernels kPortablePixels;
 #if defined(__x86_64__)
 extern const PixelKernels kAvx2Pixels;
+extern const PixelKernels kAvx512Pixels;
 #elif defined(__aarch64__)
 extern const PixelKernels kNeonPixels;
 #endif

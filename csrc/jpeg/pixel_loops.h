@@ -1,6 +1,7 @@
 // The kernels as loops, which each level's file includes once and compiles for its instructions: before the include it
 // defines FASTLOAD_TARGET, the attribute of every function here, and declares in fastload's unnamed namespace
 //   transform_block(), stretch(), to_planes() of kBlock pixels, and merge() of planes.
+// With FASTLOAD_PAIRS, also transform_pair() of two blocks that lie side by side, whose last index is the greater one.
 #include <cstring>
 
 #include "image/color_blocks.h"
@@ -20,6 +21,13 @@ FASTLOAD_TARGET bool transform(const std::int16_t* blocks, const std::uint8_t* l
                                const std::int32_t* quantization, std::uint8_t* out, std::size_t stride) {
   bool fits = true;
   for (std::uint32_t i = 0; i < count; ++i, blocks += 64, out += 8) {
+#ifdef FASTLOAD_PAIRS
+    if (i + 1 < count && last[i] != 0 && last[i + 1] != 0) {
+      fits &= transform_pair(blocks, last[i] > last[i + 1] ? last[i] : last[i + 1], quantization, out, stride);
+      ++i, blocks += 64, out += 8;
+      continue;
+    }
+#endif
     if (last[i] != 0) {
       fits &= transform_block(blocks, last[i], quantization, out, stride);
       continue;

@@ -11,7 +11,8 @@ constexpr std::uint32_t kSide = 8;  // of a block
 
 const PixelKernels& kernels() {
 #if defined(__x86_64__)
-  if (simd_level() == SimdLevel::avx2 || simd_level() == SimdLevel::avx512) return kAvx2Pixels;
+  if (simd_level() == SimdLevel::avx2) return kAvx2Pixels;
+  if (simd_level() == SimdLevel::avx512) return kAvx512Pixels;
 #elif defined(__aarch64__)
   if (simd_level() == SimdLevel::neon) return kNeonPixels;
 #endif

@@ -14,13 +14,13 @@ std::uint32_t big_endian_16(const std::uint8_t* p) { return static_cast<std::uin
 // What the segments before the scan define. scan_header has checked their lengths, but of these bytes only if the file
 // has not changed.
 struct Definitions {
-  std::array<std::uint16_t, kBlockSize> quantization[4];
+  std::array<std::uint16_t, kBlockSize> quantization[4] = {};
   HuffmanCode dc[4], ac[4];
   std::uint32_t restart_interval = 0;
   bool jfif = false;
   bool other_colors = false;  // Adobe's marker names no YCbCr
   int components = 0;
-  std::uint8_t id[kMaxComponents], factors[kMaxComponents], table[kMaxComponents];
+  std::uint8_t id[kMaxComponents] = {}, factors[kMaxComponents] = {}, table[kMaxComponents] = {};
 };
 
 struct Segment {

@@ -39,9 +39,8 @@ Status check_supported(const JpegHeader& header, std::uint64_t max_pixels);
 void set_trusted_subsamplings(std::uint32_t mask);
 std::uint32_t trusted_subsamplings();
 
-// Whether this core's own decoder takes the files that it supports (the default where it has SIMD kernels);
-// libjpeg-turbo takes all others, and those that are not sound. Both give the same pixels, statuses and messages.
-// Thread-safe.
+// Whether this core's own decoder takes the files that it supports (the default with AVX2 or NEON); libjpeg-turbo takes
+// all others, and those that are not sound. Both give the same pixels, statuses and messages. Thread-safe.
 void set_own_decoder(bool enabled);
 bool uses_own_decoder();
 

@@ -184,6 +184,55 @@ std::vector<std::uint8_t> decoded(const std::vector<std::uint8_t>& file) {
 }
 #endif
 
+// Three blocks at a time whose levels lie about the limits, or whose products do not fit into 16 bits.
+bool compare_limits(int count) {
+  const PixelKernels* const others[] = {
+#if defined(__x86_64__)
+      set_simd_level(SimdLevel::avx2) ? &kAvx2Pixels : nullptr,
+      set_simd_level(SimdLevel::avx512) ? &kAvx512Pixels : nullptr,
+#elif defined(__aarch64__)
+      &kNeonPixels,
+#endif
+      nullptr};
+  constexpr int kBlocks = 3, kBytes = kBlocks * kBlockSize, kStride = kBlocks * 8;
+  int accepted = 0;
+  for (int number = 0; number < count; ++number) {
+    alignas(32) std::int32_t quantization[kBlockSize];
+    alignas(32) std::int16_t blocks[kBytes] = {};
+    for (auto& factor : quantization) factor = between(0, 3) == 0 ? 1 << between(6, 14) : 1;
+    std::uint8_t last[kBlocks];
+    for (int i = 0; i < kBlocks; ++i) {
+      std::int16_t* const block = blocks + i * kBlockSize;
+      const int behind = between(0, 1) == 0 ? kCornerEnd : kBlockSize;
+      if (between(0, 9) != 0) {
+        // About 512 above or below the middle in one pixel.
+        const int sign = between(0, 1) == 0 ? 1 : -1, first = between(1300, 2040);
+        const int rest = static_cast<int>((512 - first / 8.0) / 0.1734) + between(-30, 30);
+        block[0] = static_cast<std::int16_t>(sign * first / quantization[0]);
+        block[1] = static_cast<std::int16_t>(rest * (between(0, 1) == 0 ? 1 : -1) / quantization[1]);
+        block[8] = static_cast<std::int16_t>(between(-3, 3) / quantization[8]);
+      }
+      if (between(0, 3) == 0) {
+        const int at = kNaturalOrder[between(0, behind - 1)];
+        block[at] = static_cast<std::int16_t>(quantization[at] > 1 ? 65536 / quantization[at] : between(-30, 30));
+      }
+      if (between(0, 9) == 0) block[0] = block[32] = 32767;  // whose sum is small in 16 bits
+      last[i] = 63;
+      while (last[i] > 0 && block[kNaturalOrder[last[i]]] == 0) --last[i];
+    }
+    std::uint8_t expected[kBytes] = {};
+    const bool is_expected = kPortablePixels.transform(blocks, last, kBlocks, quantization, expected, kStride);
+    accepted += is_expected ? 1 : 0;
+    for (const PixelKernels* const kernels : others) {
+      if (kernels == nullptr) continue;
+      std::uint8_t out[kBytes] = {};
+      const bool is_accepted = kernels->transform(blocks, last, kBlocks, quantization, out, kStride);
+      if (is_accepted != is_expected || (is_expected && !std::equal(out, out + kBytes, expected))) return false;
+    }
+  }
+  return accepted > count / 20 && accepted < count * 19 / 20;
+}
+
 [[noreturn]] void fail(const std::string& what, int number) {
   std::printf("picture %d: %s\n", number, what.c_str());
   std::exit(1);
@@ -196,6 +245,7 @@ int main(int argc, char** argv) {
   constexpr int kRegions = 4;
   int accepted = 0, compared = 0;
   RegionPixels pixels;
+  if (!compare_limits(200 * count)) fail("levels differ at a limit, or no block was near one", 0);
   for (int number = 0; number < count; ++number) {
     const Picture picture = random_picture();
     std::vector<std::uint8_t> reference;

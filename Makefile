@@ -17,7 +17,8 @@ help: ## show this list
 setup: ## system library, virtual environment (.venv), packages, native core; only what is missing
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" FASTLOAD_WERROR="$(FASTLOAD_WERROR)" scripts/setup.sh
 
-demo: setup ## load real photographs with DataLoader and with FastLoader; with a GPU, climb the ladder
+demo: ## load real photographs with DataLoader and with FastLoader; installs only what that needs
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRAS=bench FASTLOAD_WERROR="$(FASTLOAD_WERROR)" scripts/setup.sh
 	$(BIN)/fastload bench demo $(ARGS)
 
 bench: setup ## every benchmark at tiny size, to see that all work; ARGS='--only peers' picks some

@@ -11,7 +11,7 @@ import torch
 from benchmarks.contenders._job import RECIPES, Job
 from benchmarks.contenders._registry import CONTENDERS, loading
 from benchmarks.contenders._remote import Interpreters
-from fastload.bench._data import add_data_argument
+from fastload.bench.arguments import add_data_argument
 
 if TYPE_CHECKING:
     import argparse

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks._checkout import importable
 from benchmarks.questions import QUESTIONS
-from fastload.bench._data import add_data_argument, check_data
+from fastload.bench._data import check_data
+from fastload.bench.arguments import add_data_argument
 from fastload.commands.cli import BENCH
 from fastload.measurement.console import console, refuse
 

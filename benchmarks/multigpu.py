@@ -28,8 +28,8 @@ from benchmarks._checkout import importable
 from benchmarks._peers import prepared
 from benchmarks._setup import numbers
 from fastload._machine import usable_cpus
-from fastload.bench._data import add_data_argument
 from fastload.bench._steps import TINY, check_model
+from fastload.bench.arguments import add_data_argument
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, ratio, write_json
 

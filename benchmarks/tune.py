@@ -23,11 +23,11 @@ import torch
 
 from fastload import FastLoader
 from fastload.autoscale.policy import AutoWorkers, cores_for_loading
-from fastload.commands.tune import NOISE
 from fastload.measurement.clock import clock_for
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, interleave, ratio, write_json
 from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
+from fastload.measurement.tuner import NOISE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -279,7 +279,7 @@ def counts_up_to(cores: int) -> list[int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``python -m benchmarks tune``."""
-    from fastload.bench._data import add_data_argument
+    from fastload.bench.arguments import add_data_argument
 
     add_data_argument(parser)
     parser.add_argument("--model", default=MODEL, help="trained natively on a GPU (default: %(default)s)")

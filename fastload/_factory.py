@@ -42,6 +42,8 @@ def call_factory(name: str, arguments: Sequence[str] = ()) -> tuple[DataLoader[A
     module_name, colon, function = name.partition(":")
     if not colon or not module_name or not function:
         raise FactoryError(f"the factory must be given as module:function, got {name!r}")
+    if module_name.endswith(".py"):
+        raise FactoryError(f"the module must be given without .py, as {module_name[:-3]}:{function}, got {name!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

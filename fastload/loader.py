@@ -6,13 +6,15 @@ It only coordinates; engines/ and device/ do the work.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeVar, Unpack, cast
 
 import torch
 from torch.utils.data import DataLoader
 
-from fastload.autoscale.policy import auto_workers
+from fastload._display import card, table
+from fastload.autoscale.policy import AutoWorkers, auto_workers
 from fastload.device.replay import Replay
 from fastload.engines.iterators import (
     DeviceIterator,
@@ -31,8 +33,10 @@ from fastload.options import (
     Engine,
     LoaderConfig,
     Options,
+    OwnArguments,
     Randomness,
     has_own_iterator,
+    name_of_dataset,
     named_options,
     resolve_device,
 )
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torch.utils.data import Dataset, Sampler
+
+_LOGGER: Final = logging.getLogger("fastload")
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -169,7 +175,7 @@ class FastLoader(LoaderConfig[T_co]):
                 raise ValueError(f"engine='native', but {'; '.join(recipe)}")
 
     @classmethod
-    def wrap(cls, loader: DataLoader[T_co], **own: Any) -> FastLoader[T_co]:
+    def wrap(cls, loader: DataLoader[T_co], **own: Unpack[OwnArguments]) -> FastLoader[T_co]:
         """Make a FastLoader from a DataLoader: same dataset, sampler, workers and collate function.
 
         A loader that Accelerate has prepared is changed in place and returned: the loader inside it becomes a
@@ -239,10 +245,37 @@ class FastLoader(LoaderConfig[T_co]):
         """
         return Replay(self, n, steps)
 
+    def __repr__(self) -> str:
+        (_, dataset), *others = self._settings()
+        return f"{type(self).__name__}({', '.join([dataset, *(f'{name}={value}' for name, value in others)])})"
+
+    def _repr_html_(self) -> str:
+        """Show the settings in a notebook."""
+        return card(type(self).__name__, table(self._settings()))
+
+    def _settings(self) -> list[tuple[str, str]]:
+        """What ``repr`` shows: as given, because asking for the device can start its driver."""
+        batches = "batch_sampler" if self.batch_size is None and self.batch_sampler is not None else "batch_size"
+        batch = type(self.batch_sampler).__name__ if batches == "batch_sampler" else repr(self.batch_size)
+        workers = repr("auto" if isinstance(self.num_workers, AutoWorkers) else self.num_workers)
+        own = [("engine", repr(self.engine)), ("device", repr(self.device))]
+        return [("dataset", name_of_dataset(self.dataset)), (batches, batch), ("num_workers", workers), *own]
+
+    def _log_engine(self) -> None:
+        """Say once, at the level INFO, why this loader's pipeline does not run natively."""
+        state = state_of(self)
+        if state.engine_logged or not _LOGGER.isEnabledFor(logging.INFO):
+            return
+        state.engine_logged = True
+        if reasons := self.plan.reasons:
+            _LOGGER.info("%r is not native: %s; print(loader.plan) says what runs where", self, "; ".join(reasons))
+
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         state_of(self).check_open()
         epochs = epochs_of(self)
-        return self._begin() if epochs is None else epochs.begin(self._begin)
+        iterator: Iterator[T_co] = self._begin() if epochs is None else epochs.begin(self._begin)
+        self._log_engine()
+        return iterator
 
     def _begin(self) -> Iterator[T_co]:
         if has_own_iterator(self):

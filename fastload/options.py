@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -49,6 +50,19 @@ class Options:
             raise ValueError(f"max_pinned_bytes must be >= 0 (0 turns pinned memory off), got {limit}")
 
 
+class OwnArguments(TypedDict, total=False):
+    """The keyword arguments of ``FastLoader.wrap``: those of :class:`Options`."""
+
+    device: Device
+    memory_format: torch.memory_format | None
+    dtype: torch.dtype | None
+    device_prefetch: int
+    engine: Engine
+    max_pinned_bytes: int | None
+    randomness: Randomness
+    exact: bool
+
+
 class LoaderConfig(DataLoader[T_co]):
     """A DataLoader with FastLoader's own arguments: the type that engines and plan use.
 
@@ -66,7 +80,7 @@ class LoaderConfig(DataLoader[T_co]):
     exact: bool = Options.exact
 
 
-def named_options(own: dict[str, Any]) -> Options:
+def named_options(own: OwnArguments) -> Options:
     """Make options from the keyword arguments of ``FastLoader.wrap``."""
     names = [field.name for field in fields(Options)]
     if unknown := [name for name in own if name not in names]:
@@ -179,6 +193,16 @@ def can_pin() -> bool:
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
     """Whether a subclass makes its own iterators, as torch_geometric's loaders do to change batches."""
     return type(loader)._get_iterator is not DataLoader._get_iterator
+
+
+def name_of_dataset(dataset: Any) -> str:
+    """Name a dataset's class and say how many samples it has, if it says."""
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        return name
+    with contextlib.suppress(Exception):  # whatever the user's __len__ raises
+        name += f" of {len(dataset):,} samples"
+    return name
 
 
 def length_of(loader: Any) -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
+from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
 from fastload.device import nvrtc
 from fastload.engines.workers import makes_lazy_images
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 ON_LAZY_IMAGES: Final = ", on lazy images: of a JPEG file only what is used is decoded, natively"
 """How a plan's step says that Pillow's images are lazy there."""
+
+
+_UNCHANGED: Final = "the dataset and its transforms run as they are: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,22 @@ class Plan:
     batch_bytes: int | None
     notes: tuple[str, ...]
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the dataset and its transforms run unchanged: the notes on that."""
+        return tuple(note.removeprefix(_UNCHANGED) for note in self.notes if note.startswith(_UNCHANGED))
+
+    def __repr__(self) -> str:
+        steps = ", ".join(step.name for step in self.steps)
+        return f"Plan({self.engine!r}, batches on {self.device}: {steps}; {len(self.notes)} notes)"
+
+    def _repr_html_(self) -> str:
+        """Show the plan in a notebook."""
+        steps = table(((step.name, step.where, step.what) for step in self.steps), ("step", "where", "what"))
+        size = () if self.batch_bytes is None else (f"{self.batch_bytes / 1e6:,.2f} MB per batch to {self.device}",)
+        notes = (f"note: {note}" for note in self.notes)
+        return card(f"engine {self.engine}, batches on {self.device}", steps, paragraphs((*size, *notes)))
+
     def __str__(self) -> str:
         names = max(len(step.name) for step in self.steps)
         places = max(len(step.where) for step in self.steps)
@@ -87,7 +107,7 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
     place = f"{workers} worker process{'es' if workers != 1 else ''}" if workers else "main process"
     lazy = ON_LAZY_IMAGES if makes_lazy_images(loader) else ""
     fetch = Step("fetch", place, f"{reads} of {type(loader.dataset).__name__}, unchanged{lazy}{_seeded(loader)}")
-    notes = [f"the dataset and its transforms run as they are: {reason}" for reason in reasons]
+    notes = [f"{_UNCHANGED}{reason}" for reason in reasons]
     if around is not None:
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")

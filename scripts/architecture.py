@@ -24,13 +24,13 @@ LAYERS = [
     ["__main__"],
     ["bench", "commands"],
     ["fastload"],  # the public names
-    ["measurement", "verify"],
+    ["measurement", "verification"],
     ["loader"],
     ["plan"],
     ["engines", "prefetch"],
     ["autoscale", "device", "profiling", "vision"],
     ["memory", "pipeline", "stats"],
-    ["nvtx", "torch_workers", "options", "_batch", "_core", "_factory", "_machine", "_version"],
+    ["nvtx", "torch_workers", "options", "_batch", "_core", "_display", "_factory", "_lazy", "_machine", "_version"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

@@ -4,6 +4,7 @@
 #
 #   PYTHON           interpreter to make the environment with (default: python3)
 #   VENV             where to put it (default: .venv)
+#   EXTRAS           what to install beside the package: dev (everything, the default) or bench (what the demo needs)
 #   FASTLOAD_WERROR  ON treats the native core's compiler warnings as errors (default: OFF)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,8 +12,9 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
 WERROR=${FASTLOAD_WERROR:-OFF}
+EXTRAS=${EXTRAS:-dev}
 CXX=${CXX:-c++}
-PACKAGES_STAMP=$VENV/.fastload-packages
+PACKAGES_STAMP=$VENV/.fastload-packages  # holds the extras
 CORE_STAMP=$VENV/.fastload-core
 
 stop() {
@@ -98,21 +100,46 @@ check_torch() {
     "Install a pair that is: $VENV/bin/pip install --force-reinstall torch torchvision"
 }
 
+# Makes the environment. The demo's uses the torch that $PYTHON has, if there is one that does: gigabytes less to fetch.
+make_environment() {
+  local torch=
+  "$PYTHON" -m venv "$VENV"
+  [ "$EXTRAS" = dev ] || torch=$(torch_of_python) || true
+  if [ -n "$torch" ]; then
+    echo "setup: uses the torch in $torch"
+    echo "$torch" >"$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fastload-torch.pth"
+  fi
+}
+
+# Prints the folder of a torch that is new enough and has its torchvision.
+torch_of_python() {
+  "$PYTHON" -W ignore -c 'import os, sys, torch, torchvision.ops
+torchvision.ops.nms
+if [int(part) for part in torch.__version__.split(".")[:2]] >= [2, 11]:
+    print(os.path.dirname(os.path.dirname(torch.__file__)))' 2>/dev/null
+}
+
+has_packages() {
+  [ -e "$PACKAGES_STAMP" ] && [ ! pyproject.toml -nt "$PACKAGES_STAMP" ] &&
+    case "$(cat "$PACKAGES_STAMP")" in dev | "" | "$EXTRAS") ;; *) false ;; esac
+}
+
 install_python() {
-  [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+  [ -x "$VENV/bin/python" ] || make_environment
   local werror="--config-settings=cmake.define.FASTLOAD_WERROR=$WERROR"
-  if [ ! -e "$PACKAGES_STAMP" ] || [ pyproject.toml -nt "$PACKAGES_STAMP" ]; then
-    "$VENV/bin/pip" install "$werror" -e '.[dev]'
+  echo "setup: installs fastload[$EXTRAS] in $VENV and builds its native core; a minute or two"
+  if ! has_packages; then
+    "$VENV/bin/pip" install --disable-pip-version-check -q "$werror" -e ".[$EXTRAS]"
     check_torch
-    touch "$PACKAGES_STAMP"
+    echo "$EXTRAS" >"$PACKAGES_STAMP"
   else
-    "$VENV/bin/pip" install "$werror" --no-deps -e .
+    "$VENV/bin/pip" install --disable-pip-version-check -q "$werror" --no-deps -e .
   fi
   echo "$WERROR" >"$CORE_STAMP"
 }
 
 up_to_date() {
-  [ -e "$PACKAGES_STAMP" ] && [ -e "$CORE_STAMP" ] && [ "$(cat "$CORE_STAMP")" = "$WERROR" ] &&
+  has_packages && [ -e "$CORE_STAMP" ] && [ "$(cat "$CORE_STAMP")" = "$WERROR" ] &&
     [ -z "$(find pyproject.toml CMakeLists.txt csrc -newer "$CORE_STAMP" -print -quit)" ]
 }
 

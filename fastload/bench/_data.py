@@ -15,7 +15,6 @@ from fastload._machine import shared_memory_bytes, usable_cpus
 from fastload.bench.photos import PhotoSet, write_photos
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator, Sequence
 
 MEAN = (0.485, 0.456, 0.406)
@@ -137,13 +136,3 @@ class EndlessDraws(Sampler[int]):
                 yield self._pool[torch.randperm(len(self._pool), generator=generator)].tolist()
 
         return itertools.islice(itertools.chain.from_iterable(rounds()), self._count)
-
-
-def add_data_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--data``."""
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        type=Path,
-        help="folder with one folder of images per class (default: photographs, written to .fastload/ if need be)",
-    )

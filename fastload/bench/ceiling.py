@@ -9,12 +9,11 @@ no GPU.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastload._factory import FactoryError, add_factory_argument, call_factory
+from fastload._factory import FactoryError, call_factory
 from fastload._machine import usable_cpus
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, ratio, write_json
@@ -94,24 +93,6 @@ def _built_in(arguments: argparse.Namespace) -> tuple[DataLoader[Any], Callable[
     else:
         train = SmallStep(device, passes=2)
     return loader, lambda batch: train(*batch)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench ceiling``."""
-    from fastload.bench._data import add_data_argument
-
-    add_factory_argument(parser, optional=True)
-    add_data_argument(parser)
-    parser.add_argument(
-        "--model", help="without a factory: a classifier of torchvision's (default: resnet50; a small net on a CPU)"
-    )
-    parser.add_argument("--batch-size", type=int, help="without a factory: images per step (default: 256)")
-    parser.add_argument("--workers", type=int, help="without a factory: workers (default: as many as there are cores)")
-    parser.add_argument("--seconds", type=float, help="how long each loop is measured each time (default: 5)")
-    parser.add_argument("--repeats", type=int, help="how often each loop is measured (default: 3)")
-    parser.add_argument("--hold", type=int, default=8, help="batches to replay (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from PIL import Image
 
 from fastload import _core
 from fastload._machine import usable_cpus
-from fastload.bench._data import add_data_argument, check_data
+from fastload.bench._data import check_data
 from fastload.bench._decoders import Crops, dali, dali_is_installed, one_core
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console, refuse
@@ -208,20 +208,6 @@ def measure_large_photos(crops: Crops, repeats: int) -> dict[str, Any]:
         "fast_difference": crops.differences_of_fast(),
         "microseconds_per_image": per_image(seconds, len(crops.paths)),
     }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench decode``."""
-    add_data_argument(parser)
-    parser.add_argument("--images", type=int, default=512, help="images per run (default: %(default)s)")
-    parser.add_argument("--large", type=int, default=12, help="large photos per run (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="most threads (default: the usable cores)")
-    parser.add_argument("--repeats", type=int, default=7, help="runs of each contender (default: %(default)s)")
-    parser.add_argument(
-        "--simd-python", metavar="FILE", type=Path, help="interpreter with Pillow-SIMD, to measure its resize too"
-    )
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
-    parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 Loads the same images with torch's DataLoader and with FastLoader, compares every batch bit for bit, and times both in
 turn. Both bring their batches to the GPU in channels_last, where there is one: DataLoader with pinned memory and a
-hand-written copy. With a GPU the whole ladder follows.
+hand-written copy. ``--ladder`` goes on to train ResNet-50 on a GPU, rung by rung.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from fastload import FastLoader
 from fastload.bench import ladder
 from fastload.bench._chart import draw
 from fastload.bench._compare import count_same, race
-from fastload.bench._data import SharedMemoryError, add_data_argument, check_data, image_pool, loader_size, open_images
+from fastload.bench._data import SharedMemoryError, check_data, image_pool, loader_size, open_images
+from fastload.bench._demo_chart import draw_race
 from fastload.bench._rungs import Length
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import environment, write_json
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
     from fastload.measurement.record import Spread
 
 OUTPUT = Path(".fastload")
+
+PASTE = """
+In your own script:
+
+    from fastload import DataLoader        # instead of torch.utils.data's
+    loader = DataLoader(dataset, ...)      # your arguments, unchanged
+    print(loader.plan)                     # what runs where, and why
+"""
 
 
 def compare(data: Path | None, *, quick: bool, repeats: int) -> dict[str, Any]:
@@ -92,14 +101,6 @@ def _show(speeds: dict[str, Spread], where: str) -> None:
     console().print(table)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``fastload bench demo``."""
-    add_data_argument(parser)
-    parser.add_argument("--repeats", type=int, default=5, help="epochs per loader (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the comparison's figures there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
-
-
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench demo``."""
     try:
@@ -107,23 +108,28 @@ def main(args: argparse.Namespace) -> int:
         loader_size(args.quick)
         if args.repeats < 1:
             raise ValueError(f"--repeats must be >= 1, got {args.repeats}")
+        if args.ladder and not torch.cuda.is_available():
+            raise ValueError("--ladder trains on a GPU, and torch finds no CUDA device here")
     except (ValueError, FileNotFoundError, SharedMemoryError) as error:
         return refuse(error)
     screen = console()
     record = compare(args.data, quick=args.quick, repeats=args.repeats)
     if args.json:
         screen.print(f"figures: {write_json(args.json, record)}")
-    if not torch.cuda.is_available():
-        screen.print(
-            "No GPU here, so the batches stay in host memory. "
-            "With one, the demo goes on to train ResNet-50 and climbs the ladder."
-        )
-        return 0
+    picture = OUTPUT / "demo.png"
+    draw_race(record, picture)
+    if args.ladder:
+        _climb(args)
+    screen.print(f"picture: {picture.absolute()}")
+    screen.print(PASTE, markup=False)
+    return 0
+
+
+def _climb(args: argparse.Namespace) -> None:
     length = Length(steps=2, repeats=2) if args.quick else Length(repeats=3)
     climbed = ladder.show(
         ladder.Ladder(data=args.data, batch_size=8 if args.quick else 256, length=length, quick=args.quick)
     )
     write_json(OUTPUT / "ladder.json", climbed)
     draw(climbed, OUTPUT / "ladder.png")
-    screen.print(f"every figure: {OUTPUT / 'ladder.json'}; the chart: {OUTPUT / 'ladder.png'}")
-    return 0
+    console().print(f"every figure: {OUTPUT / 'ladder.json'}; the chart: {OUTPUT / 'ladder.png'}")

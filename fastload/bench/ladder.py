@@ -29,7 +29,6 @@ from fastload._machine import usable_cpus
 from fastload.bench._chart import REFERENCE_BUSY, REFERENCE_NAME, REFERENCE_RATES, draw
 from fastload.bench._data import (
     SharedMemoryError,
-    add_data_argument,
     check_data,
     check_shared_memory,
     image_pool,
@@ -237,19 +236,6 @@ def _cells(result: RungResult, trained: bool) -> list[str]:
 
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``fastload bench ladder``."""
-    default = Length()
-    add_data_argument(parser)
-    parser.add_argument("--model", default="resnet50", help="any of torchvision's classifiers (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, help="images per step (default: 256)")
-    parser.add_argument("--steps", type=int, help=f"steps per rung and climb (default: {default.steps})")
-    parser.add_argument("--repeats", type=int, help=f"climbs (default: {default.repeats})")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the climb there, as a bar chart")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
 
 def main(args: argparse.Namespace) -> int:

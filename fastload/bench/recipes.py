@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from fastload import FastLoader, verify
 from fastload._batch import map_tensors
 from fastload.bench._compare import race
-from fastload.bench._data import SharedMemoryError, add_data_argument, check_data, check_shared_memory
+from fastload.bench._data import SharedMemoryError, check_data, check_shared_memory
 from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console, refuse
@@ -92,19 +92,6 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
         "native": sum(row["where"] == NATIVE for row in done),
         "faster": sum(row["speedup"]["median"] > FASTER for row in done),
     }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench recipes``."""
-    add_data_argument(parser)
-    parser.add_argument("--images", type=int, default=256, help="images per turn (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=16, help="images per batch (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=2, help="num_workers of both loaders (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each loader (default: %(default)s)")
-    parser.add_argument("--only", metavar="A,B", help="recipes whose names contain one of these")
-    parser.add_argument("--note", help="what a reader of the record should know of this run")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
-    parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
 
 
 def main(args: argparse.Namespace) -> int:

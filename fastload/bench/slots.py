@@ -300,17 +300,6 @@ def parts_of_the_path(workers: int, batch_size: int) -> dict[str, Any]:
     return figures
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``fastload bench slots``."""
-    parser.add_argument("--workers", type=int, default=8, help="worker processes for images (default: 8)")
-    parser.add_argument("--batch-size", type=int, default=256, help="images per batch (default: 256)")
-    parser.add_argument("--batches", type=int, default=96, help="image batches per epoch (default: 96)")
-    parser.add_argument("--repeats", type=int, default=5, help="epochs per contender (default: 5)")
-    parser.add_argument("--case", action="append", help="only this case; may be given again")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
-    parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run ``fastload bench slots``."""
     from rich.table import Table

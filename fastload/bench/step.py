@@ -29,7 +29,6 @@ from fastload.bench._compare import count_same, race
 from fastload.bench._data import (
     EndlessDraws,
     SharedMemoryError,
-    add_data_argument,
     check_data,
     image_pool,
     loader_size,
@@ -296,21 +295,6 @@ def _on_gpu(setup: StepSetup, device: torch.device) -> Iterator[dict[str, Any]]:
 def _forever(batches: list[Batch]) -> Iterator[Batch]:
     # A generator, so that its consumer can close it; itertools.cycle has no close().
     yield from itertools.cycle(batches)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``fastload bench step``."""
-    default = StepSetup()
-    add_data_argument(parser)
-    parser.add_argument(
-        "--model", default=default.model, help="any of torchvision's classifiers (default: %(default)s)"
-    )
-    parser.add_argument("--batch-size", type=int, help=f"images per step (default: {default.batch_size})")
-    parser.add_argument("--steps", type=int, help=f"steps per repeat (default: {default.steps})")
-    parser.add_argument("--repeats", type=int, help=f"repeats per contender (default: {default.repeats})")
-    parser.add_argument("--calls", type=int, help=f"calls of next() to time (default: {default.calls})")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
 
 def main(args: argparse.Namespace) -> int:

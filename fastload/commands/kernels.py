@@ -23,12 +23,15 @@ from fastload.profiling.report import plain_console
 from fastload.profiling.trace import STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fastload.profiling.ncu import KernelRun, Sum
     from fastload.profiling.roofline import Ceilings
 
 SHOWN: Final = 40
+WIDE: Final = 130
+"""Columns from which on the table has all its figures; below it has the shares of the ceilings."""
+
 _SETS: Final = {"memory": ["--section", "MemoryWorkloadAnalysis"], "none": []}
 """What ``--set`` adds to the required metrics; other names are ncu's own sets."""
 
@@ -52,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--by", choices=("range", "kernel"), default="range", help="what to add up: per range within")
     parser.add_argument("--set", default="none", metavar="SET", help="measure more: memory, full, or another of ncu's")
-    parser.add_argument("--steps", type=at_least(1), default=1, help="training steps to measure")
-    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them")
+    parser.add_argument("--steps", type=at_least(1), default=1, help="training steps to measure (default: %(default)s)")
+    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them (default: %(default)s)")
     parser.add_argument("--most", type=at_least(1), metavar="N", help="measure at most so many kernels")
     parser.add_argument("--csv", type=output_file, metavar="FILE", help="write the sums")
     parser.add_argument("--png", type=picture_file, metavar="FILE", help="draw bytes moved against latency")
@@ -68,7 +71,6 @@ def main(args: argparse.Namespace) -> int:
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if bool(program) == (args.source is not None):
         return _fail("nothing to run: fastload kernels -- python train.py ...; or --from DIR, but not both", 2)
-    profile.import_printers(args)
     try:
         if args.source is not None:
             code, runs, ceilings = 0, ncu.read(args.source / "ncu.csv"), read_ceilings(args.source)
@@ -157,6 +159,12 @@ def read_ceilings(folder: Path) -> Ceilings:
 def _deliver(runs: list[KernelRun], ceilings: Ceilings, args: argparse.Namespace) -> None:
     sums = ncu.sum_up(runs, args.range, ceilings, args.by)
     everything = ncu.total(runs, ceilings)
+    if args.csv:
+        ncu.write_csv(sums, args.csv)
+        _say(f"the sums are in {args.csv}")
+    if args.png:
+        ncu.draw(sums, ceilings, args.png, f"{args.range} on {ceilings.device}")
+        _say(f"the picture is {args.png}")
     if args.json:
         report = {
             "range": args.range,
@@ -167,12 +175,6 @@ def _deliver(runs: list[KernelRun], ceilings: Ceilings, args: argparse.Namespace
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
     else:
         show(sums, everything, ceilings, args.range)
-    if args.csv:
-        ncu.write_csv(sums, args.csv)
-        _say(f"the sums are in {args.csv}")
-    if args.png:
-        ncu.draw(sums, ceilings, args.png, f"{args.range} on {ceilings.device}")
-        _say(f"the picture is {args.png}")
 
 
 def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, console: Any = None) -> None:
@@ -180,29 +182,29 @@ def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, 
     from rich.table import Table
     from rich.text import Text
 
-    console = console or plain_console(150)
+    console = console or plain_console(WIDE)
+    columns: list[tuple[str, str, Callable[[Sum], str]]] = [  # with the name in a narrow terminal, if shown
+        ("kernels", "kernels", lambda each: f"{each.kernels:,}"),
+        ("time", "time", lambda each: f"{each.seconds * 1e6:,.1f} µs"),
+        ("of all", "of all", lambda each: f"{each.seconds / everything.seconds:.1%}" if everything.seconds else ""),
+        ("MB moved", "", lambda each: f"{each.size_bytes / 1e6:,.2f}"),
+        ("GB/s", "", lambda each: f"{each.bytes_per_s / 1e9:,.0f}"),
+        ("of ceiling", "GB/s", lambda each: f"{each.memory_share:.0%}"),
+        ("TFLOP/s", "", lambda each: f"{each.flops / 1e12:,.2f}"),
+        ("of ceiling", "TFLOP/s", lambda each: f"{each.compute_share:.0%}"),
+        ("FLOP/byte", "", lambda each: "" if each.intensity is None else f"{each.intensity:,.1f}"),
+    ]
+    wide = console.width >= WIDE
+    shown = [(name if wide else narrow, cell) for name, narrow, cell in columns if wide or narrow]
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name, right in (
-        *(("range or kernel", False), ("kernels", True), ("time", True), ("of all", True), ("MB moved", True)),
-        *(("GB/s", True), ("of ceiling", True), ("TFLOP/s", True), ("of ceiling", True), ("FLOP/byte", True)),
-        ("class", False),
-    ):
-        table.add_column(name, justify="right" if right else "left", no_wrap=right, header_style="dim")
+    table.add_column("range or kernel", header_style="dim", overflow="ellipsis" if wide else "fold")
+    for title, _ in shown:
+        table.add_column(title, justify="right", no_wrap=True, header_style="dim")
+    table.add_column("class", header_style="dim")
     for each in (*sums[:SHOWN], everything):
-        table.add_row(
-            each.name,
-            f"{each.kernels:,}",
-            f"{each.seconds * 1e6:,.1f} µs",
-            f"{each.seconds / everything.seconds:.1%}" if everything.seconds else "",
-            f"{each.size_bytes / 1e6:,.2f}",
-            f"{each.bytes_per_s / 1e9:,.0f}",
-            f"{each.memory_share:.0%}",
-            f"{each.flops / 1e12:,.2f}",
-            f"{each.compute_share:.0%}",
-            "" if each.intensity is None else f"{each.intensity:,.1f}",
-            Text(each.bound, _STYLES[each.bound]),
-            style="bold" if each is everything else None,
-        )
+        bound = Text(each.bound, _STYLES[each.bound])
+        cells = [cell(each) for _, cell in shown]
+        table.add_row(each.name, *cells, bound, style="bold" if each is everything else None)
     tf32 = "" if ceilings.tf32_flops is None else f"{ceilings.tf32_flops / 1e12:,.0f} TF32, "
     console.print(
         Text(

@@ -8,7 +8,6 @@ its own recording, torch.profiler records, and the loader's ranges of all proces
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import shlex
@@ -24,6 +23,7 @@ from fastload.commands.argument_types import at_least, output_file, picture_file
 from fastload.commands.run import script
 from fastload.profiling import nsys, nsys_export, torch_trace
 from fastload.profiling.nsys import NsightError, ProgramError, find_nsight
+from fastload.profiling.provenance import FILE, Provenance
 from fastload.profiling.report import ProfileReport, make_report, plain_console, show
 from fastload.stats.verdict import Bottleneck, Verdict
 
@@ -48,9 +48,14 @@ By default it prints "USDT" at each start, and "ERROR" without a GPU.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``fastload profile``."""
     parser.usage = "%(prog)s [options] -- python train.py ..."
-    parser.add_argument("--steps", type=at_least(1), default=10, help="training steps to record")
-    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them")
+    parser.add_argument("--steps", type=at_least(1), default=10, help="training steps to record (default: %(default)s)")
+    parser.add_argument("--warmup", type=at_least(0), default=10, help="steps before them (default: %(default)s)")
     parser.add_argument("--with", dest="tool", choices=("auto", "nsys", "torch"), default="auto", help="what records")
+    parser.add_argument(
+        "--as-is",
+        action="store_true",
+        help="profile the script as it stands, with torch's DataLoader (default: with FastLoader in its place)",
+    )
     parser.add_argument("--sampling", action="store_true", help="nsys also samples call stacks (large recordings)")
     parser.add_argument("--to-the-end", action="store_true", help="let the script go on after the steps")
     parser.add_argument("--html", type=output_file, metavar="FILE", help=f"the page to write (default: {_PAGE})")
@@ -67,7 +72,6 @@ def main(args: argparse.Namespace) -> int:
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if bool(program) == (args.source is not None):
         return _fail("nothing to run: fastload profile -- python train.py ...; or --from DIR, but not both", 2)
-    import_printers(args)
     try:
         page = None if args.no_html else args.html or output_file(_PAGE)
     except argparse.ArgumentTypeError as error:
@@ -75,26 +79,19 @@ def main(args: argparse.Namespace) -> int:
     try:
         if args.source is not None:
             code, recording = 0, read(args.source)
-            reported = loaders_verdict(args.source) if args.source.is_dir() else None
+            folder = args.source if args.source.is_dir() else args.source.parent
+            reported = loaders_verdict(folder) if args.source.is_dir() else None
+            about = Provenance.read(folder)
         else:
             with _folder(args.keep) as folder:
+                about = Provenance.now(shlex.join(program), _loader(args))
                 code, recording, reported = record(args, python(program), folder)
+                about.write(folder)
     except NsightError as error:
         return _fail(str(error), error.code)
-    report = make_report(recording, reported)
+    report = make_report(recording, reported, about)
     _deliver(report, recording, args, page)
     return code
-
-
-def import_printers(args: argparse.Namespace) -> None:
-    """Import the report's output libraries, so that a missing one shows before the script runs.
-
-    Raises:
-        ModuleNotFoundError: One is not installed.
-    """
-    for name, wanted in (("rich", not args.json), ("matplotlib", args.png)):
-        if wanted:
-            importlib.import_module(name)
 
 
 def read(path: Path) -> Recording:
@@ -156,9 +153,16 @@ def _find_recorder(tool: str, folder: Path) -> Recorder | None:
             return None
 
 
-def environment(window: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The script's environment: FastLoader for DataLoader, and the capture window."""
-    inherited = script.environment_with()
+def _loader(args: argparse.Namespace) -> str:
+    """Say which loader the script gets."""
+    if args.as_is:
+        return "as it stands, with torch's DataLoader"
+    return "with FastLoader in the place of torch's DataLoader (--as-is profiles the script as it stands)"
+
+
+def environment(window: str, more: Mapping[str, str] | None = None, *, as_is: bool = False) -> dict[str, str]:
+    """The script's environment: FastLoader for DataLoader, or torch's as it is, and the capture window."""
+    inherited = script.environment_with(as_is=as_is)
     # As if this virtual environment were activated: "python" is the one that has fastload.
     search_path = [os.path.dirname(sys.executable), inherited.get("PATH", os.defpath)]
     return {**inherited, "PATH": os.pathsep.join(search_path), "FASTLOAD_CAPTURE": window, **(more or {})}
@@ -168,8 +172,9 @@ def _execute(
     command: Sequence[str], args: argparse.Namespace, folder: Path, more: Mapping[str, str] | None = None
 ) -> int:
     window = f"{args.warmup}:{args.steps}" + ("" if args.to_the_end else ":exit")
-    inherited = environment(window, {"FASTLOAD_CAPTURE_REPORT": str(folder / _LOADER), **(more or {})})
-    _say(f"runs {shlex.join(command)}")
+    more = {"FASTLOAD_CAPTURE_REPORT": str(folder / _LOADER), **(more or {})}
+    inherited = environment(window, more, as_is=args.as_is)
+    _say(f"runs {shlex.join(command)}, {_loader(args)}")
     try:
         # With --json the report has stdout to itself.
         done = subprocess.run(command, env=inherited, check=False, stdout=sys.stderr if args.json else None)
@@ -209,8 +214,9 @@ def _folder(kept: Path | None) -> Iterator[Path]:
             yield Path(folder)
         return
     make_folder(kept)
-    for old in [*kept.glob(f"{STEM}.*"), *kept.glob("ranges-*.jsonl"), *kept.glob(_LOADER.replace(".", "*"))]:
-        old.unlink()
+    for pattern in (f"{STEM}.*", "ranges-*.jsonl", _LOADER.replace(".", "*"), FILE):
+        for old in kept.glob(pattern):
+            old.unlink()
     yield kept.absolute()
 
 
@@ -230,10 +236,7 @@ def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespa
     from fastload.profiling import timeline
     from fastload.profiling.html import write
 
-    if args.json:
-        sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
-    else:
-        show(report, plain_console(130))
+    # The files first: the reader of a pipe may leave early.
     rows = timeline.lay_out(recording, report.findings)
     if page is not None:
         write(report, rows, page)
@@ -241,6 +244,10 @@ def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespa
     if args.png:
         timeline.draw(rows, args.png, f"{report.verdict.name}: {'; '.join(report.verdict.evidence[:2])}")
         _say(f"the picture is {args.png}")
+    if args.json:
+        sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
+    else:
+        show(report, plain_console(130))
 
 
 def _say(text: str) -> None:

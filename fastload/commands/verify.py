@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastload._factory import FactoryError, add_factory_argument, call_factory
 from fastload.commands.argument_types import at_least
-from fastload.verify import verify
 
 if TYPE_CHECKING:
     import argparse
@@ -19,15 +18,23 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_factory_argument(parser)
-    parser.add_argument("--batches", type=at_least(1), help="compare at most so many (default: a whole epoch)")
+    parser.add_argument(
+        "--batches", type=_count, default=20, metavar="N", help="compare at most so many, or all (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of torch's default generator, for both loaders")
+
+
+def _count(text: str) -> int | None:
+    return None if text == "all" else int(at_least(1)(text))
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; return its exit status.
 
-    0 if all is equal, 1 if not, 2 if nothing was compared: the factory does not exist or raises, say.
+    0 if all is equal or the loader is torch's own here, 1 if not, 2 if nothing was compared (the factory does not exist
+    or raises, say), 130 after Ctrl-C.
     """
+    from fastload.verification import VerificationInterrupted, verify
 
     def make() -> DataLoader[Any]:
         try:
@@ -43,5 +50,8 @@ def main(args: argparse.Namespace) -> int:
     except FactoryError as error:
         sys.stderr.write(f"fastload verify: {error}\n")
         return 2
+    except VerificationInterrupted as interrupted:
+        sys.stderr.write(f"fastload verify: interrupted; {interrupted}\n")
+        return 130
     sys.stdout.write(f"{result}\n")
     return 0 if result else 1 if result.difference is not None else 2

@@ -39,6 +39,7 @@ class LoaderState:
         self.begun = 0  # iterations begun, including failed ones
         self.slots: SlotPool | None = None
         self.checks = ParityResults()
+        self.engine_logged = False
         self.epochs = Epochs()
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()

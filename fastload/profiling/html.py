@@ -48,7 +48,7 @@ def render(report: ProfileReport, timeline: Timeline) -> str:
         "REMEDY": html.escape(sentence(verdict.remedy)),
         "TILES": "".join(_tile(*tile) for tile in _tiles(findings)),
         "TABLES": "".join(_tables(report)),
-        "FOOT": html.escape(f"Recorded by {findings.source}. fastload {__version__}."),
+        "FOOT": "<br>".join(map(html.escape, _foot(report))),
         "DATA": json.dumps(_data(timeline), separators=(",", ":")).translate(_NOT_IN_SCRIPTS),
     }
     # In one pass, because a range's name may equal a placeholder.
@@ -90,6 +90,19 @@ def _data(timeline: Timeline) -> dict[str, Any]:
         "colours": list(colours),
         "legend": [[name, COLOURS[name]] for name in timeline.names],
     }
+
+
+def _foot(report: ProfileReport) -> Iterable[str]:
+    """Say what was recorded, when and where."""
+    about, recorder = report.provenance, f"recorded by {report.findings.source}"
+    if about is None:
+        yield f"{recorder.capitalize()}. fastload {__version__}."
+        return
+    yield about.command
+    yield about.loader
+    yield f"{about.date}, {recorder}"
+    yield "; ".join([about.machine, *(use.name for use in report.findings.devices)])
+    yield about.versions
 
 
 def _tiles(findings: Findings) -> Iterable[tuple[str, str, str]]:
@@ -165,7 +178,7 @@ def _tables(report: ProfileReport) -> Iterable[str]:
     if findings.kernels:
         rows = [(use.name, f"{use.count:,}", milliseconds(use.seconds), f"{use.share:.1%}") for use in findings.kernels]
         yield _table("Longest kernels", ("kernel", ">launches", ">time", ">of all kernels"), rows)
-    notes = [*findings.notes, *([f"The loader's own report: {report.loader}"] if report.loader else [])]
+    notes = [*findings.notes, *([f"The loader's own report: {report.other_verdict}"] if report.other_verdict else [])]
     if notes:
         yield "<section class=notes>" + "".join(f"<p>{html.escape(note)}</p>" for note in notes) + "</section>"
 

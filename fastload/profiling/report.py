@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.profiling import findings as numbers
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fastload.profiling.findings import Activity, Findings
+    from fastload.profiling.provenance import Provenance
     from fastload.profiling.trace import Recording
     from fastload.stats.verdict import Verdict
 
@@ -36,11 +37,19 @@ class ProfileReport:
         findings: The numbers.
         verdict: What limits the loop.
         loader: The loader's own verdict on the same run, if there is one.
+        provenance: What was recorded, if known.
     """
 
     findings: Findings
     verdict: Verdict
     loader: str | None = None
+    provenance: Provenance | None = None
+
+    @property
+    def other_verdict(self) -> str | None:
+        """The loader's own verdict if it is another one; the same would be said twice."""
+        same = self.loader is not None and self.loader.lower().startswith(f"{self.verdict.name.lower()}:")
+        return None if same else self.loader
 
     def to_dict(self) -> dict[str, Any]:
         """The object of ``fastload profile --json``. Times in seconds, shares from 0 to 1."""
@@ -51,18 +60,23 @@ class ProfileReport:
             "evidence": list(self.verdict.evidence),
             "remedy": self.verdict.remedy,
         }
-        return {"verdict": verdict, "loader": self.loader, **numbers.to_dict(self.findings)}
+        about = {} if self.provenance is None else {"provenance": asdict(self.provenance)}
+        return {"verdict": verdict, "loader": self.loader, **about, **numbers.to_dict(self.findings)}
 
 
-def make_report(recording: Recording, reported: Verdict | None = None) -> ProfileReport:
+def make_report(
+    recording: Recording, reported: Verdict | None = None, provenance: Provenance | None = None
+) -> ProfileReport:
     """Compute the report of a recording.
 
     Args:
         recording: From ``nsys_export`` or ``torch_trace``.
         reported: The loader's own verdict.
+        provenance: What was recorded, if known.
     """
     findings = find(recording)
-    return ProfileReport(findings, diagnose_trace(findings, reported), None if reported is None else str(reported))
+    said = None if reported is None else str(reported)
+    return ProfileReport(findings, diagnose_trace(findings, reported), said, provenance)
 
 
 def plain_console(columns: int) -> Console:
@@ -82,7 +96,10 @@ def show(report: ProfileReport, console: Console) -> None:
     body = Text(sentence("; ".join(verdict.evidence)))
     body.append(f"\n→ {sentence(verdict.remedy)}", "bold")
     title = Text(verdict.name, "bold")
-    console.print(Panel(body, title=title, title_align="left", border_style="cyan"))
+    if console.is_terminal:
+        console.print(Panel(body, title=title, title_align="left", border_style="cyan"))
+    else:  # for grep and the like
+        console.print(title, body, sep="\n")
     for line in overview(report.findings):
         console.print(Text(line))
     for table in _tables(report.findings):
@@ -90,9 +107,9 @@ def show(report: ProfileReport, console: Console) -> None:
         console.print(table)
     if report.findings.layout:
         console.print(Text(f"→ {LAYOUT_REMEDY}", "bold"))
-    if report.loader is not None:
+    if report.other_verdict is not None:
         console.print()
-        console.print(Text(f"the loader's own report: {report.loader}"))
+        console.print(Text(f"the loader's own report: {report.other_verdict}"))
     for note in report.findings.notes:
         console.print(Text(f"note: {note}", "dim"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from fastload._display import card, paragraphs
 from fastload._machine import usable_cpus
 from fastload.stats.verdict import BUSY_MIN, REMEDIES, STALL_MIN, Bottleneck, Verdict, limit_outside_loader
 
@@ -38,6 +39,15 @@ class Report:
     verdict: Verdict
     stats: Stats
     shares: Mapping[Bottleneck, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Report({self.verdict.name}: {', '.join(self.verdict.evidence)})"
+
+    def _repr_html_(self) -> str:
+        """Show the report in a notebook."""
+        verdict = self.verdict
+        evidence = f"{', '.join(verdict.evidence)}; {verdict.remedy}."
+        return card(verdict.name, paragraphs([evidence, *_figures(self.stats)]))
 
     def __str__(self) -> str:
         return "\n".join([str(self.verdict), *(f"  {line}" for line in _figures(self.stats))])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from fastload.stats.stats import Stats
 
@@ -16,7 +19,7 @@ EVERY_S: Final = 0.25
 """Seconds between updates of the figures: people read no faster."""
 
 
-def progress(loader: Any, **bar: Any) -> Iterator[Any]:
+def progress(loader: Iterable[T], **bar: Any) -> Iterator[T]:
     """Iterate ``loader`` with a tqdm bar that shows images per second and the stall.
 
     The stall is the share of time since the last update for which the loop waited for batches; on a GPU that the loader
@@ -41,10 +44,10 @@ def progress(loader: Any, **bar: Any) -> Iterator[Any]:
     return _bar(loader, tqdm, bar)
 
 
-def _bar(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
+def _bar(loader: Iterable[T], tqdm: Any, options: dict[str, Any]) -> Iterator[T]:
     if "total" not in options:
         try:
-            options["total"] = len(loader)
+            options["total"] = len(loader)  # type: ignore[arg-type]
         except TypeError:
             options["total"] = None
     ask = getattr(loader, "stats", None)
@@ -61,6 +64,21 @@ def _bar(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
                 last = stats
         if ask is not None and not bar.disable:
             bar.set_postfix_str(_words(ask().since(first)))
+
+
+@contextlib.contextmanager
+def terminal_bar(total: int | None, desc: str) -> Iterator[Callable[[], object]]:
+    """Show a bar if stderr is a terminal; yields the function that advances it.
+
+    Without tqdm nothing is shown.
+    """
+    if importlib.util.find_spec("tqdm") is None or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=desc, unit="batch", leave=False) as bar:
+        yield bar.update
 
 
 def _words(stats: Stats) -> str:

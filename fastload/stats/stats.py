@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from fastload._display import card, table
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -149,6 +151,20 @@ class Stats:
     ready_mean: float = 0.0
     batches_held: int = 0
     totals: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        *counts, (_, stall) = self._summary()
+        return f"Stats({', '.join(f'{value} {name}' for name, value in counts)}, stall {stall})"
+
+    def _repr_html_(self) -> str:
+        """Show the figures in a notebook."""
+        stages = ((name, stage.count, f"{1e3 * stage.mean_s:,.2f}") for name, stage in self.stages.items())
+        return card("Stats", table(self._summary()), table(stages, ("stage", "batches", "ms each")))
+
+    def _summary(self) -> list[tuple[str, str]]:
+        stall = self.batch_stall if self.device_stall is None else self.device_stall
+        shown = [("epochs", f"{self.epochs:,}"), ("batches", f"{self.batches:,}"), ("images", f"{self.images:,}")]
+        return [*shown, ("images/s", f"{self.images_per_s:,.0f}"), ("stall", f"{stall:.0%}")]
 
     @property
     def elapsed_s(self) -> float:

@@ -12,7 +12,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, prefetch_to_device
 from fastload.bench.photos import PhotoSet, write_photos
-from fastload.commands.tune import Tuner
+from fastload.measurement.tuner import Tuner
 from fastload.stats.verdict import Bottleneck
 
 pytestmark = pytest.mark.gpu

@@ -45,9 +45,8 @@ def test_a_benchmark_has_one_home_and_the_other_command_names_it(capsys) -> None
 
 @pytest.mark.parametrize(("name", "entry"), BENCHMARKS.items())
 def test_every_benchmark_in_the_table_has_its_two_functions(name: str, entry: cli.Command) -> None:
-    module = entry.load()
-    module.add_arguments(argparse.ArgumentParser(prog=f"python -m benchmarks {name}"))
-    assert callable(module.main)
+    entry.add_arguments(argparse.ArgumentParser(prog=f"python -m benchmarks {name}"))
+    assert callable(entry.load().main)
 
 
 def test_benchmarks_run_as_a_module() -> None:
@@ -60,7 +59,7 @@ def test_data_is_passed_on_to_those_that_take_it(tmp_path) -> None:
     for name in every.ORDER:
         parser = argparse.ArgumentParser()
         entry = cli.BENCH.get(name, BENCHMARKS.get(name))
-        entry.load().add_arguments(parser)
+        entry.add_arguments(parser)
         takes = any("--data" in action.option_strings for action in parser._actions)
         assert (name in every.TAKE_DATA) is takes, name
         command = every.command(name, tmp_path, quick=True, data=tmp_path / "images")

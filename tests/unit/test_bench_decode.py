@@ -15,6 +15,7 @@ pytest.importorskip("rich")
 from fastload.bench import _decoders, decode
 from fastload.bench._decoders import Crops, one_core
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.commands import cli
 from fastload.measurement.record import Spread
 
 
@@ -26,7 +27,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def arguments(*argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    decode.add_arguments(parser)
+    cli.BENCH["decode"].add_arguments(parser)
     return parser.parse_args(argv)
 
 

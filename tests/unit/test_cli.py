@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import subprocess
 import sys
+import tomllib
 import types
+from pathlib import Path
 
 import interpreters
 import pytest
@@ -38,20 +39,48 @@ def command(monkeypatch):
 
 @pytest.mark.parametrize(("name", "entry"), list(leaves(cli.COMMANDS)))
 def test_every_command_in_the_table_has_its_two_functions(name, entry):
-    module = importlib.import_module(entry.module)
-    module.add_arguments(argparse.ArgumentParser(prog=f"fastload {name}"))
-    assert callable(module.main)
+    entry.add_arguments(argparse.ArgumentParser(prog=f"fastload {name}"))
+    assert callable(entry.load().main)
 
 
-def test_a_command_is_imported_only_when_chosen():
-    modules = {entry.module for _, entry in leaves(cli.COMMANDS)}
-    code = (
-        "import sys, fastload\n"
-        "before = set(sys.modules)\n"
-        f"import fastload.commands.cli\nprint({modules!r} & (sys.modules.keys() - before))"
-    )
-    done = interpreters.run(["-c", code])
-    assert done.stdout == "set()\n"
+LOADER_MODULES = 50
+SLOW_TO_IMPORT = ("PIL", "matplotlib", "nvtx", "rich", "scipy", "skimage", "torch", "torchvision", "tqdm")
+HELP = """
+import argparse, sys
+from fastload.commands import cli
+loaded = [sys.modules.keys() & {slow}]
+for command in {commands}:
+    try:
+        cli.main([*command.split(), "--help"])
+    except SystemExit as ended:
+        assert ended.code == 0, command
+    loaded.append(sys.modules.keys() & {slow})
+print(*[name for names in loaded for name in names], file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_help_needs_neither_torch_nor_any_other_package_that_takes_time():
+    names = ["", "bench", *(name for name, _ in leaves(cli.COMMANDS) if name != "bench photos")]  # which needs NumPy
+    code = HELP.format(slow=set(SLOW_TO_IMPORT), commands=names)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "\n"
+    assert done.stdout.count("usage: ") == len(names)
+
+
+def imported_by(code):
+    """The modules that ``code`` imports after torch, without the standard library's and torch's own."""
+    program = f"import sys, torch, torch.utils.data; old = set(sys.modules); {code}; print(*set(sys.modules) - old)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.split() if name.partition(".")[0] not in {*sys.stdlib_module_names, "torch"}]
+
+
+@pytest.mark.slow
+def test_the_package_imports_little():
+    assert sorted(imported_by("import fastload")) == ["fastload", "fastload._lazy", "fastload._version"]
+    loader = imported_by("from fastload import DataLoader")
+    assert {name.partition(".")[0] for name in loader} == {"fastload"}
+    assert len(loader) <= LOADER_MODULES, "each costs about 0.5 ms of every start of a training script"
 
 
 def test_the_package_runs_as_a_module():
@@ -94,6 +123,21 @@ def test_a_wrong_command_line_gives_the_error_of_argparse(command, capsys, argv,
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("argv", "listed"), [([], cli.COMMANDS), (["bench"], cli.BENCH)])
+def test_without_a_command_the_commands_are_listed(capsys, argv, listed):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(argv)
+    out, err = capsys.readouterr()
+    assert (exit_info.value.code, out) == (2, "")
+    assert all(f"\n    {name} " in err for name in listed)
+
+
+def test_a_factory_in_a_file_is_named_as_a_module(capsys):
+    assert cli.main(["verify", "train.py:make"]) == 2
+    said = "the module must be given without .py, as train:make, got 'train.py:make'\n"
+    assert capsys.readouterr().err == f"fastload verify: {said}"
+
+
 def test_ctrl_c_gives_130_and_no_traceback(command, capsys):
     def interrupted(args):
         raise KeyboardInterrupt
@@ -110,6 +154,45 @@ def test_a_missing_optional_dependency_is_one_sentence_that_names_the_extra(comm
     command.main = needs_more
     assert cli.main(["probe"]) == 1
     assert capsys.readouterr().err == "fastload probe needs fastload_test_absent: pip install 'fastload[bench]'\n"
+
+
+def test_a_missing_extra_is_found_before_the_command_begins(command, capsys, monkeypatch):
+    begun = []
+    command.main = lambda args: begun.append(args) or 0
+    needs = {"fastload_test_absent": lambda args: args.number > 1, "skimage_absent": lambda args: args.number > 2}
+    monkeypatch.setitem(cli.COMMANDS, "probe", Command(command.__name__, "for this test", "bench", needs))
+    assert cli.main(["probe", "--number", "1"]) == 0
+    assert (len(begun), capsys.readouterr().err) == (1, "")
+    assert cli.main(["probe", "--number", "3"]) == 1
+    said = "fastload probe needs fastload_test_absent, skimage_absent: pip install 'fastload[bench]'\n"
+    assert (len(begun), capsys.readouterr().err) == (1, said)
+
+
+def test_what_a_command_needs_is_in_its_extra():
+    project = tomllib.loads((Path(fastload.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    given = dict.fromkeys(("json", "png", "plot", "data", "factory"), "rich")
+    for _, entry in leaves(cli.COMMANDS):
+        for name, wanted in entry.needs.items():
+            assert entry.extra is not None
+            assert {"skimage": "scikit-image"}.get(name, name) in project["optional-dependencies"][entry.extra]
+            assert wanted(argparse.Namespace(**given)) or wanted(argparse.Namespace(**dict.fromkeys(given)))
+
+
+def test_a_reader_that_leaves_a_pipe_early_ends_the_command_without_a_traceback(tmp_path):
+    (tmp_path / "fastload_probe.py").write_text(
+        "def add_arguments(parser): pass\ndef main(args):\n    print('x' * 10**6)\n    return 0\n"
+    )
+    code = (
+        "import sys; from fastload.commands import cli\n"
+        "cli.COMMANDS['probe'] = cli.Command('fastload_probe', 'for this test'); sys.exit(cli.main(['probe']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as program:
+        program.stdout.read(1)
+        program.stdout.close()
+        said = program.stderr.read()
+    assert (program.returncode, said) == (141, b"")
 
 
 def test_a_module_of_our_own_that_is_missing_is_not_blamed_on_an_extra(command):

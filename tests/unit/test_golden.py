@@ -75,3 +75,16 @@ def test_the_table_of_a_ranges_kernels(by):
     console = plain()
     show_kernels(ncu.sum_up(runs, "forward", ceilings, by), ncu.total(runs, ceilings), ceilings, "forward", console)
     agrees(f"kernels-by-{by}.txt", lines_of(console))
+
+
+def test_the_table_of_kernels_fits_80_columns():
+    runs, ceilings = ncu.read(DATA / "ncu" / "ncu.csv"), read_ceilings(DATA / "ncu")
+    console = Console(file=io.StringIO(), width=80)
+    show_kernels(
+        ncu.sum_up(runs, "forward", ceilings, "kernel"), ncu.total(runs, ceilings), ceilings, "forward", console
+    )
+    lines = lines_of(console).splitlines()
+    assert max(map(len, lines)) <= 80
+    head = next(line for line in lines if line.startswith("range or kernel"))
+    assert head.split() == ["range", "or", "kernel", "kernels", "time", "of", "all", "GB/s", "TFLOP/s", "class"]
+    assert "…" not in "".join(lines)

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 import torch
 import torch.utils.data.dataloader
 from torch.utils.data import DataLoader
@@ -229,12 +230,24 @@ def test_the_public_names_are_these():
 
 def test_the_package_defines_nothing_of_its_own():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
-    kinds = {
-        type(node) for node in tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    }
-    assert kinds <= {ast.ImportFrom, ast.Import, ast.Assign}
-    assigned = [ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    body = [node for node in tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    assert {type(node) for node in body} <= {ast.ImportFrom, ast.If, ast.Assign}
+    assigned = [ast.unparse(target) for node in body if isinstance(node, ast.Assign) for target in node.targets]
     assert assigned == ["__all__"]
+    (only_for_types,) = (node for node in body if isinstance(node, ast.If))
+    assert [ast.unparse(node.targets[0]) for node in only_for_types.orelse] == ["(__getattr__, __dir__)"]
+
+
+def test_type_checkers_see_the_names_where_they_come_from():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (only_for_types,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in only_for_types.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname or alias.name: f"{node.module}:{alias.name}" for node in imports for alias in node.names}
+    assert seen == ast.literal_eval(only_for_types.orelse[0].value.args[1])
+    assert sorted([*seen, "__version__"]) == fastload.__all__
+    assert set(fastload.__all__) <= set(dir(fastload))
+    with pytest.raises(AttributeError, match="module 'fastload' has no attribute 'no_such_name'"):
+        getattr(fastload, "no_such_name")  # noqa: B009 - a type checker knows that there is none
 
 
 def test_the_package_is_typed():

@@ -39,6 +39,7 @@ from fastload.bench._steps import TrainingStep, run_steps
 from fastload.bench._trace import GpuActivity
 from fastload.bench.ladder import Ladder, climb
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.commands import cli
 from fastload.measurement.clock import HostClock
 
 CPU = torch.device("cpu")
@@ -370,7 +371,7 @@ def test_command_writes_figures_and_chart(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parser = argparse.ArgumentParser()
-    ladder.add_arguments(parser)
+    cli.BENCH["ladder"].add_arguments(parser)
     line = [
         "--quick",
         "--data",
@@ -403,7 +404,7 @@ def test_without_a_gpu_it_says_that_it_is_skipped(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(ladder, "show", lambda *_: pytest.fail("nothing is measured"))
     parser = argparse.ArgumentParser()
-    ladder.add_arguments(parser)
+    cli.BENCH["ladder"].add_arguments(parser)
     assert ladder.main(parser.parse_args([])) == 0
     assert "bench ladder: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
+import html
 import io
 import json
 import os
 import re
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 from handmade import export, recording, span, stage, starved
 from matplotlib.figure import Figure
+from rich.console import Console
 
+import fastload
+from fastload import _machine
 from fastload.commands import cli, profile
 from fastload.profiling import timeline
 from fastload.profiling.analysis import find
+from fastload.profiling.html import render
 from fastload.profiling.nsys import NsightError
+from fastload.stats.verdict import Bottleneck, Verdict
 
 TRAIN = """
 import sys, time, torch
@@ -97,6 +107,91 @@ def test_a_script_is_profiled_without_a_gpu_and_without_nsys(here, capfd, sleep,
     assert "trained to the end" not in err, "the script ends with the window"
     noise = [line for line in err.splitlines() if not line.startswith("fastload profile: ")]
     assert noise == [], "the profiler's library keeps to itself"
+
+
+LOADERS = """
+import torch, fastload
+from torch.utils.data import DataLoader
+
+class Mine(DataLoader):
+    pass
+
+def main():
+    theirs, ours = DataLoader(range(99)), fastload.FastLoader(range(9), num_workers=0)
+    made = [theirs, Mine(range(9)), ours, fastload.FastLoader.wrap(theirs)]
+    print(*((loader.engine, loader.device) for loader in made), isinstance(theirs, DataLoader), flush=True)
+    for batch in theirs:
+        assert batch.device.type == "cpu" and not batch.is_floating_point()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_is", [False, True])
+def test_a_script_is_profiled_with_fastloader_or_as_it_stands(here, capfd, as_is):
+    (here / "train.py").write_text(LOADERS)
+    assert run(*(["--as-is"] if as_is else []), "--keep", "kept", "--", "python", "train.py", "--epochs 3") == 0
+    out, err = capfd.readouterr()
+    own = ("auto", "auto")
+    theirs = ("torch", "cpu") if as_is else own
+    assert out.startswith(f"{theirs} {theirs} {own} {own} True\n")
+    how = "as it stands, with torch's DataLoader"
+    if not as_is:
+        how = "with FastLoader in the place of torch's DataLoader (--as-is profiles the script as it stands)"
+    assert f"fastload profile: runs python train.py '--epochs 3', {how}\n" in err
+    assert re.search(r"^wait +main +5 ", out, flags=re.MULTILINE)
+    page = (here / "fastload-profile.html").read_text()
+    foot = html.unescape(page[page.index("<footer>") : page.index("</footer>")])
+    assert foot.startswith(f"<footer>python train.py '--epochs 3'<br>{how}<br>{datetime.now(UTC):%Y-%m-}")
+    for text in (_machine.cpu_model(), f"fastload {fastload.__version__}, torch {torch.__version__.partition('+')[0]}"):
+        assert text in foot
+    assert run("--from", "kept", "--html", "again.html") == 0
+    assert (here / "again.html").read_text() == page
+
+
+def test_a_verdict_is_said_once(here):
+    found = profile.make_report(starved(), Verdict.of(Bottleneck.PYTHON, "of the loader"))
+    assert found.verdict.bottleneck is Bottleneck.PYTHON
+    assert (found.loader, found.other_verdict) == (str(Verdict.of(Bottleneck.PYTHON, "of the loader")), None)
+    found = profile.make_report(starved(), Verdict.of(Bottleneck.LINK, "of the loader"))
+    assert found.other_verdict == found.loader
+    for page, times in ((found, 1), (replace(found, loader=str(found.verdict)), 0)):
+        console = Console(file=io.StringIO(), width=80)
+        profile.show(page, console)
+        assert console.file.getvalue().count("the loader's own report") == times
+        text = html.unescape(render(page, timeline.lay_out(starved(), page.findings)))
+        assert text.count("The loader's own report") == times
+
+
+def test_the_page_is_written_before_a_reader_of_the_tables_can_leave(here, monkeypatch):
+    kept = export(starved(), here / "kept.sqlite")
+
+    def leave(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(profile, "show", leave)
+    with pytest.raises(BrokenPipeError):
+        profile.main(profile_arguments("--from", str(kept)))
+    assert (here / "fastload-profile.html").exists()
+
+
+def profile_arguments(*argv):
+    parser = argparse.ArgumentParser()
+    profile.add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_tables_fit_80_columns_and_a_pipe_gets_plain_text(here, terminal):
+    console = Console(file=io.StringIO(), width=80, force_terminal=terminal, highlight=False)
+    profile.show(profile.make_report(starved()), console)
+    shown = console.file.getvalue()
+    assert ("\x1b[" in shown and "╭" in shown) is terminal
+    lines = re.sub("\x1b\\[[0-9;]*m", "", shown).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("Python-bound") for line in lines) is not terminal
 
 
 @pytest.mark.slow

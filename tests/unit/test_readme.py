@@ -69,7 +69,7 @@ def takes_its_options(table: cli.Table, words: list[str]) -> None:
     if isinstance(entry, cli.Group):
         return
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    entry.load().add_arguments(parser)
+    entry.add_arguments(parser)
     parser.parse_args(words)
 
 

@@ -19,6 +19,7 @@ from fastload.bench import recipes
 from fastload.bench._recipe_steps import Masks, RepeatedSampler, Segmentation, Views
 from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
 from fastload.bench.photos import PhotoSet, write_photos
+from fastload.commands import cli
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def named(name: str) -> TrainingRecipe:
 
 def run(*argv: str) -> int:
     parser = argparse.ArgumentParser()
-    recipes.add_arguments(parser)
+    cli.BENCH["recipes"].add_arguments(parser)
     return recipes.main(parser.parse_args(argv))
 
 

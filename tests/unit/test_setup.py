@@ -89,6 +89,36 @@ def test_changed_core_is_built_again_without_looking_at_other_packages(machine: 
     assert "FASTLOAD_WERROR=ON" in " ".join(machine.logged("python3"))
 
 
+def test_the_demo_installs_what_it_needs_and_all_else_comes_with_the_first_test(machine: Machine) -> None:
+    assert machine.run(EXTRAS="bench").returncode == 0
+    assert any("-e .[bench]" in line for line in machine.logged("python3"))
+    machine.log.unlink()
+    assert machine.run(EXTRAS="bench").returncode == 0
+    assert not machine.log.exists()
+    assert machine.run().returncode == 0
+    assert any("-e .[dev]" in line for line in machine.logged("python3"))
+    machine.log.unlink()
+    assert machine.run(EXTRAS="bench").returncode == 0  # dev has what the demo needs
+    assert not machine.log.exists()
+
+
+@pytest.mark.parametrize("extras", ["bench", "dev"])
+def test_the_demo_uses_a_torch_that_is_there(machine: Machine, extras: str) -> None:
+    packages = machine.tree / "packages"
+    packages.mkdir()
+    machine.command(
+        "python3",
+        'case "$*" in *version_info\\[:2\\]*) echo 3.12;;\n'
+        '"-m venv"*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip";;\n'
+        f"*torch.__file__*) echo /opt/torch;;\n*purelib*) echo {packages};; esac",
+    )
+    done = machine.run(EXTRAS=extras)
+    assert done.returncode == 0, done.stderr
+    link = packages / "fastload-torch.pth"
+    assert link.exists() is ("uses the torch in /opt/torch" in done.stdout) is (extras == "bench")
+    assert extras == "dev" or link.read_text() == "/opt/torch\n"
+
+
 def test_failed_installation_is_tried_again(machine: Machine) -> None:
     with (machine.bin / "python3").open("a") as python:
         python.write('case "$1" in install) exit 1;; esac\n')

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import weakref
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("skimage")
@@ -19,6 +21,7 @@ from fastload.bench import demo, step
 from fastload.bench._compare import count_same, race
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.bench.step import StepSetup, compare_feeds, instant_batches, time_both_next, time_next
+from fastload.commands import cli
 from fastload.measurement.clock import HostClock
 from fastload.measurement.record import Spread
 
@@ -202,7 +205,7 @@ def test_step_command_writes_figures(photos: Path, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(step, "FastLoader", Planned)
     parser = argparse.ArgumentParser()
-    step.add_arguments(parser)
+    cli.BENCH["step"].add_arguments(parser)
     arguments = ["--quick", "--data", str(photos), "--json", str(tmp_path / "s.json")]
     assert step.main(parser.parse_args(arguments)) == 0
     record = json.loads((tmp_path / "s.json").read_text())
@@ -236,7 +239,7 @@ def test_a_run_that_is_cut_off_keeps_its_answers(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(step, "time_both_next", both_next)
     monkeypatch.setattr(step, "compare_loaders", interrupt)
     parser = argparse.ArgumentParser()
-    step.add_arguments(parser)
+    cli.BENCH["step"].add_arguments(parser)
     with pytest.raises(KeyboardInterrupt):
         step.main(parser.parse_args(["--quick", "--json", str(tmp_path / "s.json")]))
     fed, both = kept
@@ -248,15 +251,35 @@ def test_a_run_that_is_cut_off_keeps_its_answers(tmp_path: Path, monkeypatch: py
     assert not torch.backends.cudnn.benchmark
 
 
+@pytest.fixture(scope="module")
+def fonts() -> None:
+    """Matplotlib keeps the files of the fonts that it has used open."""
+    figure = Figure()
+    figure.suptitle("text")
+    figure.savefig(io.BytesIO())
+
+
 def test_demo_compares_and_times(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fonts: None, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
+    cli.BENCH["demo"].add_arguments(parser)
     arguments = ["--quick", "--data", str(photos), "--repeats", "2", "--json", str(tmp_path / "d.json")]
     assert demo.main(parser.parse_args(arguments)) == 0
     record = json.loads((tmp_path / "d.json").read_text())
     assert record["same_batches"] == 5
     assert all(spread["median"] > 0 for spread in record["images_per_s"].values())
+    *_, picture, blank, first, _, line, loader, plan = capsys.readouterr().out.rstrip().splitlines()
+    assert picture == f"picture: {tmp_path / '.fastload' / 'demo.png'}"
+    assert (tmp_path / ".fastload" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert (blank, first) == ("", "In your own script:")
+    pasted = "\n".join(text.strip() for text in (line, loader.replace("(dataset, ...)", "(range(4))"), plan))
+    given: dict[str, object] = {}
+    exec(pasted, given)
+    assert given["DataLoader"] is FastLoader
+    assert capsys.readouterr().out.startswith("engine torch")
     assert demo.main(parser.parse_args(["--repeats", "0"])) == 2
+    if not torch.cuda.is_available():
+        assert demo.main(parser.parse_args(["--ladder"])) == 2
+        assert "--ladder trains on a GPU" in capsys.readouterr().err

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 
 from fastload import FastLoader
 from fastload.commands import cli, tune
-from fastload.commands.tune import Tried, Tuner, Tuning
+from fastload.measurement import tuner
 from fastload.measurement.throughput import Rate
+from fastload.measurement.tuner import Tried, Tuner, Tuning
 from fastload.stats.verdict import Bottleneck, Verdict
 
 VERDICT = Verdict.of(Bottleneck.PYTHON, "of this test")
@@ -26,7 +28,7 @@ class Machine(Tuner):
         super().__init__(DataLoader([0]), None if consumes is None else id, most=most)
         self.consumes, self.makes, self.limit, self.bursts, self.overhead = consumes, makes, limit, bursts, overhead
         monkeypatch.setattr(
-            tune, "ceiling_rate", lambda loader, step, *, seconds: lambda: Rate(consumes, 0.0, 1, seconds)
+            tuner, "ceiling_rate", lambda loader, step, *, seconds: lambda: Rate(consumes, 0.0, 1, seconds)
         )
 
     def _try(self, count, prefetch_factor=None):
@@ -233,3 +235,24 @@ def test_ctrl_c_shows_what_was_tried_until_then(factories, capsys, monkeypatch):
     shown = capsys.readouterr()
     assert "What was tried" in shown.out
     assert "interrupted, so there is no answer" in shown.err
+
+
+def test_the_table_fits_80_columns(monkeypatch, capsys):
+    console = Console(width=80)
+    monkeypatch.setattr("fastload.measurement.console.console", lambda: console)
+    tried = Tried(
+        workers=128,
+        prefetch_factor=4,
+        images_per_s=123456.0,
+        wait_share=1.0,
+        starved_share=1.0,
+        loader_images_per_s=1234567.0,
+        cores=99.5,
+        cost_s=1e-3,
+        verdict=VERDICT,
+    )
+    tune._show([tried, replace(tried, prefetch_factor=2)], tried, 1e6)
+    title, head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[0] == "workers"
+    assert all(len(line) <= 80 and "…" not in line for line in (title, head, *rows))
+    assert any(row.split()[:4] == ["128,", "prefetch", "4", "123,456"] and "chosen" in row for row in rows)

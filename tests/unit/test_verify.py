@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
+import io
 import shutil
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from fastload import FastLoader
 from fastload.autoscale import policy
 from fastload.autoscale.probe import Trial
 from fastload.commands import cli
+from fastload.commands import verify as commands_verify
 from fastload.engines import decode_pipeline
-from fastload.verify import ComparedValues, difference, verify
+from fastload.verification import ComparedValues, VerificationInterrupted, difference, verify
 
 root = photos_fixture(11)
 
@@ -95,20 +97,18 @@ def test_the_name_is_the_function_and_the_module_stays_in_reach():
 
     import fastload
 
-    module = importlib.import_module("fastload.verify")
+    module = importlib.import_module("fastload.verification")
     assert fastload.verify is verify is module.verify
-    import fastload.verify as again
-
-    assert again is verify
-    assert fastload.verify is verify
 
 
 def test_the_command(root, tmp_path, monkeypatch, capsys):
     (tmp_path / "my_loader_module.py").write_text(
         "import torch\nfrom torch.utils.data import DataLoader\n"
-        "def make():\n    return DataLoader(torch.arange(10), 4, shuffle=True)\n"
+        "from fastload import FastLoader\n"
+        "def make():\n    return FastLoader(torch.arange(10.0), 4, shuffle=True, dtype=torch.float32, device='cpu')\n"
+        "def plain():\n    return DataLoader(torch.arange(10), 4, shuffle=True)\n"
         "def fails(text):\n    raise OSError(text)\n"
-        "def none():\n    return DataLoader([])\n"
+        "def none():\n    return FastLoader([], dtype=torch.float32, device='cpu')\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
@@ -124,6 +124,13 @@ def test_the_command(root, tmp_path, monkeypatch, capsys):
     assert said.endswith("fastload verify: my_loader_module:fails raised OSError: it broke\n")
     assert cli.main(["verify", "my_loader_module:none"]) == 2
     assert "nothing was compared" in capsys.readouterr().out
+    assert cli.main(["verify", "my_loader_module:make", "--batches", "2"]) == 0
+    assert capsys.readouterr().out.startswith("equal to the bit: 2 of 3 batches, engine workers")
+    assert cli.main(["verify", "my_loader_module:make", "--batches", "all"]) == 0
+    assert "equal to the bit: 3 batches" in capsys.readouterr().out
+    if not torch.accelerator.is_available():
+        assert cli.main(["verify", "my_loader_module:plain"]) == 0
+        assert capsys.readouterr().out.startswith("nothing to compare: this is torch's own loader\n  note: ")
     with pytest.raises(SystemExit) as ended:
         cli.main(["verify", "my_loader_module:make", "--batches", "0"])
     assert ended.value.code == 2
@@ -135,9 +142,10 @@ def test_batches_that_fail_in_both_loaders_are_not_passed_over(root, tmp_path, e
     dataset = ImageFolder(tmp_path / "data", eval_v1())
     gone = Path(dataset.samples[4][0])
     gone.unlink()
-    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", engine=engine))
+    dtype = torch.float32 if engine == "torch" else None  # with a cast it is more than torch's loader
+    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", engine=engine, dtype=dtype))
     assert result  # both fail
-    assert result.engine == ("native" if engine == "auto" else "torch")
+    assert result.engine == ("native" if engine == "auto" else "workers")
     assert len(result.errors) == 1
     assert result.errors[0].startswith("batch 1, FileNotFoundError: ")
     assert str(gone) in str(result)
@@ -147,12 +155,91 @@ def test_batches_that_fail_in_both_loaders_are_not_passed_over(root, tmp_path, e
 def test_what_fails_throughout_or_is_empty_is_not_called_equal(root):
     dataset = ImageFolder(root, eval_v1())
     dataset.samples = [(f"{path}.gone", target) for path, target in dataset.samples]
-    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", engine="torch"))
+    result = verify(FastLoader(dataset, 3, num_workers=1, device="cpu", engine="torch", dtype=torch.float32))
     assert (bool(result), result.batches, result.compared, len(result.errors)) == (False, 4, 0, 4)
     assert str(result).startswith("nothing was compared: of 4 batches, 4 failed in both loaders, the first: batch 0, ")
-    result = verify(DataLoader([], 3))
+    result = verify(FastLoader([], 3, device="cpu", dtype=torch.float32))
     assert (bool(result), result.batches) == (False, 0)
     assert str(result).startswith("nothing was compared: both loaders are empty")
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_where_fastloader_is_torchs_loader_there_is_nothing_to_compare(engine):
+    asked = []
+
+    class Asked(torch.utils.data.Dataset):
+        def __getitem__(self, index):
+            asked.append(index)
+
+        def __len__(self):
+            return 4
+
+    result = verify(FastLoader(Asked(), 2, device="cpu", engine=engine))
+    assert (bool(result), result.is_torchs, result.compared, asked) == (True, True, 0, [])
+    assert str(result).startswith(
+        "nothing to compare: this is torch's own loader\n  note: the dataset and its transforms"
+    )
+    assert not verify(FastLoader(range(4), device="cpu", dtype=torch.float32)).is_torchs
+
+
+def test_lazy_images_are_something_to_compare(root):
+    dataset = ImageFolder(root, v1.Compose([v1.GaussianBlur(3), eval_v1()]))
+    result = verify(FastLoader(dataset, 4, num_workers=1, device="cpu"))
+    assert (bool(result), result.engine, result.is_torchs, result.compared) == (True, "torch", False, 3)
+
+
+def test_twenty_batches_are_compared_unless_all_are_asked_for():
+    def make():
+        return FastLoader(torch.arange(50.0), 2, device="cpu", dtype=torch.float32)
+
+    assert str(verify(make)).startswith("equal to the bit: 20 of 25 batches, engine workers")
+    assert str(verify(make, None)).startswith("equal to the bit: 25 batches, engine workers")
+    assert (verify(make).batches, verify(make, 25).epoch) == (20, 25)
+
+
+class InterruptedAt(torch.utils.data.Dataset):
+    """Samples of which one is interrupted when FastLoader reads it, after torch has."""
+
+    def __init__(self, index):
+        self.index = index
+        self.seen = []
+
+    def __getitem__(self, index):
+        self.seen.append(index)
+        if self.seen.count(self.index) == 2 and index == self.index:
+            raise KeyboardInterrupt
+        return torch.tensor(float(index))
+
+    def __len__(self):
+        return 12
+
+
+def test_ctrl_c_says_what_was_compared_so_far(monkeypatch, capsys):
+    make = lambda: FastLoader(dataset, 2, device="cpu", dtype=torch.float32)  # noqa: E731
+    dataset = InterruptedAt(7)
+    with pytest.raises(KeyboardInterrupt, match="so far equal to the bit: 3 of 6 batches, engine workers") as caught:
+        verify(make)
+    assert isinstance(caught.value, VerificationInterrupted)
+    assert caught.value.result.batches == 3
+    dataset = InterruptedAt(0)
+    monkeypatch.setattr(commands_verify, "call_factory", lambda name, arguments: (make(), None))
+    assert cli.main(["verify", "some:factory"]) == 130
+    assert capsys.readouterr() == ("", "fastload verify: interrupted; so far nothing was compared\n")
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_does_not(monkeypatch):
+    tqdm = pytest.importorskip("tqdm").tqdm
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    make = lambda: FastLoader(torch.arange(50.0), 2, device="cpu", dtype=torch.float32)  # noqa: E731
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # a thread of tqdm's own, which stays for good
+    for kind, shown in ((Terminal, True), (io.StringIO, False)):
+        monkeypatch.setattr("sys.stderr", stream := kind())
+        verify(make)
+        assert ("comparing" in stream.getvalue() and "/20" in stream.getvalue()) is shown
 
 
 def test_why_nothing_was_native_is_said(root):
@@ -226,11 +313,12 @@ def test_what_cannot_be_compared_is_named_and_not_called_different_or_equal(kind
     assert difference([kind(torch.zeros(2)), 1], [kind(torch.ones(2)), 1], compared=seen) is None
     assert (seen.values, seen.opaque) == (1, [f"batch[0], {kind.__name__}"])
     assert difference([kind(torch.zeros(2)), 1], [kind(torch.zeros(2)), 2]) == "batch[1]: 1 and 2"
-    loader = DataLoader(range(4), 2, collate_fn=lambda samples: [kind(torch.tensor(samples)), torch.tensor(samples)])
-    result = verify(loader)
+    cast = {"device": "cpu", "dtype": torch.float32}  # otherwise it is torch's own loader
+    both = lambda samples: [kind(torch.tensor(samples)), torch.tensor(samples)]  # noqa: E731
+    result = verify(FastLoader(range(4), 2, collate_fn=both, **cast))
     assert (bool(result), result.compared) == (True, 2)
     assert str(result).splitlines()[1] == f"  note: not compared: batch[0], {kind.__name__}"
-    result = verify(DataLoader(range(4), 2, collate_fn=lambda samples: kind(torch.tensor(samples))))
+    result = verify(FastLoader(range(4), 2, collate_fn=lambda samples: kind(torch.tensor(samples)), **cast))
     assert (bool(result), result.compared, result.difference) == (False, 0, None)
     assert "nothing was compared: of 2 batches, 2 hold nothing but objects" in str(result)
 
@@ -249,7 +337,7 @@ def test_a_number_of_workers_that_is_auto_is_the_same_for_torch(root, monkeypatc
             used.append(int(self.num_workers))
             return iterator
 
-    with Noted(dataset, 2, num_workers="auto", device="cpu", engine=engine) as loader:
+    with Noted(dataset, 2, num_workers="auto", device="cpu", engine=engine, dtype=torch.float32) as loader:
         result = verify(loader)
     assert result, result
     assert used == [policy.NATIVE_STREAMS if engine == "native" else 2]

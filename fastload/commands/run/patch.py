@@ -35,17 +35,23 @@ _MEMORY_FORMATS: Final = {
     "preserve": torch.preserve_format,
 }
 
+_AS_TORCH: Final = {"engine": "torch", "device": "cpu"}
+
 _stand_in: type[FastLoader[Any]] | None = None
 _listeners: list[Callable[[_Iterate], _Iterate]] = []  # wrappers of the loaders' __iter__
 
 
-def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False) -> type[FastLoader[Any]]:
+def install(
+    defaults: Mapping[str, Any] | None = None, *, explain: bool = False, as_is: bool = False
+) -> type[FastLoader[Any]]:
     """Make every lookup of ``DataLoader`` in this process return FastLoader from now on.
 
     Modules that already hold torch's class under any name get the stand-in as well, except fastload's own. Idempotent.
 
     Args:
         defaults: New defaults of FastLoader's own arguments, by name.
+        as_is: The stand-in's loaders are torch's and leave batches where torch does; they are only measured. The
+            program's own FastLoaders are as they are.
         explain: Write to stderr at exit which modules use the stand-in and the plan of every loader that was iterated.
 
     Returns:
@@ -58,6 +64,8 @@ def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False)
     if _stand_in is None:
         _set_defaults(dict(defaults or {}))
         _stand_in = _make_stand_in()
+        if as_is:
+            _keep_torchs(_stand_in)
         if (window := capture_from_environment()) is not None:
             _listeners.append(window.listening)
         if explain:
@@ -71,7 +79,7 @@ def install(defaults: Mapping[str, Any] | None = None, *, explain: bool = False)
 def install_from_settings(text: str) -> None:
     """Install with the settings that ``fastload run`` wrote into the environment."""
     options = json.loads(text)
-    install(decode_defaults(options["defaults"]), explain=options["explain"])
+    install(decode_defaults(options["defaults"]), explain=options["explain"], as_is=options.get("as_is", False))
 
 
 def decode_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +102,13 @@ def _set_defaults(defaults: dict[str, Any]) -> None:
     init.__kwdefaults__ = {**init.__kwdefaults__, **defaults}
     check: Any = Options.__init__  # FastLoader.wrap uses its defaults
     check.__defaults__ = tuple(init.__kwdefaults__[name] for name in own)
+
+
+def _keep_torchs(stand_in: Any) -> None:
+    """Make a stand-in's loaders run as torch's do; they are only measured."""
+    for name, value in _AS_TORCH.items():
+        stand_in.__init__.__kwdefaults__[name] = value  # of the copy, not of FastLoader's
+        setattr(stand_in, name, value)  # for subclasses that do not call it
 
 
 def _make_stand_in() -> type[FastLoader[Any]]:

@@ -95,14 +95,19 @@ def environment(args: argparse.Namespace) -> dict[str, str]:
     return environment_with(defaults, explain=args.explain)
 
 
-def environment_with(defaults: Mapping[str, Any] | None = None, *, explain: bool = False) -> dict[str, str]:
-    """Like :func:`environment`, from defaults of FastLoader's arguments, spelled as options."""
+def environment_with(
+    defaults: Mapping[str, Any] | None = None, *, explain: bool = False, as_is: bool = False
+) -> dict[str, str]:
+    """Like :func:`environment`, from defaults of FastLoader's arguments, spelled as options.
+
+    With ``as_is`` DataLoaders stay what they are, and are measured.
+    """
     search_path = [str(BOOTSTRAP)]
     if inherited := os.environ.get("PYTHONPATH"):
         search_path += [entry for entry in inherited.split(os.pathsep) if entry != str(BOOTSTRAP)]
     return {
         **os.environ,
-        VARIABLE: json.dumps({"defaults": dict(defaults or {}), "explain": explain}),
+        VARIABLE: json.dumps({"defaults": dict(defaults or {}), "explain": explain, "as_is": as_is}),
         "PYTHONPATH": os.pathsep.join(search_path),
     }
 

@@ -13,29 +13,37 @@ import os
 import random
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils import data
 
+from fastload._display import card, paragraphs
 from fastload.autoscale.policy import AutoWorkers
 from fastload.device.replay import twin_of
 from fastload.engines.sample_seeding import SeededByIndex, seeded
-from fastload.engines.workers import start_epoch
+from fastload.engines.workers import makes_lazy_images, start_epoch
 from fastload.loader import FastLoader
-from fastload.options import LEVELS_OFF, has_own_iterator, resolve_device
+from fastload.options import LEVELS_OFF, has_own_iterator, length_of, resolve_device
 from fastload.pipeline.eligibility import read_loader
+from fastload.stats.progress import terminal_bar
 from fastload.torch_workers.view import refresh, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
+    from torch.utils.data import DataLoader
+
+
+BATCHES: Final = 20
+"""Number of batches that are compared unless another is given: seconds, and enough to see each step at work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a comparison; true if any batches were compared and all were equal.
+    """Result of a comparison; true if all compared batches were equal, or none can differ.
 
     Attributes:
         batches: Number of batches requested from both loaders.
@@ -47,6 +55,8 @@ class Verification:
         blind: Number of batches that contain only such objects.
         bound: How far values of images may differ, because ``exact=False`` runs an approximation; 0: not at all.
         largest: The largest difference of such values that was found.
+        epoch: Number of batches of an epoch, if it is known.
+        is_torchs: Whether there is nothing to compare, because FastLoader is torch's own loader here.
     """
 
     batches: int
@@ -58,6 +68,8 @@ class Verification:
     blind: int = 0
     bound: float = 0.0
     largest: float = 0.0
+    epoch: int | None = None
+    is_torchs: bool = False
 
     @property
     def compared(self) -> int:
@@ -65,42 +77,70 @@ class Verification:
         return self.batches - len(self.errors) - self.blind
 
     def __bool__(self) -> bool:
-        return self.difference is None and self.compared > 0
+        return self.is_torchs or (self.difference is None and self.compared > 0)
+
+    def __repr__(self) -> str:
+        return f"Verification({self._heading()})"
+
+    def _repr_html_(self) -> str:
+        """Show the result in a notebook."""
+        return card(self._heading(), paragraphs(self._notes()))
 
     def __str__(self) -> str:
+        return "\n".join([self._heading(), *(f"  {note}" for note in self._notes())])
+
+    def _heading(self) -> str:
         failed = f"{len(self.errors)} failed in both loaders, the first: {self.errors[0]}" if self.errors else ""
         if self.difference is not None:
-            text = f"different, engine {self.engine}: {self.difference}"
-        elif not self.batches:
-            text = "nothing was compared: both loaders are empty"
-        elif not self.compared:
+            return f"different, engine {self.engine}: {self.difference}"
+        if self.is_torchs:
+            return "nothing to compare: this is torch's own loader"
+        if not self.batches:
+            return "nothing was compared: both loaders are empty"
+        if not self.compared:
             blind = f"{self.blind} hold nothing but objects that cannot be compared" if self.blind else ""
-            text = f"nothing was compared: of {self.batches} batches, {'; '.join(filter(None, (blind, failed)))}"
-        else:
-            how = f"at most {self.largest:g} apart, within {self.bound:g}" if self.bound else "equal to the bit"
-            text = f"{how}: {self.compared} batches, engine {self.engine}"
-            text += f"; of {self.batches} batches, {failed}" if failed else ""
-        notes = [f"not compared: {what}" for what in self.opaque] + list(self.notes)
-        return "\n".join([text, *(f"  note: {note}" for note in notes)])
+            return f"nothing was compared: of {self.batches} batches, {'; '.join(filter(None, (blind, failed)))}"
+        how = f"at most {self.largest:g} apart, within {self.bound:g}" if self.bound else "equal to the bit"
+        of_all = f" of {self.epoch}" if self.epoch is not None and self.epoch > self.batches else ""
+        text = f"{how}: {self.compared}{of_all} batches, engine {self.engine}"
+        return f"{text}; of {self.batches} batches, {failed}" if failed else text
+
+    def _notes(self) -> list[str]:
+        return [f"note: {note}" for note in (*(f"not compared: {what}" for what in self.opaque), *self.notes)]
+
+
+class VerificationInterrupted(KeyboardInterrupt):
+    """Ctrl-C while batches were compared.
+
+    Attributes:
+        result: The result so far.
+    """
+
+    def __init__(self, result: Verification) -> None:
+        super().__init__(f"so far {result if result.batches else 'nothing was compared'}")
+        self.result = result
 
 
 def verify(
-    loader: DataLoader[Any] | Callable[[], DataLoader[Any]], batches: int | None = None, *, seed: int = 0
+    loader: DataLoader[Any] | Callable[[], DataLoader[Any]], batches: int | None = BATCHES, *, seed: int = 0
 ) -> Verification:
     """Run torch's DataLoader and FastLoader from the same seed and compare every batch.
 
-    Blocks until both are done. Seeds only torch's random state. A FastLoader with a ``dtype`` differs from torch by
-    that. Restores torch's default generator and the loader's.
+    Blocks until both are done, with a progress bar on a terminal if tqdm is installed. Where FastLoader is torch's own
+    loader (no accelerator, and a pipeline that is not supported), nothing is compared, and the result says so. Seeds
+    only torch's random state. A FastLoader with a ``dtype`` differs from torch by that. Restores torch's default
+    generator and the loader's.
 
     Args:
         loader: A loader (a FastLoader keeps its own arguments), or a function that makes one. A sampler with state
             other than torch's generators needs the function.
-        batches: Maximum number of batches to compare; ``None`` for a whole epoch.
+        batches: Maximum number of batches to compare, 20 by default; ``None`` for a whole epoch.
         seed: Seed of torch's default generator, for both loaders.
 
     Raises:
         TypeError: ``loader`` is neither, or the function does not return a DataLoader.
         ValueError: ``batches`` is less than 1.
+        VerificationInterrupted: Ctrl-C; its ``result`` is what was compared so far.
     """
     if batches is not None and batches < 1:
         raise ValueError(f"batches must be >= 1 or None for all, got {batches}")
@@ -109,11 +149,13 @@ def verify(
         torchs = _as_torch(_make_loader(loader, seed))
         theirs, made = _batches(torchs, seed, batches, kept[1:]), _make_loader(loader, seed)
         with _as_ours(made) as fast:
+            if (plan := fast.plan).engine == "torch" and not makes_lazy_images(fast):
+                return Verification(0, plan.engine, None, notes=plan.notes, is_torchs=True)
             ours = _batches(fast, seed, batches, kept[1:])
             if isinstance(fast.num_workers, AutoWorkers):  # the epoch's number of workers is known once it has begun
                 ours = itertools.chain(list(itertools.islice(ours, 1)), ours)
                 torchs.num_workers = int(fast.num_workers)
-            return _compare(fast, torchs, theirs, ours)
+            return _compare(fast, torchs, theirs, ours, batches)
     finally:
         _set_states(*kept)
 
@@ -165,8 +207,9 @@ class _RecordingSampler:
 
 def _make_loader(loader: Any, seed: int) -> DataLoader[Any]:
     torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())  # torchdata's samplers draw when constructed
-    made = loader if isinstance(loader, DataLoader) or not callable(loader) else loader()
-    if not isinstance(made, DataLoader):
+    is_loader = isinstance(loader, data.DataLoader)  # by this name, as fastload run replaces what a module holds
+    made = loader if is_loader or not callable(loader) else loader()
+    if not isinstance(made, data.DataLoader):
         raise TypeError(f"verify takes a DataLoader or a function that returns one, got {type(made).__name__}")
     return made
 
@@ -199,7 +242,7 @@ def _batches(loader: DataLoader[Any], seed: int, count: int | None, others: tupl
 
 
 def _compare(
-    loader: FastLoader[Any], torchs: DataLoader[Any], theirs: Iterator[Any], ours: Iterator[Any]
+    loader: FastLoader[Any], torchs: DataLoader[Any], theirs: Iterator[Any], ours: Iterator[Any], batches: int | None
 ) -> Verification:
     number = 0
     missing = object()
@@ -207,30 +250,38 @@ def _compare(
     opaque: dict[str, None] = {}
     blind = 0
     bound, largest = _bound(loader), 0.0
+    epoch = length_of(torchs)
 
     def result(found: str | None) -> Verification:
         plan = loader.plan  # read now, because the recipe may have failed its check
         notes = () if plan.engine == "native" else plan.notes
-        return Verification(number, plan.engine, found, tuple(errors), notes, tuple(opaque), blind, bound, largest)
+        seen = tuple(errors), notes, tuple(opaque), blind, bound, largest, epoch
+        return Verification(number, plan.engine, found, *seen)
 
-    while True:
-        a, b = next(theirs, missing), next(ours, missing)
-        if a is missing and b is missing:
-            return result(None)
-        if a is missing or b is missing:
-            more = "FastLoader" if a is missing else "torch"
-            return result(f"{more} has more than {number} batches")
-        compared = ComparedValues(bound=bound)
-        found = difference(a, b, compared=compared)
-        opaque.update(dict.fromkeys(compared.opaque))
-        largest = max(largest, compared.largest)
-        if found is not None:
-            return result(f"batch {number}, {found}{_file(torchs, number, found)}")
-        blind += bool(compared.opaque) and not compared.values
-        if isinstance(b, BaseException):
-            last = str(b).strip().rpartition("\n")[2]  # after the traceback: the error, or the sample and its file
-            errors.append(f"batch {number}, {type(b).__name__}: {last.removeprefix(f'{type(b).__name__}: ')}")
-        number += 1
+    total = epoch if batches is None or epoch is None else min(batches, epoch)
+    with terminal_bar(total, desc="comparing") as advance:
+        try:
+            while True:
+                a, b = next(theirs, missing), next(ours, missing)
+                if a is missing and b is missing:
+                    return result(None)
+                if a is missing or b is missing:
+                    more = "FastLoader" if a is missing else "torch"
+                    return result(f"{more} has more than {number} batches")
+                compared = ComparedValues(bound=bound)
+                found = difference(a, b, compared=compared)
+                opaque.update(dict.fromkeys(compared.opaque))
+                largest = max(largest, compared.largest)
+                if found is not None:
+                    return result(f"batch {number}, {found}{_file(torchs, number, found)}")
+                blind += bool(compared.opaque) and not compared.values
+                if isinstance(b, BaseException):
+                    last = str(b).strip().rpartition("\n")[2]  # after the traceback: the error, or the sample and file
+                    errors.append(f"batch {number}, {type(b).__name__}: {last.removeprefix(f'{type(b).__name__}: ')}")
+                number += 1
+                advance()
+        except KeyboardInterrupt:
+            raise VerificationInterrupted(result(None)) from None
 
 
 def _bound(loader: FastLoader[Any]) -> float:
@@ -377,7 +428,7 @@ def _file(loader: DataLoader[Any], number: int, found: str) -> str:
 def _path(dataset: Any, index: Any) -> str:
     if isinstance(dataset, SeededByIndex):
         dataset = dataset.dataset
-    while type(dataset) is Subset:
+    while type(dataset) is data.Subset:
         index, dataset = dataset.indices[index], dataset.dataset
     samples = getattr(dataset, "samples", None)
     if isinstance(samples, list):

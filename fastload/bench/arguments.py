@@ -1,0 +1,116 @@
+"""The arguments of ``fastload bench``'s commands whose modules import torch: ``--help`` does not need it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastload._factory import add_factory_argument
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_data_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--data``."""
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        type=Path,
+        help="folder with one folder of images per class (default: photographs, written to .fastload/ if need be)",
+    )
+
+
+def _add_quick(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
+
+
+def ceiling(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench ceiling``."""
+    add_factory_argument(parser, optional=True)
+    add_data_argument(parser)
+    parser.add_argument(
+        "--model", help="without a factory: a classifier of torchvision's (default: resnet50; a small net on a CPU)"
+    )
+    parser.add_argument("--batch-size", type=int, help="without a factory: images per step (default: 256)")
+    parser.add_argument("--workers", type=int, help="without a factory: workers (default: as many as there are cores)")
+    parser.add_argument("--seconds", type=float, help="how long each loop is measured each time (default: 5)")
+    parser.add_argument("--repeats", type=int, help="how often each loop is measured (default: 3)")
+    parser.add_argument("--hold", type=int, default=8, help="batches to replay (default: %(default)s)")
+    _add_json(parser)
+    _add_quick(parser)
+
+
+def decode(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench decode``."""
+    add_data_argument(parser)
+    parser.add_argument("--images", type=int, default=512, help="images per run (default: %(default)s)")
+    parser.add_argument("--large", type=int, default=12, help="large photos per run (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="most threads (default: the usable cores)")
+    parser.add_argument("--repeats", type=int, default=7, help="runs of each contender (default: %(default)s)")
+    parser.add_argument(
+        "--simd-python", metavar="FILE", type=Path, help="interpreter with Pillow-SIMD, to measure its resize too"
+    )
+    _add_json(parser)
+    _add_quick(parser)
+
+
+def demo(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench demo``."""
+    add_data_argument(parser)
+    parser.add_argument("--repeats", type=int, default=3, help="epochs per loader (default: %(default)s)")
+    parser.add_argument("--ladder", action="store_true", help="then train ResNet-50 on the GPU, rung by rung (minutes)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the comparison's figures there")
+    _add_quick(parser)
+
+
+def ladder(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench ladder``."""
+    add_data_argument(parser)
+    parser.add_argument("--model", default="resnet50", help="any of torchvision's classifiers (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, help="images per step (default: 256)")
+    parser.add_argument("--steps", type=int, help="steps per rung and climb (default: 30)")
+    parser.add_argument("--repeats", type=int, help="climbs (default: 5)")
+    _add_json(parser)
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the climb there, as a bar chart")
+    _add_quick(parser)
+
+
+def recipes(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench recipes``."""
+    add_data_argument(parser)
+    parser.add_argument("--images", type=int, default=256, help="images per turn (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=16, help="images per batch (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="num_workers of both loaders (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each loader (default: %(default)s)")
+    parser.add_argument("--only", metavar="A,B", help="recipes whose names contain one of these")
+    parser.add_argument("--note", help="what a reader of the record should know of this run")
+    _add_json(parser)
+    _add_quick(parser)
+
+
+def slots(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench slots``."""
+    parser.add_argument("--workers", type=int, default=8, help="worker processes for images (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=256, help="images per batch (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=96, help="image batches per epoch (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="epochs per contender (default: %(default)s)")
+    parser.add_argument("--case", action="append", help="only this case; may be given again")
+    _add_json(parser)
+    _add_quick(parser)
+
+
+def step(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench step``."""
+    add_data_argument(parser)
+    parser.add_argument("--model", default="resnet50", help="any of torchvision's classifiers (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, help="images per step (default: 256)")
+    parser.add_argument("--steps", type=int, help="steps per repeat (default: 30)")
+    parser.add_argument("--repeats", type=int, help="repeats per contender (default: 5)")
+    parser.add_argument("--calls", type=int, help="calls of next() to time (default: 200)")
+    _add_json(parser)
+    _add_quick(parser)

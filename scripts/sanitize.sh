@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The native core under sanitizers: the fuzz target, the pool's stress test and random transforms of images with address
-# and undefined behaviour, the stress test with threads. Needs clang with libFuzzer.
+# The native core under sanitizers: the fuzz target, the pool's stress test, random transforms of images and coefficients
+# of random files with address and undefined behaviour, the stress test with threads. Needs clang with libFuzzer.
 #
 #   scripts/sanitize.sh [SECONDS OF FUZZING]     (default: 60)
 #
@@ -28,6 +28,10 @@ echo "pool, address and undefined-behaviour sanitizers, $stress s"
 build/sanitize-address/pool_stress "$stress" build/fuzz/seeds/*.jpg
 echo "transforms, address and undefined-behaviour sanitizers"
 build/sanitize-address/transforms 20000
+echo "coefficients, address and undefined-behaviour sanitizers"
+build/sanitize-address/coefficients 3000
+echo "pixels of coefficients, address and undefined-behaviour sanitizers"
+build/sanitize-address/pixels 3000
 echo "decode, address and undefined-behaviour sanitizers, $seconds s of fuzzing"
 if ! build/sanitize-address/decode_fuzzer -max_total_time="$seconds" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
   -artifact_prefix=build/fuzz/found/ -print_final_stats=1 build/fuzz/corpus build/fuzz/seeds >build/fuzz/log 2>&1; then

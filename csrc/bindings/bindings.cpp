@@ -57,6 +57,12 @@ void bind_jpeg(nb::module_& m) {
   m.def("trusted_subsamplings", &trusted_subsamplings);
   m.def("set_trusted_subsamplings", &set_trusted_subsamplings, "mask"_a);
   m.def("libjpeg_version", &libjpeg_version);
+  m.def("uses_own_decoder", &uses_own_decoder);
+  m.def("set_own_decoder", &set_own_decoder, "enabled"_a);
+  m.def("decode_counts", [] {
+    const DecodeCounts counts = decode_counts();
+    return nb::make_tuple(counts.own, counts.libjpeg, counts.replaced);
+  });
 }
 
 }  // namespace fastload

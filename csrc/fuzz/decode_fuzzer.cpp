@@ -1,7 +1,8 @@
 // libFuzzer target: decodes any bytes as a JPEG file: header, whole image, region, resize and reduced size.
 //
-// Besides crashes and sanitizer reports, it checks that a region equals that part of the whole image, that a streamed
-// resize equals that of the whole image, and that nothing is written outside the output.
+// Besides crashes and sanitizer reports, it checks that the core's own decoder gives the same pixels, status and
+// message as libjpeg-turbo, that a region equals that part of the whole image, that a streamed resize equals that of
+// the whole image, and that nothing is written outside the output.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -41,13 +42,26 @@ struct Output {
   }
 };
 
-Status run(const Input& input, const Geometry& geometry, SampleOptions options, Output& output) {
+Outcome run_once(const Input& input, const Geometry& geometry, SampleOptions options, Output& output) {
   options.height = output.height;
   options.width = output.width;
   options.max_pixels = kMaxPixels;
   Outcome outcome;
   process(input, geometry, options, {output.pixels(), std::ptrdiff_t{3} * output.width}, outcome);
   output.check();
+  return outcome;
+}
+
+Status run(const Input& input, const Geometry& geometry, const SampleOptions& options, Output& output) {
+  Output expected(output.height, output.width);
+  set_own_decoder(false);
+  const Outcome reference = run_once(input, geometry, options, expected);
+  set_own_decoder(true);
+  const Outcome outcome = run_once(input, geometry, options, output);
+  demand(outcome.status == reference.status, "the own decoder's status is libjpeg-turbo's");
+  demand(outcome.detail == reference.detail, "the own decoder's message is libjpeg-turbo's");
+  demand(outcome.status != Status::ok || output.bytes == expected.bytes,
+         "the own decoder's pixels are libjpeg-turbo's");
   return outcome.status;
 }
 
@@ -82,6 +96,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Outcome seen;
   load_header(input, header, seen);
   if (seen.status != Status::ok || check_supported(header, kMaxPixels) != Status::ok) return 0;
+  set_simd_level(size % 4 == 0 ? SimdLevel::portable : best_simd_level());
   const int height = static_cast<int>(header.height), width = static_cast<int>(header.width);
 
   Output whole(height, width);

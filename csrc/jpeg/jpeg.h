@@ -1,4 +1,4 @@
-// Decodes any region of a JPEG image with libjpeg-turbo, bit for bit as Pillow does. Knows neither Python nor torch.
+// Decodes any region of a JPEG image, bit for bit as libjpeg-turbo and Pillow do. Knows neither Python nor torch.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,7 @@ struct RowLayout {
 struct DecodeOptions {
   std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
   int scale_denominator = 1;  // 1, 2, 4, 8: decode at 1/n of the size (not Pillow's bits); Region counts scaled pixels
+  bool libjpeg_only = false;  // for comparisons
 };
 
 // `ok`, or why this core does not decode images with this header. Thread-safe.
@@ -38,6 +39,19 @@ Status check_supported(const JpegHeader& header, std::uint64_t max_pixels);
 void set_trusted_subsamplings(std::uint32_t mask);
 std::uint32_t trusted_subsamplings();
 
+// Whether this core's own decoder takes the files that it supports (the default with AVX2 or NEON); libjpeg-turbo takes
+// all others, and those that are not sound. Both give the same pixels, statuses and messages. Thread-safe.
+void set_own_decoder(bool enabled);
+bool uses_own_decoder();
+
+// Images that this process decoded or read to the end, by what did it. Thread-safe.
+struct DecodeCounts {
+  std::uint64_t own = 0;
+  std::uint64_t libjpeg = 0;   // libjpeg-turbo, for all rows
+  std::uint64_t replaced = 0;  // libjpeg-turbo, after the own decoder gave up below the region's first row
+};
+DecodeCounts decode_counts();
+
 // Decodes one image at a time:
 //
 //   Status status = decoder.start(source, header, region, options, layout);
@@ -45,7 +59,8 @@ std::uint32_t trusted_subsamplings();
 //   status = decoder.finish();   // the pixels are valid only if this is `ok`
 //
 // State is reused between images. Not thread-safe: use one per thread. The source must stay valid until finish() or the
-// next start(); once it is stopped, all methods soon return `cancelled`. Never throws.
+// next start(); once it is stopped, all methods soon return `cancelled`. Throws std::bad_alloc
+// only.
 class Decoder {
  public:
   Decoder();

@@ -85,7 +85,7 @@ Status copy_window(const Encoded& image, const Geometry& geometry, const SampleO
   std::size_t stride = 0, skipped = 0;
   int y = 0;
   const Status status = stream(
-      image, box, DecodeOptions{options.max_pixels, 1}, detail,
+      image, box, DecodeOptions{options.max_pixels}, detail,
       [&](const RowLayout& layout) {
         stride = late_stride(std::size_t{layout.width} * 3);
         skipped = (static_cast<std::uint32_t>(box.left) - layout.left) * std::size_t{3} + kLateBytes;
@@ -231,7 +231,9 @@ Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Regio
   static thread_local Buffer scratch;
   Decoder& decoder = thread_decoder();
   RowLayout layout;
-  Status status = decoder.start(source, header, region, DecodeOptions{}, layout);
+  DecodeOptions options;
+  options.libjpeg_only = true;
+  Status status = decoder.start(source, header, region, options, layout);
   const std::size_t stride = late_stride(std::size_t{layout.width} * 3);
   scratch.resize(stride * kRows);
   std::uint8_t* rows[kRows];

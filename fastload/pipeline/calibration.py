@@ -89,7 +89,7 @@ _LOCK = threading.Lock()
 def calibrate() -> Calibration:
     """Compare the core with the installed Pillow, once per process. Thread-safe.
 
-    Also tells the core which subsamplings it may decode.
+    Also tells the core which subsamplings it may decode, and whether it may do so with its own decoder.
     """
     with _LOCK:
         return _calibrate()
@@ -101,7 +101,12 @@ def _calibrate() -> Calibration:
 
     names = _core.subsampling_names()
     _core.set_trusted_subsamplings((1 << len(names)) - 1)
+    has_own_decoder = _core.uses_own_decoder()
+    _core.set_own_decoder(False)
     subsamplings = frozenset(name for name in SUBSAMPLINGS if _decodes_alike(name))
+    _core.set_own_decoder(has_own_decoder)
+    if not all(_decodes_alike(name) for name in subsamplings):
+        _core.set_own_decoder(False)
     _core.set_trusted_subsamplings(sum(1 << names.index(name) for name in subsamplings))
     pass_rule, filters = _best_rule()
     return Calibration(PIL.__version__, _core.libjpeg_version(), subsamplings, pass_rule, filters)

@@ -1,0 +1,32 @@
+// Decodes a region of a baseline JPEG without libjpeg-turbo, with its pixels. Knows neither Python nor torch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "jpeg/baseline.h"
+#include "jpeg/jpeg.h"
+
+namespace fastload {
+
+// Decodes one image at a time, as Decoder does. All methods return false if libjpeg-turbo has to decode the image: it
+// is not supported, not sound, or its source gave no more bytes. Rows that were read until then are right. Not
+// thread-safe. Never throws.
+class RegionDecoder {
+ public:
+  RegionDecoder();
+  ~RegionDecoder();
+  RegionDecoder(const RegionDecoder&) = delete;
+  RegionDecoder& operator=(const RegionDecoder&) = delete;
+
+  bool start(ByteSource& source, const JpegHeader& header, const Region& region, RowLayout& layout);
+  // All or none of the rows.
+  bool read(std::uint8_t* const* rows, int count);
+  bool finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fastload

@@ -1,0 +1,59 @@
+// Turns rows of MCUs of a window of a baseline JPEG into RGB rows. Knows no Huffman codes and no files.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "jpeg/baseline.h"
+#include "jpeg/pixel_kernels.h"
+#include "resample/resample_kernels.h"
+
+namespace fastload {
+
+// The rows of MCUs and pixels of one region at a time, from the top down. Not thread-safe. Throws std::bad_alloc.
+class RegionPixels {
+ public:
+  // The region is columns [left, left + width) and rows [top, bottom) of an image of `image_width` by `image_height`.
+  void start(const BaselineHeader& baseline, std::uint32_t image_width, std::uint32_t image_height, std::uint32_t left,
+             std::uint32_t width, std::uint32_t top, std::uint32_t bottom);
+
+  // The MCUs that the region's pixels depend on.
+  std::uint32_t first_column() const { return first_column_; }
+  std::uint32_t columns() const { return columns_; }
+  std::uint32_t first_row() const { return first_row_; }
+  // The row of MCUs that must have been added before row `y` of pixels can be written.
+  std::uint32_t needed_row(std::uint32_t y) const;
+
+  // Where the coefficients of row `row` of MCUs go. Then add() them, if they are sound. False if they are so large that
+  // libjpeg-turbo's pixels depend on the instructions that it uses.
+  BlockRows blocks(std::uint32_t row);
+  bool add(std::uint32_t row);
+  // Writes row `y`. It and the row before the next one to be added may be written, and those between them.
+  void write(std::uint32_t y, std::uint8_t* out);
+
+ private:
+  struct Component {
+    int columns, rows;            // blocks per MCU
+    std::uint32_t width, height;  // samples in the image
+    std::size_t stride;           // samples in the window
+    std::uint8_t* samples;        // of two rows of MCUs: a ring
+    std::int16_t* blocks;         // of one row of MCUs
+    std::uint8_t* last;
+    alignas(32) std::array<std::int32_t, kBlockSize> quantization;
+  };
+
+  static std::uint8_t* row_of(const Component& component, std::uint32_t y);
+  const std::uint8_t* stretched(const Component& component, std::uint32_t y, std::uint8_t* out);
+
+  const PixelKernels* kernels_ = nullptr;
+  int count_ = 0;
+  Component component_[kMaxComponents];
+  std::uint32_t image_height_, left_, width_, top_, bottom_;
+  std::uint32_t first_column_, columns_, first_row_;
+  AlignedBuffer memory_;
+  std::uint16_t* sums_ = nullptr;
+  std::uint8_t* chroma_[2] = {};
+};
+
+}  // namespace fastload

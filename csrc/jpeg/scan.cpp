@@ -1,0 +1,214 @@
+#include "jpeg/scan.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "jpeg/scan_kernels.h"
+#include "resample/resample.h"
+
+#define FASTLOAD_TARGET
+#include "jpeg/scan_loops.h"
+
+namespace fastload {
+
+const ScanKernels kPortableScan = {&skip_mcus, &decode_mcus};
+
+namespace {
+
+// Upper bound on an MCU's data: six blocks, each with a DC symbol of 27 bits and 63 AC symbols of 26.
+constexpr std::size_t kMcuBytes = 1536;
+// Data without stuffing that is kept ready; it stays in the cache.
+constexpr std::size_t kBufferBytes = std::size_t{32} << 10;
+constexpr std::size_t kZeros = kMcuBytes + 16;
+// At most so many at once: predictors cannot overflow.
+constexpr std::uint64_t kMcusAtOnce = 1 << 16;
+// Upper bound on a coefficient's bytes in the file.
+constexpr std::uint64_t kMaxCoefficientBytes = 8;
+
+constexpr int kEndMarker = 0xD9;
+constexpr int kFirstRestart = 0xD0;
+bool is_restart(int marker) { return marker >= kFirstRestart && marker < kFirstRestart + 8; }
+
+const ScanKernels& kernels() {
+#if defined(__x86_64__)
+  static const bool has_bmi2 = __builtin_cpu_supports("bmi2");
+  if (has_bmi2 && simd_level() != SimdLevel::portable) return kBmi2Scan;
+#endif
+  return kPortableScan;
+}
+
+// Copies data from [from, from_end) to [to, to_end) without stuffing. Stops before a byte FF that is the last, or is
+// followed by anything else.
+void unstuff(const std::uint8_t*& from, const std::uint8_t* from_end, std::uint8_t*& to, const std::uint8_t* to_end) {
+  while (from < from_end && to < to_end) {
+    const auto most = static_cast<std::size_t>(std::min(from_end - from, to_end - to));
+    const void* const found = std::memchr(from, 0xFF, most);
+    const std::size_t count =
+        found == nullptr ? most : static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - from);
+    std::memcpy(to, from, count);
+    from += count;
+    to += count;
+    if (found == nullptr) continue;
+    if (from_end - from < 2 || from[1] != 0) return;
+    *to++ = 0xFF;
+    from += 2;
+  }
+}
+
+}  // namespace
+
+bool ScanDecoder::start(ByteSource& source, const Scan& scan, const ScanPoint* from) {
+  scan_ = scan;
+  source_ = &source;
+  kernels_ = &kernels();
+  buffer_.resize(kBufferBytes + kZeros);
+  state_.blocks = 0;
+  for (int i = 0; i < scan.components; ++i) {
+    const ScanComponent& component = scan.component[i];
+    for (int row = 0; row < component.rows; ++row) {
+      for (int column = 0; column < component.columns; ++column) {
+        if (state_.blocks == kMaxMcuBlocks) return false;
+        state_.block[state_.blocks++] = {i, row, component.dc, component.ac};
+      }
+    }
+  }
+  ScanPoint first;
+  first.byte = scan.data_at;
+  if (from == nullptr) from = &first;
+  mcus_left_ = std::uint64_t{scan.mcu_columns} * scan.mcu_rows;
+  if (from->mcu >= mcus_left_ || from->byte < scan.data_at || from->bit < 0 || from->bit > 7) return false;
+  mcus_left_ -= from->mcu;
+  interval_left_ = mcus_left_;
+  restarts_ = 0;
+  if (scan.restart_interval != 0) {
+    interval_left_ = scan.restart_interval - from->mcu % scan.restart_interval;
+    restarts_ = static_cast<unsigned>(from->mcu / scan.restart_interval % 8);
+  }
+  file_at_ = from->byte;
+  std::copy(std::begin(from->predictors), std::end(from->predictors), state_.predictors);
+  return begin_segment(from->bit);
+}
+
+// Begins to read at `file_at_`.
+bool ScanDecoder::begin_segment(int bit) {
+  marker_ = 0;
+  anchor_ = end_ = buffer_.data();
+  anchor_at_ = file_at_;
+  if (!extend()) return false;
+  seek(buffer_.data(), bit);
+  return true;
+}
+
+void ScanDecoder::seek(const std::uint8_t* byte, int bit) {
+  state_.bits = load_big_endian(byte) << bit;
+  state_.count = static_cast<std::uint64_t>(56 - bit);
+  state_.next = byte + 7;
+}
+
+// Moves the data that is not yet used up to the buffer's front, and fills the rest.
+bool ScanDecoder::fill() {
+  if (marker_ != 0) return false;  // no more data, but the segment's MCUs need some
+  const std::uint8_t* const from = position();
+  const int bit = position_bit();
+  move_anchor(from);
+  end_ = std::copy(from, static_cast<const std::uint8_t*>(end_), buffer_.data());
+  anchor_ = buffer_.data();
+  if (!extend()) return false;
+  seek(buffer_.data(), bit);
+  return true;
+}
+
+// Fills the buffer from `end_` on, up to the next marker.
+bool ScanDecoder::extend() {
+  const std::uint8_t* const full = buffer_.data() + kBufferBytes;
+  while (end_ < full && marker_ == 0) {
+    const Span span = source_->at(file_at_, 2);
+    if (span.size < 2) return false;
+    const std::uint8_t* from = span.data;
+    unstuff(from, span.data + span.size, end_, full);
+    file_at_ += static_cast<std::size_t>(from - span.data);
+    if (from != span.data || end_ == full) continue;
+    marker_ = from[1];  // of two bytes or more, the first is FF and the second not 0
+    file_at_ += 2;
+    if (marker_ != kEndMarker && !is_restart(marker_)) return false;
+  }
+  std::memset(end_, 0, kZeros);
+  state_.limit = marker_ == 0 ? end_ - kMcuBytes : end_ + 8;
+  return true;
+}
+
+// Whether all data has been there, and predictors are what coefficients can be.
+bool ScanDecoder::is_sound() const {
+  if (position() > end_ || (position() == end_ && position_bit() != 0)) return false;
+  return std::all_of(std::begin(state_.predictors), std::end(state_.predictors),
+                     [](int predictor) { return predictor == static_cast<std::int16_t>(predictor); });
+}
+
+// Goes on behind a restart marker, which must be the next one and follow the data at once.
+bool ScanDecoder::restart() {
+  if (marker_ == 0 && !fill()) return false;
+  const std::uint8_t* const used = position() + (position_bit() != 0 ? 1 : 0);
+  if (used != end_ || marker_ != kFirstRestart + static_cast<int>(restarts_ % 8)) return false;
+  ++restarts_;
+  interval_left_ = scan_.restart_interval;
+  std::fill(std::begin(state_.predictors), std::end(state_.predictors), 0);
+  return begin_segment(0);
+}
+
+bool ScanDecoder::run(std::uint64_t count, BlockRows* to) {
+  if (count > mcus_left_) return false;
+  while (count > 0) {
+    if (interval_left_ == 0 && !restart()) return false;
+    const std::uint64_t wanted = std::min({count, interval_left_, kMcusAtOnce});
+    const std::uint64_t left = to != nullptr ? kernels_->decode(state_, wanted, *to) : kernels_->skip(state_, wanted);
+    if (left == kNotSound) return false;
+    count -= wanted - left;
+    mcus_left_ -= wanted - left;
+    interval_left_ -= wanted - left;
+    if (!is_sound() || (left > 0 && !fill())) return false;
+  }
+  return true;
+}
+
+void ScanDecoder::move_anchor(const std::uint8_t* to) {
+  const auto stuffed = std::count(anchor_, to, std::uint8_t{0xFF});
+  anchor_at_ += static_cast<std::size_t>(to - anchor_ + stuffed);
+  anchor_ = to;
+}
+
+bool ScanDecoder::point(ScanPoint& at) {
+  if (mcus_left_ == 0 || (interval_left_ == 0 && !restart())) return false;
+  move_anchor(position());
+  at.mcu = std::uint64_t{scan_.mcu_columns} * scan_.mcu_rows - mcus_left_;
+  at.byte = anchor_at_;
+  at.bit = position_bit();
+  for (int i = 0; i < kMaxComponents; ++i) at.predictors[i] = static_cast<std::int16_t>(state_.predictors[i]);
+  return true;
+}
+
+bool ScanDecoder::finish() {
+  if (mcus_left_ == 0) {
+    if (marker_ == 0 && !fill()) return false;
+    return marker_ == kEndMarker && position() + (position_bit() != 0 ? 1 : 0) == end_;
+  }
+  const std::uint64_t coefficients =
+      std::uint64_t{scan_.mcu_columns} * scan_.mcu_rows * static_cast<std::uint64_t>(state_.blocks) * kBlockSize;
+  const std::uint64_t most = scan_.data_at + coefficients * kMaxCoefficientBytes;
+  while (marker_ != kEndMarker) {
+    const Span span = source_->at(file_at_, 2);
+    if (span.size < 2 || file_at_ > most) return false;
+    const void* const found = std::memchr(span.data, 0xFF, span.size - 1);
+    if (found == nullptr) {
+      file_at_ += span.size - 1;
+      continue;
+    }
+    const auto* const at = static_cast<const std::uint8_t*>(found);
+    file_at_ += static_cast<std::size_t>(at - span.data) + 2;
+    if (at[1] == 0) continue;
+    marker_ = at[1];
+    if (marker_ != kEndMarker && !is_restart(marker_)) return false;
+  }
+  return true;
+}
+
+}  // namespace fastload

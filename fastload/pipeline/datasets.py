@@ -193,6 +193,18 @@ def _is_constant(value: Any) -> bool:
     return False
 
 
+def _is_shared(array: Any) -> bool:
+    """Whether worker processes could see later writes to an array.
+
+    A file mapped for reading only is taken as one that nobody writes to.
+    """
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and array.mode in ("r", "c"):
+            return False
+        array = array.base
+    return bool(array.is_shared()) if isinstance(array, torch.Tensor) else not isinstance(array, bytes | None)
+
+
 def leaves_of(dataset: Any) -> list[Any]:
     """List the datasets under all ``Subset`` and ``ConcatDataset``.
 
@@ -271,6 +283,8 @@ def _check_array(dataset: Any, known: type) -> None:
     if kind not in (np.ndarray, np.memmap) or data.dtype != np.uint8 or data.ndim != 4 or data.shape[channels] != 3:
         shape = "(N, H, W, 3)" if known in _ARRAYS else "(N, 3, H, W)"
         raise Refused(f"data of {known.__name__} is no uint8 array of shape {shape}, as torchvision makes it")
+    if _is_shared(data):
+        raise Refused(f"data of {known.__name__} is in memory that others may write to; give the dataset a copy of it")
     if data.nbytes > _COPIED_MAX and not _is_constant(data):
         raise Refused(
             f"data of {known.__name__} has {data.nbytes >> 20} MiB, and is copied for each epoch as long as it may be "

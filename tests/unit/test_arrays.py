@@ -104,6 +104,29 @@ def test_parts_and_joined_datasets():
     check(parts)
 
 
+def test_two_views_of_each_image():
+    class Twice:
+        def __init__(self):
+            self.transform = random_crop()
+
+        def __call__(self, image):
+            return [self.transform(image), self.transform(image)]
+
+    check(lambda: stored("CIFAR10", Twice()))
+    check(lambda: stored("SVHN", Twice()), num_workers=0)
+
+
+def test_images_of_several_sizes_are_refused():
+    transform = random_crop()
+    transform.transforms.pop(0)  # the crop
+    wide = stored("CIFAR10", transform, data=np.zeros((COUNT, 32, 40, 3), np.uint8))
+    assert "different transforms" in refusal(ConcatDataset([stored("CIFAR10", transform), wide]))
+    wide.transform = v1.Compose([v1.Resize(40), v1.ToTensor()])
+    assert "nothing gives the images one size" in refusal(wide)
+    wide.transform = v1.ToTensor()
+    check(lambda: wide)
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     st.integers(20, 44), st.sampled_from(["constant", "edge", "reflect", "symmetric"]), st.integers(0, 9), st.booleans()
@@ -186,6 +209,18 @@ def test_an_epoch_keeps_the_data_of_its_beginning():
 )
 def test_other_data_is_refused(data):
     assert "is no uint8 array of shape (N, H, W, 3)" in refusal(stored("CIFAR10", random_crop(), data=data))
+
+
+def test_memory_that_workers_share_is_refused(tmp_path):
+    data = stored("CIFAR10").data
+    np.save(tmp_path / "images.npy", data)
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r+")
+    tensor = torch.from_numpy(data.copy()).share_memory_()
+    for shared in (mapped, mapped[::-1], np.asarray(mapped), tensor.numpy(), np.frombuffer(bytearray(data), np.uint8)):
+        dataset = stored("CIFAR10", random_crop(), data=shared.reshape(data.shape))
+        assert "is in memory that others may write to" in refusal(dataset)
+    for own in (torch.from_numpy(data).numpy(), np.frombuffer(bytes(data), np.uint8).reshape(data.shape)):
+        check(lambda own=own: stored("CIFAR10", random_crop(), data=own))
 
 
 def test_large_data_must_be_constant(monkeypatch):

@@ -100,7 +100,8 @@ class DecodePipeline:
         device: torch.device | None = None,
         first_states: list[bytes] | None = None,
     ) -> None:
-        self.epoch = 0  # set by the iterator
+        self.epoch = 0  # this and the next line: set by the iterator
+        self.owner: object = None  # a weak reference that is put into ``wakeups`` when the iterator is gone
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
@@ -116,10 +117,8 @@ class DecodePipeline:
         self._streams = streams_of_workers(base_seed, workers, first_states, others=others)
         self._batches: deque[Batch] = deque()
         self._number = 0  # of the next batch, if the pipeline is empty
-        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the pipeline's thread
-        self._draining = False
-        self._last = False
-        self._closed = False
+        self.wakeups: queue.SimpleQueue[object] = queue.SimpleQueue()  # wakes the pipeline's thread
+        self._draining = self._last = self._closed = False
         self._pid = os.getpid()
         self.images = 0  # this and the next two lines: of the batch claimed last
         self.awaited = (0.0, 0.0)
@@ -156,12 +155,12 @@ class DecodePipeline:
         if last is None or last.draw is not draw:
             number = self._number if last is None else last.number + 1
             self._batches.append(Batch(number % len(self._streams), number, draw))
-        self._wakeups.put(None)
+        self.wakeups.put(None)
 
     def end(self) -> None:
         """Announce that no more batches follow; the sample process ends after the last."""
         self._last = True
-        self._wakeups.put(None)
+        self.wakeups.put(None)
 
     def first(self) -> Batch | None:
         """Return the first batch that no other thread has claimed, or ``None``.
@@ -193,7 +192,7 @@ class DecodePipeline:
         """
         self._wait_for(batch, timeout_s)
         batch.owner = threading.get_ident()
-        self._wakeups.put(None)  # there is room for another batch
+        self.wakeups.put(None)  # there is room for another batch
         self.images, self.decoded_at, self.made_at = batch.images, batch.decoded_at, batch.made_at
         self.awaited = batch.awaited
         return batch.data if batch.failure is None else batch.failure
@@ -232,7 +231,7 @@ class DecodePipeline:
         for batch in tuple(self._batches):
             batch.dropped = True
         self._draining = True
-        self._wakeups.put(None)
+        self.wakeups.put(None)
         try:
             for batch in tuple(self._batches):
                 self._wait_for(batch, timeout_s)
@@ -247,7 +246,7 @@ class DecodePipeline:
         if os.getpid() != self._pid:  # a forked child has neither the threads nor usable locks
             return
         self._closed = True
-        self._wakeups.put(None)
+        self.wakeups.put(None)
         self._wake()
         self._process.kill()
         self.pool.close()
@@ -263,7 +262,8 @@ class DecodePipeline:
             if self._device is not None:
                 torch.accelerator.set_device_index(self._device)
             while not self._closed:
-                self._wakeups.get()
+                if self.wakeups.get() is not None:
+                    self.close()
                 self._advance()
         except ClosedError:
             pass

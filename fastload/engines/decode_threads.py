@@ -107,6 +107,8 @@ class NativeIterator(_BaseDataLoaderIter):
                     device=device,
                 )
                 self._finalizer = weakref.finalize(self, self.decode_pipeline.close)
+                # Python drops an interrupt of the finalizer. It cannot interrupt this callback, which is C code.
+                self.decode_pipeline.owner = weakref.ref(self, self.decode_pipeline.wakeups.put)
             if self._sizer is not None:
                 self._sizer.attach(self.decode_pipeline.pool)
             self._reset(loader, first_iter=True)

@@ -1,6 +1,10 @@
 """Take the steps off a transform that make a tensor and change its values.
 
 Workers run the transform without it. Pixels then leave them as uint8, and the device looks up the values.
+
+Native samples win where both are possible, such as with a ``target_transform`` of the user's own: ``read_tail`` then
+takes nothing off. Were both chosen, a worker would refuse the transform without its tail, which it does not know, and
+make the samples as torch does.
 """
 
 from __future__ import annotations

@@ -755,6 +755,26 @@ def test_an_interrupt_anywhere_in_close_leaves_nothing(tmp_path):
     assert interrupted_at_every_opcode(make, lambda iterator: iterator.close(), check, stride=17) > 20
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_anywhere_while_an_iterator_is_dropped_leaves_no_thread(folder):
+    loader = FastLoader(ImageFolder(folder, train_v1()), **RUN, **NATIVE)
+    pipelines = []
+
+    def make():
+        iterator = iter(loader)
+        next(iterator)
+        pipelines.append(iterator.decode_pipeline)
+        return [iterator]
+
+    def check(_, interrupted):
+        assert not interrupted  # Python drops an interrupt of a finalizer
+        thread = pipelines.pop()._thread
+        thread.join(10)
+        assert not thread.is_alive()
+
+    assert interrupted_at_every_opcode(make, list.clear, check, stride=3) > 100
+
+
 def test_an_interrupt_anywhere_in_the_start_leaves_nothing(tmp_path):
     dataset = ImageFolder(make_folder(tmp_path, 6), train_v1())
     loader = FastLoader(dataset, 2, num_workers=2, **NATIVE)

@@ -13,6 +13,8 @@ from torchvision.transforms import v2
 
 from fastload import FastLoader
 from fastload.device.normalize import TableImages
+from fastload.engines import iterators
+from fastload.engines.workers import makes_native_samples
 from fastload.pipeline.tail import WithoutTail, without_tail
 
 ARGUMENTS = {"batch_size": 4, "num_workers": 2, "shuffle": True}
@@ -94,6 +96,27 @@ def test_batches_and_generators_are_torchs(root, monkeypatch, leaves, pipeline, 
     assert set(leaves) <= {torch.uint8}
     if pipeline is erasing:
         assert not leaves
+
+
+def hundreds(target):
+    return target + 100
+
+
+@pytest.mark.parametrize("chosen", ["tail", "native samples", "both"])
+def test_a_target_transform_of_ones_own(root, monkeypatch, leaves, chosen):
+    """Native samples win over the tail. If both were chosen, workers would refuse the transform without its tail."""
+    step = Own() if chosen == "tail" else v1.RandomHorizontalFlip()
+    dataset = ImageFolder(root, with_v1(step), target_transform=hundreds)
+    if chosen == "both":
+        monkeypatch.setattr(iterators, "read_tail", lambda loader, device: without_tail(loader.dataset))
+    theirs = epochs_of(lambda: DataLoader(dataset, **ARGUMENTS))
+    own = simulated.install_native(monkeypatch)
+    loader = FastLoader(dataset, **ARGUMENTS, **own)
+    assert ("sent as uint8" in str(loader.plan)) == (chosen == "tail")
+    assert makes_native_samples(loader) == (chosen != "tail")
+    seen = epochs_of(lambda: FastLoader(dataset, **ARGUMENTS, **own))
+    assert_same([[x.contiguous() for x in item] if isinstance(item, list) else item for item in seen], theirs)
+    assert bool(leaves) == (chosen != "native samples")
 
 
 def tensors_of(samples):

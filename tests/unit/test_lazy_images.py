@@ -22,7 +22,7 @@ from PIL import Image, ImageEnhance, ImageFile, ImageFilter, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import functional, v2
 
-from fastload.engines import lazy_images
+from fastload.engines import lazy_functions, lazy_images
 from fastload.engines.pending_pixels import Pending
 from fastload.pipeline import calibration, step_calibration
 
@@ -429,6 +429,20 @@ def test_without_a_jpeg_file_pillows_methods_stay(as_ever):
     Image.open(io.BytesIO(FILES["4:2:0"]))
     changed = [now is not then for now, then in zip(methods(), before, strict=True)]
     assert changed == [name != "open" for name in lazy_images._METHODS]
+
+
+def test_functions_are_replaced_once():
+    assert lazy_images.prepare()
+    original, asked = ImageOps.invert, []
+    changes = [lambda image, *step: asked.append(step)] * 2
+    try:
+        for change in changes:
+            lazy_functions.install(change)
+        ImageOps.invert(Image.new("RGB", (3, 2)))
+        assert asked == [("invert", {})]
+    finally:
+        lazy_functions.uninstall()
+    assert ImageOps.invert is original
 
 
 @pytest.mark.parametrize("name", ["crop", "_open"])

@@ -210,7 +210,7 @@ def test_ranges_of_users_keep_their_domain(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "share", "shown"),
-    [("forward", 0.1, "forward"), ("Sequential backward", 0.05, "Sequential…"), ("forward", 0.01, None)],
+    [("forward", 0.1, "forward"), ("Sequential backward", 0.1, "Sequential…"), ("forward", 0.01, None)],
 )
 def test_a_bar_of_the_picture_bears_as_much_of_its_name_as_fits(name, share, shown):
     assert timeline._fitting(name, share) == shown

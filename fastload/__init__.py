@@ -28,7 +28,7 @@ else:  # PEP 562: a name is imported when it is first used, so that the command 
         {
             "DataLoader": "fastload.loader:FastLoader",
             "FallbackWarning": "fastload.engines.parity_results:FallbackWarning",
-        "FastLoader": "fastload.loader:FastLoader",
+            "FastLoader": "fastload.loader:FastLoader",
             "JpegInfo": "fastload.vision.codec:JpegInfo",
             "Plan": "fastload.plan:Plan",
             "Report": "fastload.stats.diagnosis:Report",

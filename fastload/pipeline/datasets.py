@@ -202,7 +202,9 @@ def _is_shared(array: Any) -> bool:
         if isinstance(array, np.memmap) and array.mode in ("r", "c"):
             return False
         array = array.base
-    return bool(array.is_shared()) if isinstance(array, torch.Tensor) else not isinstance(array, bytes | None)
+    if isinstance(array, torch.Tensor):
+        return bool(array.is_shared())  # type: ignore[no-untyped-call]
+    return not isinstance(array, bytes | None)
 
 
 def leaves_of(dataset: Any) -> list[Any]:

@@ -104,7 +104,10 @@ def hundreds(target):
 
 @pytest.mark.parametrize("chosen", ["tail", "native samples", "both"])
 def test_a_target_transform_of_ones_own(root, monkeypatch, leaves, chosen):
-    """Native samples win over the tail. If both were chosen, workers would refuse the transform without its tail."""
+    """Native samples win over the tail.
+
+    If both were chosen, workers would refuse the transform without its tail.
+    """
     step = Own() if chosen == "tail" else v1.RandomHorizontalFlip()
     dataset = ImageFolder(root, with_v1(step), target_transform=hundreds)
     if chosen == "both":

@@ -196,7 +196,7 @@ def _is_constant(value: Any) -> bool:
 def _is_shared(array: Any) -> bool:
     """Whether worker processes could see later writes to an array.
 
-    A file mapped for reading only is taken as one that nobody writes to.
+    A file mapped for reading only counts as constant.
     """
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and array.mode in ("r", "c"):

@@ -103,8 +103,10 @@ def _calibrate() -> Calibration:
     _core.set_trusted_subsamplings((1 << len(names)) - 1)
     has_own_decoder = _core.uses_own_decoder()
     _core.set_own_decoder(False)
-    subsamplings = frozenset(name for name in SUBSAMPLINGS if _decodes_alike(name))
-    _core.set_own_decoder(has_own_decoder)
+    try:
+        subsamplings = frozenset(name for name in SUBSAMPLINGS if _decodes_alike(name))
+    finally:
+        _core.set_own_decoder(has_own_decoder)
     if not all(_decodes_alike(name) for name in subsamplings):
         _core.set_own_decoder(False)
     _core.set_trusted_subsamplings(sum(1 << names.index(name) for name in subsamplings))

@@ -84,6 +84,7 @@ def saved(draw: random.Random, height: int, width: int, **options: object) -> by
     image = Image.fromarray(picture.clip(0, 255).astype(np.uint8))
     if draw.random() < 0.15:
         image = image.convert("L")
+        options["subsampling"] = "4:4:4"  # the own decoder leaves gray of other factors
     image.save(file, "JPEG", **options)
     return file.getvalue()
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SIDE: Final = 128
 ENDLESS: Final = 1_000_000
-RELIEVED_MIN: Final = 1.2
+RELIEVED_MIN: Final = 1.1
 """How much faster the relieved loop has to be for the plant to have been the bottleneck."""
 
 

@@ -257,3 +257,17 @@ def test_the_plan_names_arrays():
     list(itertools.islice(loader, 1))
     assert "arrays to 32x32 pixels" in str(loader.plan)
     assert "JPEG" not in str(loader.plan)
+
+
+def test_data_replaced_within_an_epoch_raises_as_torchs():
+    def epoch(kind, **own):
+        torch.manual_seed(3)
+        dataset = stored("CIFAR10", random_crop())
+        batches = iter(kind(dataset, batch_size=4, **own))
+        seen = [next(batches)]
+        dataset.data = dataset.data.astype(np.int8)
+        with pytest.raises(TypeError, match="Cannot handle this data type"):
+            next(batches)
+        return seen
+
+    assert_same(epoch(FastLoader, device="cpu", engine="native"), epoch(DataLoader))

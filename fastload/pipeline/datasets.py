@@ -168,8 +168,7 @@ def copied(dataset: Any) -> Any:
         return dataset
     whole = copy.copy(dataset)
     if kind is Subset:
-        indices = dataset.indices
-        whole.indices = indices.clone() if isinstance(indices, torch.Tensor) else copy.copy(indices)
+        whole.indices = _copied_value(dataset.indices)
         whole.dataset = copied(dataset.dataset)
     elif kind is ConcatDataset:
         whole.datasets = [copied(part) for part in dataset.datasets]
@@ -177,9 +176,15 @@ def copied(dataset: Any) -> Any:
     else:
         known: Any = _known(kind)
         for field in {*_FIELDS[known], *own_getitem.attributes_of(dataset, known)}:
-            value = getattr(dataset, field)
-            setattr(whole, field, value if _is_constant(value) else copy.copy(value))
+            setattr(whole, field, _copied_value(getattr(dataset, field)))
     return whole
+
+
+def _copied_value(value: Any) -> Any:
+    """Copy a value, so that later writes don't affect it."""
+    if _is_constant(value):
+        return value
+    return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)  # copy.copy shares a tensor's memory
 
 
 def _is_constant(value: Any) -> bool:

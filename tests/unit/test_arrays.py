@@ -185,12 +185,15 @@ def test_data_may_change_between_epochs():
     assert_same(epochs(FastLoader, device="cpu", engine="native"), epochs(DataLoader))
 
 
-def test_an_epoch_keeps_the_data_of_its_beginning():
+@pytest.mark.parametrize("kind_of_targets", [list, np.array, torch.tensor])
+def test_an_epoch_keeps_the_data_of_its_beginning(kind_of_targets):
     def epoch(kind, **own):
-        dataset = stored("CIFAR10", PROGRAMS["bare"]())
+        dataset = stored("CIFAR10", PROGRAMS["bare"](), targets=kind_of_targets(range(COUNT)))
         batches = iter(kind(dataset, batch_size=2, num_workers=1, **own))
         seen = [next(batches)]
         dataset.data[:] = 0
+        for place in range(COUNT):
+            dataset.targets[place] = -1
         return seen + list(batches)
 
     assert_same(epoch(FastLoader, device="cpu", engine="native"), epoch(DataLoader, prefetch_factor=1))

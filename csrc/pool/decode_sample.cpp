@@ -162,10 +162,6 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
       [&](int i) { return resampler.row(i) + kLateBytes; }, [&](int count) { resampler.push(count); });
 }
 
-}  // namespace
-
-namespace {
-
 // Makes the window with `make(target)`, then applies the steps.
 template <typename Make>
 Status with_steps(const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,

@@ -6,6 +6,7 @@ import bisect
 import copy
 import os
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any, Final
 
 import numpy as np
@@ -51,12 +52,11 @@ _ARRAYS: Final = (datasets.CIFAR10, datasets.CIFAR100)
 """They hold images as an array of shape ``(N, H, W, 3)``."""
 _PLANES: Final = (datasets.SVHN, datasets.STL10)
 """They hold images as an array of shape ``(N, 3, H, W)``."""
-_IN_MEMORY: Final = (*_ARRAYS, *_PLANES)
-_COPIED_MAX: Final = 2**30  # bytes of an array that is copied for each epoch
-OF_FILES: Final = tuple(known for known in _FIELDS if known not in _IN_MEMORY)
-"""Torchvision's datasets whose samples can be located in files."""
-OF_ARRAYS: Final = _IN_MEMORY
+OF_ARRAYS: Final = (*_ARRAYS, *_PLANES)
 """Torchvision's datasets whose samples are arrays."""
+_COPIED_MAX: Final = 2**30  # bytes of an array that is copied for each epoch
+OF_FILES: Final = tuple(known for known in _FIELDS if known not in OF_ARRAYS)
+"""Torchvision's datasets whose samples can be located in files."""
 # They apply `transforms` to the image and its target.
 _BY_TRANSFORMS: Final = (datasets.OxfordIIITPet, datasets.Places365)
 _CLASSES: Final = (*_FIELDS, Subset, ConcatDataset, vision.StandardTransform)
@@ -111,7 +111,7 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
 def _entry(dataset: Any, known: type, index: Any) -> Any:
     """Look a sample's path or pixels and its target up."""
     fields = _FIELDS[known]
-    if known in _IN_MEMORY:
+    if known in OF_ARRAYS:
         return _array_entry(dataset, known, index)
     if fields is _PETS:
         numbers = {"category": dataset._labels, "binary-category": dataset._bin_labels}
@@ -155,7 +155,7 @@ def transforms_of(dataset: Any) -> tuple[Any, Any]:
 
 def size_of(dataset: Any) -> tuple[int, int] | None:
     """Return the height and width, pixels, of a leaf's images; ``None`` if they may differ."""
-    if (known := _known(type(dataset))) not in _IN_MEMORY:
+    if (known := _known(type(dataset))) not in OF_ARRAYS:
         return None
     height, width = dataset.data.shape[1:3] if known in _ARRAYS else dataset.data.shape[2:]
     return int(height), int(width)
@@ -192,10 +192,10 @@ def _is_constant(value: Any) -> bool:
     while isinstance(value, np.ndarray):
         if value.flags.writeable:
             return False
-        if value.base is None:
-            return True
         value = value.base
-    return False
+        if value is None:
+            return True
+    return isinstance(value, bytes) or (isinstance(value, mmap) and memoryview(value).readonly)
 
 
 def _is_shared(array: Any) -> bool:
@@ -240,7 +240,7 @@ def _check_leaf(dataset: Any) -> None:
         if known is datasets.OxfordIIITPet:
             if "segmentation" in dataset._target_types:
                 raise Refused("OxfordIIITPet's target_types have 'segmentation', which is an image; leave it out")
-        elif known in _IN_MEMORY:
+        elif known in OF_ARRAYS:
             _check_array(dataset, known)
         else:
             _check_loader(dataset, known)
@@ -295,7 +295,7 @@ def _check_array(dataset: Any, known: type) -> None:
     if data.nbytes > _COPIED_MAX and not _is_constant(data):
         raise Refused(
             f"data of {known.__name__} has {data.nbytes >> 20} MiB, and is copied for each epoch as long as it may be "
-            "written to; make it constant with data.flags.writeable = False"
+            "written to; set flags.writeable = False of it, and of the arrays that it is a view of (data.base ...)"
         )
 
 
@@ -306,7 +306,7 @@ def _loader_name(known: type) -> str:
 def _check_getitem(dataset: Any, known: type) -> None:
     """Refuse a ``__getitem__`` that does more than arrange samples."""
     kind = type(dataset)
-    fits = known not in (*_BY_TRANSFORMS, *_IN_MEMORY, datasets.LFWPeople)
+    fits = known not in (*_BY_TRANSFORMS, *OF_ARRAYS, datasets.LFWPeople)
     why = own_getitem.why_unknown(dataset, known) if fits else "replaces that of a class with no loader and transform"
     if why is not None:
         raise Refused(
@@ -360,7 +360,7 @@ def _own(dataset: Any, known: type) -> str | None:
             hides = name in held and (hasattr(type(value), "__set__") or hasattr(type(value), "__delete__"))
             if hides or hasattr(known, name) or (name.startswith("__") and name.endswith("__")):
                 return name
-    bare = known in (datasets.OxfordIIITPet, *_IN_MEMORY)
+    bare = known in (datasets.OxfordIIITPet, *OF_ARRAYS)
     loader = () if bare else (_loader_name(known),)
     fields = (*_FIELDS[known], *loader, "transform", "target_transform")
     return next((name for name in fields if name not in held), None)

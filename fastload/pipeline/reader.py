@@ -154,7 +154,10 @@ def read_recipe(
             if theirs is transform and size_of(other) == size_of(first):
                 continue
             if _made(read_transform(theirs, exact=exact, size=size_of(other))) != _made(pipeline):
-                raise Refused("parts of the ConcatDataset have different transforms; give all the same transform")
+                raise Refused(
+                    "parts of the ConcatDataset have different transforms, or images of sizes that make them differ; "
+                    "give all the same transform, behind a crop or resize to one size"
+                )
         if target_transform is not None and not is_true(target_transform):
             raise Refused(
                 f"{name_of(target_transform)} has a __len__ or __bool__, and may not be applied; leave it out"
@@ -189,7 +192,8 @@ def _made(pipeline: Pipeline) -> Any:
     """A key that is equal for pipelines that make equal samples."""
     table = pipeline.table
     values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
-    return repr(pipeline.nodes), pipeline.size, pipeline.image, values, pipeline.erasing and id(pipeline.erasing)
+    erasing = pipeline.erasing and (id(pipeline.erasing.step), repr(pipeline.erasing.color))
+    return repr(pipeline.nodes), pipeline.size, pipeline.image, values, erasing
 
 
 def _plan(pipeline: Pipeline) -> _core.DrawPlan:

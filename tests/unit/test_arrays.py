@@ -229,15 +229,50 @@ def test_memory_that_workers_share_is_refused(tmp_path):
 def test_large_data_must_be_constant(monkeypatch):
     monkeypatch.setattr("fastload.pipeline.datasets._COPIED_MAX", 1000)
     dataset = stored("CIFAR10", random_crop())
-    assert "data.flags.writeable = False" in refusal(dataset)
+    assert "flags.writeable = False" in refusal(dataset)
     whole = dataset.data
     dataset.data = whole[:]
     dataset.data.flags.writeable = False
-    assert "data.flags.writeable = False" in refusal(dataset)  # `whole` can be written to
+    assert "flags.writeable = False" in refusal(dataset)  # `whole` can be written to
     whole.flags.writeable = False
+    assert is_kept(dataset)
+
+
+def is_kept(dataset) -> bool:
+    """Whether an epoch reads the dataset's own array, not a copy."""
     recipe = read_recipe(dataset)
     assert not isinstance(recipe, Refusal)
-    assert recipe.snapshot().dataset.data is dataset.data
+    return recipe.snapshot().dataset.data is dataset.data
+
+
+def test_constant_arrays_are_not_copied(tmp_path):
+    data = stored("CIFAR10").data
+    np.save(tmp_path / "images.npy", data)
+    of_bytes = np.frombuffer(data.tobytes(), np.uint8).reshape(data.shape)
+    mapped, private = (np.load(tmp_path / "images.npy", mmap_mode=mode) for mode in ("r", "c"))
+    for constant in (of_bytes, mapped, mapped[::-1]):
+        assert is_kept(stored("CIFAR10", random_crop(), data=constant))
+    for written in (data, private):
+        assert not is_kept(stored("CIFAR10", random_crop(), data=written))
+
+
+def test_parts_of_other_sizes_may_share_a_transform_that_erases():
+    def parts():
+        transform = v1.Compose([v1.CenterCrop(20), v1.ToTensor(), v1.RandomErasing(p=0.7)])
+        larger = np.random.default_rng(3).integers(0, 256, (COUNT, 40, 36, 3), dtype=np.uint8)
+        return ConcatDataset([stored("CIFAR10", transform), stored("CIFAR10", transform, data=larger)])
+
+    check(parts)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_sample_is_made_in_python(name, workers):
+    own = {"batch_size": 6, "num_workers": workers, "device": "cpu", "engine": "native"}
+    with FastLoader(stored(name, random_crop()), **own) as loader:
+        assert len(list(loader)) == -(-COUNT // 6)
+        stats = loader.stats()
+        assert (stats.images, stats.python_images) == (COUNT, 0)
 
 
 def test_a_crop_larger_than_the_images_raises_torchs_error():

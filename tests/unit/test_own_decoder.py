@@ -33,15 +33,6 @@ def _settings() -> Iterator[None]:
     _core.set_own_decoder(own)
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512", "neon"])
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _core.simd_level()
-    if not _core.set_simd_level(request.param):
-        pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    _core.set_simd_level(before)
-
-
 def run(data: bytes, box: Box, own: bool) -> tuple[str, str, bytes]:
     _core.set_own_decoder(own)
     out = np.zeros((1, box[2], box[3], 3), np.uint8)

@@ -27,13 +27,6 @@ constexpr std::size_t kHeldBytes = std::size_t{64} << 20;
 constexpr std::size_t kDecodedAtOnce = 16;
 constexpr std::size_t kDecodedPixels = std::size_t{64} << 10;
 
-// So that no caller mistakes a partial image for a complete one.
-void blacken(const Target& target, const SampleOptions& options) {
-  for (int y = 0; y < options.height; ++y) {
-    std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
-  }
-}
-
 double seconds_of(clockid_t clock) {
   timespec time{};
   clock_gettime(clock, &time);
@@ -279,33 +272,17 @@ void PoolState::complete_decoded(const Task& task, std::unique_lock<std::mutex>&
   }
 }
 
+// So that no caller mistakes a partial image for a complete one.
+void PoolState::blacken(const Target& target, const SampleOptions& options) {
+  for (int y = 0; y < options.height; ++y) {
+    std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
+  }
+}
+
 Target PoolState::target_of(const Job& job, std::size_t sample) {
   const BatchSpec& spec = job.spec_;
   const std::size_t views = job.views(), place = sample % views * (spec.inputs.size() / views) + sample / views;
   return {spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(place), spec.row_stride};
-}
-
-// Finds the geometry of a sample whose draws depend on no other's. On false, exp(`unresolved`) must be known first.
-bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& header, const KnownExps& known,
-                           Outcome& outcome, float& unresolved) {
-  if (job.spec_.plan == nullptr) {
-    outcome.geometry = job.spec_.geometry[index];
-    fastload::complete(outcome.geometry, header);
-  } else {
-    const std::uint64_t seed = job.spec_.seeds.empty() ? 0 : job.spec_.seeds[index];
-    Generator generator(seed);
-    if (job.spec_.plan->draws_others()) generator.seed_others(seed);
-    const DrawStatus status =
-        job.spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height), *known,
-                            outcome.geometry, unresolved, index % job.views());
-    if (status == DrawStatus::ambiguous_exp) return false;
-    if (status == DrawStatus::crop_too_large) {
-      outcome.status = Status::bad_geometry;
-      return true;
-    }
-  }
-  outcome.drawn = true;
-  return true;
 }
 
 void PoolState::finish(Job& job, std::size_t sample) {
@@ -316,49 +293,6 @@ void PoolState::finish(Job& job, std::size_t sample) {
     delist(job);
     changed_.notify_all();
   }
-}
-
-void PoolState::advance_draws(RandomStream& stream) {
-  while (!stream.waiting_.empty() && draw_in_order(*stream.waiting_.front())) stream.waiting_.pop_front();
-  work_.notify_all();
-}
-
-// Makes the draws of samples whose turn it is. Returns whether the whole job is drawn.
-bool PoolState::draw_in_order(Job& job) {
-  RandomStream& stream = *job.spec_.stream;
-  if (job.request_.kind != Request::Kind::none) return false;
-  if (job.marks_.empty()) job.marks_.push_back({0, stream.generator_});
-  for (; job.frontier_ < job.samples_.size(); ++job.frontier_) {
-    Job::Sample& sample = job.samples_[job.frontier_];
-    Outcome& outcome = sample.outcome;
-    if (!sample.header_read) return false;
-    if (outcome.status == Status::cancelled) {
-      float unresolved = 0;
-      const DrawStatus status =
-          job.spec_.plan->run(stream.generator_, static_cast<int>(outcome.width), static_cast<int>(outcome.height),
-                              *known_exps_, outcome.geometry, unresolved, job.frontier_ % job.views());
-      if (status == DrawStatus::ok) {
-        outcome.drawn = true;
-        job.ready_.push_back(job.frontier_);
-        continue;
-      }
-      if (status == DrawStatus::ambiguous_exp) {
-        request(job, Request::Kind::exp, job.frontier_, unresolved);
-        return false;
-      }
-      outcome.status = Status::bad_geometry;
-      give_buffer(take_held(sample).take_buffer());
-      blacken(target_of(job, job.frontier_), job.spec_.options);
-    }
-    request(job, Request::Kind::sample, job.frontier_, 0);
-    return false;
-  }
-  return true;
-}
-
-void PoolState::request(Job& job, Request::Kind kind, std::size_t sample, float value) {
-  job.request_ = {kind, sample, value};
-  changed_.notify_all();
 }
 
 void PoolState::add(const std::shared_ptr<Job>& job) {

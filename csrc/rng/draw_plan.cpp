@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "rng/draw_python.h"
+#include "rng/geometry_builder.h"
 
 namespace fastload {
 namespace {
@@ -14,105 +15,10 @@ namespace {
 // Python's int(round(x)): ties to even, as nearbyint rounds in the default mode.
 int round_half_even(double x) { return static_cast<int>(std::nearbyint(x)); }
 
-struct Size {
-  int height;
-  int width;
-  bool operator==(const Size& other) const { return height == other.height && width == other.width; }
-};
-
 // The crop that RandomResizedCrop derives from an area and an aspect ratio.
 Size size_of(double area, float ratio) {
   return {round_half_even(std::sqrt(area / ratio)), round_half_even(std::sqrt(area * ratio))};
 }
-
-// What to make of an image by the ops so far. Crops, one resize and flips become part of the region decode; what cannot
-// becomes a step. A flip mirrors every later crop.
-struct Course {
-  Geometry& geometry;
-  Size size;  // of the image after the ops so far
-  bool resized = false;
-
-  bool decoded() const { return !geometry.steps.empty(); }
-
-  void crop(int top, int left, int height, int width) {
-    if (decoded()) {
-      if (Size{height, width} == size) return;
-      add(Step::Kind::crop).box = {top, left, height, width};
-    } else {
-      if (geometry.flip_vertical) top = size.height - top - height;
-      if (geometry.flip_horizontal) left = size.width - left - width;
-      PixelBox& box = resized ? geometry.window : geometry.crop;
-      box = {box.top + top, box.left + left, height, width};
-      if (!resized) set_target(height, width);
-    }
-    size = {height, width};
-  }
-
-  void resize(int height, int width, Filter filter) {
-    // Pillow's resize is not exactly symmetric, so flip-then-resize differs from resize-then-flip.
-    if (decoded() || resized || geometry.flip_horizontal || geometry.flip_vertical) {
-      Step& step = add(Step::Kind::resize);
-      step.box = {0, 0, height, width};
-      step.filter = filter;
-    } else {
-      set_target(height, width);
-      geometry.filter = filter;
-      resized = true;
-    }
-    size = {height, width};
-  }
-
-  void flip_horizontally() {
-    if (decoded()) {
-      add(Step::Kind::flip_horizontal);
-    } else {
-      geometry.flip_horizontal ^= true;
-    }
-  }
-
-  void flip_vertically() {
-    if (decoded()) {
-      add(Step::Kind::flip_vertical);
-    } else {
-      geometry.flip_vertical ^= true;
-    }
-  }
-
-  Step& add(Step::Kind kind) {
-    geometry.steps.emplace_back().kind = kind;
-    return geometry.steps.back();
-  }
-
-  // Returns false if the step does not fit the image.
-  bool append(Step step) {
-    PixelBox& box = step.box;
-    switch (step.kind) {
-      case Step::Kind::pad:  // its box holds the margins: top, left, bottom, right
-        if (std::int64_t{size.height} + box.top + box.height > kLargestSide ||
-            std::int64_t{size.width} + box.left + box.width > kLargestSide) {
-          return false;
-        }
-        size = {size.height + box.top + box.height, size.width + box.left + box.width};
-        box.height = size.height;
-        box.width = size.width;
-        break;
-      case Step::Kind::rotate_90:
-      case Step::Kind::rotate_270: std::swap(size.height, size.width); break;
-      default: break;
-    }
-    geometry.steps.push_back(step);
-    return true;
-  }
-
-  void set_target(int height, int width) {
-    geometry.out_height = height;
-    geometry.out_width = width;
-    geometry.window = {0, 0, height, width};
-  }
-
- private:
-  static constexpr std::int64_t kLargestSide = 1 << 20;
-};
 
 }  // namespace
 
@@ -230,7 +136,7 @@ bool meets(float r, double p, DrawOp::Comparison comparison) {
   return static_cast<double>(r) < p;
 }
 
-void jitter(const DrawOp& op, UniformRule rule, Generator& generator, Course& course) {
+void jitter(const DrawOp& op, UniformRule rule, Generator& generator, GeometryBuilder& builder) {
   static constexpr Step::Kind kinds[] = {Step::Kind::brightness, Step::Kind::contrast, Step::Kind::saturation,
                                          Step::Kind::hue};
   std::array<int, 4> order;
@@ -243,7 +149,7 @@ void jitter(const DrawOp& op, UniformRule rule, Generator& generator, Course& co
   for (const int i : order) {
     const auto index = static_cast<std::size_t>(i);
     if (!op.jitters[index].on) continue;
-    Step& step = course.add(kinds[index]);
+    Step& step = builder.add(kinds[index]);
     // torchvision's adjust_hue truncates the shift to a whole number, which wraps around at 256.
     step.value = step.kind == Step::Kind::hue
                      ? static_cast<std::uint8_t>(static_cast<std::int32_t>(values[index] * 255))
@@ -254,8 +160,8 @@ void jitter(const DrawOp& op, UniformRule rule, Generator& generator, Course& co
 class Run {
  public:
   Run(UniformRule rule, const std::vector<KnownExp>& known, Generator& generator, Geometry& geometry, Size size)
-      : unresolved(0), rule_(rule), known_(known), generator_(generator), course_{geometry, size} {
-    course_.crop(0, 0, size.height, size.width);
+      : unresolved(0), rule_(rule), known_(known), generator_(generator), builder_{geometry, size} {
+    builder_.crop(0, 0, size.height, size.width);
   }
 
   DrawStatus apply(const std::vector<DrawOp>& ops) {
@@ -282,10 +188,10 @@ class Run {
     return range.on ? generator_.uniform(range.low, range.high, rule_) : otherwise;
   }
   std::array<double, 2> or_middle(const std::optional<std::array<double, 2>>& center) const {
-    return center.value_or(std::array<double, 2>{course_.size.width * 0.5, course_.size.height * 0.5});
+    return center.value_or(std::array<double, 2>{builder_.size.width * 0.5, builder_.size.height * 0.5});
   }
   void add_affine(const Step& how, const std::array<double, 6>& matrix) {
-    Step& step = course_.add(Step::Kind::affine);
+    Step& step = builder_.add(Step::Kind::affine);
     step.matrix = matrix;
     step.sampling = how.sampling;
     step.fill = how.fill;
@@ -294,7 +200,7 @@ class Run {
   UniformRule rule_;
   const std::vector<KnownExp>& known_;
   Generator& generator_;
-  Course course_;
+  GeometryBuilder builder_;
 };
 
 // torchvision's first AutoAugment draws for both of a policy's steps before it looks at either. A policy's branches are
@@ -344,30 +250,32 @@ DrawStatus Run::apply_weighted(const DrawOp& op) {
 // Image.rotate, which copies or transposes at some angles.
 void Run::rotate(double angle, const std::optional<std::array<double, 2>>& center, const Step& how) {
   const double turned = modulo_360(angle);
-  const bool square = course_.size.height == course_.size.width;
+  const bool square = builder_.size.height == builder_.size.width;
   if (!center && turned == 0) return;
   if (!center && (turned == 180 || (square && (turned == 90 || turned == 270)))) {
-    course_.add(turned == 90 ? Step::Kind::rotate_90 : turned == 180 ? Step::Kind::rotate_180 : Step::Kind::rotate_270);
+    builder_.add(turned == 90    ? Step::Kind::rotate_90
+                 : turned == 180 ? Step::Kind::rotate_180
+                                 : Step::Kind::rotate_270);
     return;
   }
   add_affine(how, rotation_matrix(angle, or_middle(center)));
 }
 
 DrawStatus Run::apply_augmentation(const DrawOp& op) {
-  const Size image = course_.size;
+  const Size image = builder_.size;
   const Augmentation made = draw_augmentation(op, *generator_.others, image.height, image.width);
   if (!made.valid) return DrawStatus::crop_too_large;
   if (made.angle) {
     rotate(*made.angle, std::nullopt, *made.step);
   } else if (made.step) {
-    course_.geometry.steps.push_back(*made.step);
+    builder_.geometry.steps.push_back(*made.step);
   }
   return DrawStatus::ok;
 }
 
 // timm's crop_or_pad and center_crop_or_pad.
 DrawStatus Run::crop_or_pad(const DrawOp& op, OtherGenerators* others) {
-  const Size image = course_.size;
+  const Size image = builder_.size;
   const PixelBox box = draw_crop_or_pad(op, others, image.height, image.width);
   const int top = std::max(-box.top, 0), left = std::max(-box.left, 0);
   const int bottom = std::max(box.top + box.height - image.height, 0);
@@ -376,9 +284,9 @@ DrawStatus Run::crop_or_pad(const DrawOp& op, OtherGenerators* others) {
     Step step = op.step;
     step.kind = Step::Kind::pad;
     step.box = {top, left, bottom, right};
-    if (!course_.append(step)) return DrawStatus::crop_too_large;
+    if (!builder_.append(step)) return DrawStatus::crop_too_large;
   }
-  course_.crop(std::max(box.top, 0), std::max(box.left, 0), box.height, box.width);
+  builder_.crop(std::max(box.top, 0), std::max(box.left, 0), box.height, box.width);
   return DrawStatus::ok;
 }
 
@@ -387,7 +295,7 @@ void Run::transform(const DrawOp& op) {
   const double angle = drawn(op.jitters[0], 0);
   std::array<double, 2> translate{};
   if (op.translate) {
-    const double sides[] = {static_cast<double>(course_.size.width), static_cast<double>(course_.size.height)};
+    const double sides[] = {static_cast<double>(builder_.size.width), static_cast<double>(builder_.size.height)};
     for (std::size_t i = 0; i < 2; ++i) {
       const double most = (*op.translate)[i] * sides[i];
       translate[i] = round_half_even(generator_.uniform(-most, most, rule_));
@@ -401,7 +309,7 @@ void Run::transform(const DrawOp& op) {
 
 DrawStatus Run::apply(const DrawOp& op) {
   using Kind = DrawOp::Kind;
-  const Size image = course_.size;
+  const Size image = builder_.size;
   const bool is_crop =
       op.kind == Kind::random_crop_v1 || op.kind == Kind::random_crop_v2 || op.kind == Kind::center_crop;
   if (is_crop && (op.height > image.height || op.width > image.width)) return DrawStatus::crop_too_large;
@@ -411,8 +319,8 @@ DrawStatus Run::apply(const DrawOp& op) {
       PixelBox box;
       const DrawStatus status = draw_resized_crop(op, rule_, known_, image, generator_, box, unresolved);
       if (status != DrawStatus::ok) return status;
-      course_.crop(box.top, box.left, box.height, box.width);
-      course_.resize(op.height, op.width, op.filter);
+      builder_.crop(box.top, box.left, box.height, box.width);
+      builder_.resize(op.height, op.width, op.filter);
       break;
     }
     case Kind::random_crop_v1:
@@ -420,27 +328,27 @@ DrawStatus Run::apply(const DrawOp& op) {
       const bool always = op.kind == Kind::random_crop_v1 && (spare_height > 0 || spare_width > 0);
       const auto top = always || spare_height > 0 ? generator_.randint(0, spare_height + 1) : 0;
       const auto left = always || spare_width > 0 ? generator_.randint(0, spare_width + 1) : 0;
-      course_.crop(static_cast<int>(top), static_cast<int>(left), op.height, op.width);
+      builder_.crop(static_cast<int>(top), static_cast<int>(left), op.height, op.width);
       break;
     }
     case Kind::center_crop:
-      course_.crop(round_half_even(spare_height / 2.0), round_half_even(spare_width / 2.0), op.height, op.width);
+      builder_.crop(round_half_even(spare_height / 2.0), round_half_even(spare_width / 2.0), op.height, op.width);
       break;
-    case Kind::resize: course_.resize(op.height, op.width, op.filter); break;
+    case Kind::resize: builder_.resize(op.height, op.width, op.filter); break;
     case Kind::resize_shorter: {
       const Size size = shorter_side_to(op, image);
       if (size.height < 1 || size.width < 1) return DrawStatus::crop_too_large;
-      course_.resize(size.height, size.width, op.filter);
+      builder_.resize(size.height, size.width, op.filter);
       break;
     }
     // torch compares the float32 draw with p rounded to float32. v1 flips if r < p, v2 returns early if r >= p.
     case Kind::horizontal_flip:
-      if (generator_.rand() < static_cast<float>(op.p)) course_.flip_horizontally();
+      if (generator_.rand() < static_cast<float>(op.p)) builder_.flip_horizontally();
       break;
     case Kind::vertical_flip:
-      if (generator_.rand() < static_cast<float>(op.p)) course_.flip_vertically();
+      if (generator_.rand() < static_cast<float>(op.p)) builder_.flip_vertically();
       break;
-    case Kind::step: return course_.append(op.step) ? DrawStatus::ok : DrawStatus::crop_too_large;
+    case Kind::step: return builder_.append(op.step) ? DrawStatus::ok : DrawStatus::crop_too_large;
     case Kind::choose: {
       const auto branches = static_cast<std::int64_t>(op.branches.size());
       return apply(op.branches[static_cast<std::size_t>(generator_.randint(0, branches))]);
@@ -450,12 +358,12 @@ DrawStatus Run::apply(const DrawOp& op) {
       if (op.branches.size() > 1) return apply(op.branches[1]);
       break;
     case Kind::auto_augment_v1: return apply_policy(op);
-    case Kind::color_jitter: jitter(op, rule_, generator_, course_); break;
+    case Kind::color_jitter: jitter(op, rule_, generator_, builder_); break;
     case Kind::random_rotation: rotate(drawn(op.jitters[0], 0), op.center, op.step); break;
     case Kind::random_affine_v1:
     case Kind::random_affine_v2: transform(op); break;
     case Kind::random_gaussian: {
-      Step& step = course_.add(Step::Kind::gaussian_filter);
+      Step& step = builder_.add(Step::Kind::gaussian_filter);
       step.value = drawn(op.jitters[0], 0);
       step.box = {0, 0, op.height, op.width};
       break;
@@ -475,15 +383,15 @@ DrawStatus Run::apply(const DrawOp& op) {
       const PixelBox box = draw_python_crop(op, *generator_.others, image.height, image.width);
       const Filter filter = draw_filter(op, *generator_.others);
       if (box.height < 1 || box.width < 1) return DrawStatus::crop_too_large;
-      course_.crop(box.top, box.left, box.height, box.width);
-      course_.resize(op.height, op.width, filter);
+      builder_.crop(box.top, box.left, box.height, box.width);
+      builder_.resize(op.height, op.width, filter);
       break;
     }
     case Kind::resize_keep_ratio: {
       const PixelBox box = draw_kept_ratio(op, *generator_.others, image.height, image.width);
       const Filter filter = draw_filter(op, *generator_.others);
       if (box.height < 1 || box.width < 1) return DrawStatus::crop_too_large;
-      course_.resize(box.height, box.width, filter);
+      builder_.resize(box.height, box.width, filter);
       break;
     }
     case Kind::python_crop_or_pad: return crop_or_pad(op, &*generator_.others);
@@ -491,10 +399,10 @@ DrawStatus Run::apply(const DrawOp& op) {
     case Kind::python_augment: return apply_augmentation(op);
     case Kind::random_erasing:
       if (!(generator_.rand() < static_cast<float>(op.p))) break;
-      return draw_erasing(op, rule_, known_, image, generator_, course_.geometry, unresolved);
+      return draw_erasing(op, rule_, known_, image, generator_, builder_.geometry, unresolved);
     case Kind::python_erasing:
-      course_.geometry.erased = draw_python_boxes(op, *generator_.others, image.height, image.width);
-      for (const PixelBox& box : course_.geometry.erased) draw_noise(op, box, generator_, course_.geometry);
+      builder_.geometry.erased = draw_python_boxes(op, *generator_.others, image.height, image.width);
+      for (const PixelBox& box : builder_.geometry.erased) draw_noise(op, box, generator_, builder_.geometry);
       break;
   }
   return DrawStatus::ok;

@@ -314,7 +314,8 @@ def test_shared_memory_of_ended_workers_is_unlinked_where_nobody_opens_it_by_nam
     host = host_of(iterator) or iterator
     monkeypatch.setattr(torch.multiprocessing, "get_sharing_strategy", lambda: strategy)
     other = Path(f"/dev/shm/torch_{os.getpid()}_1_0")
-    left = [Path(f"/dev/shm/torch_{worker.pid}_1_0") for worker in host._workers]
+    pids = [worker.pid for worker in host._workers]
+    left = [Path(f"/dev/shm/torch_{pid}_1_0") for pid in pids]
     try:
         for file in (other, *left):
             file.touch()
@@ -323,9 +324,10 @@ def test_shared_memory_of_ended_workers_is_unlinked_where_nobody_opens_it_by_nam
         gc.collect()
         assert other.exists()
         assert [file.exists() for file in left] == 2 * [strategy == "file_system"]
-    finally:
-        for file in (other, *left):
-            file.unlink(missing_ok=True)
+    finally:  # also what a worker had just made when it was ended: with "file_system" nobody else unlinks it
+        for pid in [os.getpid(), *pids]:
+            for file in Path("/dev/shm").glob(f"torch_{pid}_*"):
+                file.unlink(missing_ok=True)
 
 
 def test_a_forked_child_leaves_the_shared_memory_of_its_parents_workers_alone(make):

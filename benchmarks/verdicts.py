@@ -357,7 +357,10 @@ def run(loader: FastLoader[Any], step: Callable[[Any], None], seconds: float) ->
 
 
 def try_plant(plant: Plant, seconds: float) -> dict[str, Any]:
-    """Plant it, ask, and see what it is worth to take it away: the median of pairs, for a machine may be busy."""
+    """Run a plant and its relief in pairs, and report the first run.
+
+    What relief is worth is the median of the pairs: a machine may be busy.
+    """
     pairs: list[tuple[Report, Report]] = []
     while len(pairs) < PAIRS:
         with plant.planted() as (loader, step):

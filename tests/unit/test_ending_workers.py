@@ -324,7 +324,7 @@ def test_shared_memory_of_ended_workers_is_unlinked_where_nobody_opens_it_by_nam
         gc.collect()
         assert other.exists()
         assert [file.exists() for file in left] == 2 * [strategy == "file_system"]
-    finally:  # also what a worker had just made when it was ended: with "file_system" nobody else unlinks it
+    finally:  # also what a worker had just made when it was ended: with "file_system" fastload leaves it
         for pid in [os.getpid(), *pids]:
             for file in Path("/dev/shm").glob(f"torch_{pid}_*"):
                 file.unlink(missing_ok=True)

@@ -128,6 +128,8 @@ constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
     {"random_gaussian", DrawOp::Kind::random_gaussian},
     {"shuffle", DrawOp::Kind::shuffle},
     {"choose_weighted", DrawOp::Kind::choose_weighted},
+    {"python_chance", DrawOp::Kind::python_chance},
+    {"python_blur", DrawOp::Kind::python_blur},
     {"python_choose", DrawOp::Kind::python_choose},
     {"python_choose_weighted", DrawOp::Kind::python_choose_weighted},
     {"python_shuffle", DrawOp::Kind::python_shuffle},

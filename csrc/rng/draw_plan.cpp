@@ -370,6 +370,12 @@ DrawStatus Run::apply(const DrawOp& op) {
     }
     case Kind::shuffle: return apply_shuffled(op);
     case Kind::choose_weighted: return apply_weighted(op);
+    case Kind::python_blur: {
+      const auto radius = static_cast<float>(generator_.others->python.uniform(op.scale[0], op.scale[1]));
+      builder_.add(Step::Kind::gaussian_blur).radii.fill(radius);
+      break;
+    }
+    case Kind::python_chance:
     case Kind::python_choose:
     case Kind::python_choose_weighted:
     case Kind::python_shuffle:

@@ -38,6 +38,8 @@ struct DrawOp {
     shuffle,              // branches: all of them, in the order of a drawn permutation
     choose_weighted,      // branches and chances, one for each: one of them is drawn by torch.multinomial
     // The following draw from Python's generator, one of them from NumPy's; see draw_python.h.
+    python_chance,           // p, comparison: as chance, but the draw and p are doubles
+    python_blur,             // scale: of which the radius is drawn by random.uniform
     python_choose,           // branches: one of them, by random.choice
     python_choose_weighted,  // branches, and chances summed up: one of them, by random.choices
     python_shuffle,          // branches: all of them, in the order of random.shuffle

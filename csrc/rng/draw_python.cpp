@@ -44,6 +44,8 @@ double argument_of(const DrawOp::Level& level, double magnitude, PythonRandom& p
 
 bool draws_from_others(const DrawOp& op) {
   switch (op.kind) {
+    case Kind::python_chance:
+    case Kind::python_blur:
     case Kind::python_choose:
     case Kind::python_choose_weighted:
     case Kind::python_shuffle:
@@ -64,6 +66,13 @@ std::string fault_of_python(const DrawOp& op) {
   const std::size_t branches = op.branches.size();
   constexpr std::size_t kMostBranches = 1000;
   switch (op.kind) {
+    case Kind::python_chance:
+      if (std::isnan(op.p)) return "p must be a number";
+      return branches == 1 || branches == 2 ? "" : "a chance has one or two branches";
+    case Kind::python_blur: {
+      const auto valid = [](double radius) { return radius >= 0 && radius <= kMostBlurRadius; };
+      return valid(op.scale[0]) && valid(op.scale[1]) ? "" : "a radius must be from 0 to 100000";
+    }
     case Kind::python_choose_weighted:
       if (op.chances.size() != branches || !std::is_sorted(op.chances.begin(), op.chances.end()) || branches == 0 ||
           !(op.chances.front() >= 0 && op.chances.back() > 0 && std::isfinite(op.chances.back()))) {
@@ -110,6 +119,13 @@ std::vector<std::size_t> draw_branches(const DrawOp& op, OtherGenerators& others
   const std::size_t count = op.branches.size();
   PythonRandom& python = others.python;
   switch (op.kind) {
+    case Kind::python_chance: {
+      const double drawn = python.random_double();
+      const bool met = op.comparison == DrawOp::Comparison::less_or_equal ? drawn <= op.p : drawn < op.p;
+      const std::size_t branch = met ? 0 : 1;
+      if (branch == count) return {};
+      return {branch};
+    }
     case Kind::python_choose: return {python.randbelow(static_cast<std::uint32_t>(count))};
     case Kind::python_choose_weighted: {  // random.choices: bisect_right among all but the last
       const double drawn = python.random_double() * op.chances.back();

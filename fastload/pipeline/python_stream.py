@@ -27,7 +27,7 @@ STATE_BYTES: Final = 624 * 4 + 16
 """Size of one of the two generators' states, as the core holds it."""
 KINDS: Final = frozenset(
     (
-        *("python_choose", "python_choose_weighted", "python_shuffle", "numpy_choose"),
+        *("python_chance", "python_blur", "python_choose", "python_choose_weighted", "python_shuffle", "numpy_choose"),
         *("python_resized_crop", "python_crop_or_pad", "resize_keep_ratio", "python_augment", "python_erasing"),
     )
 )

@@ -22,7 +22,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder, ImageNet
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.monkeypatch_check import Originals
-from fastload.pipeline.transform_roles import ORIGINALS, role_of
+from fastload.pipeline.transform_roles import patched, role_of
 from fastload.pipeline.transforms import table_of
 from fastload.pipeline.watched_functions import check_libraries
 
@@ -126,8 +126,8 @@ def _start(steps: list[Any]) -> int | None:
 
 def _flat(transform: Any) -> Iterator[Any]:
     role = role_of(transform)
-    if role is not None and (patched := ORIGINALS.patched(transform)) is not None:
-        raise Refused(patched)
+    if role is not None and (reason := patched(transform)) is not None:
+        raise Refused(reason)
     if role == "compose":
         for part in transform.transforms:
             yield from _flat(part)

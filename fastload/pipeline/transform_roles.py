@@ -14,6 +14,7 @@ import torchvision.transforms  # noqa: F401 - v1
 from fastload.pipeline.monkeypatch_check import Originals, imported
 from fastload.pipeline.ops import OPS, TIMMS_OPS, Op
 from fastload.pipeline.ops_common import V2
+from fastload.pipeline.own_transforms import is_read, own_transform
 from fastload.pipeline.timm_functions import MODULES as TIMMS_MODULES
 
 ROLES: Final = {
@@ -38,24 +39,34 @@ _TIMMS_ROLES: Final = {
     **dict.fromkeys(TIMMS_OPS, "op"),
 }
 
+_OWN: Final = Op(own_transform, True, False, "the code of its class is known")
+
 _roles: dict[type, str] = {torch.nn.Identity: "identity"}
 _learnt: set[str] = set()
 ORIGINALS: Final = Originals((torch.nn.Identity,))
 
 
 def role_of(transform: Any) -> str | None:
-    """A transform's role; ``None`` if its exact class is not supported natively."""
+    """A transform's role; ``None`` if neither its exact class nor its code is supported natively."""
     for name in ("torchvision.transforms", V2, *TIMMS_MODULES):
         if name not in _learnt and (module := imported(name)) is not None:
             _learn(module)
             _learnt.add(name)
-    return _roles.get(type(transform))
+    role = _roles.get(type(transform))
+    return "op" if role is None and is_read(transform) else role
 
 
 def op_of(transform: Any) -> Op:
     """The row of the table of a transform whose role is ``"op"``."""
+    if type(transform) not in _roles:
+        return _OWN
     name = type(transform).__name__
     return TIMMS_OPS[name] if type(transform).__module__ in TIMMS_MODULES else OPS[name]
+
+
+def patched(transform: Any) -> str | None:
+    """Say what was changed on a library's transform that has a role, or its class; ``None`` if nothing."""
+    return ORIGINALS.patched(transform) if type(transform) in _roles else None
 
 
 def _learn(module: Any) -> None:

@@ -23,7 +23,7 @@ from fastload.pipeline.ops_blur import check_behind
 from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.python_stream import check_others, draws_from_others
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
-from fastload.pipeline.transform_roles import ORIGINALS, op_of, role_of
+from fastload.pipeline.transform_roles import ORIGINALS, op_of, patched, role_of
 from fastload.pipeline.views import views_of
 from fastload.pipeline.watched_functions import check_libraries
 from fastload.pipeline.wrappers import parts_of
@@ -270,8 +270,8 @@ def _flat(transform: Any, depth: int) -> Iterator[Any]:
     parts = parts_of(transform) if role is None else transform.transforms if role == "compose" else None
     if role is None and parts is None:
         raise Refused(f"transform {name_of(transform)} {_why_unknown(type(transform))}")
-    if role is not None and (patched := ORIGINALS.patched(transform)) is not None:
-        raise Refused(patched)
+    if role is not None and (reason := patched(transform)) is not None:
+        raise Refused(reason)
     if parts is not None:
         for part in parts:
             yield from _flat(part, depth + 1)

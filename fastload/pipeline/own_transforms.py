@@ -12,7 +12,7 @@ import random
 import weakref
 from dataclasses import dataclass, field
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from PIL import ImageFilter, ImageOps
@@ -124,21 +124,21 @@ class _Reading:
         """Read the whole method."""
         tree = _tree_of(self.method)
         if tree is None:
-            self._refuse()
+            raise self._unknown()
         self._self, image = (argument.arg for argument in tree.args.args)
         self.variables = {image: 0}
         self._block(tree.body)
         return self.made
 
-    def _refuse(self) -> NoReturn:
-        raise Refused(f"{name_of(self.transform)} does what the native core does not know")
+    def _unknown(self) -> Refused:
+        return Refused(f"{name_of(self.transform)} does what the native core does not know")
 
     def _block(self, statements: list[ast.stmt]) -> None:
         """Follow statements up to a ``return`` on every path."""
         for position, statement in enumerate(statements):
             rest = statements[position + 1 :]
             match statement:
-                case ast.Expr(ast.Constant(str())):
+                case ast.Expr(ast.Constant(str())) | ast.Pass():
                     continue
                 case ast.Assign([ast.Name(name)], value):
                     self.variables[name] = self._value(value)
@@ -149,11 +149,11 @@ class _Reading:
                     return self._branch(test, [ast.Return(body)], [ast.Return(otherwise)])
                 case ast.Return(ast.expr() as value):
                     if self._value(value) != len(self.made) or self.drawn is not None:
-                        self._refuse()
+                        raise self._unknown()
                     return None
                 case _:
-                    self._refuse()
-        self._refuse()
+                    raise self._unknown()
+        raise self._unknown()
 
     def _branch(self, test: ast.expr, yes: list[ast.stmt], no: list[ast.stmt]) -> None:
         chance = self._chance(test)
@@ -172,18 +172,18 @@ class _Reading:
             case ast.UnaryOp(ast.Not(), inner):
                 chance = self._chance(inner)
                 return _Chance(chance.p, chance.comparison, not chance.negated)
-            case _:
-                return self._used(self._value(test), _Chance)
+        used: _Chance = self._used(self._value(test), _Chance)
+        return used
 
     def _used(self, value: Any, kind: type[Any]) -> Any:
         if type(value) is not kind or value is not self.drawn:
-            self._refuse()
+            raise self._unknown()
         self.drawn = None
         return value
 
     def _draw(self, value: Any) -> Any:
         if self.drawn is not None:
-            self._refuse()
+            raise self._unknown()
         self.drawn = value
         return value
 
@@ -197,13 +197,13 @@ class _Reading:
                 if not self._is_call(left, random.random):
                     left, right, kind = right, left, _MIRRORED[kind]
                 if not self._is_call(left, random.random):
-                    self._refuse()
+                    raise self._unknown()
                 p = self._number(right)
                 return self._draw(_Chance(p, _COMPARED[kind], kind in (ast.Gt, ast.GtE)))
             case ast.BinOp(ast.BinOp(draw, ast.Mult(), slope), ast.Add(), low) if self._is_call(draw, random.random):
                 bottom, width = self._number(low), self._number(slope)
                 if (bottom + width) - bottom != width:
-                    self._refuse()
+                    raise self._unknown()
                 return self._draw(_Radius(bottom, bottom + width))
             case ast.Call(function, arguments, keywords) if self._resolved(function) is random.uniform and not keywords:
                 return self._draw(_Radius(*self._pair(arguments)))
@@ -218,7 +218,7 @@ class _Reading:
             case ast.Call(function, [image, *rest], []) if self._resolved(function) in _IMAGE_FUNCTIONS:
                 self._image(image)
                 return self._apply(_IMAGE_FUNCTIONS[self._resolved(function)], rest)
-        self._refuse()
+        raise self._unknown()
 
     def _is_own(self, expression: ast.expr) -> bool:
         return isinstance(expression, ast.Name) and expression.id == self._self
@@ -227,32 +227,32 @@ class _Reading:
         """Check that it is the newest image."""
         value = self._value(expression)
         if type(value) is not int or value != len(self.made):
-            self._refuse()
+            raise self._unknown()
         return value
 
     def _added(self, *nodes: Node) -> int:
         if self.drawn is not None:  # the nodes may draw, and it came before
-            self._refuse()
+            raise self._unknown()
         self.made += nodes
         return len(self.made)
 
     def _apply(self, kind: str, rest: list[ast.expr]) -> int:
         if kind == "solarize":
             if len(rest) > 1:
-                self._refuse()
+                raise self._unknown()
             return self._added((kind, {"value": solarize_threshold(self._number(rest[0]) if rest else 128)}))
         if rest:
-            self._refuse()
+            raise self._unknown()
         return self._added((kind, {}))
 
     def _blurred(self, blur: ast.expr) -> int:
         match blur:
             case ast.Call(function, [radius], []) | ast.Call(function, [], [ast.keyword("radius", radius)]):
                 if self._resolved(function) is not ImageFilter.GaussianBlur:
-                    self._refuse()
+                    raise self._unknown()
                 drawn = self._used(self._value(radius), _Radius)
                 return self._added(("python_blur", {"scale": (drawn.low, drawn.high)}))
-        self._refuse()
+        raise self._unknown()
 
     def _within(self, attribute: str) -> int:
         inner = held_by(self.transform, attribute)
@@ -266,12 +266,12 @@ class _Reading:
                 return low, high
             case [low, high]:
                 return self._number(low), self._number(high)
-        self._refuse()
+        raise self._unknown()
 
     def _numbers(self, attribute: str) -> list[float]:
         values = self.held[attribute] = held_by(self.transform, attribute)
         if type(values) not in (list, tuple) or len(values) != 2:
-            self._refuse()
+            raise self._unknown()
         return [self._checked(value) for value in values]
 
     def _number(self, expression: ast.expr) -> float:
@@ -281,15 +281,15 @@ class _Reading:
             case ast.Attribute(ast.Name(name), attribute) if name == self._self:
                 value = self.held[attribute] = held_by(self.transform, attribute)
                 return self._checked(value)
-            case ast.Subscript(ast.Attribute(ast.Name(name), attribute), ast.Constant(0 | 1 as index)) if (
+            case ast.Subscript(ast.Attribute(ast.Name(name), attribute), ast.Constant(0 | 1 as at)) if (
                 name == self._self
             ):
-                return self._numbers(attribute)[index]
-        self._refuse()
+                return self._numbers(attribute)[1 if at else 0]
+        raise self._unknown()
 
     def _checked(self, value: Any) -> float:
         if type(value) not in (int, float) or not abs(value) < 1e6:
-            self._refuse()
+            raise self._unknown()
         return float(value)
 
     def _is_call(self, expression: ast.expr, function: Any) -> bool:

@@ -241,7 +241,7 @@ class NegativeRadius:
 
 
 class Falls:
-    def __call__(self, img):
+    def __call__(self, img):  # noqa: RET503
         if random.random() < 0.5:
             return ImageOps.invert(img)
 

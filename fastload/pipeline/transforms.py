@@ -80,7 +80,7 @@ class Pipeline:
         return len(self.pixel_steps)
 
     def room(self, images: int, *, pin: bool = False) -> torch.Tensor:
-        """Allocate the pixels of a batch: of all images' first views, then of their second ones, and so on.
+        """Allocate a batch's pixels: all images' first views, then the second ones ...
 
         Returns:
             ``(N, H, W, 3)`` uint8, or ``(1, 1, pixels, 3)`` if views differ in size.
@@ -94,7 +94,7 @@ class Pipeline:
         """Return each view's part of what :meth:`room` returned, ``(images, H, W, 3)``."""
         areas = [height * width for height, width in self.sizes]
         images = pixels.numel() // (3 * sum(areas))
-        parts = pixels.view(-1, 3).split([images * area for area in areas])
+        parts = pixels.view(-1, 3).split_with_sizes([images * area for area in areas])
         return [part.view(images, *size, 3) for part, size in zip(parts, self.sizes, strict=True)]
 
     def pixels(self, image: Image.Image, view: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:

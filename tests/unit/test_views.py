@@ -263,6 +263,9 @@ def test_samples_made_in_python_have_the_size_of_their_view(tmp_path, workers):
     assert kept
     assert [type(entry) for entry in ours] == [type(entry) for entry in theirs]
     assert_same([ours[i] for i in kept], [theirs[i] for i in kept])
+    with FastLoader(dataset(), 4, num_workers=workers, device="cpu", engine="native") as loader:
+        assert len(list(loader)) == len(loader)
+        assert loader.stats().python_images > 0
 
 
 SIDES = st.integers(1, 40)

@@ -109,8 +109,8 @@ class Job:
 # Decode threads. submit() returns at once. Each image is decoded, cropped, resized and flipped by its row of `geometry`
 # (int32, as _Geometry; a height of 0 for crop, output or window means all of it), or by `plan`, which draws from
 # `stream`, from one generator per entry of `seeds`, or not at all. `out` is NHWC with contiguous rows; or, if views
-# differ in `sizes` (height, width), (1, 1, pixels, 3) for all first views, then all second ones. `number` is the batch's
-# number in a profile. resize() changes the number of threads, even while they work, and returns the new number.
+# differ in `sizes` (height, width), (1, 1, pixels, 3) for all first views, then all second ones. `number` is the
+# batch's number in a profile. resize() changes the number of threads, even while they work, and returns the new number.
 # work_done() returns the total seconds of work over all threads, and the number of images.
 #
 # close() cancels all batches and ends the threads. It returns False if threads stuck in a read exceed the limit; they

@@ -108,7 +108,8 @@ class Job:
 
 # Decode threads. submit() returns at once. Each image is decoded, cropped, resized and flipped by its row of `geometry`
 # (int32, as _Geometry; a height of 0 for crop, output or window means all of it), or by `plan`, which draws from
-# `stream`, from one generator per entry of `seeds`, or not at all. `out` is NHWC with contiguous rows. `number` is the
+# `stream`, from one generator per entry of `seeds`, or not at all. `out` is NHWC with contiguous rows; or, if views
+# differ in `sizes` (height, width), (1, 1, pixels, 3) for all first views, then all second ones. `number` is the
 # batch's number in a profile. resize() changes the number of threads, even while they work, and returns the new number.
 # work_done() returns the total seconds of work over all threads, and the number of images.
 #
@@ -138,6 +139,7 @@ class Pool:
         max_pixels: int = 0,
         fast: bool = False,
         arrays: bool = False,
+        sizes: Sequence[tuple[int, int]] = (),
     ) -> Job: ...
     def close(self, timeout_s: float = 5.0) -> bool: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -227,13 +228,17 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
 
 
 def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
-    height, width = recipe.pipeline.size
+    counts = Counter(recipe.pipeline.sizes)
+    sizes = ", ".join(
+        f"{height}x{width}" + (f" ({count} views)" if len(counts) > 1 else "")
+        for (height, width), count in counts.items()
+    )
     names = ", ".join(recipe.pipeline.names)
     names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
     if (views := recipe.pipeline.views) > 1:
         names = f"{views} views of each, in all {names}"
     source = "arrays" if recipe.in_memory else "JPEG files"
-    return f"{source} to {height}x{width} pixels, uint8: {names}{_seeded(loader)}"
+    return f"{source} to {sizes} pixels, uint8: {names}{_seeded(loader)}"
 
 
 def _becomes(recipe: Recipe) -> str:

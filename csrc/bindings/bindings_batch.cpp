@@ -7,11 +7,13 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -211,6 +213,17 @@ void require_layout(const Images& out, std::size_t count) {
   }
 }
 
+// All pixels of `out` are in one row.
+void require_room(const Images& out, std::size_t count, const std::vector<std::pair<int, int>>& sizes) {
+  std::size_t pixels = 0;
+  for (const auto& [height, width] : sizes) {
+    pixels += static_cast<std::size_t>(height) * static_cast<std::size_t>(width);
+  }
+  if (count % sizes.size() != 0 || out.shape(1) != 1 || out.shape(2) != pixels * (count / sizes.size())) {
+    throw nb::value_error("out must be one row with exactly the pixels of all views");
+  }
+}
+
 SampleOptions options_from(const Images& out, const std::string& filter, const std::string& pass_rule,
                            std::uint64_t max_pixels, bool fast) {
   SampleOptions options;
@@ -306,7 +319,8 @@ nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t,
 BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
                  std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
                  std::optional<std::vector<std::uint64_t>> seeds, std::uint64_t number, const std::string& filter,
-                 const std::string& pass_rule, std::uint64_t max_pixels, bool fast, bool arrays) {
+                 const std::string& pass_rule, std::uint64_t max_pixels, bool fast, bool arrays,
+                 const std::vector<std::pair<int, int>>& sizes) {
   free_given_up();
   BatchSpec spec;
   std::vector<BytesView> views;
@@ -314,7 +328,9 @@ BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional
   views.reserve(count);
   spec.inputs.reserve(count);
   for (nb::handle input : inputs) spec.inputs.push_back(input_from(input, views, arrays));
-  require_layout(out, count);
+  require_layout(out, sizes.empty() ? count : 1);
+  if (!sizes.empty()) require_room(out, count, sizes);
+  spec.sizes = sizes;
   spec.out = out.data();
   spec.sample_stride = out.stride(0);
   spec.row_stride = out.stride(1);
@@ -381,7 +397,7 @@ void bind_batch(nb::module_& m) {
       .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
            "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false,
-           "arrays"_a = false)
+           "arrays"_a = false, "sizes"_a = std::vector<std::pair<int, int>>{})
       .def("close", &BoundPool::close, "timeout_s"_a = kJoinSeconds);
 }
 

@@ -14,10 +14,15 @@ void check(const BatchSpec& spec) {
   const auto require = [](bool condition, const char* rule) {
     if (!condition) throw std::invalid_argument(rule);
   };
-  require(spec.options.height > 0 && spec.options.width > 0, "the output's height and width must be at least 1");
+  require(!spec.sizes.empty() || (spec.options.height > 0 && spec.options.width > 0),
+          "the output's height and width must be at least 1");
   require(spec.out != nullptr || count == 0, "the output must be given");
   require(spec.geometry.size() == (spec.plan == nullptr ? count : 0),
           "there must be one geometry for each image, or a plan and none");
+  require(spec.sizes.empty() || (spec.plan != nullptr && spec.sizes.size() == spec.plan->views()),
+          "there must be one size for each view");
+  for (const auto& [height, width] : spec.sizes)
+    require(height > 0 && width > 0, "a view's height and width must be at least 1");
   require(spec.plan != nullptr || (spec.stream == nullptr && spec.seeds.empty()), "only a plan draws random numbers");
   require(spec.stream == nullptr || spec.seeds.empty(), "draws come from a stream or from seeds, not from both");
   require(spec.seeds.empty() || spec.seeds.size() == count, "there must be one seed for each image");

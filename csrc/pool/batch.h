@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "jpeg/file.h"
@@ -47,6 +48,9 @@ struct BatchSpec {
   std::uint8_t* out = nullptr;
   std::ptrdiff_t sample_stride = 0;  // bytes
   std::ptrdiff_t row_stride = 0;
+  // If views differ in size: (height, width) of each. All images of a view then lie one behind the other without gaps,
+  // and so do the views; the strides and the options' size don't count.
+  std::vector<std::pair<int, int>> sizes;
   // What to do with each image: either one Geometry each, or a plan. A plan draws from `stream`, or from one generator
   // per sample if there are `seeds`, or not at all. A Geometry may be incomplete (see complete()). If a plan has
   // several views, each image is as many inputs in a row, and the first views of all images come first in the output.

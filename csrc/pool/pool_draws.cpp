@@ -58,7 +58,7 @@ bool PoolState::draw_in_order(Job& job) {
       }
       outcome.status = Status::bad_geometry;
       give_buffer(take_held(sample).take_buffer());
-      blacken(target_of(job, job.frontier_), job.spec_.options);
+      blacken(target_of(job, job.frontier_), options_of(job, job.frontier_));
     }
     request(job, Request::Kind::sample, job.frontier_, 0);
     return false;

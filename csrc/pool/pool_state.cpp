@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <time.h>
@@ -26,6 +27,8 @@ constexpr std::size_t kHeldBytes = std::size_t{64} << 20;
 // Most samples that are pixels to take at once, and as many pixels as are worth a task of their own.
 constexpr std::size_t kDecodedAtOnce = 16;
 constexpr std::size_t kDecodedPixels = std::size_t{64} << 10;
+
+std::ptrdiff_t bytes_of(const std::pair<int, int>& size) { return std::ptrdiff_t{3} * size.first * size.second; }
 
 double seconds_of(clockid_t clock) {
   timespec time{};
@@ -192,10 +195,11 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   const double read_busy = seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy, read = seconds_of(CLOCK_MONOTONIC) - begun;
   if (!failed && !ordered) {
     resolved = draw_alone(job, task.sample, header, known, outcome, unresolved);
-    if (outcome.drawn) decode(input, source, header, job.spec_.options, target_of(job, task.sample), outcome);
+    if (outcome.drawn)
+      decode(input, source, header, options_of(job, task.sample), target_of(job, task.sample), outcome);
     failed = resolved && outcome.status != Status::ok;
   }
-  if (failed && !job.stop_) blacken(target_of(job, task.sample), job.spec_.options);
+  if (failed && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
   lock.lock();
   work_done_.read_seconds += read;
   work_done_.read_busy_seconds += read_busy;
@@ -228,8 +232,9 @@ void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
   const JpegHeader header = sample.header;
   Outcome outcome = sample.outcome;
   lock.unlock();
-  decode(job.spec_.inputs[task.sample], source, header, job.spec_.options, target_of(job, task.sample), outcome);
-  if (outcome.status != Status::ok && !job.stop_) blacken(target_of(job, task.sample), job.spec_.options);
+  decode(job.spec_.inputs[task.sample], source, header, options_of(job, task.sample), target_of(job, task.sample),
+         outcome);
+  if (outcome.status != Status::ok && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
   lock.lock();
   give_buffer(source.take_buffer());
   if (job.stop_) return;
@@ -257,12 +262,13 @@ void PoolState::complete_decoded(const Task& task, std::unique_lock<std::mutex>&
   lock.unlock();
   for (std::size_t i = 0; i < count && !job.stop_; ++i) {
     const Target target = target_of(job, numbers[i]);
+    const SampleOptions options = options_of(job, numbers[i]);
     ByteSource none;
     JpegHeader header;
     header.width = outcomes[i].width;
     header.height = outcomes[i].height;
-    decode(job.spec_.inputs[numbers[i]], none, header, job.spec_.options, target, outcomes[i]);
-    if (outcomes[i].status != Status::ok && !job.stop_) blacken(target, job.spec_.options);
+    decode(job.spec_.inputs[numbers[i]], none, header, options, target, outcomes[i]);
+    if (outcomes[i].status != Status::ok && !job.stop_) blacken(target, options);
   }
   lock.lock();
   if (job.stop_) return;
@@ -279,9 +285,22 @@ void PoolState::blacken(const Target& target, const SampleOptions& options) {
   }
 }
 
+SampleOptions PoolState::options_of(const Job& job, std::size_t sample) {
+  SampleOptions options = job.spec_.options;
+  if (!job.spec_.sizes.empty()) std::tie(options.height, options.width) = job.spec_.sizes[sample % job.views()];
+  return options;
+}
+
 Target PoolState::target_of(const Job& job, std::size_t sample) {
   const BatchSpec& spec = job.spec_;
-  const std::size_t views = job.views(), place = sample % views * (spec.inputs.size() / views) + sample / views;
+  const std::size_t views = job.views(), view = sample % views, images = spec.inputs.size() / views;
+  if (!spec.sizes.empty()) {
+    std::ptrdiff_t begin = 0;
+    for (std::size_t i = 0; i < view; ++i) begin += bytes_of(spec.sizes[i]) * static_cast<std::ptrdiff_t>(images);
+    begin += bytes_of(spec.sizes[view]) * static_cast<std::ptrdiff_t>(sample / views);
+    return {spec.out + begin, std::ptrdiff_t{3} * spec.sizes[view].second};
+  }
+  const std::size_t place = view * images + sample / views;
   return {spec.out + spec.sample_stride * static_cast<std::ptrdiff_t>(place), spec.row_stride};
 }
 

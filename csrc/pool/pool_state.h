@@ -53,6 +53,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   static bool draw_alone(const Job& job, std::size_t sample, const JpegHeader& header, const KnownExps& known,
                          Outcome& outcome, float& unresolved);
   static Target target_of(const Job& job, std::size_t sample);
+  static SampleOptions options_of(const Job& job, std::size_t sample);
   static void blacken(const Target& target, const SampleOptions& options);
   void begin(const Task& task, std::unique_lock<std::mutex>& lock);
   void complete(const Task& task, std::unique_lock<std::mutex>& lock);

@@ -263,10 +263,7 @@ def table_images(
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing, views = recipe.pipeline.erasing, recipe.pipeline.views
     if views > 1:
-        return lambda pixels, _: [
-            TableImages(view, table, memory_format)
-            for view in pixels.view(views, len(pixels) // views, *pixels.shape[1:])
-        ]
+        return lambda pixels, _: [TableImages(view, table, memory_format) for view in recipe.pipeline.by_view(pixels)]
     return lambda pixels, patches: TableImages(pixels, table, memory_format, to_fill(erasing, patches))
 
 

@@ -153,14 +153,6 @@ def as_seen_from(directory: str | None, source: Any) -> Any:
     return source if os.path.isabs(path) else os.path.join(directory, os.fsdecode(path))
 
 
-def place_of(sample: int, views: int, images: int) -> int:
-    """Return where the core puts a sample's pixels.
-
-    Views of an image are samples in a row.
-    """
-    return sample % views * images + sample // views
-
-
 def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes, views: int = 1) -> bytes | None:
     """The core's generator state after drawing for a sample; ``None`` if it cannot."""
     _, _, width, height, *_ = job.outcome(sample)

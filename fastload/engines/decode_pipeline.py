@@ -35,7 +35,6 @@ from fastload.engines.decode_batch import (
     as_seen_from,
     drawn,
     exp_of,
-    place_of,
     stage_totals,
     working_directory,
     wrapped,
@@ -294,8 +293,7 @@ class DecodePipeline:
         try:
             if batch.pixels is None:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
-            size = (len(batch.sources) * self._views, *self._recipe.pipeline.size, 3)
-            batch.pixels = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
             _core.advise_large_pages(batch.pixels)
             draws: dict[str, Any] = {}
             if self._recipe.pipeline.draws:
@@ -388,8 +386,10 @@ class DecodePipeline:
         self._in_python_batches += bool(made)
         self._in_python_images += len(made)
         batch.patches = self._recipe.pipeline.patches(job)
+        by_view = self._recipe.pipeline.by_view(batch.pixels)
         for sample, (pixels, patches) in made.items():
-            batch.pixels[place_of(sample, self._views, len(batch.sources))] = torch.from_numpy(pixels)
+            index, view = divmod(sample, self._views)
+            by_view[view][index] = torch.from_numpy(pixels)
             batch.patches[sample] = patches
 
     def _raise_earlier(self, batch: Batch, sample: int, made: dict[int, _Made]) -> None:
@@ -421,7 +421,7 @@ class DecodePipeline:
         where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
         begun = time.monotonic()
         try:
-            size = tuple(batch.pixels.shape[1:3])
+            size = self._recipe.pipeline.sizes[view]
             self._process.wait_started(self._wake)
             ask = self._process.sample
             made, after = ask(source, before, size=size, worker=batch.worker, where=where, view=view)

@@ -23,7 +23,7 @@ from torch.utils.data import Subset
 from fastload import _core
 from fastload._batch import HostBatch
 from fastload.device.normalize import host_images, layout_of, table_images
-from fastload.engines.decode_batch import drawn, exp_of, place_of, stage_totals, unchanging
+from fastload.engines.decode_batch import drawn, exp_of, stage_totals, unchanging
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
 from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.random_states import set_state, state_now, state_of_seed
@@ -189,8 +189,7 @@ class InProcessFetcher:
                 targets.append(target)
             pin = self._pin and not self.makes_samples(recipe)
             views = recipe.pipeline.views
-            size = (len(sources) * views, *recipe.pipeline.size, 3)
-            pixels = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+            pixels = recipe.pipeline.room(len(sources), pin=pin)
             _core.advise_large_pages(pixels)
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
@@ -202,10 +201,11 @@ class InProcessFetcher:
                 break
             job.cancel()
         _, recipe, images_of = self.known
-        made, after = self._complete(recipe, job, sources, pixels, seeds)
+        made, after = self._complete(recipe, job, sources, seeds)
         patches = recipe.pipeline.patches(job)
+        by_view = recipe.pipeline.by_view(pixels)
         for sample, (array, erased) in made.items():
-            pixels[place_of(sample, views, len(sources))] = torch.from_numpy(array)
+            by_view[sample % views][sample // views] = torch.from_numpy(array)
             patches[sample] = erased
         batch = Made(recipe, job, indices, sources, targets, pixels, patches, after)
         if self.to_compare:
@@ -230,7 +230,7 @@ class InProcessFetcher:
         return data if self._receiver is None or type(data) is SampleList else HostBatch(data, 0, self._receiver)
 
     def _complete(
-        self, recipe: Recipe, job: _core.Job, sources: list[Any], pixels: torch.Tensor, seeds: list[int] | None
+        self, recipe: Recipe, job: _core.Job, sources: list[Any], seeds: list[int] | None
     ) -> tuple[dict[int, tuple[NDArray[np.uint8], list[Patch]]], bytes | None]:
         """Wait for the pixels, and make the samples that the core does not support.
 
@@ -248,7 +248,7 @@ class InProcessFetcher:
                 if draws:
                     set_state(before_of(sample))
                 index, view = divmod(sample, views)
-                made[sample] = made_here(recipe, sources[index], tuple(pixels.shape[1:3]), view)
+                made[sample] = made_here(recipe, sources[index], recipe.pipeline.sizes[view], view)
                 states[sample] = state_now(others=recipe.pipeline.draws_others)
             self._in_python_s += time.monotonic() - begun
 

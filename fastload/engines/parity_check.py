@@ -113,12 +113,12 @@ def _compare(
         return False, None if expected is None else f"sample {index} raises {located} in encoded()"
     source, target = located
     views = recipe.pipeline.views
-    pixels = torch.empty((2 * views, *recipe.pipeline.size, 3), dtype=torch.uint8)
+    room = recipe.pipeline.room(2)
     options = {**recipe.options, "max_pixels": process.max_pixels}
     # Submitted twice, to read the generator's state between the two.
     stream = _core.RandomStream(state)
     try:
-        job = pool.submit([source] * 2 * views, pixels, plan=recipe.plan, stream=stream, **options)
+        job = pool.submit([source] * 2 * views, room, plan=recipe.plan, stream=stream, **options)
     except (TypeError, ValueError, OSError, BufferError):  # such as a path with a NUL; raised in the batch's turn
         return False, None
     until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -144,7 +144,9 @@ def _compare(
     if expected is None:
         return True, f"sample {index} raises in Python and not natively"
     patches = recipe.pipeline.patches(job)[:1]
-    pixels = pixels[::2].contiguous()
+    pixels = recipe.pipeline.room(1)
+    for view, both in zip(recipe.pipeline.by_view(pixels), recipe.pipeline.by_view(room), strict=True):
+        view.copy_(both[:1])
     native = collated([target]).around(images_of(pixels, patches))
     if type(target) is not Around and not (isinstance(expected, list | tuple) and len(expected) == 2):
         return True, f"sample {index} is no tuple (transform(image), target), which encoded() describes; return that"

@@ -193,7 +193,7 @@ def _made(pipeline: Pipeline) -> Any:
     table = pipeline.table
     values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
     erasing = pipeline.erasing and (id(pipeline.erasing.step), repr(pipeline.erasing.color))
-    return repr(pipeline.nodes), pipeline.size, pipeline.image, values, erasing
+    return repr(pipeline.nodes), pipeline.sizes, pipeline.image, values, erasing
 
 
 def _plan(pipeline: Pipeline) -> _core.DrawPlan:
@@ -237,6 +237,7 @@ def _options(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "pass_rule": calibration.pass_rule or "horizontal_first",
         "arrays": True,
+        "sizes": pipeline.sizes if len(set(pipeline.sizes)) > 1 else (),
         "max_pixels": pixel_limit(Image.MAX_IMAGE_PIXELS),  # for larger images Pillow warns or raises: let it
     }
 

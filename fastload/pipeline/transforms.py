@@ -46,7 +46,7 @@ class Pipeline:
         tensor: The user's transform that makes a tensor of the image, and those that change its values, in order.
         pixel_steps: For each view, the user's transforms of images and the one that makes a tensor, in order.
         nodes: The transforms of images and ``erasing`` for ``_core.DrawPlan.add``, and ``view`` between two views.
-        size: ``(height, width)`` of every image at the end, pixels.
+        sizes: ``(height, width)`` of each view's images at the end, pixels.
         draws: Whether anything is drawn at random.
         draws_others: Whether some of it is drawn by Python's ``random`` or by NumPy.
         table: ``(3, 256)``: value that ``tensor`` gives each level of each channel; ``None`` if images stay uint8.
@@ -60,7 +60,7 @@ class Pipeline:
     tensor: tuple[Callable[[Any], Any], ...]
     pixel_steps: tuple[tuple[Callable[[Any], Any], ...], ...]
     nodes: tuple[Node, ...]
-    size: tuple[int, int]
+    sizes: tuple[tuple[int, int], ...]
     draws: bool
     draws_others: bool
     table: torch.Tensor | None
@@ -78,6 +78,24 @@ class Pipeline:
     def views(self) -> int:
         """How many images a sample has; if several, they are in a list."""
         return len(self.pixel_steps)
+
+    def room(self, images: int, *, pin: bool = False) -> torch.Tensor:
+        """Allocate a batch's pixels: all images' first views, then the second ones ...
+
+        Returns:
+            ``(N, H, W, 3)`` uint8, or ``(1, 1, pixels, 3)`` if views differ in size.
+        """
+        shape = (images * self.views, *self.sizes[0])
+        if len(set(self.sizes)) > 1:
+            shape = (1, 1, images * sum(height * width for height, width in self.sizes))
+        return torch.empty((*shape, 3), dtype=torch.uint8, pin_memory=pin)
+
+    def by_view(self, pixels: torch.Tensor) -> list[torch.Tensor]:
+        """Return each view's part of what :meth:`room` returned, ``(images, H, W, 3)``."""
+        areas = [height * width for height, width in self.sizes]
+        images = pixels.numel() // (3 * sum(areas))
+        parts = pixels.view(-1, 3).split_with_sizes([images * area for area in areas])
+        return [part.view(images, *size, 3) for part, size in zip(parts, self.sizes, strict=True)]
 
     def pixels(self, image: Image.Image, view: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Compute a view's pixels, ``(H, W, 3)``, with the user's transforms and torch's default generator."""
@@ -162,7 +180,7 @@ def read_transform(transform: Any, *, exact: bool = True, size: tuple[int, int] 
     draws_others = draws_from_others(nodes)
     if draws_others:
         check_others()
-    read = names, tuple(tensor), (pixel_steps,), tuple(nodes), place.size, draws, draws_others, table, erasing
+    read = names, tuple(tensor), (pixel_steps,), tuple(nodes), (place.size,), draws, draws_others, table, erasing
     return Pipeline(*read, type(probe), place.approximate, layout)
 
 
@@ -173,10 +191,10 @@ def _with_views(transform: Any, views: list[Pipeline]) -> Pipeline:
         raise Refused(f"{name} makes views of views; make all in one list")
     if any(view.erasing is not None for view in views):
         raise Refused(f"{name} makes several views, of which one is erased; leave out the erasing")
-    alike = [(view.size, view.image, None if view.table is None else view.table.dtype) for view in views]
+    alike = [(view.image, None if view.table is None else view.table.dtype) for view in views]
     tables = [view.table for view in views if view.table is not None]
     if alike != alike[:1] * len(views) or any(not _same(tables[0], table) for table in tables):
-        raise Refused(f"{name} makes views that differ in size or in how they become tensors; make them alike")
+        raise Refused(f"{name} makes views that differ in how they become tensors; make them alike")
     nodes = list(first.nodes)
     for view in views[1:]:
         nodes += [("view", {}), *view.nodes]
@@ -185,6 +203,7 @@ def _with_views(transform: Any, views: list[Pipeline]) -> Pipeline:
         names=tuple(name for view in views for name in view.names),
         pixel_steps=tuple(steps for view in views for steps in view.pixel_steps),
         nodes=tuple(nodes),
+        sizes=tuple(size for view in views for size in view.sizes),
         draws=any(view.draws for view in views),
         draws_others=any(view.draws_others for view in views),
         approximate=next((view.approximate for view in views if view.approximate is not None), None),

@@ -1,4 +1,4 @@
-"""Callables that make several views of one image, as MoCo's and SimCLR's do.
+"""Callables that make several views of one image, as MoCo's, SimCLR's and DINO's do.
 
 Each is recognised by its code, as in :mod:`fastload.pipeline.wrappers`. A view is a transform of the whole image; one
 that occurs several times draws anew each time.
@@ -25,6 +25,13 @@ _PAIRS: Final = (
 _BODIES: Final[dict[str, Callable[..., list[Any]]]] = {
     **{body.replace("{second}", "first"): lambda first: [first, first] for body in _PAIRS},
     **{body.replace("{second}", "second"): lambda first, second: [first, second] for body in _PAIRS},
+    """
+  views = []
+  views.append(self.first({x}))
+  views.append(self.second({x}))
+  for _ in range(self.times):
+    views.append(self.other({x}))
+  return views""": lambda first, second, other, times: [first, second, *_repeated([(other, times)])],
     "return [self.one({x}) for _ in range(self.times)]": lambda one, times: _repeated([(one, times)]),
     "return [one({x}) for one in self.several]": lambda several: list(_sequence(several)),
     "return [one({x}) for one, times in self.pairs for _ in range(times)]": lambda pairs: _repeated(pairs),
@@ -41,7 +48,7 @@ def views_of(transform: Any) -> list[Any] | None:
         names: dict[str, str] = {}
         if not _matches(method.__code__, template, names):
             continue
-        if names.pop("range", "range") != "range":
+        if any(names.pop(name, name) != name for name in ("append", "range")):
             return None
         try:
             made = views(**{name: held_by(transform, own) for name, own in names.items()})

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+import torchvision.transforms as v1
 from backends import simulated
 from interrupts import interrupted_at_every_opcode
 from photos import NOISY, PIPELINES, assert_same, epochs_of, photos_fixture, train_v1
@@ -55,6 +56,51 @@ class TwoViews:
         q = self.base(x)
         k = self.base(x)
         return [q, k]
+
+
+class MultiCrop:
+    """As DINO has it."""
+
+    def __init__(self):
+        self.large = v1.Compose([v1.RandomResizedCrop(24), v1.ToTensor()])
+        self.other = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()])
+        self.small = v1.Compose([v1.RandomResizedCrop((9, 13)), v1.ToTensor()])
+        self.n = 3
+
+    def __call__(self, image):
+        crops = []
+        crops.append(self.large(image))
+        crops.append(self.other(image))
+        for _ in range(self.n):
+            crops.append(self.small(image))
+        return crops
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_views_of_two_sizes_on_a_simulated_device(root, monkeypatch, prefetch):
+    theirs = crops_of(lambda: DataLoader(ImageFolder(root, MultiCrop()), **ARGUMENTS))
+    own = {**simulated.install_native(monkeypatch), "engine": "native", "device_prefetch": prefetch}
+    ours = crops_of(lambda: FastLoader(ImageFolder(root, MultiCrop()), **ARGUMENTS, **own))
+    assert_same(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_views_of_two_sizes_on_the_gpu(root, prefetch, workers):
+    arguments = {**ARGUMENTS, "num_workers": workers}
+    theirs = crops_of(lambda: DataLoader(ImageFolder(root, MultiCrop()), **arguments))
+    own = {"device": "cuda", "engine": "native", "device_prefetch": prefetch}
+    ours = crops_of(lambda: FastLoader(ImageFolder(root, MultiCrop()), **arguments, **own))
+    assert_same(ours, theirs)
+
+
+def crops_of(loader_of):
+    """All batches of an epoch, on the host."""
+    torch.manual_seed(3)
+    batches = list(loader_of())
+    assert all(type(crops) is list for crops, _ in batches)
+    return [[*(crop.cpu().contiguous() for crop in crops), targets.cpu()] for crops, targets in batches]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])

@@ -40,6 +40,13 @@ def made(body, image="x", future=False, **held):
 
 SAME = {"base": "A"}
 BOTH = {"one": "A", "two": "B"}
+CROPS = """crops = []
+crops.append(self.large(IMAGE))
+crops.append(self.other(IMAGE))
+for _ in range(self.n):
+    crops.append(self.small(IMAGE))
+return crops"""
+CROPPED = {"large": "A", "other": "B", "small": "C", "n": 3}
 KNOWN = [
     ("q = self.base(IMAGE)\nk = self.base(IMAGE)\nreturn [q, k]", SAME, "AA"),
     ("q = self.base(IMAGE)\nk = self.base(IMAGE)\nreturn q, k", SAME, "AA"),
@@ -52,6 +59,7 @@ KNOWN = [
     ("return [self.base(IMAGE) for i in range(self.n_views)]", SAME | {"n_views": 3}, "AAA"),
     ("return [t(IMAGE) for t in self.transforms]", {"transforms": ["A", "B", "A"]}, "ABA"),
     ("return [t(IMAGE) for t, n in self.views for _ in range(n)]", {"views": (("A", 1), ("B", 2))}, "ABB"),
+    (CROPS, CROPPED, "ABCCC"),
 ]
 
 
@@ -83,6 +91,10 @@ UNKNOWN = [
     ("return [t(IMAGE) for t in self.transforms]", {"transforms": iter("AB")}),
     ("return [t(IMAGE) for t, n in self.views for _ in range(n)]", {"views": [("A", 1, 2)]}),
     ("return [self.one(IMAGE), self.two(IMAGE)]", SAME),
+    (CROPS.replace("append", "extend"), CROPPED),
+    (CROPS.replace("range", "reversed"), CROPPED),
+    (CROPS.replace("other(IMAGE)", "other(crops)"), CROPPED),
+    (CROPS, CROPPED | {"n": 2.0}),
     ("yield [self.base(IMAGE), self.base(IMAGE)]", SAME),
 ]
 
@@ -189,7 +201,6 @@ def test_simclr_with_approximate_blur(root):
 
 
 REFUSED = {
-    "differ in size": lambda: pair(first(), first(size=25)),
     "how they become tensors": lambda: pair(first(), v1.Compose(first().transforms[:-1])),
     "views of views": lambda: pair(first(), pair(first(), first())),
     "leave out the erasing": lambda: pair(first(), v1.Compose([*first().transforms, v1.RandomErasing()])),
@@ -209,6 +220,72 @@ def test_randomness_by_sample_has_one_view(root):
     loader = FastLoader(dataset, 4, num_workers=1, device="cpu", randomness="sample")
     assert "randomness='sample'" in text_of(loader)
     assert loader.plan.engine != "native"
+
+
+def multi_crop(module=v1, large=24, small=(9, 13), n=3):
+    local = module.Compose([module.RandomResizedCrop(small), module.RandomGrayscale(0.4), *first().transforms[-2:]])
+    return made(CROPS, large=first(module, large), other=second(module, large), small=local, n=n)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("run", [{"count": 2}, {"breaks_at": 2}])
+def test_views_of_two_sizes_are_torchs(root, workers, run):
+    def dataset():
+        return ImageFolder(root, multi_crop())
+
+    own = {"device": "cpu", "engine": "native"}
+    arguments = {"batch_size": 4, "shuffle": True, "num_workers": workers, "persistent_workers": workers == 3}
+    ours, theirs = both(dataset, FastLoader, own, **arguments, run=run)
+    assert_same(ours, theirs)
+
+
+def test_views_of_two_sizes_have_a_plan_and_verify(root):
+    with FastLoader(ImageFolder(root, multi_crop(n=2)), 4, num_workers=2, device="cpu") as loader:
+        assert loader.plan.engine == "native"
+        assert "24x24 (2 views), 9x13 (2 views) pixels" in text_of(loader)
+        assert verify(loader)
+        (one, *_, four), _ = next(iter(loader))
+    assert (one.shape, four.shape) == ((4, 3, 24, 24), (4, 3, 9, 13))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_made_in_python_have_the_size_of_their_view(tmp_path, workers):
+    """PNG and CMYK files; random numbers are drawn in the order of the views."""
+    folder = mix_in(make_folder(tmp_path, 9))
+
+    def dataset():
+        local = v1.Compose([v1.RandomResizedCrop((9, 13)), v1.ToTensor()])
+        return ImageFolder(folder, pair(v1.Compose([v1.RandomResizedCrop(30), v1.ToTensor()]), local))
+
+    arguments = {"batch_size": 4, "shuffle": True, "num_workers": workers}
+    ours, theirs = both(dataset, FastLoader, {"device": "cpu", "engine": "native"}, **arguments)
+    kept = [i for i, entry in enumerate(theirs) if not isinstance(entry, Exception)]
+    assert kept
+    assert [type(entry) for entry in ours] == [type(entry) for entry in theirs]
+    assert_same([ours[i] for i in kept], [theirs[i] for i in kept])
+    with FastLoader(dataset(), 4, num_workers=workers, device="cpu", engine="native") as loader:
+        assert len(list(loader)) == len(loader)
+        assert loader.stats().python_images > 0
+
+
+SIDES = st.integers(1, 40)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.sampled_from([v1, v2]),
+    st.lists(st.tuples(st.sampled_from([first, second]), st.tuples(SIDES, SIDES)), min_size=2, max_size=5),
+    st.sampled_from([0, 1]),
+)
+def test_any_views_of_any_sizes(root, module, views, workers):
+    transform = made("return [t(IMAGE) for t in self.ts]", ts=[view(module, size) for view, size in views])
+
+    def dataset():
+        return ImageFolder(root, transform)
+
+    own = {"device": "cpu", "engine": "native"}
+    arguments = {"batch_size": 3, "shuffle": True, "num_workers": workers}
+    assert_same(*both(dataset, FastLoader, own, **arguments, run={"count": 1}))
 
 
 @settings(max_examples=10, deadline=None)
@@ -232,5 +309,14 @@ def test_the_core_takes_an_input_for_each_view():
     for count, draws, why in ((3, {}, "one input for each view"), (2, {"seeds": [1, 2]}, "not from seeds")):
         with pytest.raises(ValueError, match=why):
             pool.submit([b""] * count, torch.empty(count, 2, 2, 3, dtype=torch.uint8), plan=plan, **draws)
+    for sizes, pixels, why in (
+        ([(2, 2)], 8, "one size for each view"),
+        ([(2, 2), (0, 2)], 4, "at least 1"),
+        ([(2, 2), (1, 1)], 6, "exactly the pixels"),
+        ([(2, 2), (1, 1)], 4, "exactly the pixels"),
+    ):
+        out = torch.empty(1, 1, pixels, 3, dtype=torch.uint8)
+        with pytest.raises(ValueError, match=why):
+            pool.submit([b""] * 2, out, plan=plan, sizes=sizes)
     with pytest.raises(IndexError, match="view"):
         plan.draw(_core.Generator(0), 9, 9, view=2)

@@ -69,7 +69,7 @@ def test_what_only_calls_others_has_their_recipe(root, name):
 def test_the_transforms_of_weights_have_a_recipe(root):
     recipe = read_recipe(ImageFolder(root, ResNet50_Weights.IMAGENET1K_V2.transforms()))
     assert not isinstance(recipe, Refusal), recipe.reasons
-    assert recipe.pipeline.size == (224, 224)
+    assert recipe.pipeline.sizes == ((224, 224),)
 
 
 class Twice(Preset):

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 FILES_MAX: Final = 253
 """File descriptors that Linux sends in one message (``SCM_MAX_FD``)."""
 
+_FEW: Final = 16
+_PLAIN: Final = (int, float, str, bool)
+
 _arriving = threading.local()  # the memory files of the batch that this thread unpickles
 
 
@@ -201,6 +204,8 @@ def _tensor(storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: An
 
 def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
     """The tensors to which only ``values`` refer, at any depth of lists, tuples and dicts."""
+    if len(values) > _FEW and type(values[0]) in _PLAIN:  # tokens: looking at each would take longer than sending it
+        return
     for value in values:
         if sys.getrefcount(value) > _REFERENCES:
             continue

@@ -112,6 +112,13 @@ def test_a_tensor_that_is_kept_is_left_to_torch(kind):
     assert files_of(batch) == 0
 
 
+def test_a_long_list_of_numbers_is_not_searched():
+    assert files_of(Sent([*range(17), torch.rand(2)])) == 0
+    batch = Sent([*range(15), torch.rand(2)])
+    assert files_of(batch) == 1
+    assert torch.equal(sent(Sent([*range(17), torch.ones(2)]))[-1], torch.ones(2))
+
+
 def test_twice_the_same_tensor_is_the_same_tensor():
     one = torch.rand(LARGE)
     batch = Sent([one, one])

@@ -22,6 +22,7 @@ from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
+from fastload.memory.sending import send_batches
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.options import has_own_iterator
@@ -152,6 +153,7 @@ class SendsPromptly:
         self.worker_init_fn = worker_init_fn
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
+        send_batches()
         if sys.getswitchinterval() == _USUAL_SWITCH_S:  # else the user has set it
             sys.setswitchinterval(SWITCH_S)
         if self.worker_init_fn is not None:

@@ -1,1 +1,1 @@
-"""Pinned shared memory for worker processes to write into."""
+"""Shared memory that worker processes write batches into: pinned slots, and memory files."""

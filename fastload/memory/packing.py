@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 import torch.utils.data._utils.collate as torch_collate
@@ -223,8 +223,16 @@ def _is_from_torch(function: Any) -> bool:
     )
 
 
-def collate_into(packer: Packer, samples: list[Any]) -> Any:
-    """Collate like ``default_collate``, but stack large tensors straight into the slot.
+class Stacker(Protocol):
+    """Stacks large tensors for :func:`collate_into`."""
+
+    def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        """Stack samples; raises ``TypeError`` or ``RuntimeError`` for those that torch should stack."""
+        ...
+
+
+def collate_into(packer: Stacker, samples: list[Any]) -> Any:
+    """Collate like ``default_collate``, but let ``packer`` stack large tensors, such as straight into its slot.
 
     Containers, dtypes and errors are the same.
 
@@ -235,7 +243,7 @@ def collate_into(packer: Packer, samples: list[Any]) -> Any:
 
 
 class _StackInto:
-    def __init__(self, packer: Packer) -> None:
+    def __init__(self, packer: Stacker) -> None:
         self._packer = packer
 
     def __call__(self, batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:

@@ -1,0 +1,239 @@
+"""Send batches from worker processes: large tensors in memory files, all files in one message.
+
+Torch's workers send every tensor's shared memory by a connection of its own, and pay a page fault for every 4 KiB
+they write there. Here the kernel copies a tensor into a file that is not mapped; the receiver maps it, as torch does.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import io
+import os
+import pickle
+import socket
+import sys
+import threading
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+import torch.utils.data._utils.fetch as torch_fetch
+from torch.multiprocessing import get_sharing_strategy
+from torch.utils.data._utils.worker import _worker_loop
+
+from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable, stacks_into
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FILES_MAX: Final = 253
+"""File descriptors that Linux sends in one message (``SCM_MAX_FD``)."""
+
+_FEW: Final = 16
+_PLAIN: Final = (int, float, str, bool)
+
+_arriving = threading.local()  # the memory files of the batch that this thread unpickles
+
+
+def send_batches() -> None:
+    """Make this worker process send its batches in memory files, if its fetchers are torch's."""
+    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        kind: Any = getattr(torch_fetch, name, None)
+        if getattr(kind, "__module__", None) == torch_fetch.__name__:
+            kind.fetch = _sending(kind.fetch)
+
+
+def _sending(fetch: Callable[[Any, Any], Any]) -> Any:
+    @functools.wraps(fetch)
+    def fetch_to_send(self: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
+        is_sent = sys._getframe(1).f_code is _worker_loop.__code__  # not by a loader that the dataset has
+        strategy = get_sharing_strategy()  # type: ignore[no-untyped-call]
+        if not is_sent or strategy != "file_descriptor" or not hasattr(os, "memfd_create"):
+            return fetch(self, possibly_batched_index)
+        if stacks_into(self.collate_fn):
+            self.collate_fn = functools.partial(collate_into, FileStacker())
+        data = fetch(self, possibly_batched_index)
+        return Sent(data) if type(data) in (torch.Tensor, list, tuple, dict) else data
+
+    return fetch_to_send
+
+
+class FileStacker:
+    """Stacks samples into a memory file, as ``default_collate`` stacks them into shared memory."""
+
+    def stack(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        """Stack plain tensors of one size and dtype.
+
+        Raises:
+            TypeError: They are something else.
+            RuntimeError: There are no more files.
+        """
+        first = samples[0]
+        kind = first.size(), first.dtype
+        if not all(is_packable(sample) and (sample.size(), sample.dtype) == kind for sample in samples):
+            raise TypeError
+        size = (len(samples), *first.size())
+        nbytes = first.numel() * first.element_size()
+        try:
+            file = _memory_file()
+        except OSError as error:
+            raise RuntimeError(*error.args) from error
+        try:
+            for number, sample in enumerate(samples):
+                _write(file, sample.contiguous().view(-1).view(torch.uint8), number * nbytes)
+            storage = _storage_of(file, len(samples) * nbytes)
+        finally:
+            os.close(file)
+        return _tensor(storage, first.dtype, 0, size, contiguous_stride(size))
+
+
+class Sent:
+    """A batch that is unpickled as its ``data``.
+
+    Tensors to which nothing else refers are moved, small ones within the message. Torch shares the others with the
+    worker, which may send them again.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        content = io.BytesIO()
+        pickler = _Pickler(content, {id(tensor) for tensor in _alone([self.data])})
+        if not pickler.moved:
+            return _itself, (self.data,)
+        try:
+            pickler.dump(self.data)
+            return _receive, (content.getvalue(), *_posted(pickler.files))
+        except OSError:  # there are no more files or sockets
+            return _itself, (self.data,)
+        finally:
+            for file in pickler.files:
+                os.close(file)
+
+
+class _Pickler(ForkingPickler):
+    """Moves some tensors, by their ids."""
+
+    def __init__(self, content: io.BytesIO, moved: set[int]) -> None:
+        super().__init__(content)
+        self.moved = moved
+        self.files: list[int] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if id(obj) not in self.moved:
+            return NotImplemented
+        storage = obj.untyped_storage()
+        content = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+        where = obj.dtype, obj.storage_offset(), tuple(obj.size()), obj.stride()
+        if storage.nbytes() <= SMALL_BYTES:
+            return _small, (content.numpy().tobytes(), *where)
+        if len(self.files) == FILES_MAX:
+            return NotImplemented
+        self.files.append(_memory_file())
+        _write(self.files[-1], content, 0)
+        return _mapped, (len(self.files) - 1, storage.nbytes(), *where)
+
+
+def _memory_file() -> int:
+    return os.memfd_create("fastload-batch", os.MFD_CLOEXEC)
+
+
+def _write(file: int, content: torch.Tensor, offset: int) -> None:
+    """Write bytes at an offset; a call may write only a part of them."""
+    rest = _bytes_of(content)
+    while rest:
+        written = os.pwrite(file, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def _posted(files: list[int]) -> tuple[Any, ...]:
+    """Post files into a socket; returns its end for the receiver, and their number."""
+    if not files:
+        return ()
+    near, far = socket.socketpair()
+    with near, far:
+        socket.send_fds(near, [b"."], files)
+        return DupFd(far.fileno()), len(files)
+
+
+def _itself(data: Any) -> Any:
+    return data
+
+
+def _receive(content: bytes, post: Any = None, count: int = 0) -> Any:
+    files: list[int] = []
+    if post is not None:
+        with socket.socket(fileno=post.detach()) as far:
+            files = socket.recv_fds(far, 1, count, socket.MSG_CMSG_CLOEXEC)[1]
+    try:
+        if len(files) < count:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        _arriving.files = files
+        return pickle.loads(content)
+    finally:
+        _arriving.files = None
+        for file in files:
+            os.close(file)
+
+
+def _mapped(index: int, nbytes: int, *where: Any) -> torch.Tensor:
+    return _tensor(_storage_of(_arriving.files[index], nbytes), *where)
+
+
+def _small(content: bytes, *where: Any) -> torch.Tensor:
+    storage: Any = torch.UntypedStorage._new_shared(len(content))  # type: ignore[no-untyped-call]
+    _bytes_of(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))[:] = content
+    return _tensor(storage, *where)
+
+
+def _storage_of(file: int, nbytes: int) -> Any:
+    return cast("Any", torch.UntypedStorage)._new_shared_fd_cpu(file, nbytes)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(cast("Any", tensor.numpy()))
+
+
+def _tensor(storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: Any) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)
+
+
+def _alone(values: list[Any]) -> Iterator[torch.Tensor]:
+    """The tensors to which only ``values`` refer, at any depth of lists, tuples and dicts."""
+    if len(values) > _FEW and type(values[0]) in _PLAIN:  # tokens: looking at each would take longer than sending it
+        return
+    for value in values:
+        if sys.getrefcount(value) > _REFERENCES:
+            continue
+        if type(value) in (list, tuple):
+            yield from _alone(list(value))
+        elif type(value) is dict:
+            yield from _alone(list(value.values()))
+        elif is_packable(value) and _has_own_storage(value):
+            yield value
+
+
+def _has_own_storage(tensor: torch.Tensor) -> bool:
+    storage = tensor.untyped_storage()
+    return _uses(storage) <= _USES and not storage.is_shared() and storage.nbytes() > 0
+
+
+def _uses(storage: torch.UntypedStorage) -> int:
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def _fewest_references(values: list[object]) -> int:
+    """What :func:`_alone` counts for an object in ``values`` and one container."""
+    for value in values:
+        return sys.getrefcount(value)
+    raise ValueError("values must not be empty")
+
+
+_HOLDER: Final = [object()]
+_REFERENCES: Final = _fewest_references(list(_HOLDER))
+_EXAMPLE: Final = torch.empty(1, device="cpu")
+_USES: Final = _uses(_EXAMPLE.untyped_storage())

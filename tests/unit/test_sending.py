@@ -1,0 +1,305 @@
+"""Batches sent in memory files equal torch's, in every respect that a program can see."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import socket
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+from children import exit_code, forked
+from torch.multiprocessing import reductions
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+
+from fastload import FastLoader
+from fastload.memory import sending
+from fastload.memory.packing import SMALL_BYTES, collate_into
+from fastload.memory.sending import FileStacker, Sent
+
+LARGE = SMALL_BYTES // 4 + 1  # float32 elements
+
+
+@pytest.fixture(autouse=True)
+def no_sharer():
+    yield
+    resource_sharer.stop(timeout=5)
+
+
+def sent(data):
+    """What arrives; ``data`` must be a batch to which nothing else refers."""
+    message = bytes(ForkingPickler.dumps(data))
+    reductions.shared_cache.clear()  # else torch finds the storage in this process
+    return pickle.loads(message)
+
+
+def files_of(data):
+    """How many files and small tensors a batch would move."""
+    return sum(1 for _ in sending._alone([data.data]))
+
+
+TENSORS = {
+    "large": lambda: torch.rand(3, LARGE),
+    "small": lambda: torch.rand(5),
+    "number": lambda: torch.tensor(7),
+    "int64": lambda: torch.arange(LARGE),
+    "bool": lambda: torch.rand(4 * LARGE) > 0.5,
+    "bfloat16": lambda: torch.rand(4 * LARGE).to(torch.bfloat16),
+    "complex": lambda: torch.rand(LARGE, dtype=torch.complex64),
+    "channels last": lambda: torch.rand(2, 3, 90, 80).contiguous(memory_format=torch.channels_last),
+    "of NumPy": lambda: torch.as_tensor(np.random.default_rng(0).random((3, LARGE))),
+    "part": lambda: torch.rand(9, LARGE)[2:4, ::3],
+    "transposed": lambda: torch.rand(9, LARGE).t(),
+    "nothing": lambda: torch.empty(0, 3),
+    "expanded": lambda: torch.rand(1).expand(3, 4),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+@pytest.mark.parametrize("holder", [lambda t: [t], lambda t: (1, {"a": t, "b": None}), lambda t: t])
+def test_a_tensor_arrives_as_torch_sends_it(kind, holder):
+    def leaf(data):
+        while not isinstance(data, torch.Tensor):
+            data = data[0] if isinstance(data, list) else data[1] if isinstance(data, tuple) else data["a"]
+        return data
+
+    torch.manual_seed(0)
+    ours = leaf(sent(Sent(holder(TENSORS[kind]()))))
+    torch.manual_seed(0)
+    theirs = leaf(sent(holder(TENSORS[kind]())))
+    assert type(ours) is torch.Tensor
+    assert torch.equal(ours, theirs)
+    for figure in ("dtype", "requires_grad"):
+        assert getattr(ours, figure) == getattr(theirs, figure)
+    for figure in ("size", "stride", "storage_offset", "is_shared", "is_inference"):
+        assert getattr(ours, figure)() == getattr(theirs, figure)()
+    assert ours.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+    assert ours.untyped_storage().resizable() == theirs.untyped_storage().resizable()
+
+
+def test_an_unshared_tensor_is_moved_in_one_message_with_others():
+    batch = Sent(([torch.rand(LARGE) for _ in range(3)], {"small": torch.rand(2)}))
+    assert files_of(batch) == 4
+    assert batch.__reduce__()[1][2] == 3
+
+
+class Holder:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+KEPT = {
+    "tensor": lambda kept: kept[0],
+    "view": lambda kept: kept[0][:],
+    "row": lambda kept: kept[0].view(-1, 2)[0],
+    "detached": lambda kept: kept[0].detach(),
+    "opaque": lambda kept: Holder(kept[0]),
+    "container": lambda kept: kept,
+    "array": lambda kept: kept[0],
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_tensor_that_is_kept_is_left_to_torch(kind):
+    kept = [torch.rand(2 * LARGE)]
+    batch = Sent([KEPT[kind](kept)])
+    if kind == "array":
+        kept[0] = kept[0].numpy()
+    assert files_of(batch) == 0
+
+
+def test_a_long_list_of_numbers_is_not_searched():
+    # Not made within the assertions, which would refer to the tensors.
+    short, long = Sent([*range(15), torch.rand(2)]), Sent([*range(16), torch.rand(2)])
+    assert (files_of(short), files_of(long)) == (1, 0)
+    assert torch.equal(sent(Sent([*range(17), torch.ones(2)]))[-1], torch.ones(2))
+
+
+def test_twice_the_same_tensor_is_the_same_tensor():
+    one = torch.rand(LARGE)
+    batch = Sent([one, one])
+    del one
+    ours = sent(batch)
+    assert ours[0] is ours[1]
+
+
+def test_what_is_shared_already_is_left_to_torch():
+    batch = Sent([torch.rand(LARGE)])
+    assert files_of(batch) == 1
+    batch.data[0].share_memory_()
+    assert files_of(batch) == 0
+
+
+def test_more_tensors_than_fit_one_message():
+    batch = Sent([torch.full((LARGE,), float(number)) for number in range(sending.FILES_MAX + 3)])
+    assert batch.__reduce__()[1][2] == sending.FILES_MAX
+    ours = sent(batch)
+    assert [tensor[-1].item() for tensor in ours] == list(range(sending.FILES_MAX + 3))
+
+
+@pytest.mark.parametrize("missing", ["memory files", "sockets"])
+def test_torch_sends_what_finds_no_file(missing, monkeypatch):
+    def none(*arguments):
+        raise OSError(errno.EMFILE, "none left")
+
+    batch = Sent([torch.ones(LARGE), torch.ones(LARGE)])
+    holder, name = (os, "memfd_create") if missing == "memory files" else (socket, "socketpair")
+    monkeypatch.setattr(holder, name, none)
+    rebuild, arguments = batch.__reduce__()
+    monkeypatch.undo()
+    assert rebuild(*arguments) is batch.data
+
+
+def test_files_that_do_not_arrive_are_an_error_of_too_many(monkeypatch):
+    message = bytes(ForkingPickler.dumps(Sent([torch.ones(LARGE), torch.ones(LARGE)])))
+    receive = socket.recv_fds
+
+    def one_less(*arguments):
+        content, files, *rest = receive(*arguments)
+        os.close(files.pop())
+        return content, files, *rest
+
+    monkeypatch.setattr(socket, "recv_fds", one_less)
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)) as raised:
+        pickle.loads(message)
+    assert raised.value.errno == errno.EMFILE
+
+
+def test_a_call_that_writes_a_part_is_repeated(monkeypatch):
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, content, offset: write(file, content[:1000], offset))
+    content = torch.arange(LARGE)
+    assert torch.equal(sent(Sent([content.clone()]))[0], content)
+
+
+SAMPLES = {
+    "floats": lambda: [torch.rand(LARGE) for _ in range(3)],
+    "strided": lambda: [torch.rand(70, 80, 3).permute(2, 0, 1) for _ in range(3)],
+    "nested": lambda: [{"a": torch.rand(LARGE), "b": (number, [torch.rand(2)])} for number in range(3)],
+    "two sizes": lambda: [torch.rand(LARGE), torch.rand(LARGE + 1)],
+    "two dtypes": lambda: [torch.rand(LARGE), torch.rand(LARGE).double()],
+    "tensor and number": lambda: [torch.rand(LARGE), 3.0],
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_samples_are_stacked_as_torch_stacks_them(kind):
+    def outcome(collate):
+        torch.manual_seed(0)
+        try:
+            return collate(SAMPLES[kind]())
+        except Exception as error:
+            return type(error), str(error)
+
+    ours, theirs = outcome(lambda samples: collate_into(FileStacker(), samples)), outcome(default_collate)
+    if kind == "nested":
+        assert torch.equal(ours["b"][0], theirs["b"][0])
+        ours, theirs = ours["a"], theirs["a"]
+    if isinstance(theirs, tuple):
+        assert ours == theirs
+    else:
+        assert torch.equal(ours, theirs)
+        assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
+
+
+def test_samples_are_stacked_by_torch_without_memory_files(monkeypatch):
+    def none(*arguments):
+        raise OSError(errno.EMFILE, "none left")
+
+    monkeypatch.setattr(os, "memfd_create", none)
+    samples = SAMPLES["floats"]()
+    assert torch.equal(collate_into(FileStacker(), samples), torch.stack(samples))
+
+
+class Cached(Dataset):
+    """Gives the tensors that it keeps, which a loop may change."""
+
+    def __init__(self):
+        self.kept = [torch.full((LARGE,), float(number)) for number in range(4)]
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.kept[index], torch.full((LARGE,), float(index))
+
+
+class Loads(Dataset):
+    """Makes its samples with a loader of its own."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        own = DataLoader([torch.full((LARGE,), float(index))] * 2, 2)
+        return [type(batch).__name__ for batch in own], next(iter(own)), get_worker_info().id
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (torch.full((LARGE,), float(number)) for number in range(5))
+
+
+def listed(samples):
+    return samples
+
+
+def changed_in_place(loader):
+    """Two epochs' batches, each changed after it is seen."""
+    seen = []
+    for _ in range(2):
+        for batch in loader:
+            for kept, made in batch:
+                seen.append((kept[-1].item(), made[-1].item(), kept.is_shared(), made.is_shared()))
+                kept += 10
+                made += 10
+    return seen
+
+
+def test_a_kept_tensor_stays_shared_with_the_worker():
+    given = {"batch_size": 2, "num_workers": 1, "persistent_workers": True, "collate_fn": listed}
+    with FastLoader(Cached(), device="cpu", **given) as loader:
+        ours = changed_in_place(loader)
+    assert ours == changed_in_place(DataLoader(Cached(), **given))
+    assert ours[4][0] == 10.0  # what the loop added to the worker's tensor
+
+
+def test_files_by_name_stay_torchs():
+    def by_name():
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        with FastLoader(Stream(), batch_size=None, num_workers=1, collate_fn=listed, device="cpu") as loader:
+            for sample in loader:
+                assert sample.is_shared()
+                with open("/proc/self/maps") as maps:
+                    assert "memfd:fastload-batch" not in maps.read()
+
+    assert exit_code(forked(by_name)) == 0  # torch's process for such files lives as long as the one that started it
+
+
+def test_a_loader_in_a_dataset_gives_it_tensors():
+    with FastLoader(Loads(), batch_size=2, num_workers=1, collate_fn=listed, device="cpu") as loader:
+        batches = list(loader)
+    assert [name for batch in batches for names, _, _ in batch for name in names] == ["Tensor"] * 4
+    assert [inner[-1, -1].item() for batch in batches for _, inner, _ in batch] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("collate_fn", [None, listed])
+def test_a_stream_of_large_samples_arrives_whole(collate_fn):
+    with FastLoader(Stream(), batch_size=2, num_workers=1, collate_fn=collate_fn, device="cpu") as loader:
+        values = [sample[-1].item() for batch in loader for sample in batch]
+    assert values == [0, 1, 2, 3, 4]
+
+
+def test_batches_of_workers_come_in_memory_files():
+    given = {"batch_size": 4, "num_workers": 1, "device": "cpu"}
+    for collate_fn in (None, listed):
+        with FastLoader(Cached(), collate_fn=collate_fn, **given) as loader:
+            batch = next(iter(loader))
+            made = batch[0][1] if collate_fn else batch[0]
+            with open("/proc/self/maps") as maps:
+                assert "memfd:fastload-batch" in maps.read()
+        assert made.is_shared()

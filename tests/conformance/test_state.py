@@ -1,4 +1,4 @@
-"""Stop a loader after any batch, and go on in a new one, with the same bits."""
+"""Stop a loader after any batch; a new one goes on with the same bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from backends import simulated
+from photos import make_folder, mix_in, photos_fixture, train_v1
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import (
@@ -24,7 +26,6 @@ from torchvision.transforms import (
 )
 
 from fastload import FastLoader
-from tests.photos import make_folder, mix_in, photos_fixture, train_v1
 
 folder = photos_fixture()
 
@@ -395,3 +396,76 @@ def test_a_loader_whose_place_cannot_be_told_warns_once_and_refuses():
     assert loader.state_dict() == state
     with pytest.raises(ValueError, match="use in_order=True"):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("native", "workers"), [(True, 3), (True, 0), (False, 2), (False, 0)])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_on_a_simulated_device(folder: Path, monkeypatch, native, workers, persistent):
+    own = simulated.install_native(monkeypatch)
+    persistent = persistent and workers > 0
+
+    def make():
+        dataset = ImageFolder(folder, train_v1()) if native else Drawing()
+        options = {"num_workers": workers, "persistent_workers": persistent, "device_prefetch": 2, **own}
+        return FastLoader(dataset, 4, shuffle=True, **options)
+
+    check(make, STOPS[1::2])
+
+
+class Failing(Drawing):
+    """Raises in some samples, after it has drawn."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if index % 9 == 4:
+            raise ValueError(f"sample {index}")
+        return sample
+
+
+@pytest.mark.parametrize(("native", "workers", "persistent"), [(False, 0, False), (False, 2, True), (True, 2, True)])
+def test_batches_that_raised_count_as_handed_over(tmp_path: Path, native, workers, persistent):
+    bad = make_folder(tmp_path / "bad", 20)
+    for name in ("class0/0", "class1/010", "class2/z"):
+        (bad / f"{name}.jpg").write_bytes(b"no image")
+
+    def make():
+        dataset = ImageFolder(bad, train_v1()) if native else Failing()
+        return FastLoader(dataset, 2, shuffle=True, num_workers=workers, persistent_workers=persistent)
+
+    def take(iterator):
+        try:
+            return flat(next(iterator))
+        except StopIteration:
+            return None
+        except Exception as error:
+            return [type(error).__name__]
+
+    def epoch(iterator):
+        return list(iter(lambda: take(iterator), None))
+
+    seed(5)
+    loader = make()
+    expected = [epoch(iter(loader)) for _ in range(3)]
+    assert [len(batch) for batch in expected[0]].count(1) >= 1
+    for stop in (1, 4, 8):
+        seed(5)
+        loader = make()
+        epoch(iter(loader))
+        iterator = iter(loader)
+        batches = [take(iterator) for _ in range(stop)]
+        loader = restart(loader, make)
+        assert batches + epoch(iter(loader)) == expected[1], stop
+        assert epoch(iter(loader)) == expected[2], stop
+
+
+def test_an_engine_of_another_kind_goes_on(folder: Path):
+    for before, after in (("native", "torch"), ("torch", "native")):
+        seed(5)
+        loader = FastLoader(ImageFolder(folder, train_v1()), 4, shuffle=True, num_workers=2, engine=before)
+        expected = [[flat(batch) for batch in loader] for _ in range(2)]
+        seed(5)
+        iterator = iter(loader)
+        batches = [flat(next(iterator)) for _ in range(3)]
+        other = FastLoader(ImageFolder(folder, train_v1()), 4, shuffle=True, num_workers=2, engine=after)
+        other.load_state_dict(saved(loader.state_dict()))
+        assert [batches + [flat(batch) for batch in other], [flat(batch) for batch in other]] == expected

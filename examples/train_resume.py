@@ -1,4 +1,4 @@
-"""Train an image classifier that may be killed at any step and goes on with the same losses.
+"""Train an image classifier that goes on with the same losses after a kill.
 
 python examples/train_resume.py DIR --checkpoint run.pt --epochs 3
 
@@ -28,7 +28,7 @@ def make_loader(args: argparse.Namespace) -> DataLoader:
 
 
 def save(path: Path, **parts: object) -> None:
-    """Write a checkpoint; a crash at any time leaves the former one or the new one."""
+    """Write a checkpoint; a crash leaves the former one or the new one."""
     torch.save(parts, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 

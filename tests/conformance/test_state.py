@@ -498,3 +498,20 @@ def test_a_state_saved_after_loading_is_the_same(folder: Path, native):
     other.load_state_dict(state)
     iter(other)
     assert str(other.state_dict()) == str(state)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_an_automatic_number_of_workers_stays_what_it_was(folder: Path, native):
+    def make():
+        dataset = ImageFolder(folder, train_v1()) if native else Drawing()
+        return FastLoader(dataset, 4, shuffle=True, num_workers="auto")
+
+    seed(5)
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = saved(loader.state_dict())
+    other = make()
+    other.load_state_dict(state)
+    assert [flat(batch) for batch in other] == [flat(batch) for batch in iterator]
+    assert other.num_workers == loader.num_workers == state["num_workers"]

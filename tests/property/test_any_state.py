@@ -91,7 +91,7 @@ def epoch(loader: Any, iterator: Any = None) -> list[Any]:
     return [*iter(lambda: step(loader, iterator), None), generators(loader)]
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(make=loaders(), before=st.integers(0, 2), share=st.floats(0, 1), drops=st.booleans())
 def test_any_loader_goes_on(folder, make, before, share, drops):
     seed(1)

@@ -92,7 +92,8 @@ class RandomStream:
 #   ("exp", index, x): call provide_exp(x, torch.exp(x)), in float32.
 # outcome(), geometry() and statuses() (one byte per sample, an index into status_names()) are final once wait() returns
 # "done". So is erased(): what a random erasing fills in each sample, see _Erased.
-# Samples that are not "ok" are black; generator_before() still works for them.
+# Samples that are not "ok" are black; generator_before() still works for them. With len() it returns the state after
+# the last sample; `None` if the draws have not got that far.
 class Job:
     def __len__(self) -> int: ...
     def wait(self, timeout: float = -1.0) -> Literal["done", "requested", "timeout"]: ...

@@ -96,7 +96,7 @@ void Job::skip(const Generator& after) {
 bool Job::generator_before(std::size_t sample, Generator& generator) const {
   if (foreign()) return false;
   const std::lock_guard<std::mutex> lock(pool_->mutex_);
-  if (marks_.empty() || sample > frontier_ || sample >= samples_.size()) return false;
+  if (marks_.empty() || sample > frontier_) return false;
   auto mark = marks_.rbegin();
   while (mark->sample > sample) ++mark;
   generator = mark->generator;

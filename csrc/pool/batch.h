@@ -102,7 +102,8 @@ class Job {
   void provide_exp(float input, float output);
   // Call after handling `request().sample`; the stream continues from `after`. The outcome's status stays.
   void skip(const Generator& after);
-  // The stream's state before a sample's draws. False if the draws have not got that far, or there is no stream.
+  // The stream's state before a sample's draws; with size(), after those of the last. False if the draws have not got
+  // that far, or there is no stream.
   bool generator_before(std::size_t sample, Generator& generator) const;
   bool foreign() const;
 

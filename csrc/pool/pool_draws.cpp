@@ -63,6 +63,7 @@ bool PoolState::draw_in_order(Job& job) {
     request(job, Request::Kind::sample, job.frontier_, 0);
     return false;
   }
+  if (job.marks_.back().sample != job.frontier_) job.marks_.push_back({job.frontier_, stream.generator_});
   return true;
 }
 

@@ -13,10 +13,11 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from fastload import _core
+from fastload.engines.resumption import digest_of
 from fastload.stats.stats import Totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
@@ -46,6 +47,7 @@ class Batch:
     error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
     pixels: Any = None  # the tensor that `job` fills
     job: Any = None
+    after: bytes | None = None  # the worker's generator after it, if Python has drawn
     awaited: tuple[float, float] = (0.0, 0.0)  # begin and end of the pipeline's wait for the pixels
     patches: list[list[Patch]] = field(default_factory=list)  # what erases each sample
     images: int = 0
@@ -92,6 +94,62 @@ class Batch:
             self.error = wrapped(self.worker, None if index is None else f"sample {index!r}")
         except BaseException as error:
             raise RuntimeError(f"DataLoader worker exited unexpectedly: sample {index!r} raised {error!r}") from error
+
+
+def first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
+    """Return the number of the first batch not taken; ``empty`` without batches."""
+    number = empty
+    for batch in batches:
+        if not batch.taken:
+            return batch.number
+        number = batch.number + 1
+    return number
+
+
+class StreamStates:
+    """What the workers' generators are after the last batches that each worker made.
+
+    Written by the pipeline's thread; other threads read.
+
+    Args:
+        first: Before the first batch; ``None`` for a worker that starts from its seed.
+    """
+
+    def __init__(self, first: Sequence[bytes | None]) -> None:
+        self._first = list(first)
+        self._kept: dict[int, tuple[int, bytes | None]] = {}
+
+    def add(self, batch: Batch, draws: bool, handed_over: int) -> None:
+        """Keep the state after ``batch``, and drop those that are too old."""
+        after, workers = batch.after, len(self._first)
+        if draws and after is None and batch.job is not None:
+            after = batch.job.generator_before(len(batch.job))
+        self._kept[batch.number] = digest_of(batch.indices), after
+        for number in sorted(number for number in self._kept if number < handed_over - workers):
+            self._first[number % workers] = self._kept[number][1] or self._first[number % workers]
+            del self._kept[number]
+
+    def at(self, handed_over: int) -> tuple[int, list[bytes | None]]:
+        """Return the digest of the last batch handed over (0: unknown), and each worker's state."""
+        workers = len(self._first)
+        states = [self._before(number) for number in range(handed_over, handed_over + workers)]
+        turn = handed_over % workers
+        return self._kept.get(handed_over - 1, (0, None))[0], states[workers - turn :] + states[: workers - turn]
+
+    def _before(self, number: int) -> bytes | None:
+        """The state of a worker before a batch: after its last batch that drew."""
+        worker = number % len(self._first)
+        for earlier in range(number - len(self._first), -1, -len(self._first)):
+            if earlier not in self._kept:
+                break
+            if (state := self._kept[earlier][1]) is not None:
+                return state
+        return self._first[worker]
+
+    def begin_epoch(self, made: int) -> None:
+        """Begin an epoch that goes on with the same generators, after ``made`` batches."""
+        self._first = self.at(made)[1]
+        self._kept.clear()
 
 
 class PythonError(Exception):

@@ -31,10 +31,12 @@ from fastload.engines.decode_batch import (
     Batch,
     ClosedError,
     PythonError,
+    StreamStates,
     TookTooLongError,
     as_seen_from,
     drawn,
     exp_of,
+    first_untaken,
     stage_totals,
     working_directory,
     wrapped,
@@ -48,7 +50,7 @@ from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -73,7 +75,7 @@ class DecodePipeline:
         threads: Number of decode threads.
         base_seed: Base seed of the epoch's workers.
         workers: Number of random streams, as many as torch would have workers.
-        first_states: States of the workers' generators at first; ``None`` seeds them as torch does.
+        first_states: States of the workers' generators at first; ``None``, for one or all, seeds as torch does.
         by_index: Whether a sample's random numbers depend on its index.
         finish: Makes the batch from pixels (``(N, H, W, 3)`` uint8), what erases each sample, the rest of the batch
             and its number; called in the pipeline's thread.
@@ -97,7 +99,7 @@ class DecodePipeline:
         ahead: int,
         finish_is_epilogue: bool = False,
         device: torch.device | None = None,
-        first_states: list[bytes] | None = None,
+        first_states: Sequence[bytes | None] | None = None,
     ) -> None:
         self.epoch = 0  # this and the next line: set by the iterator
         self.owner: object = None  # a weak reference that is put into ``wakeups`` when the iterator is gone
@@ -109,18 +111,16 @@ class DecodePipeline:
         self._by_index = by_index
         self._finish = finish
         self._finish_is_epilogue = finish_is_epilogue
-        self._pin = pin
-        self._device = device
-        self._ahead = ahead
-        others = recipe.pipeline.draws_others
-        self._streams = streams_of_workers(base_seed, workers, first_states, others=others)
+        self._pin, self._device, self._ahead = pin, device, ahead
+        first_states = first_states or [None] * workers
+        self.states = StreamStates(first_states)
+        self._streams = streams_of_workers(base_seed, first_states, others=recipe.pipeline.draws_others)
         self._batches: deque[Batch] = deque()
         self._number = 0  # of the next batch, if the pipeline is empty
         self.wakeups: queue.SimpleQueue[object] = queue.SimpleQueue()  # wakes the pipeline's thread
         self._draining = self._last = self._closed = False
         self._pid = os.getpid()
-        self.images = 0  # this and the next two lines: of the batch claimed last
-        self.awaited = (0.0, 0.0)
+        self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
         self._decoded = self._in_python_batches = self._in_python_images = 0
         self._collate_s = self._finish_s = self._in_python_s = 0.0
@@ -155,6 +155,10 @@ class DecodePipeline:
             number = self._number if last is None else last.number + 1
             self._batches.append(Batch(number % len(self._streams), number, draw))
         self.wakeups.put(None)
+
+    def handed_over(self) -> int:
+        """Number of the first batch of the epoch that is not taken."""
+        return first_untaken(tuple(self._batches), self._number)
 
     def end(self) -> None:
         """Announce that no more batches follow; the sample process ends after the last."""
@@ -216,13 +220,14 @@ class DecodePipeline:
         python = self._in_python_images, self._in_python_batches, self._in_python_s
         return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self, timeout_s: float, begin: int) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
 
         After an exception the pipeline can only be closed.
 
         Args:
             timeout_s: Per batch; 0 waits indefinitely.
+            begin: Number of the next batch.
 
         Raises:
             TookTooLongError: A batch is not made in time.
@@ -237,8 +242,9 @@ class DecodePipeline:
                 batch.taken = True
         finally:
             self._draining = False
+        self.states.begin_epoch(self.handed_over())
         self._batches.clear()
-        self._number = 0
+        self._number = begin
 
     def close(self) -> None:
         """Stop the threads and the process. Idempotent; callable from any thread; waits are bounded."""
@@ -253,6 +259,7 @@ class DecodePipeline:
             self._process.close()
         elif self._thread is not threading.current_thread():
             self._thread.join(JOIN_S)  # bounded: the user's dataset, where it may be, cannot be interrupted
+        self._number = self.handed_over()
         self._batches.clear()
 
     def _run(self) -> None:
@@ -295,18 +302,11 @@ class DecodePipeline:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
             batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
             _core.advise_large_pages(batch.pixels)
-            draws: dict[str, Any] = {}
+            options = {**self._recipe.options, "max_pixels": self._process.max_pixels}
             if self._recipe.pipeline.draws:
-                draws = {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
-            options = self._recipe.options
-            batch.job = self.pool.submit(
-                [as_seen_from(self._directory, source) for source in batch.sources for _ in range(self._views)],
-                batch.pixels,
-                plan=self._recipe.plan,
-                number=batch.number,
-                **draws,
-                **{**options, "max_pixels": self._process.max_pixels},
-            )
+                options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
+            inputs = [as_seen_from(self._directory, source) for source in batch.sources for _ in range(self._views)]
+            batch.job = self.pool.submit(inputs, batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
 
@@ -314,6 +314,7 @@ class DecodePipeline:
         return _core.seed_for_index(self._base_seed, self.epoch, number_of(index))
 
     def _end(self, batch: Batch, data: Any, failure: BaseException | None = None) -> None:
+        self.states.add(batch, self._recipe.pipeline.draws and not self._by_index, self.handed_over())
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
         batch.pixels = batch.job = None  # a copy in flight holds its own reference
@@ -423,8 +424,7 @@ class DecodePipeline:
         try:
             size = self._recipe.pipeline.sizes[view]
             self._process.wait_started(self._wake)
-            ask = self._process.sample
-            made, after = ask(source, before, size=size, worker=batch.worker, where=where, view=view)
+            made, after = self._process.sample(source, before, size=size, worker=batch.worker, where=where, view=view)
         except RuntimeError:
             if self._closed:
                 raise ClosedError from None
@@ -443,6 +443,7 @@ class DecodePipeline:
         later = [b for b in tuple(self._batches) if b is not batch and b.worker == batch.worker and b.job is not None]
         for stale in [*reversed(later), batch]:  # last to first: else the next queued batch would go on drawing
             stale.job.cancel()
+        batch.after = state
         self._streams[batch.worker] = _core.RandomStream(state)
         for stale in later:
             self._start(stale)

@@ -27,7 +27,7 @@ from fastload.autoscale.policy import AutoWorkers
 from fastload.autoscale.threads import ThreadSizer
 from fastload.engines.decode_batch import Batch, TookTooLongError
 from fastload.engines.decode_pipeline import DecodePipeline
-from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of
+from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.nvtx.stages import stage
 from fastload.torch_workers.signals import deferred_signals
 
@@ -74,11 +74,17 @@ class NativeIterator(_BaseDataLoaderIter):
         device_totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
+        self._resumption = resumption = state_of(loader).resumption
+        if resumption is not None and resumption.base_seed is not None:
+            self._base_seed = resumption.base_seed
         workers = loader.num_workers
         epochs = epochs_of(loader)
-        first_states = None
+        first_states: list[bytes | None] | None = None
         if recipe.first_call is not None and epochs is None:
-            first_states = process.first_states(int(self._base_seed), self._num_workers)
+            first_states = [*process.first_states(int(self._base_seed), self._num_workers)]
+        if resumption is not None and resumption.workers is not None:
+            seeded = first_states or [None] * self._num_workers
+            first_states = [late or early for late, early in zip(resumption.workers, seeded, strict=False)]
         self._sizer = None
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
@@ -120,8 +126,11 @@ class NativeIterator(_BaseDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self.check_process()
         super()._reset(loader, first_iter)
+        resumption, self._resumption = self._resumption, None
         try:
-            self.decode_pipeline.drain(self._timeout)  # advances the workers' generators
+            self.decode_pipeline.drain(
+                self._timeout, 0 if resumption is None else resumption.skip
+            )  # advances the workers' generators
         except BaseException as error:
             self.close()  # it is unknown which batches were drained
             if isinstance(error, TookTooLongError):
@@ -134,6 +143,9 @@ class NativeIterator(_BaseDataLoaderIter):
         self._exhausted = False
         self._drawn.clear()
         self._window = (loader.prefetch_factor or 2) * self._num_workers
+        if resumption is not None:
+            resumption.enter(self)
+            self._num_yielded = resumption.skip
         self._ask_for_more()
 
     def _ask_for_more(self) -> None:

@@ -226,7 +226,8 @@ class DeviceIterator:
                 data, batch, stages, images = self._take(host)
             except BaseException as error:
                 meter.stop()
-                if not isinstance(error, StopIteration):
+                meter.ended = isinstance(error, StopIteration)
+                if not meter.ended:
                     after_error(host, error)
                 raise
             meter.got(asked, batch, stages, images)
@@ -243,6 +244,11 @@ class DeviceIterator:
 
     def __getstate__(self) -> dict[str, Any]:
         raise NotImplementedError("{} cannot be pickled", type(self).__name__)  # torch's words
+
+    @property
+    def host(self) -> Any:
+        """The iterator on the host; ``None`` if closed."""
+        return self._host
 
     @property
     def is_closed(self) -> bool:
@@ -365,7 +371,7 @@ class TorchDeviceIterator(DeviceIterator):
         super().__init__(loader, device, transfer, meter, (scheduler.close,), scheduler)  # which closes the transfer
         self._view = view_of(loader, **self._changes(loader))
         scheduler.serve(self)
-        self._host = start_epoch(self._view)
+        self._host = start_epoch(self._view, state.resumption)
         self._counts_up = loader.in_order and loader.num_workers > 0  # torch's count is then the batch's number
         if self._native is not None:
             self._native.install(self._host, scheduler.key)
@@ -398,7 +404,11 @@ class TorchDeviceIterator(DeviceIterator):
 
     def _take(self, host: Any) -> tuple[Any, int | None, tuple[tuple[str, float], ...], int]:
         with stage("wait", self._number):
-            arrived = next_of(host)
+            try:
+                arrived = next_of(host)
+            finally:
+                if self._counts_up:
+                    self.meter.received = host._rcvd_idx
         self._number += 1
         data = self.scheduler.take(arrived)
         if (native := self._native) is not None:

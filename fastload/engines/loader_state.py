@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fastload import _core
     from fastload.engines.copy_scheduler import CopyScheduler
+    from fastload.engines.resumption import Resumption
     from fastload.options import LoaderConfig
 
 ITERATOR_CLOSED: Final = "the FastLoader of this iterator was closed"
@@ -41,6 +42,11 @@ class LoaderState:
         self.checks = ParityResults()
         self.engine_logged = False
         self.epochs = Epochs()
+        self.position: Any = None  # of the newest iteration
+        self.loaded: dict[str, Any] | None = None  # a state that the next iteration begins with
+        self.resumption: Resumption | None = None  # while an iterator is made that begins with it
+        self.lost: str | None = None  # why the position is unknown
+        self.warned = False  # that the loader has no state
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it
@@ -101,13 +107,18 @@ class LoaderState:
         before, self._sized = self._sized, (int(loader.num_workers), now)
         if before is None or before[0] == loader.num_workers:
             return
-        previous: Any = loader._iterator
-        if previous is not None:  # persistent workers, now too many or too few
-            _close(previous)
-            loader._iterator = None
+        self.drop_former(loader)  # persistent workers, now too many or too few
         if self.slots is not None and not self._transfers:
             self.slots.close()
             self.slots = None
+
+    @staticmethod
+    def drop_former(loader: LoaderConfig[Any]) -> None:
+        """End the workers or threads that persist, if there are any."""
+        former: Any = loader._iterator
+        loader._iterator = None
+        if former is not None:
+            _close(former)
 
     def add(
         self,

@@ -7,6 +7,7 @@ if the pipeline draws from one of these.
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch.utils.data._utils import worker
 
 from fastload import _core
 from fastload.pipeline.python_stream import STATE_BYTES, numpy_bytes, numpy_state, python_bytes, python_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def set_state(state: bytes) -> None:
@@ -40,21 +44,23 @@ def state_of_seed(seed: int, *, others: bool) -> bytes:
 
 
 def streams_of_workers(
-    base_seed: int, workers: int, first_states: list[bytes] | None, *, others: bool
+    base_seed: int, first_states: Sequence[bytes | None], *, others: bool
 ) -> list[_core.RandomStream]:
     """Return the random streams of torch's workers.
 
-    Without ``first_states`` they are seeded as torch seeds them.
+    Those without a state in ``first_states`` are seeded as torch seeds them.
     """
-    if first_states is not None:
-        return [_core.RandomStream(state) for state in first_states]
-    return [_stream_of_worker(base_seed, number, others=others) for number in range(workers)]
+    return [_stream_of_worker(base_seed, number, state, others=others) for number, state in enumerate(first_states)]
 
 
-def _stream_of_worker(base_seed: int, number: int, *, others: bool) -> _core.RandomStream:
+def _stream_of_worker(base_seed: int, number: int, state: bytes | None, *, others: bool) -> _core.RandomStream:
     if not others:
+        if state is not None:
+            return _core.RandomStream(state[: _core.Generator.STATE_BYTES])
         return _core.RandomStream.from_seed(base_seed + number)
-    of_torch = _core.Generator(base_seed + number).get_state()
+    if state is not None and len(state) > _core.Generator.STATE_BYTES:
+        return _core.RandomStream(state)
+    of_torch = state or _core.Generator(base_seed + number).get_state()
     python = random.Random(base_seed + number)
     legacy = np.random.RandomState(worker._generate_state(base_seed, number))  # type: ignore[no-untyped-call]
     return _core.RandomStream(of_torch + python_bytes(python.getstate()) + numpy_bytes(legacy.get_state()))

@@ -9,6 +9,7 @@ draw from the sampler earlier than torch does, and after an early ``break`` the 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
+from fastload.engines.resumption import keep_state, start_resumed
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 from fastload.memory.sending import send_batches
@@ -35,6 +37,7 @@ from fastload.torch_workers.processes import restart_workers, start_frozen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fastload.engines.resumption import Resumption
     from fastload.memory.slots import SlotWriter
     from fastload.stats.shared_counters import SharedCounters
 
@@ -194,16 +197,17 @@ def first_call_of(
     loader: Any, worker_init_fn: Callable[[int], None] | None, counters: SharedCounters
 ) -> Callable[[int], None]:
     """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
+    keep = keep_state if getattr(loader, "randomness", "worker") == "worker" else None
     if loader.engine == "torch":
-        return TakesSignals(MeasuredWorker(worker_init_fn, counters))
+        return TakesSignals(MeasuredWorker(worker_init_fn, counters, keep))
     makes_lazy_images(loader)  # learns what forked workers then inherit
     if makes_native_samples(loader):
         from fastload.engines.native_samples import MakesNativeSamples
 
-        measured = MeasuredWorker(SendsPromptly(worker_init_fn), counters)
+        measured = MeasuredWorker(SendsPromptly(worker_init_fn), counters, keep)
         collate_fn = None if loader.collate_fn is default_collate else any_collate_fn
         return TakesSignals(MakesNativeSamples(measured, collate_fn, exact=loader.exact))
-    return TakesSignals(MeasuredWorker(SendsPromptly(MakesLazyImages(worker_init_fn)), counters))
+    return TakesSignals(MeasuredWorker(SendsPromptly(MakesLazyImages(worker_init_fn)), counters, keep))
 
 
 def makes_native_samples(loader: Any) -> bool:
@@ -229,14 +233,15 @@ def stages_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return {}
 
 
-def start_epoch(view: DataLoader[Any]) -> Iterator[Any]:
-    """Start torch's own iterator; with persistent workers, reset the existing one."""
+def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> Iterator[Any]:
+    """Start torch's own iterator, or resume one; with persistent workers, reset the existing one."""
     seeded = view.dataset if isinstance(view.dataset, SeededByIndex) else None
     former: Any = view._iterator
     if former is not None:
         restart_workers(former, lambda: iter(view))
         return former  # type: ignore[no-any-return]
-    iterator: Any = start_frozen(lambda: iter(view)) if view.num_workers else iter(view)
+    make = functools.partial(start_frozen, lambda: iter(view)) if view.num_workers else lambda: iter(view)
+    iterator: Any = start_resumed(view, resumption, make)
     if seeded is not None and not view.num_workers:
         seeded.run_here(iterator._base_seed)
     return iterator  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ import math
 import random
 import struct
 import threading
+from array import array
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,7 +79,7 @@ def _is_numpys_own() -> bool:
 def python_bytes(state: tuple[Any, ...]) -> bytes:
     """Convert what ``random.getstate()`` returns to the core's layout."""
     _, words, normal = state
-    return np.array(words[:-1], np.uint32).tobytes() + struct.pack("<IId", words[-1], normal is not None, normal or 0.0)
+    return array("I", words[:-1]).tobytes() + struct.pack("<IId", words[-1], normal is not None, normal or 0.0)
 
 
 def python_state(data: bytes) -> tuple[Any, ...]:

@@ -54,13 +54,17 @@ class Meter:
         self._batch_size = batch_size or 1
         self._got = 0.0  # when the last batch was handed over; 0 at the start of an epoch
         self._step_s = 0.0  # from then until the next request
-        self._taken = 0
+        self.taken = 0  # this and the next two lines: of this epoch
+        self.received = 0  # torch's number of the next batch of its workers
+        self.ended = False
+        self.before_close: Callable[[], None] | None = None
         self._base = 0.0
 
     def begin_epoch(self) -> None:
         """Treat the next batch as the first of an epoch."""
         self._got = 0.0
-        self._taken = 0
+        self.taken = self.received = 0
+        self.ended = False
         self._base = self.shared.total("batches") if self.shared is not None else 0.0
 
     def ask(self) -> float:
@@ -77,7 +81,7 @@ class Meter:
         """Number of finished batches that the consumer has not taken."""
         if self.shared is None:
             return 0.0 if self._waiting is None else float(self._waiting())
-        return max(0.0, self.shared.total("batches") - self._base - self._taken)
+        return max(0.0, self.shared.total("batches") - self._base - self.taken)
 
     def got(
         self, asked: float, batch: int | None, stages_after: Iterable[tuple[str, float]] = (), images: int = 0
@@ -96,7 +100,7 @@ class Meter:
         counts["batches"] += 1
         counts["images"] += noted[0] if noted is not None else images or self._batch_size
         first, self._got = not self._got, now
-        self._taken += 1
+        self.taken += 1
         if first:
             counts["startup_s"] += now - asked
             counts["epochs"] += 1
@@ -139,6 +143,9 @@ class Meter:
 
     def close(self) -> None:
         """Release the shared counters. Idempotent."""
+        before, self.before_close = self.before_close, None
+        if before is not None:
+            before()
         shared, self.shared = self.shared, None
         if self.worker_counters is not None:
             self.worker_counters.close()
@@ -178,9 +185,13 @@ class NextData:
             data = type(iterator)._next_data(iterator)
         except BaseException as error:
             meter.stop()
-            if not isinstance(error, StopIteration):
+            meter.ended = isinstance(error, StopIteration)
+            if not meter.ended:
                 after_error(iterator, error)
             raise
+        finally:
+            if self._workers:
+                meter.received = iterator._rcvd_idx
         if (pipeline := self._pipeline) is not None:
             stages = (("decode", pipeline.decoded_at), ("epilogue", pipeline.made_at))
             meter.got(asked, None, stages, pipeline.images)

@@ -26,6 +26,10 @@ FIGURES: Final = (
     "python_s",  # by stack samples: computing elsewhere
 )
 TEXT_BYTES: Final = 128
+STATE_BYTES: Final = 10080
+"""Bytes of the states of torch's, Python's and NumPy's generators, in the core's layout."""
+
+_TAG: Final = 16  # bytes before a state: the number of its fetch, and the digest of that batch's indices
 _ENTRY: Final = 5  # doubles per ring entry: batch + 1, images, start of fetch, start of collate, end
 
 
@@ -56,7 +60,16 @@ class SharedCounters:
 
     @property
     def _nbytes(self) -> int:
+        return self._states_begin + self.workers * self._kept * (_TAG + STATE_BYTES)
+
+    @property
+    def _states_begin(self) -> int:
         return 8 * (len(FIGURES) * self.workers + _ENTRY * self.in_flight) + 2 * TEXT_BYTES * self.workers
+
+    @property
+    def _kept(self) -> int:
+        """States kept of each worker: of batches in flight and of the last handed over."""
+        return self.in_flight // self.workers + 2
 
     def _map(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, self._nbytes)
@@ -110,6 +123,25 @@ class SharedCounters:
         encoded = record[6 : 6 + int.from_bytes(record[4:6], "little")]
         whole = int.from_bytes(record[:4], "little") == zlib.crc32(encoded)
         return encoded.decode("utf-8", "replace") if whole else ""
+
+    def keep(self, worker: int, number: int, digest: int, state: bytes) -> None:
+        """Keep the states of a worker's generators after its fetch ``number``, which counts from 1."""
+        begin = self._state(worker, number)
+        self._bytes[begin : begin + 8] = bytes(8)  # invalid while it is written
+        self._bytes[begin + _TAG : begin + _TAG + STATE_BYTES] = state
+        self._bytes[begin + 8 : begin + _TAG] = digest.to_bytes(8, "little")
+        self._bytes[begin : begin + 8] = number.to_bytes(8, "little")
+
+    def kept(self, worker: int, number: int) -> tuple[int, bytes] | None:
+        """A fetch's digest and states from :meth:`keep`; ``None`` if absent or overwritten."""
+        begin = self._state(worker, number)
+        record = bytes(self._bytes[begin : begin + _TAG + STATE_BYTES])
+        if int.from_bytes(record[:8], "little") != number:
+            return None
+        return int.from_bytes(record[8:_TAG], "little"), record[_TAG:]
+
+    def _state(self, worker: int, number: int) -> int:
+        return self._states_begin + (worker * self._kept + number % self._kept) * (_TAG + STATE_BYTES)
 
     def close(self) -> None:
         """Unmap the memory in this process; workers keep theirs. Idempotent."""

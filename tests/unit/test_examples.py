@@ -114,6 +114,33 @@ def test_webdataset_example_runs(photos: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"epoch 1: loss [\d.]+, 4 batches\n", done.stdout)
 
 
+def losses(text: str) -> dict[int, str]:
+    found = re.findall(r"epoch (\d), step (\d+): loss ([\d.e-]+)", text)
+    assert len({(step, loss) for _, step, loss in found}) == len({step for _, step, _ in found}), "a step was repeated"
+    return {int(step): f"{epoch} {loss}" for epoch, step, loss in found}
+
+
+@pytest.mark.parametrize("kill_after", [1, 5, 8])
+def test_a_killed_training_goes_on_with_the_same_losses(photos: Path, tmp_path: Path, kill_after: int) -> None:
+    def command(checkpoint: str) -> list[str]:
+        return [str(photos), "--epochs", "3", *SMALL, "--checkpoint", str(tmp_path / checkpoint)]
+
+    expected = losses("\n".join(trained(run("train_resume.py", *command("whole.pt")))))
+    assert list(expected) == list(range(1, 13))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    killed = [sys.executable, str(EXAMPLES / "train_resume.py"), *command("killed.pt")]
+    lines: list[str] = []
+    with subprocess.Popen(killed, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        while len(losses("".join(lines))) < kill_after or not (tmp_path / "killed.pt").exists():
+            lines.append(process.stdout.readline())
+        process.kill()
+        lines += process.stdout.readlines()
+    rest = trained(run("train_resume.py", *command("killed.pt")))
+    assert losses("\n".join([*lines, *rest])) == expected
+    assert len(losses("\n".join(rest))) < len(expected)
+
+
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Run a script that ends before it trains in this process, to save importing torch."""

@@ -112,7 +112,7 @@ def test_a_stream_starts_as_torchs_worker_does():
         torch.manual_seed(100 + 3)
         np.random.seed(worker._generate_state(100, 3))
         wanted = state_now(others=True)
-    stream = streams_of_workers(100, 4, None, others=True)[3]
+    stream = streams_of_workers(100, [None] * 4, others=True)[3]
     job = pool.submit([b"no JPEG"], out, plan=plan, stream=stream)
     assert job.wait() == "requested"
     assert job.generator_before(0) == wanted

@@ -1,0 +1,517 @@
+"""Stop a loader after any batch; a new one goes on with the same bits."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from backends import simulated
+from photos import make_folder, mix_in, photos_fixture, train_v1
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import (
+    CenterCrop,
+    Compose,
+    RandomChoice,
+    RandomHorizontalFlip,
+    RandomOrder,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    ToTensor,
+)
+
+from fastload import FastLoader
+from fastload.engines.decode_batch import Batch, StreamStates
+from fastload.engines.resumption import digest_of
+
+folder = photos_fixture()
+
+
+class Drawing(Dataset):
+    """Draws from all three generators for each sample."""
+
+    def __init__(self, count: int = 23) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        drawn = [float(torch.rand(())), random.gauss(0, 1), float(np.random.rand())]
+        worker = [-1, -1] if info is None else [info.id, info.seed % 2**31]
+        return torch.tensor([index, *drawn, *worker], dtype=torch.float64)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        for i in range(9 if info is None else 5 + info.id):
+            yield torch.tensor([i, random.random(), float(torch.rand(()))], dtype=torch.float64)
+
+
+def generators(loader: Any) -> list[Any]:
+    """States of all generators of this process that batches come from."""
+    own = [] if loader.generator is None else [loader.generator.get_state().tolist()]
+    return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist(), own]
+
+
+def seed(number: int) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
+
+
+def flat(batch: Any) -> Any:
+    return [flat(part) for part in batch] if isinstance(batch, list | tuple) else batch.numpy().tobytes()
+
+
+def saved(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def run(
+    make: Any, stop: tuple[int, int] | None, epochs: int = 4, *, in_step: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """Return the batches of some epochs and the generators after each.
+
+    ``stop`` is (epoch, batches).
+    """
+    batches: list[Any] = []
+    after: list[Any] = []
+    seed(5)
+    with_loader = make()
+    epoch, state = 0, None
+    while epoch < epochs:
+        if state is None:
+            batches.append([])
+        if stop == (epoch, 0):
+            with_loader, stop = restart(with_loader, make), None
+        iterator = iter(with_loader)
+        state = None
+        while (batch := next(iterator, None)) is not None:
+            batches[-1].append(flat(batch))
+            if in_step:
+                torch.rand(1), random.random(), np.random.rand()  # the training step draws too
+            if stop == (epoch, len(batches[-1])):
+                stop = None
+                del iterator
+                with_loader, state = restart(with_loader, make), True
+                break
+        if state is None:
+            after.append(generators(with_loader))
+            epoch += 1
+    with_loader.close()
+    assert stop is None
+    return batches, after
+
+
+def restart(loader: Any, make: Any) -> Any:
+    state = saved(loader.state_dict())
+    loader.close()
+    seed(99)
+    fresh = make()
+    fresh.load_state_dict(state)
+    return fresh
+
+
+def check(make: Any, stops: list[tuple[int, int]], **options: Any) -> None:
+    expected = run(make, None, **options)
+    assert len({str(epoch) for epoch in expected[0]}) == len(expected[0]), "epochs that are all alike show nothing"
+    for stop in stops:
+        batches, after = run(make, stop, **options)
+        assert [len(epoch) for epoch in batches] == [len(epoch) for epoch in expected[0]], stop
+        for number, pair in enumerate(zip(batches, expected[0], strict=True)):
+            assert pair[0] == pair[1], (stop, number, [a == b for a, b in zip(*pair, strict=True)])
+        assert after == expected[1], stop
+
+
+STOPS = [(0, 0), (0, 1), (0, 4), (1, 0), (1, 1), (1, 3), (1, 6), (2, 5)]
+
+
+@pytest.mark.parametrize("with_generator", [False, True])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (3, True)])
+def test_pythons_samples_go_on_with_the_same_bits(workers, persistent, with_generator):
+    def make():
+        generator = torch.Generator().manual_seed(8) if with_generator else None
+        options = {"num_workers": workers, "persistent_workers": persistent, "generator": generator}
+        return FastLoader(Drawing(), 4, shuffle=True, **options)
+
+    check(make, STOPS)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (3, False), (2, True)])
+def test_native_batches_go_on_with_the_same_bits(folder: Path, workers, persistent):
+    def make():
+        dataset = ImageFolder(folder, train_v1())
+        return FastLoader(dataset, 4, shuffle=True, num_workers=workers, persistent_workers=persistent, engine="native")
+
+    check(make, STOPS)
+
+
+def python_draws(folder: Path) -> ImageFolder:
+    steps = [
+        RandomOrder([RandomVerticalFlip(), RandomHorizontalFlip()]),
+        RandomChoice([CenterCrop(40), CenterCrop(40)]),
+    ]
+    return ImageFolder(folder, Compose([RandomResizedCrop(48), *steps, ToTensor()]))
+
+
+def test_native_streams_of_all_three_generators_go_on(folder: Path):
+    check(lambda: FastLoader(python_draws(folder), 4, shuffle=True, num_workers=3, engine="native"), STOPS[:5])
+
+
+def test_samples_that_python_makes_leave_the_right_states(tmp_path: Path):
+    mixed = mix_in(make_folder(tmp_path / "mixed"))
+    check(
+        lambda: FastLoader(ImageFolder(mixed, train_v1()), 4, shuffle=True, num_workers=2, engine="native"), STOPS[:5]
+    )
+
+
+def seeds_otherwise(worker: int) -> None:
+    torch.manual_seed(torch.initial_seed() + 7)
+    random.seed(worker)
+    np.random.seed(worker)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_worker_init_fn_runs_before_the_states_are_set(folder: Path, native):
+    def make():
+        dataset = ImageFolder(folder, train_v1()) if native else Drawing()
+        return FastLoader(dataset, 4, shuffle=True, num_workers=2, worker_init_fn=seeds_otherwise)
+
+    check(make, STOPS[:5])
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_the_device_side_counts_batches_handed_over(workers, persistent):
+    def make():
+        options = {"num_workers": workers, "persistent_workers": persistent, "dtype": torch.float32}
+        loader = FastLoader(Drawing(), 4, shuffle=True, **options)
+        assert type(iter(FastLoader(Drawing(2), dtype=torch.float32))).__name__ == "TorchDeviceIterator"
+        return loader
+
+    check(make, STOPS)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(0, 3), (3, 0), (1, 2)])
+def test_by_sample_another_number_of_workers_gives_the_same_rest(folder: Path, native, before, after):
+    def make(workers):
+        dataset = ImageFolder(folder, train_v1()) if native else Drawing()
+        return FastLoader(dataset, 4, shuffle=True, num_workers=workers, randomness="sample")
+
+    def cut(batch):
+        return flat(batch) if native else flat(batch[:, :4].contiguous())
+
+    seed(5)
+    expected = [[cut(batch) for batch in loader] for loader in [make(before)] for _ in range(3)]
+    seed(5)
+    loader = make(before)
+    list(loader)
+    iterator = iter(loader)
+    batches = [cut(next(iterator)) for _ in range(3)]
+    state = saved(loader.state_dict())
+    seed(99)
+    other = make(after)
+    other.load_state_dict(state)
+    assert batches + [cut(batch) for batch in other] == expected[1]
+    assert [cut(batch) for batch in other] == expected[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_dataset_is_read_again_to_its_place(workers):
+    check(lambda: FastLoader(Stream(), 2, num_workers=workers), [(0, 0), (0, 1), (1, 3)], in_step=False)
+
+
+class Keeping(Dataset):
+    """Has a state that each sample changes."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        return torch.tensor([index, self.read])
+
+    def state_dict(self) -> Any:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.read = state["read"]
+
+
+def test_a_dataset_with_a_state_is_asked():
+    check(lambda: FastLoader(Keeping(), 4), STOPS)
+    with pytest.warns(
+        UserWarning, match="its dataset has a state of its own in each worker process; use num_workers=0"
+    ):
+        state = FastLoader(Keeping(), num_workers=1).state_dict()
+    with pytest.raises(ValueError, match="its dataset has a state of its own"):
+        FastLoader(Keeping(), num_workers=1).load_state_dict(state)
+
+
+class Epochs(Sampler):
+    """Orders by its epoch and by a generator that no one can see."""
+
+    def __init__(self, hidden: bool = False) -> None:
+        self.epoch = 0
+        self._hidden = random.Random(3) if hidden else None
+
+    def __len__(self) -> int:
+        return 23
+
+    def __iter__(self):
+        order = list(range(23))
+        random.Random(self.epoch).shuffle(order)
+        if self._hidden is not None:
+            self._hidden.shuffle(order)
+        self.epoch += 1
+        yield from order
+
+
+class Asked(Epochs):
+    """Saves what it hides."""
+
+    def state_dict(self):
+        return {"hidden": list(self._hidden.getstate()[1])}
+
+    def load_state_dict(self, state):
+        self._hidden.setstate((3, tuple(state["hidden"]), None))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samplers_keep_their_epoch_and_state(workers):
+    check(lambda: FastLoader(Drawing(), 4, sampler=Epochs(), num_workers=workers), STOPS)
+    check(lambda: FastLoader(Drawing(), 4, sampler=Asked(True), num_workers=workers), STOPS)
+
+    def make():
+        sampler = RandomSampler(range(23), True, 23, torch.Generator().manual_seed(1))
+        return FastLoader(Drawing(), 4, sampler=sampler, num_workers=workers)
+
+    check(make, STOPS)
+
+
+@pytest.mark.parametrize(("native", "workers"), [(False, 0), (False, 2), (True, 2), (True, 0)])
+def test_a_sampler_that_cannot_be_repeated_is_an_error_and_nothing_is_lost(folder: Path, native, workers):
+    def make():
+        dataset = ImageFolder(folder, train_v1()) if native else Drawing()
+        return FastLoader(dataset, 4, sampler=Epochs(hidden=True), num_workers=workers)
+
+    loader = make()
+    list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    state, other = loader.state_dict(), make()
+    other.load_state_dict(state)
+    seed(4)
+    before = generators(other)
+    with pytest.raises(
+        RuntimeError, match="draws the same indices again from the same generators and epoch, but batch 0"
+    ):
+        iter(other)
+    assert generators(other) == before
+    assert str(other.state_dict()) == str(state)
+
+
+def test_states_are_small_plain_and_of_batches_handed_over():
+    loader = FastLoader(Drawing(), 2, num_workers=2)
+    assert loader.state_dict()["_num_yielded"] == 0
+    iterator = iter(loader)
+    for count in range(1, 5):
+        next(iterator)
+        state = loader.state_dict()
+        assert (state["_num_yielded"], state["_iterator_finished"]) == (count, False)
+        assert all(worker is None or worker.nbytes <= 8_000 for worker in state["workers"])
+    file = io.BytesIO()
+    torch.save(state, file)
+    assert file.tell() < 2 * 12_000 + 30_000
+    list(iterator)
+    assert loader.state_dict()["_iterator_finished"]
+
+
+def test_loading_before_iterating_can_be_saved_again():
+    loader = FastLoader(Drawing(), 2, shuffle=True)
+    next(iter(loader))
+    state = loader.state_dict()
+    other = FastLoader(Drawing(), 2, shuffle=True)
+    other.load_state_dict(state)
+    again = FastLoader(Drawing(), 2, shuffle=True)
+    again.load_state_dict(other.state_dict())
+    assert [flat(batch) for batch in again] == [flat(batch) for batch in other]
+
+
+def changed(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {name: value for name, value in {**state, **changes}.items() if value is not ...}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fastload": ...}, "needs what FastLoader.state_dict"),
+        ({"fastload": 99}, "reads states of version 1, got 99"),
+        ({"now": ...}, "damaged: now is missing"),
+        ({"start": {"main": torch.zeros(3)}}, "damaged"),
+        ({"now": {"main": torch.zeros(3), "generators": []}}, "state must have"),
+        ({"workers": [torch.zeros(3, dtype=torch.uint8)]}, "must have"),
+        ({"num_workers": 3}, "num_workers must be 3, as when the state was saved, got 1"),
+        ({"persistent": True}, "persistent_workers must be True"),
+        ({"samples": 24}, "as long as when the state was saved, 24, got 23"),
+        ({"files": 7}, "their names differ"),
+        ({"batch_size": 3}, "batch_size must be 3"),
+        ({"randomness": "sample"}, "randomness must be 'sample'"),
+    ],
+)
+def test_a_foreign_or_damaged_state_is_refused(changes, message):
+    loader = FastLoader(Drawing(), 4, num_workers=1)
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match=message):
+        loader.load_state_dict(changed(state, **changes))
+    loader.load_state_dict(state)
+
+
+def test_other_files_and_other_loaders_states_are_refused(folder: Path, tmp_path: Path):
+    state = FastLoader(ImageFolder(folder)).state_dict()
+    moved = make_folder(tmp_path / "moved")
+    FastLoader(ImageFolder(moved)).load_state_dict(state)
+    (moved / "class0" / "000.jpg").rename(moved / "class0" / "00x.jpg")
+    with pytest.raises(ValueError, match="the same files in the same order"):
+        FastLoader(ImageFolder(moved)).load_state_dict(state)
+    with pytest.raises(ValueError, match="got a dict with '_snapshot'"):
+        FastLoader(ImageFolder(folder)).load_state_dict({"_snapshot": 1})
+
+
+def test_a_loader_whose_place_cannot_be_told_warns_once_and_refuses():
+    loader = FastLoader(Drawing(), num_workers=2, in_order=False)
+    with pytest.warns(UserWarning, match="in_order=False"):
+        state = loader.state_dict()
+    assert loader.state_dict() == state
+    with pytest.raises(ValueError, match="use in_order=True"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("native", "workers"), [(True, 3), (True, 0), (False, 2), (False, 0)])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_on_a_simulated_device(folder: Path, monkeypatch, native, workers, persistent):
+    own = simulated.install_native(monkeypatch)
+    persistent = persistent and workers > 0
+
+    def make():
+        dataset = ImageFolder(folder, train_v1()) if native else Drawing()
+        options = {"num_workers": workers, "persistent_workers": persistent, "device_prefetch": 2, **own}
+        return FastLoader(dataset, 4, shuffle=True, **options)
+
+    check(make, STOPS[1::2])
+
+
+class Failing(Drawing):
+    """Raises in some samples, after it has drawn."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if index % 9 == 4:
+            raise ValueError(f"sample {index}")
+        return sample
+
+
+@pytest.mark.parametrize(("native", "workers", "persistent"), [(False, 0, False), (False, 2, True), (True, 2, True)])
+def test_batches_that_raised_count_as_handed_over(tmp_path: Path, native, workers, persistent):
+    bad = make_folder(tmp_path / "bad", 20)
+    for name in ("class0/0", "class1/010", "class2/z"):
+        (bad / f"{name}.jpg").write_bytes(b"no image")
+
+    def make():
+        dataset = ImageFolder(bad, train_v1()) if native else Failing()
+        return FastLoader(dataset, 4, shuffle=True, num_workers=workers, persistent_workers=persistent)
+
+    def take(iterator):
+        try:
+            return flat(next(iterator))
+        except StopIteration:
+            return None
+        except Exception as error:
+            return [type(error).__name__]
+
+    def epoch(iterator):
+        return list(iter(lambda: take(iterator), None))
+
+    seed(5)
+    loader = make()
+    expected = [epoch(iter(loader)) for _ in range(3)]
+    raised = [number for number, batch in enumerate(expected[1], 1) if len(batch) == 1]
+    assert raised
+    for stop in raised:
+        seed(5)
+        loader = make()
+        epoch(iter(loader))
+        iterator = iter(loader)
+        batches = [take(iterator) for _ in range(stop)]
+        loader = restart(loader, make)
+        assert batches + epoch(iter(loader)) == expected[1], stop
+        assert epoch(iter(loader)) == expected[2], stop
+
+
+def test_an_engine_of_another_kind_goes_on(folder: Path):
+    for before, after in (("native", "torch"), ("torch", "native")):
+        seed(5)
+        loader = FastLoader(ImageFolder(folder, train_v1()), 4, shuffle=True, num_workers=2, engine=before)
+        expected = [[flat(batch) for batch in loader] for _ in range(2)]
+        seed(5)
+        iterator = iter(loader)
+        batches = [flat(next(iterator)) for _ in range(3)]
+        other = FastLoader(ImageFolder(folder, train_v1()), 4, shuffle=True, num_workers=2, engine=after)
+        other.load_state_dict(saved(loader.state_dict()))
+        assert [batches + [flat(batch) for batch in other], [flat(batch) for batch in other]] == expected
+
+
+def test_a_batch_without_draws_has_the_state_of_its_workers_last_one_with_some():
+    states = StreamStates([None, b"first"])
+    for number, after in enumerate([b"0", b"1", b"2", None, None, None]):
+        states.add(Batch(number % 2, number, ([],), indices=[number], after=after), True, max(0, number - 1))
+    assert states.at(6) == (digest_of([5]), [b"2", b"1"])
+    states.begin_epoch(6)
+    assert states.at(0) == (0, [b"2", b"1"])
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_state_saved_after_loading_is_the_same(folder: Path, native):
+    def make():
+        dataset = ImageFolder(folder, train_v1()) if native else Drawing()
+        return FastLoader(dataset, 4, shuffle=True, num_workers=2, persistent_workers=True)
+
+    loader = make()
+    list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    state, other = loader.state_dict(), make()
+    other.load_state_dict(state)
+    iter(other)
+    assert str(other.state_dict()) == str(state)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_an_automatic_number_of_workers_stays_what_it_was(folder: Path, native):
+    def make():
+        dataset = ImageFolder(folder, train_v1()) if native else Drawing()
+        return FastLoader(dataset, 4, shuffle=True, num_workers="auto")
+
+    seed(5)
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = saved(loader.state_dict())
+    other = make()
+    other.load_state_dict(state)
+    assert [flat(batch) for batch in other] == [flat(batch) for batch in iterator]
+    assert other.num_workers == loader.num_workers == state["num_workers"]

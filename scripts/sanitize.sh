@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The native core under sanitizers: the fuzz target, the pool's stress test, random transforms of images and coefficients
-# of random files with address and undefined behaviour, the stress test with threads. Needs clang with libFuzzer.
+# The native core under sanitizers: the fuzz target, the pool's stress test, random transforms of images, and
+# coefficients and points of random files, with address and undefined behaviour, the stress test with threads. Needs clang with libFuzzer.
 #
 #   scripts/sanitize.sh [SECONDS OF FUZZING]     (default: 60)
 #
@@ -30,6 +30,8 @@ echo "transforms, address and undefined-behaviour sanitizers"
 build/sanitize-address/transforms 20000
 echo "coefficients, address and undefined-behaviour sanitizers"
 build/sanitize-address/coefficients 3000
+echo "points of files, address and undefined-behaviour sanitizers"
+build/sanitize-address/points 1000
 echo "pixels of coefficients, address and undefined-behaviour sanitizers"
 build/sanitize-address/pixels 3000
 echo "decode, address and undefined-behaviour sanitizers, $seconds s of fuzzing"

@@ -1,8 +1,8 @@
 // libFuzzer target: decodes any bytes as a JPEG file: header, whole image, region, resize and reduced size.
 //
 // Besides crashes and sanitizer reports, it checks that the core's own decoder gives the same pixels, status and
-// message as libjpeg-turbo, that a region equals that part of the whole image, that a streamed resize equals that of
-// the whole image, and that nothing is written outside the output.
+// message as libjpeg-turbo, with an index and without, that a region equals that part of the whole image, that a
+// streamed resize equals that of the whole image, and that nothing is written outside the output.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +42,11 @@ struct Output {
   }
 };
 
+JpegIndex& index() {
+  static JpegIndex kept(std::size_t{16} << 20);
+  return kept;
+}
+
 Outcome run_once(const Input& input, const Geometry& geometry, SampleOptions options, Output& output) {
   options.height = output.height;
   options.width = output.width;
@@ -52,16 +57,24 @@ Outcome run_once(const Input& input, const Geometry& geometry, SampleOptions opt
   return outcome;
 }
 
+void check(const Outcome& outcome, const Output& output, const Outcome& reference, const Output& expected) {
+  demand(outcome.status == reference.status, "the own decoder's status is libjpeg-turbo's");
+  demand(outcome.detail == reference.detail, "the own decoder's message is libjpeg-turbo's");
+  demand(outcome.status != Status::ok || output.bytes == expected.bytes,
+         "the own decoder's pixels are libjpeg-turbo's");
+}
+
 Status run(const Input& input, const Geometry& geometry, const SampleOptions& options, Output& output) {
   Output expected(output.height, output.width);
   set_own_decoder(false);
   const Outcome reference = run_once(input, geometry, options, expected);
   set_own_decoder(true);
   const Outcome outcome = run_once(input, geometry, options, output);
-  demand(outcome.status == reference.status, "the own decoder's status is libjpeg-turbo's");
-  demand(outcome.detail == reference.detail, "the own decoder's message is libjpeg-turbo's");
-  demand(outcome.status != Status::ok || output.bytes == expected.bytes,
-         "the own decoder's pixels are libjpeg-turbo's");
+  check(outcome, output, reference, expected);
+  SampleOptions indexed = options;
+  indexed.index = &index();
+  Output again(output.height, output.width);
+  check(run_once(input, geometry, indexed, again), again, reference, expected);
   return outcome.status;
 }
 

@@ -78,7 +78,7 @@ Status Decoder::start(ByteSource& source, const JpegHeader& header, const Region
   const Status supported = check_supported(header, options.max_pixels);
   if (supported != Status::ok) return supported;
   if (uses_own_decoder() && !options.libjpeg_only && options.scale_denominator == 1 &&
-      s.own.start(source, header, region, layout)) {
+      s.own.start(source, header, region, layout, options.index)) {
     s.uses_own = true;
     s.source = &source;
     s.header = header;

@@ -25,10 +25,13 @@ struct RowLayout {
   std::uint32_t width = 0;  // pixels per row; RGB, 3 bytes each
 };
 
+class JpegIndex;
+
 struct DecodeOptions {
   std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
-  int scale_denominator = 1;  // 1, 2, 4, 8: decode at 1/n of the size (not Pillow's bits); Region counts scaled pixels
-  bool libjpeg_only = false;  // for comparisons
+  int scale_denominator = 1;   // 1, 2, 4, 8: decode at 1/n of the size (not Pillow's bits); Region counts scaled pixels
+  bool libjpeg_only = false;   // for comparisons
+  JpegIndex* index = nullptr;  // where to begin within files decoded before; changes the time only
 };
 
 // `ok`, or why this core does not decode images with this header. Thread-safe.

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "jpeg/region_pixels.h"
+#include "jpeg/scan_points.h"
 
 namespace fastload {
 
@@ -15,15 +16,28 @@ struct RegionDecoder::State {
   std::uint32_t row;          // of pixels: the next one
   std::uint32_t next_row;     // of MCUs
   std::uint32_t checked_row;  // of MCUs: the last one that libjpeg decodes for the region
+  ByteSource* source;
+  JpegIndex* index;  // null: decode without
+  JpegIndex::Key key;
+  JpegIndex::Points points;
+  CodedPoints known;  // reads `points`
+  PointRecorder recorder;
 
-  bool start(ByteSource& source, const JpegHeader& header, const Region& region);
+  bool start(ByteSource& from, const JpegHeader& header, const Region& region, JpegIndex* points_of);
+  bool start_scan(std::uint64_t mcu);
   bool decode_row();
+  bool finish();
+  void keep_points();
+  std::uint64_t first_mcu(std::uint32_t mcu_row) const { return std::uint64_t{mcu_row} * baseline.scan.mcu_columns; }
 };
 
-bool RegionDecoder::State::start(ByteSource& source, const JpegHeader& header, const Region& region) {
+bool RegionDecoder::State::start(ByteSource& from, const JpegHeader& header, const Region& region,
+                                 JpegIndex* points_of) {
+  source = &from;
+  index = points_of;
   if (region.width == 0 || region.height == 0 || region.left > header.width || region.top > header.height ||
       region.width > header.width - region.left || region.height > header.height - region.top ||
-      !read_baseline(source, header, tables, baseline) || !scan.start(source, baseline.scan)) {
+      !read_baseline(from, header, tables, baseline)) {
     return false;
   }
   const std::uint32_t bottom = region.top + region.height;
@@ -33,20 +47,49 @@ bool RegionDecoder::State::start(ByteSource& source, const JpegHeader& header, c
   // With two rows of luma blocks in an MCU, libjpeg decodes the MCUs below before it puts out an MCU's last two rows.
   const auto down = static_cast<std::uint32_t>(baseline.scan.component[0].rows);
   checked_row = std::min(bottom - 1 + 2 * (down - 1), header.height - 1) / (8 * down);
-  return scan.skip(std::uint64_t{next_row} * baseline.scan.mcu_columns);
+  return start_scan(first_mcu(next_row) + pixels.first_column());
+}
+
+bool RegionDecoder::State::start_scan(std::uint64_t mcu) {
+  known = CodedPoints();
+  points.reset();
+  if (index != nullptr && (!PointRecorder::takes(baseline.scan) || !index->key_of(*source, key))) index = nullptr;
+  if (index == nullptr) return scan.start(*source, baseline.scan) && scan.skip_to(mcu);
+  points = index->find(key);
+  if (points != nullptr) known.open(points->data(), points->size(), baseline.scan);
+  recorder.begin(baseline.scan, known);
+  return scan.start(*source, baseline.scan, mcu, known, recorder);
 }
 
 bool RegionDecoder::State::decode_row() {
-  const std::uint32_t before = pixels.first_column(), after = baseline.scan.mcu_columns - before - pixels.columns();
-  return scan.skip(before) && scan.decode(pixels.columns(), pixels.blocks(next_row)) && scan.skip(after) &&
-         pixels.add(next_row++);
+  return scan.skip_to(first_mcu(next_row) + pixels.first_column()) &&
+         scan.decode(pixels.columns(), pixels.blocks(next_row)) && pixels.add(next_row++);
+}
+
+// Of rows with points, the rest was sound when it was first decoded: all that scan.finish() could see behind the last
+// of them, or the scan's end if they are all rows.
+bool RegionDecoder::State::finish() {
+  if (checked_row < known.rows()) return true;
+  if (!scan.skip_to(first_mcu(checked_row + 1))) return false;
+  const bool at_end = checked_row + 1 == baseline.scan.mcu_rows;
+  if ((at_end || known.rows() == 0) && !scan.finish()) return false;
+  if (index != nullptr) keep_points();
+  return true;
+}
+
+// Unless the bytes have changed since the start.
+void RegionDecoder::State::keep_points() try {
+  JpegIndex::Key now;
+  if (index->key_of(*source, now) && now == key) index->keep(key, recorder.encode(checked_row + 1));
+} catch (const std::bad_alloc&) {
 }
 
 RegionDecoder::RegionDecoder() : state_(new State) {}
 RegionDecoder::~RegionDecoder() = default;
 
-bool RegionDecoder::start(ByteSource& source, const JpegHeader& header, const Region& region, RowLayout& layout) try {
-  if (!state_->start(source, header, region)) return false;
+bool RegionDecoder::start(ByteSource& source, const JpegHeader& header, const Region& region, RowLayout& layout,
+                          JpegIndex* index) try {
+  if (!state_->start(source, header, region, index)) return false;
   layout = {region.left, region.width};
   return true;
 } catch (const std::bad_alloc&) {
@@ -66,10 +109,7 @@ bool RegionDecoder::read(std::uint8_t* const* rows, int count) try {
   return false;
 }
 
-bool RegionDecoder::finish() try {
-  State& s = *state_;
-  return s.scan.skip(std::uint64_t{s.checked_row + 1 - s.next_row} * s.baseline.scan.mcu_columns) && s.scan.finish();
-} catch (const std::bad_alloc&) {
+bool RegionDecoder::finish() try { return state_->finish(); } catch (const std::bad_alloc&) {
   return false;
 }
 

@@ -6,6 +6,7 @@
 
 #include "jpeg/baseline.h"
 #include "jpeg/jpeg.h"
+#include "jpeg/jpeg_index.h"
 
 namespace fastload {
 
@@ -19,7 +20,10 @@ class RegionDecoder {
   RegionDecoder(const RegionDecoder&) = delete;
   RegionDecoder& operator=(const RegionDecoder&) = delete;
 
-  bool start(ByteSource& source, const JpegHeader& header, const Region& region, RowLayout& layout);
+  // With an index, MCUs that were sound before are not decoded again, and finish() keeps those that were not known.
+  // Rows and results are the same.
+  bool start(ByteSource& source, const JpegHeader& header, const Region& region, RowLayout& layout,
+             JpegIndex* index = nullptr);
   // All or none of the rows.
   bool read(std::uint8_t* const* rows, int count);
   bool finish();

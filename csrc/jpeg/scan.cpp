@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "jpeg/scan_kernels.h"
+#include "jpeg/scan_points.h"
 #include "resample/resample.h"
 
 #define FASTLOAD_TARGET
@@ -19,6 +20,10 @@ namespace {
 constexpr std::size_t kMcuBytes = 1536;
 // Data without stuffing that is kept ready; it stays in the cache.
 constexpr std::size_t kBufferBytes = std::size_t{32} << 10;
+// Of that, what is made ready at a point: about a row of MCUs.
+constexpr std::size_t kJumpBytes = std::size_t{8} << 10;
+// Points ahead by fewer MCUs are not worth a jump.
+constexpr std::uint64_t kFewestJumped = 8;
 constexpr std::size_t kZeros = kMcuBytes + 16;
 // At most so many at once: predictors cannot overflow.
 constexpr std::uint64_t kMcusAtOnce = 1 << 16;
@@ -57,9 +62,12 @@ void unstuff(const std::uint8_t*& from, const std::uint8_t* from_end, std::uint8
 
 }  // namespace
 
-bool ScanDecoder::start(ByteSource& source, const Scan& scan, const ScanPoint* from) {
+// Prepares all but the position.
+bool ScanDecoder::begin(ByteSource& source, const Scan& scan) {
   scan_ = scan;
   source_ = &source;
+  known_ = nullptr;
+  recorder_ = nullptr;
   kernels_ = &kernels();
   buffer_.resize(kBufferBytes + kZeros);
   state_.blocks = 0;
@@ -72,29 +80,56 @@ bool ScanDecoder::start(ByteSource& source, const Scan& scan, const ScanPoint* f
       }
     }
   }
+  return true;
+}
+
+bool ScanDecoder::start(ByteSource& source, const Scan& scan, const ScanPoint* from) {
   ScanPoint first;
   first.byte = scan.data_at;
-  if (from == nullptr) from = &first;
-  mcus_left_ = std::uint64_t{scan.mcu_columns} * scan.mcu_rows;
-  if (from->mcu >= mcus_left_ || from->byte < scan.data_at || from->bit < 0 || from->bit > 7) return false;
-  mcus_left_ -= from->mcu;
+  return begin(source, scan) && jump(from != nullptr ? *from : first, kBufferBytes);
+}
+
+bool ScanDecoder::start(ByteSource& source, const Scan& scan, std::uint64_t mcu, const CodedPoints& known,
+                        PointRecorder& recorder) {
+  if (!begin(source, scan)) return false;
+  if (known.rows() > 0) known_ = &known;
+  recorder_ = &recorder;
+  ScanPoint first;
+  first.byte = scan.data_at;
+  const bool jumps = known_ != nullptr && mcu >= kFewestJumped;
+  return jump(jumps ? known.before(mcu) : first, jumps ? kJumpBytes : kBufferBytes) && skip_to(mcu);
+}
+
+// Goes on at a point; `bytes` of the data behind it are made ready.
+bool ScanDecoder::jump(const ScanPoint& to, std::size_t bytes) {
+  mcus_left_ = std::uint64_t{scan_.mcu_columns} * scan_.mcu_rows;
+  if (to.mcu >= mcus_left_ || to.byte < scan_.data_at || to.bit < 0 || to.bit > 7) return false;
+  mcus_left_ -= to.mcu;
   interval_left_ = mcus_left_;
   restarts_ = 0;
-  if (scan.restart_interval != 0) {
-    interval_left_ = scan.restart_interval - from->mcu % scan.restart_interval;
-    restarts_ = static_cast<unsigned>(from->mcu / scan.restart_interval % 8);
+  if (scan_.restart_interval != 0) {
+    interval_left_ = scan_.restart_interval - to.mcu % scan_.restart_interval;
+    restarts_ = static_cast<unsigned>(to.mcu / scan_.restart_interval % 8);
   }
-  file_at_ = from->byte;
-  std::copy(std::begin(from->predictors), std::end(from->predictors), state_.predictors);
-  return begin_segment(from->bit);
+  file_at_ = to.byte;
+  std::copy(std::begin(to.predictors), std::end(to.predictors), state_.predictors);
+  return begin_segment(to.bit, bytes);
+}
+
+bool ScanDecoder::skip_to(std::uint64_t mcu) {
+  if (known_ != nullptr && mcu >= this->mcu() + kFewestJumped) {
+    const ScanPoint point = known_->before(mcu);
+    if (point.mcu >= this->mcu() + kFewestJumped && !jump(point, kJumpBytes)) return false;
+  }
+  return mcu <= this->mcu() || skip(mcu - this->mcu());
 }
 
 // Begins to read at `file_at_`.
-bool ScanDecoder::begin_segment(int bit) {
+bool ScanDecoder::begin_segment(int bit, std::size_t bytes) {
   marker_ = 0;
   anchor_ = end_ = buffer_.data();
   anchor_at_ = file_at_;
-  if (!extend()) return false;
+  if (!extend(bytes)) return false;
   seek(buffer_.data(), bit);
   return true;
 }
@@ -113,14 +148,14 @@ bool ScanDecoder::fill() {
   move_anchor(from);
   end_ = std::copy(from, static_cast<const std::uint8_t*>(end_), buffer_.data());
   anchor_ = buffer_.data();
-  if (!extend()) return false;
+  if (!extend(kBufferBytes)) return false;
   seek(buffer_.data(), bit);
   return true;
 }
 
-// Fills the buffer from `end_` on, up to the next marker.
-bool ScanDecoder::extend() {
-  const std::uint8_t* const full = buffer_.data() + kBufferBytes;
+// Fills the buffer's first `bytes` from `end_` on, up to the next marker.
+bool ScanDecoder::extend(std::size_t bytes) {
+  const std::uint8_t* const full = buffer_.data() + bytes;
   while (end_ < full && marker_ == 0) {
     const Span span = source_->at(file_at_, 2);
     if (span.size < 2) return false;
@@ -152,14 +187,22 @@ bool ScanDecoder::restart() {
   ++restarts_;
   interval_left_ = scan_.restart_interval;
   std::fill(std::begin(state_.predictors), std::end(state_.predictors), 0);
-  return begin_segment(0);
+  return begin_segment(0, kBufferBytes);
 }
 
 bool ScanDecoder::run(std::uint64_t count, BlockRows* to) {
   if (count > mcus_left_) return false;
   while (count > 0) {
     if (interval_left_ == 0 && !restart()) return false;
-    const std::uint64_t wanted = std::min({count, interval_left_, kMcusAtOnce});
+    std::uint64_t wanted = std::min({count, interval_left_, kMcusAtOnce});
+    if (recorder_ != nullptr) {
+      if (mcu() == recorder_->next_mcu()) {
+        ScanPoint here;
+        if (!point(here)) return false;
+        recorder_->add(here);
+      }
+      if (mcu() < recorder_->next_mcu()) wanted = std::min(wanted, recorder_->next_mcu() - mcu());
+    }
     const std::uint64_t left = to != nullptr ? kernels_->decode(state_, wanted, *to) : kernels_->skip(state_, wanted);
     if (left == kNotSound) return false;
     count -= wanted - left;
@@ -179,7 +222,7 @@ void ScanDecoder::move_anchor(const std::uint8_t* to) {
 bool ScanDecoder::point(ScanPoint& at) {
   if (mcus_left_ == 0 || (interval_left_ == 0 && !restart())) return false;
   move_anchor(position());
-  at.mcu = std::uint64_t{scan_.mcu_columns} * scan_.mcu_rows - mcus_left_;
+  at.mcu = mcu();
   at.byte = anchor_at_;
   at.bit = position_bit();
   for (int i = 0; i < kMaxComponents; ++i) at.predictors[i] = static_cast<std::int16_t>(state_.predictors[i]);

@@ -67,16 +67,27 @@ struct ScanState {
   Block block[kMaxMcuBlocks];
 };
 
+class CodedPoints;
+class PointRecorder;
+
 // Decodes one scan at a time, MCU by MCU. All methods return false if the file is not sound as far as they looked, or
 // the source gave no more bytes; what earlier calls decoded is right even so. Not thread-safe. Throws std::bad_alloc.
 class ScanDecoder {
  public:
   // `source` and the scan's tables must stay valid until the last call.
   bool start(ByteSource& source, const Scan& scan, const ScanPoint* from = nullptr);
+  // The same, at an MCU: skip_to() then begins at the points of `known`, and what is decoded or passed over adds those
+  // that are missing to `recorder`, which has begun behind them. Both must stay valid.
+  bool start(ByteSource& source, const Scan& scan, std::uint64_t mcu, const CodedPoints& known,
+             PointRecorder& recorder);
   // Decodes the next `count` MCUs, all of one row.
   bool decode(std::uint32_t count, BlockRows to) { return run(count, &to); }
   // Passes over the next `count` MCUs.
   bool skip(std::uint64_t count) { return run(count, nullptr); }
+  // Passes over the MCUs before that one. Does nothing if it is behind them.
+  bool skip_to(std::uint64_t mcu);
+  // The MCU that comes next; the scan's number of MCUs at its end.
+  std::uint64_t mcu() const { return std::uint64_t{scan_.mcu_columns} * scan_.mcu_rows - mcus_left_; }
   // The current position. False at the scan's end.
   bool point(ScanPoint& at);
   // Checks that nothing but the scan's data, and behind the last MCU none, precedes the end marker.
@@ -84,10 +95,12 @@ class ScanDecoder {
 
  private:
   bool run(std::uint64_t count, BlockRows* to);
-  bool begin_segment(int bit);
+  bool begin(ByteSource& source, const Scan& scan);
+  bool jump(const ScanPoint& to, std::size_t bytes);
+  bool begin_segment(int bit, std::size_t bytes);
   bool restart();
   bool fill();
-  bool extend();
+  bool extend(std::size_t bytes);
   const std::uint8_t* position() const { return state_.next - (state_.count + 7) / 8; }
   int position_bit() const { return static_cast<int>((8 - state_.count % 8) % 8); }
   void seek(const std::uint8_t* byte, int bit);
@@ -98,6 +111,8 @@ class ScanDecoder {
   ScanState state_;
   const struct ScanKernels* kernels_ = nullptr;
   ByteSource* source_ = nullptr;
+  const CodedPoints* known_ = nullptr;
+  PointRecorder* recorder_ = nullptr;
   std::vector<std::uint8_t> buffer_;      // data without stuffing, as far as the next marker
   std::uint8_t* end_ = nullptr;           // of that data; zeros follow
   std::size_t file_at_ = 0;               // of what follows it, or follows the marker

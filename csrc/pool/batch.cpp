@@ -145,6 +145,7 @@ WorkDone Pool::work_done() const { return state_->foreign() ? WorkDone{} : state
 std::shared_ptr<Job> Pool::submit(BatchSpec spec) {
   if (state_->foreign()) throw std::runtime_error("a decode pool must be used in the process that made it");
   check(spec);
+  spec.options.index = spec.index.get();
   // A forked child leaks the job, because a thread that exists only in the parent may have half written it.
   std::shared_ptr<Job> job(new Job(state_, std::move(spec)), [](Job* self) {
     if (!self->foreign()) delete self;

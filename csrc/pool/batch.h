@@ -16,6 +16,7 @@
 
 #include "jpeg/file.h"
 #include "jpeg/jpeg_header.h"
+#include "jpeg/jpeg_index.h"
 #include "pool/decode_sample.h"
 #include "pool/source.h"
 #include "rng/draw_plan.h"
@@ -43,6 +44,7 @@ class RandomStream : public std::enable_shared_from_this<RandomStream> {
 struct BatchSpec {
   std::vector<Input> inputs;
   SampleOptions options;
+  std::shared_ptr<JpegIndex> index;  // or null
   // Sample 0. Samples whose status is not ok are black, unless the job was cancelled. This memory and the inputs' bytes
   // must stay valid until the job is done or, if it was cancelled, until idle().
   std::uint8_t* out = nullptr;

@@ -24,6 +24,10 @@ bool lies_within(const PixelBox& box, std::int64_t width, std::int64_t height) {
          box.height <= height - box.top;
 }
 
+DecodeOptions decode_options(const SampleOptions& options, int scale_denominator = 1) {
+  return {options.max_pixels, scale_denominator, false, options.index};
+}
+
 Region to_region(const PixelBox& box) {
   return {static_cast<std::uint32_t>(box.top), static_cast<std::uint32_t>(box.left),
           static_cast<std::uint32_t>(box.height), static_cast<std::uint32_t>(box.width)};
@@ -85,7 +89,7 @@ Status copy_window(const Encoded& image, const Geometry& geometry, const SampleO
   std::size_t stride = 0, skipped = 0;
   int y = 0;
   const Status status = stream(
-      image, box, DecodeOptions{options.max_pixels}, detail,
+      image, box, decode_options(options), detail,
       [&](const RowLayout& layout) {
         stride = late_stride(std::size_t{layout.width} * 3);
         skipped = (static_cast<std::uint32_t>(box.left) - layout.left) * std::size_t{3} + kLateBytes;
@@ -154,7 +158,7 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
   }
   if (!prepare(source, geometry, options, job, detail)) return Status::bad_geometry;
   return stream(
-      image, moved(resampler.region(), source.top, source.left), DecodeOptions{options.max_pixels, by}, detail,
+      image, moved(resampler.region(), source.top, source.left), decode_options(options, by), detail,
       [&](const RowLayout& layout) {
         resampler.begin(static_cast<int>(layout.left) - source.left - 1, static_cast<int>(layout.width) + 1,
                         target.data, target.row_stride);

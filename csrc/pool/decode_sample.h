@@ -21,6 +21,7 @@ struct SampleOptions {
   std::uint64_t max_pixels = 0;  // larger images are `bomb`; 0: no limit
   // Let libjpeg shrink by 2, 4 or 8 if the crop is at least that much larger than the output. Not Pillow's bits.
   bool fast = false;
+  JpegIndex* index = nullptr;  // see DecodeOptions
 };
 
 // Where an image's pixels go: `height` rows of `width` RGB pixels.

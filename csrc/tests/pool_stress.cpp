@@ -43,8 +43,8 @@ struct Batch {
 };
 
 // Submits, waits, answers requests, cancels and drops jobs at random.
-void use(Pool& pool, const std::vector<std::string>& paths, unsigned seed, Clock::time_point end,
-         std::atomic<long>& batches) {
+void use(Pool& pool, const std::vector<std::string>& paths, const std::shared_ptr<JpegIndex>& index, unsigned seed,
+         Clock::time_point end, std::atomic<long>& batches) {
   std::mt19937 random(seed);
   const auto chance = [&](int one_in) { return random() % one_in == 0; };
   while (Clock::now() < end) {
@@ -59,6 +59,7 @@ void use(Pool& pool, const std::vector<std::string>& paths, unsigned seed, Clock
       }
       spec.options.height = spec.options.width = kSide;
       spec.plan = training_plan();
+      if (!chance(4)) spec.index = index;
       if (chance(3)) {
         spec.seeds.assign(spec.inputs.size(), random());
       } else {
@@ -149,17 +150,22 @@ int main(int argc, char** argv) {
   paths.push_back(large.path());
   const auto end = Clock::now() + std::chrono::seconds(std::atoi(argv[1]));
   std::atomic<long> batches{0};
+  std::uint64_t found = 0;
   int pools = 0;
   unsigned seed = 0;
   while (Clock::now() < end) {
     const auto round_end = std::min(end, Clock::now() + std::chrono::milliseconds(400));
     Pool pool(1 + pools % 4);
+    // Most of them have no room for all files.
+    const auto index = std::make_shared<JpegIndex>(std::size_t{1000} << pools % 10);
     std::vector<std::thread> users;
     for (int i = 0; i < 3; ++i) {
-      users.emplace_back([&, number = seed++] { use(pool, paths, number, round_end, batches); });
+      users.emplace_back([&, number = seed++] { use(pool, paths, index, number, round_end, batches); });
     }
     users.emplace_back([&, number = seed++] { change_size(pool, number, round_end); });
     for (std::thread& user : users) user.join();
+    if (index->totals().bytes > index->most_bytes()) std::abort();
+    found += index->totals().found;
     // One batch is still in progress when the pool is destroyed.
     Batch last;
     last.out.resize(100 * kSide * kSide * 3);
@@ -179,6 +185,8 @@ int main(int argc, char** argv) {
     if (!last.job->cancel(30)) std::abort();
     ++pools;
   }
-  std::printf("%ld batches, %d pools\n", batches.load(), pools);
+  std::printf("%ld batches, %d pools, %llu times with points\n", batches.load(), pools,
+              static_cast<unsigned long long>(found));
+  if (found == 0) std::abort();
   return 0;
 }

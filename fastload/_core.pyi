@@ -116,6 +116,14 @@ class Job:
 #
 # close() cancels all batches and ends the threads. It returns False if threads stuck in a read exceed the limit; they
 # are left to end by themselves. A dropped pool closes itself.
+# Where to begin within JPEG files that were decoded before, whatever their names. Thread-safe.
+class JpegIndex:
+    def __init__(self, max_bytes: int) -> None: ...
+    @property
+    def max_bytes(self) -> int: ...
+    # (bytes kept, files kept, images whose file was found, images whose file was not, files evicted)
+    def totals(self) -> tuple[int, int, int, int, int]: ...
+
 class Pool:
     def __init__(self, threads: int) -> None: ...
     @property
@@ -141,6 +149,7 @@ class Pool:
         fast: bool = False,
         arrays: bool = False,
         sizes: Sequence[tuple[int, int]] = (),
+        index: JpegIndex | None = None,
     ) -> Job: ...
     def close(self, timeout_s: float = 5.0) -> bool: ...
 
@@ -167,6 +176,7 @@ def decode(
     pass_rule: str = "horizontal_first",
     max_pixels: int = 0,
     fast: bool = False,
+    index: JpegIndex | None = None,
 ) -> _Outcome: ...
 
 # Copies a value of `table`, (C, 256), for each of `levels`, (N, H, W, C) uint8, into `out`, (N, C, H, W), which is

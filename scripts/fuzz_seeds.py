@@ -26,6 +26,9 @@ def main(folder: Path) -> int:
         for progressive in (False, True):
             file = write_jpeg(19, 18, factors, seed=number, progressive=progressive, restart=2 * (number % 2))
             seeds[f"{name.replace(':', '')}-{'progressive' if progressive else 'baseline'}"] = file
+    # Large enough for an index.
+    seeds["gray-large"] = write_jpeg(76, 84, FACTORS["gray"])
+    seeds["4:4:4-large"] = write_jpeg(72, 72, FACTORS["4:4:4"], restart=5)
     metadata = (
         segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")
         + segment(0xE1, b"Exif\0\0II*\0\x08\0\0\0\1\0\x1a\1\5\0\1\0\0\0\x1a\0\0\0\0\0\0\0")

@@ -303,11 +303,13 @@ std::size_t scan_end(nb::bytes data, std::uint64_t max_pixels) {
 
 // One image on the calling thread. `images` is the output: NHWC with N = 1.
 nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t, 12>& geometry,
-                     const std::string& filter, const std::string& pass_rule, std::uint64_t max_pixels, bool fast) {
+                     const std::string& filter, const std::string& pass_rule, std::uint64_t max_pixels, bool fast,
+                     const std::shared_ptr<JpegIndex>& index) {
   std::vector<BytesView> views;
   const Input input = input_from(data, views);
   require_layout(out, 1);
-  const SampleOptions options = options_from(out, filter, pass_rule, max_pixels, fast);
+  SampleOptions options = options_from(out, filter, pass_rule, max_pixels, fast);
+  options.index = index.get();
   Outcome outcome;
   {
     nb::gil_scoped_release release;
@@ -320,7 +322,7 @@ BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional
                  std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
                  std::optional<std::vector<std::uint64_t>> seeds, std::uint64_t number, const std::string& filter,
                  const std::string& pass_rule, std::uint64_t max_pixels, bool fast, bool arrays,
-                 const std::vector<std::pair<int, int>>& sizes) {
+                 const std::vector<std::pair<int, int>>& sizes, std::shared_ptr<JpegIndex> index) {
   free_given_up();
   BatchSpec spec;
   std::vector<BytesView> views;
@@ -343,6 +345,7 @@ BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional
   spec.stream = std::move(stream);
   if (seeds) spec.seeds = std::move(*seeds);
   spec.number = number;
+  spec.index = std::move(index);
   auto bound = std::make_unique<BoundJob>(std::move(views), std::move(out));
   bound->attach(pool.pool().submit(std::move(spec)));
   return bound.release();  // Python takes ownership
@@ -354,7 +357,14 @@ void bind_batch(nb::module_& m) {
   m.def("jpeg_header", &jpeg_header, "data"_a);
   m.def("scan_end", &scan_end, "data"_a, "max_pixels"_a = 0);
   m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
-        "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false);
+        "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false, "index"_a = nb::none());
+  nb::class_<JpegIndex>(m, "JpegIndex")
+      .def(nb::new_([](std::size_t max_bytes) { return std::make_shared<JpegIndex>(max_bytes); }), "max_bytes"_a)
+      .def_prop_ro("max_bytes", &JpegIndex::most_bytes)
+      .def("totals", [](const JpegIndex& self) {
+        const JpegIndex::Totals totals = self.totals();
+        return nb::make_tuple(totals.bytes, totals.files, totals.found, totals.missed, totals.evicted);
+      });
   nb::class_<RandomStream>(m, "RandomStream")
       .def(nb::new_([](nb::bytes state) {
              Generator generator;
@@ -397,7 +407,7 @@ void bind_batch(nb::module_& m) {
       .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
            "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false,
-           "arrays"_a = false, "sizes"_a = std::vector<std::pair<int, int>>{})
+           "arrays"_a = false, "sizes"_a = std::vector<std::pair<int, int>>{}, "index"_a = nb::none())
       .def("close", &BoundPool::close, "timeout_s"_a = kJoinSeconds);
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "jpeg/jpeg_index.h"
 #include "pool/source.h"
 
 using namespace fastload;

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from fastload._machine import usable_cpus
-from fastload.bench._data import add_data_argument, image_pool, open_images
-from fastload.bench._rungs import Feed, rungs
+from fastload.bench._data import image_pool, open_images
+from fastload.bench._rungs import StepFeed, rungs
 from fastload.bench._steps import TINY, TrainingStep
+from fastload.bench.arguments import add_data_argument
 from fastload.commands import profile
 from fastload.measurement.record import environment, write_json
 from fastload.profiling.report import make_report
@@ -42,7 +43,7 @@ def train(which: str, args: argparse.Namespace) -> None:
     dataset, _ = open_images(args.data, args.quick)
     rung = next(rung for rung in rungs(usable_cpus()) if rung.name == RUNGS[which])
     batch_size = 8 if args.quick else 256
-    feed = Feed(rung, dataset, image_pool(dataset), batch_size, device)
+    feed = StepFeed(rung, dataset, image_pool(dataset), batch_size, device)
     step = TrainingStep(TINY if args.quick else "resnet50", device, channels_last=True)
     for batch in itertools.islice(feed.batches, 4 * (WARMUP + STEPS)):
         images, labels = feed.move(*batch)

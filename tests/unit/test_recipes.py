@@ -112,7 +112,7 @@ def test_wrong_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFix
 
 
 def test_the_plan_says_that_images_are_lazy_unless_engine_is_torch(source: Source) -> None:
-    given = {"batch_size": 2, "num_workers": 1, **named("MoCo v3").arguments(source)}
+    given = {"batch_size": 2, "num_workers": 1, **named("DINOv2").arguments(source)}
     assert recipes.where(FastLoader(**given).plan) == recipes.LAZY
     assert recipes.where(FastLoader(**given, engine="torch").plan) == "workers, as in torch"
     assert recipes.where(FastLoader(**{**given, "num_workers": 0}).plan) == "workers, as in torch"

@@ -26,13 +26,14 @@ from fastload.bench.arguments import add_data_argument
 from fastload.commands import profile
 from fastload.measurement.record import environment, write_json
 from fastload.profiling.report import make_report
-from fastload.profiling.timeline import lay_out
+from fastload.profiling.timeline import lay_out, thinned
 
 RUNGS = {"workers": "pinned slots", "native": "native engine"}
 """What is recorded, by the name of its rung."""
 
 WARMUP = 40
 STEPS = 6  # as many as can be told apart in the picture
+BARS_KEPT = 300  # of a row; kernels that touch in the picture are one
 
 
 def train(which: str, args: argparse.Namespace) -> None:
@@ -62,7 +63,10 @@ def record(which: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]
     recording = profile.read(kept)
     report = make_report(recording, profile.loaders_verdict(kept))
     if which == "native":
-        rows = dataclasses.asdict(lay_out(recording, report.findings))
+        picture = lay_out(recording, report.findings)
+        bars = [tuple(thinned(row.bars, picture.length_ns, BARS_KEPT)) for row in picture.rows]
+        kept_rows = [dataclasses.replace(row, bars=left) for row, left in zip(picture.rows, bars, strict=True)]
+        rows = dataclasses.asdict(dataclasses.replace(picture, rows=tuple(kept_rows)))
         title = f"{report.verdict.name}: {'; '.join(report.verdict.evidence[:2])}"
         write_json(args.timeline, {"environment": environment(), "title": title, "timeline": rows})
     found = report.to_dict()

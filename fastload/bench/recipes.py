@@ -115,7 +115,7 @@ def main(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fastload-recipes-") as scratch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # fewer cores than workers
-        source = Source(folder, args.images, Path(scratch), args.batch_size)
+        source = Source(folder, args.images, Path(scratch), args.batch_size, max(4, args.workers))
         record = {
             "benchmark": "recipes",
             "environment": environment(),

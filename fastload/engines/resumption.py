@@ -155,7 +155,8 @@ class Sources:
 
 def has_state(source: Any) -> bool:
     """Whether a sampler or dataset can save and restore its own state."""
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+    # Accelerate's unpickled loaders first have a class for a dataset.
+    return not isinstance(source, type) and hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
 def _asked(source: Any) -> Any:

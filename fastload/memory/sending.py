@@ -6,6 +6,7 @@ they write there. Here the kernel copies a tensor into a file that is not mapped
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import io
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 import torch.utils.data._utils.fetch as torch_fetch
 from torch.multiprocessing import get_sharing_strategy
+from torch.utils.data import default_collate
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable, stacks_into
@@ -52,11 +54,17 @@ def _sending(fetch: Callable[[Any, Any], Any]) -> Any:
         if not is_sent or strategy != "file_descriptor" or not hasattr(os, "memfd_create"):
             return fetch(self, possibly_batched_index)
         if stacks_into(self.collate_fn):
-            self.collate_fn = functools.partial(collate_into, FileStacker())
+            self.collate_fn = _collate_into_files
         data = fetch(self, possibly_batched_index)
         return Sent(data) if type(data) in (torch.Tensor, list, tuple, dict) else data
 
     return fetch_to_send
+
+
+def _collate_into_files(samples: list[Any]) -> Any:
+    with contextlib.suppress(Exception):
+        return collate_into(FileStacker(), samples)
+    return default_collate(samples)  # raises torch's error, with torch's frames
 
 
 class FileStacker:

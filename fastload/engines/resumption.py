@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastload.stats.shared_counters import STATE_BYTES
@@ -137,15 +138,17 @@ class Sources:
                 sampler.epoch = epoch
 
     def begin(self, loader: Any) -> None:
-        """Set what :meth:`read` has read at an epoch's start, so that the samplers begin one.
+        """Set what :meth:`read` has read at an epoch's start, so that samplers and dataset begin one.
 
-        A sampler whose state is its place, as torchdata's, is then at the end of the epoch before: it goes on there,
-        without any index, and is at the beginning after that.
+        One whose state is its place, as torchdata's, is then at the end of the epoch before: it goes on there, without
+        anything to give, and is at the beginning after that.
         """
         self.write(loader)
-        if any(asked is not None for asked in self.samplers):
-            ended = next(iter(loader._index_sampler), None) is None
-            self.write(loader, samplers=not ended)
+        samplers = any(asked is not None for asked in self.samplers) and not _at_end(loader._index_sampler)
+        dataset = self.dataset is not None and not (
+            isinstance(loader.dataset, IterableDataset) and _at_end(loader.dataset)
+        )
+        self.write(loader, samplers=samplers, dataset=dataset)
 
     def packed(self) -> dict[str, Any]:
         """Return plain data that ``torch.load`` takes with ``weights_only=True``."""
@@ -189,6 +192,15 @@ def epochs_of_samplers(loader: Any) -> list[int | None]:
     """Return the ``epoch`` of each of a loader's samplers; ``None`` for one that has none."""
     epochs = (getattr(sampler, "epoch", None) for sampler in _samplers_of(loader))
     return [epoch if type(epoch) is int else None for epoch in epochs]
+
+
+def _at_end(source: Any) -> bool:
+    """Whether an iterable gives nothing; an error counts as something."""
+    with contextlib.suppress(Exception):
+        for _ in source:
+            return False
+        return True
+    return False
 
 
 def has_state(source: Any) -> bool:

@@ -317,10 +317,11 @@ def _unsupported(loader: LoaderConfig[Any]) -> str | None:
         return None
     if not loader.in_order:
         return "in_order=False hands batches over in an order that cannot be repeated; use in_order=True"
+    if isinstance(loader.dataset, IterableDataset):
+        alike = "an IterableDataset is read again from the epoch's start; use persistent_workers=False"
+        return alike if loader.persistent_workers else None
     if has_state(loader.dataset):
         return "its dataset has a state of its own in each worker process; use num_workers=0"
-    if isinstance(loader.dataset, IterableDataset) and loader.persistent_workers:
-        return "an IterableDataset is read again from the epoch's start; use persistent_workers=False"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 from pathlib import Path
@@ -232,6 +233,29 @@ def test_by_sample_another_number_of_workers_gives_the_same_rest(folder: Path, n
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_iterable_dataset_is_read_again_to_its_place(workers):
     check(lambda: FastLoader(Stream(), 2, num_workers=workers), [(0, 0), (0, 1), (1, 3)], in_step=False)
+
+
+class PlacedStream(IterableDataset):
+    """Goes on at its place once after a state was loaded, as Hugging Face's."""
+
+    place, goes_on = 0, 0
+
+    def __iter__(self):
+        first, self.goes_on = self.goes_on, 0
+        for self.place in range(first + 1, 10):
+            yield torch.tensor([self.place, random.random()], dtype=torch.float64)
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.goes_on = state["place"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_dataset_with_a_place_begins_each_epoch(workers):
+    make = functools.partial(FastLoader, num_workers=workers)
+    check(lambda: make(PlacedStream(), 2), [(0, 0), (0, 1), (0, 5), (1, 0), (1, 3), (2, 0)], in_step=False)
 
 
 class Keeping(Dataset):

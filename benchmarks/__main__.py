@@ -19,6 +19,7 @@ BENCHMARKS: Final[Table] = {
     "multigpu": Command("benchmarks.multigpu", "one GPU and several, under torchrun, beside torch", "bench"),
     "peers": Command("benchmarks.peers", "several questions to the same contenders", "bench"),
     "scaling": Command("benchmarks.questions:SCALING", "loaders alone against the size of images and batches", "bench"),
+    "state": Command("benchmarks.state", "what state_dict() costs, and how soon a loader goes on", "bench"),
     "tune": Command("benchmarks.tune", "num_workers='auto' beside every fixed number of workers", "bench"),
     "verdicts": Command("benchmarks.verdicts", "whether the verdict names bottlenecks that are planted", "bench"),
     "train": Command("benchmarks.questions:TRAIN", "training fed by each loader, as a share of the ceiling", "bench"),

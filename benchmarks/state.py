@@ -62,7 +62,7 @@ def contenders(samples: int) -> dict[str, Callable[[], Any]]:
 
 
 def measure(make: Callable[[], Any], steps: tuple[int, ...], middle: int, repeats: int) -> tuple[dict[str, Any], bytes]:
-    """Run to the last step; returns what a state costs at each, and the state in the middle of the epoch."""
+    """Measure a state's cost at each step; return it and the epoch's middle state."""
     torch.manual_seed(0)
     loader = make()
     iterator = iter(loader)
@@ -93,7 +93,7 @@ def _call_us(loader: Any) -> float:
 
 
 def first_batch_s(make: Callable[[], Any], saved: bytes | None) -> float:
-    """Measure the seconds from a state (``None``: none) to the first batch of a new loader."""
+    """Measure the seconds from a state, or none, to a new loader's first batch."""
     loader = make()
     begin = time.perf_counter()
     if saved is not None:

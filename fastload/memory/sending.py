@@ -160,7 +160,7 @@ def _write(file: int, content: torch.Tensor, offset: int) -> None:
 
 
 def _posted(files: list[int]) -> tuple[Any, ...]:
-    """Hand files over to the thread that sends torch's; returns their key for the receiver, and their number.
+    """Hand files to the thread that sends torch's; return the receiver's key and their number.
 
     They wait here, not in a socket: all files in a user's sockets together may be as many as one process may open.
     """

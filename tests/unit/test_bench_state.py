@@ -1,4 +1,4 @@
-"""Test ``python -m benchmarks state``: every figure is there, and the loader goes on in the middle."""
+"""Test ``python -m benchmarks state``: every figure, and a loader that goes on."""
 
 from __future__ import annotations
 

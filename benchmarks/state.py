@@ -62,7 +62,7 @@ def contenders(samples: int) -> dict[str, Callable[[], Any]]:
 
 
 def measure(make: Callable[[], Any], steps: tuple[int, ...], middle: int, repeats: int) -> tuple[dict[str, Any], bytes]:
-    """Run to the last step; returns what batches and states cost, and the state in the middle of the epoch."""
+    """Measure batches and states up to the last step; returns the state in the middle too."""
     torch.manual_seed(0)
     loader = make()
     iterator = iter(loader)
@@ -97,7 +97,7 @@ def _call_us(loader: Any) -> float:
 
 
 def first_batch_s(make: Callable[[], Any], saved: bytes | None) -> float:
-    """Measure the seconds from a state, or none, to a new loader's first batch."""
+    """Measure the seconds from a state, if any, to a new loader's first batch."""
     loader = make()
     begin = time.perf_counter()
     if saved is not None:

@@ -138,7 +138,7 @@ class Sources:
                 sampler.epoch = epoch
 
     def begin(self, loader: Any) -> None:
-        """Set what :meth:`read` read at an epoch's start; samplers and dataset begin one.
+        """Set what :meth:`read` has read, so that samplers and dataset begin an epoch.
 
         One whose state is its place, as torchdata's, is then at the end of the epoch before: it goes on there, without
         anything to give, and is at the beginning after that.

@@ -436,7 +436,7 @@ def test_sources_that_cannot_be_set_are_refused(changes, message, part):
 
 
 class Placed(DistributedSampler):
-    """Its state is how far its newest iteration is, as torchdata's is."""
+    """Has its place as its state, as torchdata's: the next iteration goes on there."""
 
     place, goes_on = 0, 0
 

@@ -1,4 +1,4 @@
-"""Test ``python -m benchmarks state``: every figure, and a loader that goes on."""
+"""Test ``python -m benchmarks state``: its figures, and the state that it goes on from."""
 
 from __future__ import annotations
 

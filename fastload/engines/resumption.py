@@ -134,7 +134,7 @@ class Sources:
     def write_epochs(self, loader: Any) -> None:
         """Set the samplers' ``epoch``."""
         for sampler, epoch in zip(_samplers_of(loader), self.epochs, strict=False):
-            if epoch is not None:
+            if epoch is not None and sampler.epoch != epoch:  # it may be a property without a setter
                 sampler.epoch = epoch
 
     def begin(self, loader: Any) -> None:

@@ -62,7 +62,7 @@ def contenders(samples: int) -> dict[str, Callable[[], Any]]:
 
 
 def measure(make: Callable[[], Any], steps: tuple[int, ...], middle: int, repeats: int) -> tuple[dict[str, Any], bytes]:
-    """Measure batches and states up to the last step; returns the state in the middle too."""
+    """Measure batches and states up to the last step; returns the middle's state too."""
     torch.manual_seed(0)
     loader = make()
     iterator = iter(loader)

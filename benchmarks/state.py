@@ -62,14 +62,18 @@ def contenders(samples: int) -> dict[str, Callable[[], Any]]:
 
 
 def measure(make: Callable[[], Any], steps: tuple[int, ...], middle: int, repeats: int) -> tuple[dict[str, Any], bytes]:
-    """Measure a state's cost at each step; return it and the epoch's middle state."""
+    """Measure batches and states up to the last step; returns the middle's state too."""
     torch.manual_seed(0)
     loader = make()
     iterator = iter(loader)
     costs: dict[str, Any] = {}
     state = b""
-    for step in range(1, max(*steps, middle) + 1):
+    busy_s = 0.0
+    last = max(*steps, middle)
+    for step in range(1, last + 1):
+        begin = time.perf_counter()
         next(iterator)
+        busy_s += time.perf_counter() - begin if step > 1 else 0.0  # workers start in the first
         if step in steps:
             costs[str(step)] = {
                 "bytes": len(_saved(loader.state_dict())),
@@ -77,7 +81,7 @@ def measure(make: Callable[[], Any], steps: tuple[int, ...], middle: int, repeat
             }
         if step == middle:
             state = _saved(loader.state_dict())
-    return costs, state
+    return {"batch_us": 1e6 * busy_s / max(1, last - 1), "steps": costs}, state
 
 
 def _saved(state: Any) -> bytes:
@@ -93,7 +97,7 @@ def _call_us(loader: Any) -> float:
 
 
 def first_batch_s(make: Callable[[], Any], saved: bytes | None) -> float:
-    """Measure the seconds from a state, or none, to a new loader's first batch."""
+    """Measure the seconds from a state, if any, to a new loader's first batch."""
     loader = make()
     begin = time.perf_counter()
     if saved is not None:
@@ -127,10 +131,11 @@ def main(args: argparse.Namespace) -> int:
     states = {}
     for name, make in made.items():
         costs, states[name] = measure(make, steps, middle, 10 * repeats)
-        record["contenders"][name] = {"steps": costs}
-        for step, cost in costs.items():
+        record["contenders"][name] = costs
+        console().print(f"{name}: {costs['batch_us']:,.0f} us for a batch, with all that it does for a state")
+        for step, cost in costs["steps"].items():
             console().print(
-                f"{name}, step {step}: {cost['bytes']:,} bytes, {cost['call_us']['median']:,.0f} us for a state_dict()"
+                f"{name}, step {step}: {cost['bytes']:,} bytes, {cost['call_us']['median']:,.1f} us for a state_dict()"
             )
     turns = {
         (name, when): lambda make=make, saved=saved: first_batch_s(make, saved)

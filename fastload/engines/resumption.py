@@ -134,11 +134,11 @@ class Sources:
     def write_epochs(self, loader: Any) -> None:
         """Set the samplers' ``epoch``."""
         for sampler, epoch in zip(_samplers_of(loader), self.epochs, strict=False):
-            if epoch is not None:
+            if epoch is not None and sampler.epoch != epoch:  # it may be a property without a setter
                 sampler.epoch = epoch
 
     def begin(self, loader: Any) -> None:
-        """Set what :meth:`read` read at an epoch's start; samplers and dataset begin one.
+        """Set what :meth:`read` has read, so that samplers and dataset begin an epoch.
 
         One whose state is its place, as torchdata's, is then at the end of the epoch before: it goes on there, without
         anything to give, and is at the beginning after that.

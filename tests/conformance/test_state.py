@@ -436,7 +436,7 @@ def test_sources_that_cannot_be_set_are_refused(changes, message, part):
 
 
 class Placed(DistributedSampler):
-    """Its state is how far its newest iteration is, as torchdata's is."""
+    """Has its place as its state, as torchdata's: the next iteration goes on there."""
 
     place, goes_on = 0, 0
 
@@ -466,6 +466,19 @@ def test_distributed_samplers_keep_the_epoch_that_the_loop_sets(workers, persist
             loader.sampler.set_epoch(epoch)
 
     check(make, STOPS, before=set_epoch)
+
+
+class Fixed(DistributedSampler):
+    """Shows its epoch, which no one can set."""
+
+    epoch = property(lambda self: 3, lambda self, epoch: None if epoch == 0 else self.refuse())  # 0: torch's __init__
+
+    def refuse(self):
+        raise AttributeError("epoch cannot be set")
+
+
+def test_a_samplers_epoch_that_cannot_be_set_is_left_alone():
+    check(lambda: FastLoader(Drawing(), 2, sampler=Fixed(range(23), 2, 0)), STOPS)
 
 
 def test_other_files_and_other_loaders_states_are_refused(folder: Path, tmp_path: Path):

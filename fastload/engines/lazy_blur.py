@@ -99,7 +99,7 @@ def _sums(pixels: NDArray[np.uint8], size: list[int], sigma: list[float], parts:
 
 
 def _is_torchs(rows: int, columns: int, size: list[int], parts: Any, of_tensor: str) -> bool:
-    """Compare all sums of an image of noise with torch's, before these are rounded to levels."""
+    """Compare all sums of an image of noise with torch's, before rounding."""
     pixels = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
     blur: Callable[..., torch.Tensor] = getattr(parts, of_tensor)
     wide = [0.3 * side for side in size]

@@ -17,6 +17,7 @@ BENCHMARKS: Final[Table] = {
     "loaders": Command("benchmarks.questions:LOADERS", "loaders alone against threads, beside peers", "bench"),
     "memory": Command("benchmarks.questions:MEMORY", "host and GPU memory of loaders, beside peers", "bench"),
     "multigpu": Command("benchmarks.multigpu", "one GPU and several, under torchrun, beside torch", "bench"),
+    "onecore": Command("benchmarks.onecore", "augmentations on one core beside torch's DataLoader", "bench"),
     "peers": Command("benchmarks.peers", "several questions to the same contenders", "bench"),
     "scaling": Command("benchmarks.questions:SCALING", "loaders alone against the size of images and batches", "bench"),
     "state": Command("benchmarks.state", "what state_dict() costs, and how soon a loader goes on", "bench"),

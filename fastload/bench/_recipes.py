@@ -75,12 +75,14 @@ class TrainingRecipe:
         what: The transforms, in short.
         arguments: Makes the arguments of ``DataLoader``, beside ``num_workers`` and the like.
         needs: The optional package that it takes.
+        exact: Whether FastLoader has to give the same bits.
     """
 
     name: str
     what: str
     arguments: Callable[[Source], dict[str, Any]]
     needs: str | None = None
+    exact: bool = True
 
 
 def _tensor(mean: Any = MEAN, std: Any = STD) -> list[Any]:

@@ -45,7 +45,7 @@ class Opaque:
 
 
 class Marked:
-    """A step of the user's own in the middle of a Compose: it needs the pixels, and changes some."""
+    """A step of the user's own in the middle of a Compose: it changes pixels."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
         """Paint a square in one corner."""

@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe], benchmark: str) -> int:
-    """Measure the recipes that are chosen; 1 if one's batches differ from torch's, 2 for wrong arguments."""
+    """Measure the chosen recipes; 1 if batches differ from torch's, 2 for wrong arguments."""
     if args.quick:
         args.images, args.batch_size, args.repeats = 8, 4, 1
     chosen = [recipe for recipe in recipes if _is_chosen(recipe, args.only)]

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     import argparse
 
 PEERS = "peers"
-ORDER = ("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "ceiling", "insight", "verdicts", "tune")
+ORDER = (
+    *("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "ceiling", "insight", "state"),
+    *("onecore", "verdicts", "tune"),
+)
 """Every benchmark; ``peers`` asks several, and ``demo`` shows what ``ladder`` measures."""
-TAKE_DATA = ("peers", "decode", "recipes", "step", "ladder", "multigpu", "ceiling", "tune")
+TAKE_DATA = ("peers", "decode", "recipes", "step", "ladder", "multigpu", "ceiling", "tune", "onecore")
 """Those that load images; the others measure with figures of their own."""
 
 

@@ -150,6 +150,11 @@ def decode(record: dict[str, Any]) -> str:
 
 def recipes(record: dict[str, Any]) -> str:
     """Well-known training programs, one by one."""
+    return f"{_counted(record)}\n\n{onecore(record)}"
+
+
+def onecore(record: dict[str, Any]) -> str:
+    """What runs where, and how fast, one by one."""
     rows = []
     for row in record["rows"]:
         speed, gain = row.get("images_per_s"), row.get("speedup")
@@ -161,7 +166,7 @@ def recipes(record: dict[str, Any]) -> str:
         place = row["where"].removeprefix("workers, ")
         rows.append([row["recipe"], row["what"], place, *rates, f"{gain['median']:.1f} ± {spread:.1f}×"])
     header = ["recipe", "transforms", "runs on", "torch, images/s", "fastload, images/s", "speed-up"]
-    return f"{_counted(record)}\n\n{_table(header, rows, texts=3)}"
+    return _table(header, rows, texts=3)
 
 
 def _counted(record: dict[str, Any]) -> str:
@@ -213,6 +218,7 @@ PAGES: Final[dict[Path, Sections]] = {
     BENCHMARKS: {
         "recipes": recipes,
         "recipes-h200": recipes,
+        "onecore": onecore,
         **{name: functools.partial(_peer_tables.long, name) for name in _peer_tables.TOPICS},
     },
 }

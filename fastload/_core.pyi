@@ -14,6 +14,7 @@ _Erased: TypeAlias = tuple[list[tuple[int, int, int, int]], bytes | None]
 # (status, errno, image width, image height, file bytes, detail)
 _Outcome: TypeAlias = tuple[str, int, int, int, int, str]
 _Array: TypeAlias = Any  # a NumPy array or a CPU tensor, uint8
+_Floats: TypeAlias = Any  # the same of float32
 
 class Generator:
     STATE_BYTES: int  # of torch's get_state(); those of seed_others come behind it
@@ -188,6 +189,9 @@ def advise_large_pages(array: Any) -> None: ...
 
 # Pillow's GaussianBlur, in place. Images here and below are HWC, with contiguous rows at any distance.
 def gaussian_blur(image: _Array, radius: float | tuple[float, float]) -> None: ...
+
+# torch's conv2d of each channel with float32 weights, (height, width), both odd; beyond the edges the mirrored image.
+def convolve(source: _Array, weights: _Floats, out: _Floats) -> None: ...
 
 # torchvision's _get_inverse_affine_matrix, of v1 or v2.
 def inverse_affine_matrix(

@@ -36,6 +36,7 @@ PLACE_MAX: Final = 24
 """Longest ``where`` that a step's ``what`` stands beside; else it stands below."""
 
 
+READ_AGAIN: Final = "load_state_dict() reads this IterableDataset again, up to its place"
 _UNCHANGED: Final = "the dataset and its transforms run as they are: "
 
 
@@ -133,6 +134,8 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
         notes.append(f"run in Python, beside samples made natively: {', '.join(around.in_python)}")
+    if isinstance(loader.dataset, IterableDataset) and not has_own_iterator(loader):
+        notes.append(READ_AGAIN)
     steps = [fetch, Step("collate", place, _name_of(loader.collate_fn))]
     if isinstance(workers, AutoWorkers):
         notes.append(f"num_workers='auto': {workers.sizing.why}")

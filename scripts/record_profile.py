@@ -19,19 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from fastload._machine import usable_cpus
-from fastload.bench._data import add_data_argument, image_pool, open_images
-from fastload.bench._rungs import Feed, rungs
+from fastload.bench._data import image_pool, open_images
+from fastload.bench._rungs import StepFeed, rungs
 from fastload.bench._steps import TINY, TrainingStep
+from fastload.bench.arguments import add_data_argument
 from fastload.commands import profile
 from fastload.measurement.record import environment, write_json
 from fastload.profiling.report import make_report
-from fastload.profiling.timeline import lay_out
+from fastload.profiling.timeline import lay_out, thinned
 
 RUNGS = {"workers": "pinned slots", "native": "native engine"}
 """What is recorded, by the name of its rung."""
 
 WARMUP = 40
 STEPS = 6  # as many as can be told apart in the picture
+BARS_KEPT = 300  # of a row; kernels that touch in the picture are one
 
 
 def train(which: str, args: argparse.Namespace) -> None:
@@ -42,7 +44,7 @@ def train(which: str, args: argparse.Namespace) -> None:
     dataset, _ = open_images(args.data, args.quick)
     rung = next(rung for rung in rungs(usable_cpus()) if rung.name == RUNGS[which])
     batch_size = 8 if args.quick else 256
-    feed = Feed(rung, dataset, image_pool(dataset), batch_size, device)
+    feed = StepFeed(rung, dataset, image_pool(dataset), batch_size, device)
     step = TrainingStep(TINY if args.quick else "resnet50", device, channels_last=True)
     for batch in itertools.islice(feed.batches, 4 * (WARMUP + STEPS)):
         images, labels = feed.move(*batch)
@@ -61,7 +63,10 @@ def record(which: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]
     recording = profile.read(kept)
     report = make_report(recording, profile.loaders_verdict(kept))
     if which == "native":
-        rows = dataclasses.asdict(lay_out(recording, report.findings))
+        picture = lay_out(recording, report.findings)
+        bars = [tuple(thinned(row.bars, picture.length_ns, BARS_KEPT)) for row in picture.rows]
+        kept_rows = [dataclasses.replace(row, bars=left) for row, left in zip(picture.rows, bars, strict=True)]
+        rows = dataclasses.asdict(dataclasses.replace(picture, rows=tuple(kept_rows)))
         title = f"{report.verdict.name}: {'; '.join(report.verdict.evidence[:2])}"
         write_json(args.timeline, {"environment": environment(), "title": title, "timeline": rows})
     found = report.to_dict()

@@ -12,6 +12,7 @@
 #include <nanobind/stl/string.h>
 
 #include "image/blur.h"
+#include "image/convolve.h"
 #include "image/transform.h"
 
 namespace nb = nanobind;
@@ -24,6 +25,7 @@ using SourceArray = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::device::cpu
 using OutArray = nb::ndarray<std::uint8_t, nb::ndim<3>, nb::device::cpu>;
 
 constexpr std::size_t kMostSide = std::size_t{1} << 24;
+constexpr std::size_t kMostWeights = 999;
 
 template <class ImageType, class Array>
 ImageType image_from(const Array& array, const char* name) {
@@ -129,6 +131,26 @@ void bound_blur(const OutArray& array, std::pair<float, float> radius) {
   gaussian_blur(image, radius.first, radius.second);
 }
 
+void bound_convolve(const SourceArray& source, const nb::ndarray<const float, nb::ndim<2>, nb::c_contig>& weights,
+                    const nb::ndarray<float, nb::ndim<3>, nb::c_contig>& out) {
+  const ConstImage image = image_from<ConstImage>(source, "source");
+  for (const int axis : {0, 1}) {
+    if (weights.shape(axis) % 2 != 1 || weights.shape(axis) > kMostWeights) {
+      throw nb::value_error("the sides of weights must be odd, and at most 999");
+    }
+  }
+  const Weights all = {weights.data(), static_cast<int>(weights.shape(0)), static_cast<int>(weights.shape(1))};
+  if (out.shape(0) != source.shape(0) || out.shape(1) != source.shape(1) || out.shape(2) != 3) {
+    throw nb::value_error("out must have the source's shape");
+  }
+  bool fits;
+  {
+    nb::gil_scoped_release release;
+    fits = convolve(image, all, out.data());
+  }
+  if (!fits) throw nb::value_error("half of the weights' sides must be smaller than the source's");
+}
+
 template <std::size_t count>
 void require_finite(const double (&values)[count]) {
   for (const double value : values) {
@@ -161,6 +183,7 @@ void bind_transform(nb::module_& m) {
   m.def(
       "gaussian_blur", [](const OutArray& image, float radius) { bound_blur(image, {radius, radius}); },
       "image"_a.noconvert(), "radius"_a);
+  m.def("convolve", &bound_convolve, "source"_a.noconvert(), "weights"_a.noconvert(), "out"_a.noconvert());
   m.def("rotation_matrix", &bound_rotation_matrix, "angle"_a, "center"_a);
   m.def("inverse_affine_matrix", &bound_inverse_affine_matrix, "center"_a, "angle"_a, "translate"_a, "scale"_a,
         "shear"_a, "v2"_a = false);

@@ -40,12 +40,14 @@ class Source:
         images: How many samples an epoch has.
         scratch: A folder for files of a recipe's own.
         batch_size: Samples per batch.
+        shards: Files of an archive, at least as many as workers.
     """
 
     folder: Path
     images: int
     scratch: Path
     batch_size: int
+    shards: int = 4
 
     @property
     def samples(self) -> list[tuple[str, int]]:
@@ -73,12 +75,14 @@ class TrainingRecipe:
         what: The transforms, in short.
         arguments: Makes the arguments of ``DataLoader``, beside ``num_workers`` and the like.
         needs: The optional package that it takes.
+        exact: Whether FastLoader has to give the same bits.
     """
 
     name: str
     what: str
     arguments: Callable[[Source], dict[str, Any]]
     needs: str | None = None
+    exact: bool = True
 
 
 def _tensor(mean: Any = MEAN, std: Any = STD) -> list[Any]:
@@ -206,20 +210,19 @@ def _hugging_face(source: Source) -> dict[str, Any]:
 def _open_clip(source: Source) -> dict[str, Any]:
     parts = [transforms.RandomResizedCrop(224, scale=(0.9, 1.0), interpolation=BICUBIC), steps.to_rgb]
     transform = transforms.Compose([*parts, *_tensor(*_CLIP)])
-    shards = _shards(source, 4)
-    dataset = import_module("webdataset").WebDataset(shards, shardshuffle=False, nodesplitter=None)
+    dataset = import_module("webdataset").WebDataset(_shards(source), shardshuffle=False, nodesplitter=None)
     dataset = dataset.decode("pilrgb").to_tuple("jpg", "cls").map_tuple(transform, steps.to_int)
     return {"dataset": dataset.batched(source.batch_size), "batch_size": None}
 
 
-def _shards(source: Source, count: int) -> list[str]:
+def _shards(source: Source) -> list[str]:
     """Write the samples into tar files."""
     source.scratch.mkdir(parents=True, exist_ok=True)
     samples = source.samples
-    paths = [source.scratch / f"{number:03}.tar" for number in range(count)]
+    paths = [source.scratch / f"{number:03}.tar" for number in range(source.shards)]
     for number, path in enumerate(paths):
         with tarfile.open(path, "w") as tar:
-            for index in range(number, len(samples), count):
+            for index in range(number, len(samples), source.shards):
                 photo, target = samples[index]
                 for name, data in (("jpg", Path(photo).read_bytes()), ("cls", str(target).encode())):
                     entry = tarfile.TarInfo(f"{index:07}.{name}")

@@ -27,6 +27,7 @@ from fastload.plan import ON_LAZY_IMAGES
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from fastload.plan import Plan
 
@@ -57,10 +58,10 @@ def measure(recipe: TrainingRecipe, source: Source, workers: int, repeats: int) 
         "persistent_workers": True,
     }
     given |= recipe.arguments(source)
-    same = verify(lambda: DataLoader(**given), batches=4)
+    same = verify(lambda: FastLoader(**given, exact=recipe.exact), batches=4)
     if not same:
         return {**row, "same": False, "difference": str(same)}
-    with FastLoader(**given) as ours:
+    with FastLoader(**given, exact=recipe.exact) as ours:
         loaders: dict[str, DataLoader[Any]] = {"torch": DataLoader(**given), "fastload": ours}
         speeds = race(loaders, source.images, repeats, {"torch": _to_gpu} if on_gpu else None)
         plan = ours.plan
@@ -96,9 +97,14 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench recipes``; 1 if a recipe's batches differ from torch's."""
+    return measure_all(args, RECIPES, "recipes")
+
+
+def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe], benchmark: str) -> int:
+    """Measure the chosen recipes; 1 if batches differ from torch's, 2 for wrong arguments."""
     if args.quick:
         args.images, args.batch_size, args.repeats = 8, 4, 1
-    chosen = [recipe for recipe in RECIPES if _is_chosen(recipe, args.only)]
+    chosen = [recipe for recipe in recipes if _is_chosen(recipe, args.only)]
     try:
         check_data(args.data)
         for name in ("images", "batch_size", "workers", "repeats"):
@@ -115,9 +121,9 @@ def main(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="fastload-recipes-") as scratch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # fewer cores than workers
-        source = Source(folder, args.images, Path(scratch), args.batch_size)
+        source = Source(folder, args.images, Path(scratch), args.batch_size, max(4, args.workers))
         record = {
-            "benchmark": "recipes",
+            "benchmark": benchmark,
             "environment": environment(),
             "parameters": {
                 name: getattr(args, name) for name in ("images", "batch_size", "workers", "repeats", "quick")
@@ -132,7 +138,7 @@ def main(args: argparse.Namespace) -> int:
                 rows.append({"recipe": recipe.name, "what": recipe.what, "failed": f"{type(error).__name__}: {error}"})
             console().print(_line(rows[-1]), markup=False)
             if args.json:
-                whole = len(rows) == len(RECIPES)
+                whole = len(rows) == len(recipes)
                 write_json(args.json, {**record, "counts": counts(rows), "complete": whole})
     found = counts(rows)
     console().print(

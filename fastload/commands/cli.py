@@ -119,7 +119,7 @@ BENCH: Final[Table] = {
 
 IN_CHECKOUT: Final = (
     *("all", "cpu", "figures", "firstbatch", "insight", "loaders", "memory"),
-    *("multigpu", "peers", "scaling", "train", "tune", "verdicts"),
+    *("multigpu", "onecore", "peers", "scaling", "state", "train", "tune", "verdicts"),
 )
 """Benchmarks of ``python -m benchmarks``: they compare with peers, or measure the project itself."""
 

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import _functional_pil
 
+from fastload.engines import lazy_blur
 from fastload.pipeline.ops_common import solarize_threshold
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def install(change: Change) -> None:
         original = getattr(module, name, None)
         if getattr(original, "__module__", None) == module.__name__:
             _replace(module, name, _function(original, read, change))
+    for module, name, replacement in lazy_blur.functions():
+        _replace(module, name, replacement)
     originals = [kind.__init__ for kind in _ENHANCERS]  # type: ignore[misc]
     if all(getattr(each, "__module__", None) == ImageEnhance.__name__ for each in originals):
         _replace_enhancers(dict(zip(_ENHANCERS, originals, strict=True)), change)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastload.stats.shared_counters import STATE_BYTES
@@ -109,28 +110,45 @@ class Sources:
 
         own = [generator.get_state() for generator in _generators_of(loader)]
         sources = cls(state_now(others=True), own)
-        for sampler in _samplers_of(loader) if samplers else ():
-            epoch = getattr(sampler, "epoch", None)
-            sources.epochs.append(epoch if type(epoch) is int else None)
-            sources.samplers.append(_asked(sampler))
+        if samplers:
+            sources.epochs = epochs_of_samplers(loader)
+            sources.samplers = [_asked(sampler) for sampler in _samplers_of(loader)]
         if not loader.num_workers:
             sources.dataset = _asked(loader.dataset)
         return sources
 
-    def write(self, loader: Any, *, dataset: bool = True) -> None:
+    def write(self, loader: Any, *, samplers: bool = True, dataset: bool = True) -> None:
         """Set what :meth:`read` has read."""
         from fastload.engines.random_states import set_state
 
         set_state(self.main)
         for generator, state in zip(_generators_of(loader), self.generators, strict=True):
             generator.set_state(state)
-        for sampler, epoch, asked in zip(_samplers_of(loader), self.epochs, self.samplers, strict=False):
-            if epoch is not None:
-                sampler.epoch = epoch
-            if asked is not None:
+        self.write_epochs(loader)
+        for sampler, asked in zip(_samplers_of(loader), self.samplers, strict=False):
+            if asked is not None and samplers:
                 sampler.load_state_dict(copy.deepcopy(asked))
         if dataset and self.dataset is not None:
             loader.dataset.load_state_dict(copy.deepcopy(self.dataset))
+
+    def write_epochs(self, loader: Any) -> None:
+        """Set the samplers' ``epoch``."""
+        for sampler, epoch in zip(_samplers_of(loader), self.epochs, strict=False):
+            if epoch is not None and sampler.epoch != epoch:  # it may be a property without a setter
+                sampler.epoch = epoch
+
+    def begin(self, loader: Any) -> None:
+        """Set what :meth:`read` has read, so that samplers and dataset begin an epoch.
+
+        One whose state is its place, as torchdata's, is then at the end of the epoch before: it goes on there, without
+        anything to give, and is at the beginning after that.
+        """
+        self.write(loader)
+        samplers = any(asked is not None for asked in self.samplers) and not _at_end(loader._index_sampler)
+        dataset = self.dataset is not None and not (
+            isinstance(loader.dataset, IterableDataset) and _at_end(loader.dataset)
+        )
+        self.write(loader, samplers=samplers, dataset=dataset)
 
     def packed(self) -> dict[str, Any]:
         """Return plain data that ``torch.load`` takes with ``weights_only=True``."""
@@ -150,12 +168,45 @@ class Sources:
                 f"the loader and its samplers must have as many generators of their own as when the state was saved, "
                 f"{len(own)}, got {len(_generators_of(loader))}"
             )
-        return cls(unpack(data["main"]), own, data["epochs"], data["samplers"], data["dataset"])
+        for state in own:
+            torch.Generator().set_state(state)
+        sources = cls(unpack(data["main"]), own, data["epochs"], data["samplers"], data["dataset"])
+        sources._check(loader)
+        return sources
+
+    def _check(self, loader: Any) -> None:
+        """Raise a ValueError unless :meth:`write` can set all of it."""
+        samplers = _samplers_of(loader)
+        for name in ("epochs", "samplers"):
+            listed = getattr(self, name)
+            if not isinstance(listed, list) or len(listed) not in (0, len(samplers)):
+                raise ValueError(f"the state is of other samplers: {name!r} must have {len(samplers)} entries")
+        if not all(epoch is None or type(epoch) is int for epoch in self.epochs):
+            raise ValueError("the state is damaged: a sampler's epoch must be an integer")
+        for source, asked in [*zip(samplers, self.samplers, strict=False), (loader.dataset, self.dataset)]:
+            if asked is not None and not has_state(source):
+                raise ValueError(f"the state has one of a {type(source).__name__}, which has no load_state_dict here")
+
+
+def epochs_of_samplers(loader: Any) -> list[int | None]:
+    """Return the ``epoch`` of each of a loader's samplers; ``None`` for one that has none."""
+    epochs = (getattr(sampler, "epoch", None) for sampler in _samplers_of(loader))
+    return [epoch if type(epoch) is int else None for epoch in epochs]
+
+
+def _at_end(source: Any) -> bool:
+    """Whether an iterable gives nothing; an error counts as something."""
+    with contextlib.suppress(Exception):
+        for _ in source:
+            return False
+        return True
+    return False
 
 
 def has_state(source: Any) -> bool:
     """Whether a sampler or dataset can save and restore its own state."""
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+    # Accelerate's unpickled loaders first have a class for a dataset.
+    return not isinstance(source, type) and hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
 def _asked(source: Any) -> Any:
@@ -202,7 +253,7 @@ class Resumption:
         if self.num_workers is not None and iterator._num_workers != self.num_workers:
             raise RuntimeError(other_workers(self.num_workers, iterator._num_workers))
         if self.again is not None:
-            self.again.write(self.loader)
+            self.again.begin(self.loader)
             iterator._sampler_iter = iter(iterator._index_sampler)
         last = collections.deque(itertools.islice(iterator._sampler_iter, self.skip), maxlen=1)
         digest = digest_of(_listed(last[0])) if last else 0

@@ -17,7 +17,16 @@ from torch.utils.data import IterableDataset, Subset
 
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines.loader_state import epochs_of, state_of
-from fastload.engines.resumption import Resumption, Sources, digest_of, has_state, other_workers, pack, unpack
+from fastload.engines.resumption import (
+    Resumption,
+    Sources,
+    digest_of,
+    epochs_of_samplers,
+    has_state,
+    other_workers,
+    pack,
+    unpack,
+)
 from fastload.options import has_own_iterator
 
 if TYPE_CHECKING:
@@ -28,10 +37,18 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
-    **{"_num_yielded": int, "_iterator_finished": bool, "started": bool, "num_workers": int, "persistent": bool},
+    **{
+        "_num_yielded": int,
+        "_iterator_finished": bool,
+        "started": bool,
+        "again": bool,
+        "num_workers": int,
+        "persistent": bool,
+    },
     **{"randomness": str, "batch_size": int, "samples": int, "files": int, "indices": int, "base_seed": int},
     **{"seed": (int, type(None)), "epoch": int, "start": dict, "now": dict, "workers": (list, type(None))},
 }
+_NUMBERS: Final = ("_num_yielded", "num_workers", "base_seed", "epoch")
 _NAMES: Final = 64  # file names of a dataset that are compared
 
 
@@ -201,6 +218,8 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     now = Sources.unpacked(loader, data["now"])
     goes_on = data["started"] and not data["_iterator_finished"]
     start = Sources.unpacked(loader, data["start"]) if goes_on else now
+    if not goes_on:  # load_state_dict() has set them; the loop may have called set_epoch() since
+        start.epochs = epochs_of_samplers(loader)
     epochs = epochs_of(loader)
     if epochs is not None:
         epochs.seed, epochs.epoch = data["seed"], data["epoch"] - goes_on
@@ -222,7 +241,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
         )
         if isinstance(loader.num_workers, AutoWorkers):
             loader.num_workers.sizing.processes = data["num_workers"]
-    start.write(loader)
+    start.begin(loader)
     state.resumption = resumption
     iterator = make()
     for _ in range(skip if iterable else 0):
@@ -286,6 +305,8 @@ def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
         raise TypeError(f"load_state_dict needs torch's iterators, but {type(loader).__name__} has a _get_iterator")
     _check(loader, data)
     state_of(loader).loaded = copy.deepcopy(data)
+    if not data["started"] or data["_iterator_finished"]:
+        Sources.unpacked(loader, data["now"]).write_epochs(loader)
 
 
 def _unsupported(loader: LoaderConfig[Any]) -> str | None:
@@ -296,10 +317,11 @@ def _unsupported(loader: LoaderConfig[Any]) -> str | None:
         return None
     if not loader.in_order:
         return "in_order=False hands batches over in an order that cannot be repeated; use in_order=True"
+    if isinstance(loader.dataset, IterableDataset):
+        alike = "an IterableDataset is read again from the epoch's start; use persistent_workers=False"
+        return alike if loader.persistent_workers else None
     if has_state(loader.dataset):
         return "its dataset has a state of its own in each worker process; use num_workers=0"
-    if isinstance(loader.dataset, IterableDataset) and loader.persistent_workers:
-        return "an IterableDataset is read again from the epoch's start; use persistent_workers=False"
     return None
 
 
@@ -309,7 +331,7 @@ def _check(loader: LoaderConfig[Any], data: Any) -> None:
             f"load_state_dict needs what FastLoader.state_dict() returned, got {_shown(data)}; a state "
             "of another loader must be loaded by that loader"
         )
-    if data["fastload"] != VERSION:
+    if type(data["fastload"]) is not int or data["fastload"] != VERSION:
         raise ValueError(f"this fastload reads states of version {VERSION}, got {data['fastload']!r}; save it again")
     if "unsupported" in data:
         raise ValueError(f"load_state_dict needs a loader that has a state, but {data['unsupported']}")
@@ -319,10 +341,14 @@ def _check(loader: LoaderConfig[Any], data: Any) -> None:
     try:
         for sources in (data["start"], data["now"]):
             Sources.unpacked(loader, sources)
+        if data["workers"] is not None and len(data["workers"]) != data["num_workers"]:
+            raise TypeError("it must have a state for each worker")
+        if min(data["_num_yielded"], data["num_workers"]) < 0 or any(abs(data[name]) >= 2**63 for name in _NUMBERS):
+            raise TypeError("a number is out of range")
         for packed in data["workers"] or ():
             if packed is not None:
                 unpack(packed)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}); use an earlier one") from error
     _check_same(loader, data)
 

@@ -24,7 +24,6 @@ from fastload.engines.copy_scheduler import NONE_FREE
 from fastload.engines.resumption import keep_state, start_resumed
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
-from fastload.memory.sending import send_batches
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
 from fastload.options import has_own_iterator
@@ -153,10 +152,13 @@ class SendsPromptly:
     """
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        from fastload.memory.sending import send_batches
+
         self.worker_init_fn = worker_init_fn
+        self._send_batches = send_batches
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
-        send_batches()
+        self._send_batches()
         if sys.getswitchinterval() == _USUAL_SWITCH_S:  # else the user has set it
             sys.setswitchinterval(SWITCH_S)
         if self.worker_init_fn is not None:

@@ -6,6 +6,7 @@ they write there. Here the kernel copies a tensor into a file that is not mapped
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import io
@@ -14,12 +15,15 @@ import pickle
 import socket
 import sys
 import threading
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 import torch.utils.data._utils.fetch as torch_fetch
 from torch.multiprocessing import get_sharing_strategy
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data import default_collate
 from torch.utils.data._utils.worker import _worker_loop
 
 from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable, stacks_into
@@ -52,11 +56,17 @@ def _sending(fetch: Callable[[Any, Any], Any]) -> Any:
         if not is_sent or strategy != "file_descriptor" or not hasattr(os, "memfd_create"):
             return fetch(self, possibly_batched_index)
         if stacks_into(self.collate_fn):
-            self.collate_fn = functools.partial(collate_into, FileStacker())
+            self.collate_fn = _collate_into_files
         data = fetch(self, possibly_batched_index)
         return Sent(data) if type(data) in (torch.Tensor, list, tuple, dict) else data
 
     return fetch_to_send
+
+
+def _collate_into_files(samples: list[Any]) -> Any:
+    with contextlib.suppress(Exception):
+        return collate_into(FileStacker(), samples)
+    return default_collate(samples)  # raises torch's error, with torch's frames
 
 
 class FileStacker:
@@ -103,16 +113,15 @@ class Sent:
     def __reduce__(self) -> tuple[Any, ...]:
         content = io.BytesIO()
         pickler = _Pickler(content, {id(tensor) for tensor in _alone([self.data])})
-        if not pickler.moved:
+        if not pickler.moved or pickler.dispatch_table.get(torch.Tensor) is not reduce_tensor:  # the user's reducer
             return _itself, (self.data,)
         try:
             pickler.dump(self.data)
             return _receive, (content.getvalue(), *_posted(pickler.files))
-        except OSError:  # there are no more files or sockets
+        except OSError:  # there are no more files
             return _itself, (self.data,)
         finally:
-            for file in pickler.files:
-                os.close(file)
+            _close(pickler.files)
 
 
 class _Pickler(ForkingPickler):
@@ -151,23 +160,43 @@ def _write(file: int, content: torch.Tensor, offset: int) -> None:
 
 
 def _posted(files: list[int]) -> tuple[Any, ...]:
-    """Post files into a socket; returns its end for the receiver, and their number."""
+    """Hand files to the thread that sends torch's; return the receiver's key and their number.
+
+    They wait here, not in a socket: all files in a user's sockets together may be as many as one process may open.
+    """
     if not files:
         return ()
-    near, far = socket.socketpair()
-    with near, far:
+    waiting = list(files)
+    key = _sharer().register(functools.partial(_send, waiting), functools.partial(_close, waiting))
+    files.clear()
+    return key, len(waiting)
+
+
+def _send(files: list[int], connection: Any, _receiver: int) -> None:
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as near:
         socket.send_fds(near, [b"."], files)
-        return DupFd(far.fileno()), len(files)
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def _sharer() -> Any:
+    return cast("Any", resource_sharer)._resource_sharer
 
 
 def _itself(data: Any) -> Any:
     return data
 
 
-def _receive(content: bytes, post: Any = None, count: int = 0) -> Any:
+def _receive(content: bytes, key: Any = None, count: int = 0) -> Any:
     files: list[int] = []
-    if post is not None:
-        with socket.socket(fileno=post.detach()) as far:
+    if key is not None:
+        with (
+            _sharer().get_connection(key) as connection,
+            socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as far,
+        ):
             files = socket.recv_fds(far, 1, count, socket.MSG_CMSG_CLOEXEC)[1]
     try:
         if len(files) < count:
@@ -176,8 +205,7 @@ def _receive(content: bytes, post: Any = None, count: int = 0) -> Any:
         return pickle.loads(content)
     finally:
         _arriving.files = None
-        for file in files:
-            os.close(file)
+        _close(files)
 
 
 def _mapped(index: int, nbytes: int, *where: Any) -> torch.Tensor:

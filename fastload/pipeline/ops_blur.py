@@ -24,8 +24,8 @@ def gaussian_blur(step: Any, place: Place) -> list[Node]:
     """Read a GaussianBlur."""
     if place.exact:
         raise Refused(
-            f"{name_of(step)} has torch's order of summation, which takes torch's time; exact=False runs it natively, "
-            f"at most {LEVELS_OFF} of 256 levels off"
+            f"{name_of(step)} has torch's bits in worker processes only; exact=False runs it natively, at most "
+            f"{LEVELS_OFF} of 256 levels off"
         )
     width, height = (int(side) for side in step.kernel_size)
     low, high = (float(value) for value in step.sigma)

@@ -1,7 +1,7 @@
-"""Read transforms of the user's own whose code does only what the native core knows: Pillow's blur with chance ``p``.
+"""Read transforms of the user's own, such as Pillow's blur with chance ``p``.
 
-A class is read from its source, of which the same code must result. Nothing of it runs but a copy, on generators and an
-image of our own, to compare.
+A class is read natively if its code does only what the native core knows. It is read from its source, of which the
+same code must result. Nothing of it runs but a copy, on generators and an image of our own, to compare.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class _Reading:
         return False
 
     def _resolved(self, expression: ast.expr) -> Any:
-        """What a global name stands for, or an attribute of a module with such a name; ``None`` for all else."""
+        """Look up a global name or a module's attribute; return ``None`` for all else."""
         match expression:
             case ast.Name(name) if name not in self.variables and name != self._self:
                 found = self.method.__globals__.get(name)
@@ -345,7 +345,7 @@ def _traits(code: CodeType) -> tuple[Any, ...]:
 
 
 def _is_same(step: Any, method: FunctionType, reading: _Reading, seed: int) -> bool:
-    """Compare a copy of the method with its nodes, on one image and generators of our own."""
+    """Compare a copy of the method with its nodes, with generators of our own."""
     python, legacy, core = random.Random(seed), np.random.RandomState(seed), _core.Generator(seed)
     own = {random: python, random.random: python.random, random.uniform: python.uniform}
     space = dict(method.__globals__)

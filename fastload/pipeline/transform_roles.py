@@ -65,7 +65,7 @@ def op_of(transform: Any) -> Op:
 
 
 def patched(transform: Any) -> str | None:
-    """Say what was changed on a library's transform that has a role, or its class; ``None`` if nothing."""
+    """Say what was changed on a library's transform or class; ``None`` if nothing."""
     return ORIGINALS.patched(transform) if type(transform) in _roles else None
 
 

@@ -143,9 +143,7 @@ def lay_out(recording: Recording, findings: Findings) -> Timeline:
         rows.append(Row("main thread", "host", _host_bars(recording, own), _ids(recording.threads[main])))
         if operators := [span for span in own if span.domain == OPERATOR]:
             bars = [_bar(recording, span, "operator", 0) for span in operators]
-            rows.append(
-                Row("torch operators", "host", tuple(_thinned(bars, recording.window_ns)), "of the main thread")
-            )
+            rows.append(Row("torch operators", "host", tuple(thinned(bars, recording.window_ns)), "of the main thread"))
     for role, label in (
         ("feeder", "feeder"),
         ("worker", "worker"),
@@ -202,7 +200,7 @@ def _host_bars(recording: Recording, ranges: Iterable[Range]) -> tuple[Bar, ...]
         start, end = max(call.start_ns, recording.start_ns), min(call.end_ns, recording.end_ns)
         if call.thread == thread and end - start >= least:
             bars.append(Bar(start - recording.start_ns, end - start, call.name, COLOURS["call"], deepest + 1))
-    return tuple(_thinned(sorted(bars, key=lambda bar: bar.start_ns), recording.window_ns))
+    return tuple(thinned(sorted(bars, key=lambda bar: bar.start_ns), recording.window_ns))
 
 
 def _streams(recording: Recording) -> list[Row]:
@@ -229,7 +227,7 @@ def _streams(recording: Recording) -> list[Row]:
         bars.sort(key=lambda bar: bar.start_ns)
         device = f"GPU {key[0]}: " if many else ""
         tells = f"stream {key[1]} of {recording.devices.get(key[0], 'GPU')} {key[0]}"
-        rows.append(Row(device + label, "device", tuple(_thinned(bars, recording.window_ns)), tells))
+        rows.append(Row(device + label, "device", tuple(thinned(bars, recording.window_ns)), tells))
     return rows
 
 
@@ -248,10 +246,10 @@ def _device_bar(recording: Recording, item: Kernel | Copy) -> Bar | None:
     return Bar(at, end - start, f"copy {item.direction}", COLOURS[colour], 0, detail)
 
 
-def _thinned(bars: Sequence[Bar], window_ns: int) -> Sequence[Bar]:
-    """Join neighbours of the same colour and depth until at most ``BARS_MAX`` are left."""
+def thinned(bars: Sequence[Bar], window_ns: int, most: int = BARS_MAX) -> Sequence[Bar]:
+    """Join neighbours of the same colour and depth until at most ``most`` are left."""
     apart_ns = window_ns // 200_000
-    while len(bars) > BARS_MAX:
+    while len(bars) > most:
         bars = _joined(bars, apart_ns)
         apart_ns = apart_ns * 2 + 1
     return bars

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from backends import simulated
 from photos import make_folder, mix_in, photos_fixture, train_v1
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler, get_worker_info
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import (
     CenterCrop,
@@ -79,7 +80,7 @@ def saved(state: Any) -> Any:
 
 
 def run(
-    make: Any, stop: tuple[int, int] | None, epochs: int = 4, *, in_step: bool = True
+    make: Any, stop: tuple[int, int] | None, epochs: int = 4, *, in_step: bool = True, before: Any = None
 ) -> tuple[list[Any], list[Any]]:
     """Return the batches of some epochs and the generators after each.
 
@@ -95,6 +96,8 @@ def run(
             batches.append([])
         if stop == (epoch, 0):
             with_loader, stop = restart(with_loader, make), None
+        if before is not None:
+            before(with_loader, epoch)
         iterator = iter(with_loader)
         state = None
         while (batch := next(iterator, None)) is not None:
@@ -232,6 +235,29 @@ def test_an_iterable_dataset_is_read_again_to_its_place(workers):
     check(lambda: FastLoader(Stream(), 2, num_workers=workers), [(0, 0), (0, 1), (1, 3)], in_step=False)
 
 
+class PlacedStream(IterableDataset):
+    """Goes on at its place once after a state was loaded, as Hugging Face's."""
+
+    place, goes_on = 0, 0
+
+    def __iter__(self):
+        first, self.goes_on = self.goes_on, 0
+        for self.place in range(first + 1, 10):
+            yield torch.tensor([self.place, random.random()], dtype=torch.float64)
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.goes_on = state["place"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_dataset_with_a_place_begins_each_epoch(workers):
+    make = functools.partial(FastLoader, num_workers=workers)
+    check(lambda: make(PlacedStream(), 2), [(0, 0), (0, 1), (0, 5), (1, 0), (1, 3), (2, 0)], in_step=False)
+
+
 class Keeping(Dataset):
     """Has a state that each sample changes."""
 
@@ -365,6 +391,10 @@ def changed(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"start": {"main": torch.zeros(3)}}, "damaged"),
         ({"now": {"main": torch.zeros(3), "generators": []}}, "state must have"),
         ({"workers": [torch.zeros(3, dtype=torch.uint8)]}, "must have"),
+        ({"workers": []}, "a state for each worker"),
+        ({"again": ...}, "damaged: again is missing"),
+        ({"base_seed": 2**70}, "damaged .*out of range"),
+        ({"fastload": torch.zeros(2)}, "reads states of version 1"),
         ({"num_workers": 3}, "num_workers must be 3, as when the state was saved, got 1"),
         ({"persistent": True}, "persistent_workers must be True"),
         ({"samples": 24}, "as long as when the state was saved, 24, got 23"),
@@ -379,6 +409,76 @@ def test_a_foreign_or_damaged_state_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         loader.load_state_dict(changed(state, **changes))
     loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"generators": [torch.zeros(3)]}, "damaged"),
+        ({"epochs": 3}, "other samplers: 'epochs' must have 2 entries"),
+        ({"epochs": [None, "x"]}, "a sampler's epoch must be an integer"),
+        ({"samplers": "x"}, "other samplers: 'samplers'"),
+        ({"samplers": [None, {}]}, "has one of a RandomSampler, which has no load_state_dict"),
+        ({"dataset": {}}, "has one of a Drawing, which has no load_state_dict"),
+    ],
+)
+@pytest.mark.parametrize("part", ["start", "now"])
+def test_sources_that_cannot_be_set_are_refused(changes, message, part):
+    def make():
+        return FastLoader(Drawing(), 4, shuffle=True, generator=torch.Generator())
+
+    loader = make()
+    next(iter(loader))
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match=message):
+        make().load_state_dict({**state, part: changed(state[part], **changes)})
+    make().load_state_dict(state)
+
+
+class Placed(DistributedSampler):
+    """Has its place as its state, as torchdata's: the next iteration goes on there."""
+
+    place, goes_on = 0, 0
+
+    def __iter__(self):
+        self.place, self.goes_on = self.goes_on, 0
+        for index in list(super().__iter__())[self.place :]:
+            self.place += 1
+            yield index
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.goes_on = state["place"]
+
+
+@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize("kind", [DistributedSampler, Placed])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
+def test_distributed_samplers_keep_the_epoch_that_the_loop_sets(workers, persistent, kind, calls):
+    def make():
+        sampler = kind(range(23), 2, 0)
+        return FastLoader(Drawing(), 2, sampler=sampler, num_workers=workers, persistent_workers=persistent)
+
+    def set_epoch(loader, epoch):
+        if calls:
+            loader.sampler.set_epoch(epoch)
+
+    check(make, STOPS, before=set_epoch)
+
+
+class Fixed(DistributedSampler):
+    """Shows its epoch, which no one can set."""
+
+    epoch = property(lambda self: 3, lambda self, epoch: None if epoch == 0 else self.refuse())  # 0: torch's __init__
+
+    def refuse(self):
+        raise AttributeError("epoch cannot be set")
+
+
+def test_a_samplers_epoch_that_cannot_be_set_is_left_alone():
+    check(lambda: FastLoader(Drawing(), 2, sampler=Fixed(range(23), 2, 0)), STOPS)
 
 
 def test_other_files_and_other_loaders_states_are_refused(folder: Path, tmp_path: Path):

@@ -81,6 +81,10 @@ def what_the_pages_speak_of(photos: Path) -> dict[str, Any]:
         "device": torch.device("cpu"),
         "batches": [(torch.zeros(2, 3, 4, 4), torch.zeros(2, dtype=torch.int64))],
         "paths": [path for path, _ in dataset.samples],
+        "epochs": 2,
+        "save_every": 2,
+        "path": "checkpoint.pt",
+        "train": lambda images, labels: None,
     }
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import inspect
 import multiprocessing.queues
 import multiprocessing.synchronize
+import pkgutil
 import re
 import threading
 from pathlib import Path
@@ -221,6 +223,18 @@ def test_first_lines_of_docstrings_are_short_and_no_word_is_odd():
         found += [(path.name, doc) for doc in docs if len(doc.partition("\n")[0].split()) > WORDS_MAX]
         found += [(path.name, odd[0]) for odd in ODD_WORDS.finditer(text)]
     assert found == []
+
+
+def test_scripts_import_names_that_exist():
+    missing = []
+    for path in FOLDERS[3].glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("fastload", "benchmarks"):
+                module = importlib.import_module(node.module)
+                found = {name.name for name in node.names if hasattr(module, name.name)}
+                found |= {info.name for info in pkgutil.iter_modules(getattr(module, "__path__", []))}
+                missing += [(path.name, name.name) for name in node.names if name.name not in found]
+    assert missing == []
 
 
 def test_the_public_names_are_these():

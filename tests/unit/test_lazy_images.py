@@ -206,6 +206,13 @@ FUNCTIONS = {
         image.size, Image.AFFINE, (1, 0.3, 0, 0, 1, 0), resample=3, fillcolor=(9, 8, 7)
     ),
     "blur": lambda image: functional.gaussian_blur(image, [3, 3]),
+    "blur by sigma": lambda image: functional.gaussian_blur(image, (9, 5), [1.2, 0.4]),
+    "blur of the edges alone": lambda image: functional.gaussian_blur(image, [61, 5], [1.2, 0.4]),
+    "blurs": lambda image: (torch.manual_seed(5), [v1.GaussianBlur(23, (0.1, 2))(image) for _ in range(3)])[1],
+    "v2 blurs": lambda image: (torch.manual_seed(6), [v2.GaussianBlur((3, 7))(image) for _ in range(3)])[1],
+    "blur of gray": lambda image: functional.gaussian_blur(image.convert("L"), [3, 3], [1.0, 1.0]),
+    "even blur": lambda image: functional.gaussian_blur(image, [4, 3], [1.0, 1.0]),
+    "blur by zero": lambda image: functional.gaussian_blur(image, [3, 3], [0.0, 1.0]),
     "ten crop": lambda image: functional.ten_crop(image, [20, 22]),
     "tensor": lambda image: functional.to_tensor(image).numpy(),
     "to PIL tensor": lambda image: functional.pil_to_tensor(image).numpy(),

@@ -1,4 +1,4 @@
-"""Small transforms of one's own run natively when their code does only what is known; others are refused."""
+"""Run small transforms of one's own natively where their code is known; others are refused."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("matplotlib")
+pytest.importorskip("docutils")
 pytest.importorskip("sphinx")
 
 import docutils.utils

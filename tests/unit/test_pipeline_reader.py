@@ -61,13 +61,16 @@ def with_hue(most):
 
 TO_TENSOR = v1.ToTensor()
 REFUSED = {
-    "lambda": ([v1.Lambda(lambda x: x), v1.RandomResizedCrop(8), TO_TENSOR], "transform Lambda"),
+    "lambda": ([v1.Lambda(lambda x: x), v1.RandomResizedCrop(8), TO_TENSOR], "transform <lambda> is your own"),
     "function": ([lambda x: x, v1.RandomResizedCrop(8), TO_TENSOR], "<lambda>"),
     "manual_seed": (
         [Seeding(), v1.RandomResizedCrop(8), TO_TENSOR],
         "transform Seeding is your own, and only torchvision's run natively; leave it out or replace it by one",
     ),
-    "seeding lambda": ([v1.RandomResizedCrop(8), v1.Lambda(lambda x: torch.manual_seed(0) and x)], "transform Lambda"),
+    "seeding lambda": (
+        [v1.RandomResizedCrop(8), v1.Lambda(lambda x: torch.manual_seed(0) and x), TO_TENSOR],
+        "transform <lambda> is your own",
+    ),
     "subclass": (
         [OwnCrop(8), TO_TENSOR],
         "transform OwnCrop is a subclass of RandomResizedCrop, whose methods may be its own; use RandomResizedCrop",

@@ -9,6 +9,7 @@ from backends.batches import Collator
 from backends.datasets import Images, Numbers, Stream, collect
 from photos import make_folder, train_v1
 from plans import text_of
+from torch.utils.data import IterableDataset
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, Plan, Step
@@ -92,6 +93,16 @@ def test_how_collating_is_named():
     ):
         loader = FastLoader(Numbers(2), batch_size=batch_size, collate_fn=function, device="cpu")
         assert steps(loader)["collate"].what == what
+
+
+def test_an_iterable_dataset_is_said_to_be_read_again():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    note = "load_state_dict() reads this IterableDataset again, up to its place"
+    assert note in FastLoader(Stream(), device="cpu").plan.notes
+    assert note not in FastLoader(range(3), device="cpu").plan.notes
 
 
 def test_a_cast_on_the_cpu_is_an_epilogue():

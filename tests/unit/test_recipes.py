@@ -55,6 +55,15 @@ def test_a_recipe_makes_batches(recipe: TrainingRecipe, source: Source) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_every_worker_has_a_shard(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("webdataset")
+    file = tmp_path / "recipes.json"
+    arguments = ["--data", str(folder), "--quick", "--images", "12", "--workers", "6", "--only", "open_clip"]
+    assert run(*arguments, "--json", str(file)) == 0
+    assert json.loads(file.read_text())["rows"][0]["same"]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_the_record_says_what_ran_where(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "recipes.json"
     arguments = ["--data", str(folder), "--quick", "--workers", "1", "--only", "pytorch/examples,I-JEPA"]
@@ -112,7 +121,7 @@ def test_wrong_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFix
 
 
 def test_the_plan_says_that_images_are_lazy_unless_engine_is_torch(source: Source) -> None:
-    given = {"batch_size": 2, "num_workers": 1, **named("MoCo v3").arguments(source)}
+    given = {"batch_size": 2, "num_workers": 1, **named("DINOv2").arguments(source)}
     assert recipes.where(FastLoader(**given).plan) == recipes.LAZY
     assert recipes.where(FastLoader(**given, engine="torch").plan) == "workers, as in torch"
     assert recipes.where(FastLoader(**{**given, "num_workers": 0}).plan) == "workers, as in torch"

@@ -147,11 +147,32 @@ def test_torch_sends_what_finds_no_file(missing, monkeypatch):
         raise OSError(errno.EMFILE, "none left")
 
     batch = Sent([torch.ones(LARGE), torch.ones(LARGE)])
-    holder, name = (os, "memfd_create") if missing == "memory files" else (socket, "socketpair")
+    holder, name = (os, "memfd_create") if missing == "memory files" else (sending._sharer(), "register")
     monkeypatch.setattr(holder, name, none)
     rebuild, arguments = batch.__reduce__()
     monkeypatch.undo()
     assert rebuild(*arguments) is batch.data
+
+
+def test_files_wait_in_the_worker_and_are_closed_once_sent(monkeypatch):
+    sends, send = [], socket.send_fds
+    monkeypatch.setattr(socket, "send_fds", lambda *arguments: sends.append(len(arguments[2])) or send(*arguments))
+    sent(Sent([torch.ones(LARGE)]))  # starts the thread that sends
+    sends.clear()
+    before = len(os.listdir("/proc/self/fd"))
+    messages = [bytes(ForkingPickler.dumps(Sent([torch.ones(LARGE), torch.ones(LARGE)]))) for _ in range(3)]
+    assert (sends, len(os.listdir("/proc/self/fd")) - before) == ([], 6)
+    for message in messages:
+        assert torch.equal(pickle.loads(message)[1], torch.ones(LARGE))
+    resource_sharer.stop(timeout=5)
+    assert sends == [2, 2, 2]
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_reducer_of_the_user_is_called(monkeypatch):
+    table = ForkingPickler._extra_reducers
+    monkeypatch.setitem(table, torch.Tensor, lambda tensor: (torch.full, ((1,), -tensor[0].item())))
+    assert sent(Sent([torch.ones(LARGE)]))[0].item() == -1
 
 
 def test_files_that_do_not_arrive_are_an_error_of_too_many(monkeypatch):

@@ -31,6 +31,7 @@ from fastload.engines.sample_seeding import check_seedable
 from fastload.engines.workers import first_call_of
 from fastload.nvtx import stages
 from fastload.options import (
+    INDEX_BYTES,
     Device,
     Engine,
     LoaderConfig,
@@ -94,6 +95,9 @@ class FastLoader(LoaderConfig[T_co]):
             use. 0 disables pinned memory.
         randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from a stream that
             depends only on the seed, the epoch and the sample's index (:mod:`fastload.engines.sample_seeding`).
+        max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads note
+            it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the files'
+            bytes. Files are known by a checksum of all their bytes, so one that has changed is decoded anew. 0: none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 
@@ -133,6 +137,7 @@ class FastLoader(LoaderConfig[T_co]):
         max_pinned_bytes: int | None = None,
         randomness: Randomness = "worker",
         exact: bool = True,
+        max_index_bytes: int = INDEX_BYTES,
     ) -> None:
         auto = auto_workers(num_workers, dataset)
         super().__init__(
@@ -156,8 +161,8 @@ class FastLoader(LoaderConfig[T_co]):
         )
         if auto is not None:
             self.num_workers = auto
-        own = Options(device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
-        self._take_options(own)
+        own = (device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
+        self._take_options(Options(*own, max_index_bytes))
 
     def _take_options(self, options: Options) -> None:
         # Public attributes, because frameworks rebuild a loader from vars(loader).
@@ -169,6 +174,7 @@ class FastLoader(LoaderConfig[T_co]):
         self.max_pinned_bytes = options.max_pinned_bytes
         self.randomness = options.randomness
         self.exact = options.exact
+        self.max_index_bytes = options.max_index_bytes
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
         if self.engine == "native":

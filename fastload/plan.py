@@ -199,7 +199,7 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     threads = f"{count} decode thread{'s' if count != 1 else ''}{'' if workers else ', in next()'}"
     if isinstance(workers, AutoWorkers):
         threads = f"1 to {cores_for_loading()} decode threads"
-    steps = [Step("decode", threads, _decodes(loader, recipe))]
+    steps = [Step("decode", threads, _decodes(loader, recipe) + _indexed(loader, recipe))]
     table, becomes = recipe.pipeline.table, _becomes(recipe)
     place = "a process of their own" if workers else "the main process"
     notes = []
@@ -242,6 +242,12 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
         names = f"{views} views of each, in all {names}"
     source = "arrays" if recipe.in_memory else "JPEG files"
     return f"{source} to {sizes} pixels, uint8: {names}{_seeded(loader)}"
+
+
+def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
+    if recipe.in_memory or not loader.max_index_bytes:
+        return ""
+    return f"; an index of at most {loader.max_index_bytes / 1e6:.0f} MB says where to begin in files decoded before"
 
 
 def _becomes(recipe: Recipe) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from fastload.engines.sample_process import SampleProcess
+    from fastload.options import LoaderConfig
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.pipeline.samples import Collated
@@ -62,7 +63,7 @@ class NativeIterator(_BaseDataLoaderIter):
 
     def __init__(
         self,
-        loader: DataLoader[Any],
+        loader: LoaderConfig[Any],
         recipe: Recipe,
         process: SampleProcess,
         finish: Callable[[torch.Tensor, list[list[Patch]], Collated, int], Any],
@@ -99,7 +100,7 @@ class NativeIterator(_BaseDataLoaderIter):
         try:
             with deferred_signals():  # an interrupt in between would leave the pipeline's threads running
                 self.decode_pipeline = DecodePipeline(
-                    recipe,
+                    state_of(loader).with_index(loader, recipe),
                     process,
                     threads,
                     base_seed=int(self._base_seed) if epochs is None or epochs.seed is None else epochs.seed,

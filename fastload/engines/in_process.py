@@ -195,7 +195,8 @@ class InProcessFetcher:
             if recipe.pipeline.draws:
                 draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}
             inputs = [source for source in sources for _ in range(views)]
-            job = pool.submit(inputs, pixels, plan=recipe.plan, number=self._number - 1, **draws, **recipe.options)
+            options = state_of(self._loader).with_index(self._loader, recipe).options
+            job = pool.submit(inputs, pixels, plan=recipe.plan, number=self._number - 1, **draws, **options)
             self.known = self.read()
             if self.known is not None and self.known[0] == known[0]:
                 break

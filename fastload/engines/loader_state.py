@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.engines.resumption import Resumption
     from fastload.options import LoaderConfig
+    from fastload.pipeline.reader import Recipe
 
 ITERATOR_CLOSED: Final = "the FastLoader of this iterator was closed"
 
@@ -56,6 +58,7 @@ class LoaderState:
         self._missed = Counter[str]()
         self._closed = False
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
+        self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:
@@ -87,6 +90,17 @@ class LoaderState:
             if self._pool is None or self._pool[0] != os.getpid():
                 self._pool = os.getpid(), _core.Pool(cores_for_loading())
             return self._pool[1]
+
+    def with_index(self, loader: LoaderConfig[Any], recipe: Recipe) -> Recipe:
+        """Add the index of JPEG files to what decodes them; it is kept across epochs."""
+        if not loader.max_index_bytes or recipe.in_python:
+            return recipe
+        from fastload import _core
+
+        with self._lock:
+            if self._index is None or self._index[0] != os.getpid():
+                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes)
+            return replace(recipe, options={**recipe.options, "index": self._index[1]})
 
     def size_workers(self, loader: LoaderConfig[Any], *, native: bool = False) -> None:
         """Choose ``num_workers`` for the next epoch if it is ``"auto"``.
@@ -181,6 +195,7 @@ class LoaderState:
             workers=workers,
             slots=(counts.slots, counts.slot_bytes, counts.pinned_bytes),
             queues=queues,
+            index=(0, 0, 0) if self._index is None else self._index[1].totals()[:3],
         )
 
     def check_open(self) -> None:

@@ -107,6 +107,8 @@ class Stats:
         slots: Current number of slots.
         slot_bytes: Bytes of each.
         pinned_bytes: Bytes of pinned memory that the slots hold.
+        index_bytes: Bytes of the index of JPEG files.
+        indexed: Images that were decoded with it.
         epochs: Epochs begun.
         startup_s: Seconds that the consumer waited for the first batch of its epochs.
         wait_s: Seconds that it waited for the other batches.
@@ -137,6 +139,8 @@ class Stats:
     slots: int = 0
     slot_bytes: int = 0
     pinned_bytes: int = 0
+    index_bytes: int = 0
+    indexed: int = 0
     epochs: int = 0
     startup_s: float = 0.0
     wait_s: float = 0.0
@@ -274,6 +278,7 @@ class Stats:
             missed={why: count - earlier.missed.get(why, 0) for why, count in self.missed.items()},
             workers=self.workers,
             slots=(self.slots, self.slot_bytes, self.pinned_bytes),
+            index=(self.index_bytes, 0, self.indexed - earlier.indexed),
             queues=self.queues,
             stack_totals=self.totals,
         )
@@ -286,6 +291,7 @@ def make_stats(
     missed: Mapping[str, int] | None = None,
     workers: int = 0,
     slots: tuple[int, int, int] = (0, 0, 0),
+    index: tuple[int, int, int] = (0, 0, 0),
     queues: Mapping[str, int] | None = None,
     stack_totals: Mapping[str, float] | None = None,
 ) -> Stats:
@@ -297,6 +303,7 @@ def make_stats(
         missed: See :class:`Stats`.
         workers: See :class:`Stats`.
         slots: Their number, the bytes of each, and of all.
+        index: Bytes and files in it, and images that were decoded with it.
         queues: See :class:`Stats`.
         stack_totals: Counts whose stack samples are used if ``totals`` has none: workers are sampled for some seconds
             only.
@@ -313,6 +320,8 @@ def make_stats(
         slots=slots[0],
         slot_bytes=slots[1],
         pinned_bytes=slots[2],
+        index_bytes=index[0],
+        indexed=index[2],
         epochs=int(totals["epochs"]),
         startup_s=totals["startup_s"],
         wait_s=totals["wait_s"],

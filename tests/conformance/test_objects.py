@@ -27,6 +27,7 @@ OWN = {
     "max_pinned_bytes": 1000,
     "randomness": "sample",
     "exact": False,
+    "max_index_bytes": 2000,
 }
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}
 

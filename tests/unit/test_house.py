@@ -60,6 +60,7 @@ OWN = {
     "max_pinned_bytes": None,
     "randomness": "worker",
     "exact": True,
+    "max_index_bytes": 256 << 20,
 }
 
 

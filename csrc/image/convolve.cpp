@@ -5,47 +5,79 @@
 #include <cstddef>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "resample/resample.h"
 
 namespace fastload {
 namespace {
 
-// Values of a row that are summed up side by side, so that additions need not wait for each other: as many as the
-// registers hold. Rows have room for so many more.
-constexpr int kSumsPortable = 16, kSumsAvx2 = 64, kSumsAvx512 = 128;
-constexpr int kMostSums = kSumsAvx512;
+// Values of a row that are summed up side by side, so that additions need not wait for each other. Rows have room for
+// so many more.
+constexpr int kMostSums = 128;
 
 // rows[i] begins with the first value that the leftmost weight of row i is for.
-template <int sums>
-inline __attribute__((always_inline)) void sum_up(const float* const* rows, const Weights& weights, float* out,
-                                                  int count) {
-  for (int x = 0; x < count; x += sums) {
-    float total[sums] = {};
+void sum_up_portable(const float* const* rows, const Weights& weights, float* out, int count) {
+  constexpr int kSums = 16;
+  for (int x = 0; x < count; x += kSums) {
+    float total[kSums] = {};
     const float* weight = weights.values;
     for (int i = 0; i < weights.height; ++i) {
       const float* from = rows[i] + x;
-      for (int j = 0; j < weights.width; ++j, from += 3) {
-        const float factor = *weight++;
-        for (int k = 0; k < sums; ++k) total[k] = __builtin_fmaf(from[k], factor, total[k]);
+      for (int j = 0; j < weights.width; ++j, from += 3, ++weight) {
+        for (int k = 0; k < kSums; ++k) total[k] = std::fma(from[k], *weight, total[k]);
       }
     }
-    std::copy_n(total, std::min(sums, count - x), out + x);
+    std::copy_n(total, std::min(kSums, count - x), out + x);
   }
-}
-
-void sum_up_portable(const float* const* rows, const Weights& weights, float* out, int count) {
-  sum_up<kSumsPortable>(rows, weights, out, count);
 }
 
 #if defined(__x86_64__)
 __attribute__((target("avx2,fma"))) void sum_up_avx2(const float* const* rows, const Weights& weights, float* out,
                                                      int count) {
-  sum_up<kSumsAvx2>(rows, weights, out, count);
+  constexpr int kVectors = 8, kLanes = 8, kSums = kVectors * kLanes;
+  for (int x = 0; x < count; x += kSums) {
+    __m256 total[kVectors];
+    for (__m256& each : total) each = _mm256_setzero_ps();
+    const float* weight = weights.values;
+    for (int i = 0; i < weights.height; ++i) {
+      const float* from = rows[i] + x;
+      for (int j = 0; j < weights.width; ++j, from += 3, ++weight) {
+        const __m256 factor = _mm256_set1_ps(*weight);
+        for (int k = 0; k < kVectors; ++k) {
+          total[k] = _mm256_fmadd_ps(_mm256_loadu_ps(from + k * kLanes), factor, total[k]);
+        }
+      }
+    }
+    float sums[kSums];
+    for (int k = 0; k < kVectors; ++k) _mm256_storeu_ps(sums + k * kLanes, total[k]);
+    std::copy_n(sums, std::min(kSums, count - x), out + x);
+  }
 }
 
-__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,fma,prefer-vector-width=512"))) void sum_up_avx512(
-    const float* const* rows, const Weights& weights, float* out, int count) {
-  sum_up<kSumsAvx512>(rows, weights, out, count);
+__attribute__((target("avx512f"))) void sum_up_avx512(const float* const* rows, const Weights& weights, float* out,
+                                                      int count) {
+  constexpr int kVectors = 8, kLanes = 16, kSums = kVectors * kLanes;
+  static_assert(kSums == kMostSums);
+  for (int x = 0; x < count; x += kSums) {
+    __m512 total[kVectors];
+    for (__m512& each : total) each = _mm512_setzero_ps();
+    const float* weight = weights.values;
+    for (int i = 0; i < weights.height; ++i) {
+      const float* from = rows[i] + x;
+      for (int j = 0; j < weights.width; ++j, from += 3, ++weight) {
+        const __m512 factor = _mm512_set1_ps(*weight);
+        for (int k = 0; k < kVectors; ++k) {
+          total[k] = _mm512_fmadd_ps(_mm512_loadu_ps(from + k * kLanes), factor, total[k]);
+        }
+      }
+    }
+    float sums[kSums];
+    for (int k = 0; k < kVectors; ++k) _mm512_storeu_ps(sums + k * kLanes, total[k]);
+    std::copy_n(sums, std::min(kSums, count - x), out + x);
+  }
 }
 #endif
 

@@ -95,9 +95,10 @@ class FastLoader(LoaderConfig[T_co]):
             use. 0 disables pinned memory.
         randomness: ``"worker"``: random draws as in torch, from each worker's stream. ``"sample"``: from a stream that
             depends only on the seed, the epoch and the sample's index (:mod:`fastload.engines.sample_seeding`).
-        max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads note
-            it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the files'
-            bytes. Files are known by a checksum of all their bytes, so one that has changed is decoded anew. 0: none.
+        max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads
+            note it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the
+            files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:
+            none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 

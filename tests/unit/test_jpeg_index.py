@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 
 import numpy as np
@@ -63,7 +64,7 @@ def test_later_epochs_use_it_and_have_torchs_bits(root, workers, persistent):
     assert_same(first, epochs(DataLoader(dataset(root), **given), 4))
     assert stats.indexed >= 3 * COUNT  # a check before the first batch may have filled it
     files = sum(path.stat().st_size for path in root.rglob("*.jpg"))
-    assert 0 < stats.index_bytes < 0.05 * files + 300 * COUNT
+    assert 0 < stats.index_bytes < 0.1 * files + 300 * COUNT
 
 
 def test_a_period_counts_its_own(root):
@@ -113,7 +114,7 @@ def test_without_it_nothing_is_kept(root, workers):
 
 
 def test_it_keeps_to_its_limit(root):
-    limit = 16 * 400  # a shard has room for one file
+    limit = 16 * 1200  # a shard has room for one file
     with FastLoader(dataset(root), device="cpu", engine="native", max_index_bytes=limit, **options(2)) as loader:
         ours = epochs(loader, 3)
         assert 0 < loader.stats().index_bytes <= limit
@@ -136,7 +137,7 @@ def test_a_child_has_one_of_its_own(root):
 def test_decode_takes_an_index():
     index = _core.JpegIndex(1 << 20)
     content = jpeg(1, 300, 300, subsampling=2)
-    whole = np.asarray(Image.open(__import__("io").BytesIO(content)).convert("RGB"))
+    whole = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
     for _ in range(2):
         out = np.empty((1, 40, 50, 3), np.uint8)
         geometry = (200, 180, 40, 50, 40, 50, 0, 0, 40, 50, 0, 0)

@@ -167,6 +167,10 @@ class InProcessFetcher:
         """Return the threads that decode."""
         return state_of(self._loader).decode_pool()
 
+    def options(self, recipe: Recipe) -> dict[str, Any]:
+        """Return a recipe's arguments for the pool, with the loader's index of JPEG files."""
+        return state_of(self._loader).with_index(self._loader, recipe).options
+
     def makes_samples(self, recipe: Recipe) -> bool:
         """Whether the collate function is called, or a batch made at once."""
         return bool(recipe.in_python)
@@ -195,8 +199,8 @@ class InProcessFetcher:
             if recipe.pipeline.draws:
                 draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}
             inputs = [source for source in sources for _ in range(views)]
-            options = state_of(self._loader).with_index(self._loader, recipe).options
-            job = pool.submit(inputs, pixels, plan=recipe.plan, number=self._number - 1, **draws, **options)
+            options = draws | self.options(recipe)
+            job = pool.submit(inputs, pixels, plan=recipe.plan, number=self._number - 1, **options)
             self.known = self.read()
             if self.known is not None and self.known[0] == known[0]:
                 break

@@ -91,6 +91,9 @@ class _WorkerFetcher(InProcessFetcher):
             self._threads = _core.Pool(1)
         return self._threads
 
+    def options(self, recipe: Recipe) -> dict[str, Any]:
+        return recipe.options
+
     def makes_samples(self, recipe: Recipe) -> bool:
         return True
 

@@ -1,5 +1,5 @@
-// Random crops of random JPEG files, good and damaged, with an index and without: the same pixels, statuses and
-// messages. Damaged and foreign lists of points: nothing outside of the file and the lists is read. The limit of an
+// Random crops of random JPEG files, good and damaged, with an index and by libjpeg-turbo: the same pixels, statuses
+// and messages. Damaged and foreign lists of points: nothing outside of the file and the lists is read. The limit of an
 // index.
 //
 //   points [COUNT]
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "jpeg/baseline.h"
+#include "jpeg/jpeg.h"
 #include "jpeg/jpeg_index.h"
 #include "jpeg/scan_points.h"
 #include "pool/source.h"
@@ -57,7 +58,10 @@ Result run(const Bytes& file, const Geometry& geometry, JpegIndex* index) {
 
 // Returns whether both are ok.
 bool compare(const Bytes& file, const Geometry& geometry, JpegIndex& index, int number) {
-  const Result expected = run(file, geometry, nullptr), result = run(file, geometry, &index);
+  set_own_decoder(false);
+  const Result expected = run(file, geometry, nullptr);
+  set_own_decoder(true);
+  const Result result = run(file, geometry, &index);
   demand(result.outcome.status == expected.outcome.status, "the status differs", number);
   demand(result.outcome.detail == expected.outcome.detail, "the message differs", number);
   const bool ok = expected.outcome.status == Status::ok;
@@ -90,6 +94,46 @@ void check_crops(const Bytes& file, const JpegHeader& header, bool is_taken, int
     }
   }
   demand(compare(file, random_geometry(height, width), index, number), "the file has become bad", number);
+}
+
+// Files that are damaged at their end only, from the top down: what a first visit did not see counts for the second.
+void check_ends(const Bytes& file, const JpegHeader& header, int number) {
+  const auto end = file.size() - 2;  // the end marker
+  Bytes more = file, other = file, none(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(end));
+  more.insert(more.begin() + static_cast<std::ptrdiff_t>(end), 3, 0x55);
+  other[end + 1] = 0xC0;
+  for (const Bytes& damaged : {more, other, none}) {
+    JpegIndex index(1 << 20);
+    Geometry top;
+    top.crop = {0, 0, 1, static_cast<int>(header.width)};
+    Geometry all = top;
+    all.crop.height = static_cast<int>(header.height);
+    compare(damaged, top, index, number);
+    compare(damaged, top, index, number);
+    const std::uint64_t before = decode_counts().own;
+    compare(damaged, all, index, number);
+    demand(decode_counts().own == before, "a damaged end is not left to libjpeg-turbo", number);
+  }
+}
+
+// Nothing is kept of bytes that change while they are decoded.
+void check_change(Bytes file, const JpegHeader& header, int number) {
+  file.push_back(0);  // behind the end
+  JpegIndex index(1 << 20);
+  for (const bool changes : {true, false}) {
+    ByteSource source(file.data(), file.size());
+    DecodeOptions options;
+    options.index = &index;
+    RowLayout layout;
+    Decoder& decoder = thread_decoder();
+    demand(decoder.start(source, header, {0, 0, 1, header.width}, options, layout) == Status::ok, "no start", number);
+    Bytes row(std::size_t{3} * layout.width);
+    std::uint8_t* const rows = row.data();
+    demand(decoder.read(&rows, 1) == Status::ok, "no row", number);
+    if (changes) ++file.back();
+    demand(decoder.finish() == Status::ok, "no end", number);
+    demand(index.totals().files == (changes ? 0 : 1), "what is kept is not what was read", number);
+  }
 }
 
 // Records the points of the first `rows` rows behind those that are known.
@@ -164,6 +208,31 @@ void check_lists(const Bytes& file, const Scan& scan, int number, long& used) {
   }
 }
 
+// What no list of this scan says, whatever its size.
+void check_refusals(const Bytes& file, const Scan& scan, int number) {
+  CodedPoints points;
+  Bytes wide(26 + 8, 0xFF);  // a header and the padding; all fields have 63 bits, of no rows
+  std::fill_n(wide.begin(), 4, std::uint8_t{0});
+  for (std::size_t size = 0; size < wide.size(); ++size) {
+    demand(!points.open(wide.data(), size, scan), "fields that are too wide are taken", number);
+  }
+  static ScanDecoder decoder;
+  ByteSource source(file.data(), file.size());
+  ScanPoint good;
+  good.byte = scan.data_at;
+  demand(decoder.start(source, scan, &good), "the scan's beginning is refused", number);
+  const auto refuses = [&](auto change) {
+    ScanPoint bad = good;
+    change(bad);
+    demand(!decoder.start(source, scan, &bad), "a point outside of the scan is taken", number);
+  };
+  refuses([&](ScanPoint& bad) { bad.mcu = std::uint64_t{scan.mcu_columns} * scan.mcu_rows; });
+  refuses([&](ScanPoint& bad) { bad.byte = scan.data_at - 1; });
+  refuses([&](ScanPoint& bad) { bad.byte = file.size(); });
+  refuses([&](ScanPoint& bad) { bad.bit = 8; });
+  refuses([&](ScanPoint& bad) { bad.bit = -1; });
+}
+
 JpegIndex::Key key(int number) {
   return {1, static_cast<std::uint64_t>(number) * 0x9E3779B97F4A7C15};  // spread over the shards
 }
@@ -222,7 +291,10 @@ int main(int argc, char** argv) {
     const bool is_taken = PointRecorder::takes(baseline.scan);
     taken += is_taken ? 1 : 0;
     check_lists(file, baseline.scan, number, used);
+    check_refusals(file, baseline.scan, number);
     check_crops(file, header, is_taken, number);
+    check_ends(file, header, number);
+    if (is_taken) check_change(file, header, number);
   }
   std::printf("%d files, %d with an index, %ld damaged lists used\n", count, taken, used);
   return 0;

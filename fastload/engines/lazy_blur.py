@@ -66,6 +66,8 @@ def _blurred(
     (width, height), (columns, rows) = kernel_size, image.size
     if width // 2 >= columns or height // 2 >= rows or torch.is_autocast_enabled("cpu"):
         return None
+    if torch.get_default_device().type != "cpu":
+        return None
     size, spread = [width, height], [float(value) for value in sigma]
     key = width, height, columns, rows, *_settings()
     if key not in tried:
@@ -88,7 +90,7 @@ def _settings() -> tuple[Any, ...]:
     """Return what may choose another implementation of ``conv2d``."""
     mkldnn: Any = torch.backends.mkldnn
     precision = getattr(getattr(mkldnn, "conv", None), "fp32_precision", None)
-    return torch.get_num_threads(), mkldnn.enabled, precision, torch.get_float32_matmul_precision()
+    return torch.get_num_threads(), mkldnn.enabled, precision
 
 
 def _sums(pixels: NDArray[np.uint8], size: list[int], sigma: list[float], parts: Any) -> NDArray[np.float32]:

@@ -129,6 +129,25 @@ def test_other_settings_are_tried_anew(replaced, monkeypatch):
     assert len(tried) == 2
 
 
+def test_torchs_newer_settings_of_precision_are_no_error(replaced, counted, monkeypatch):
+    image = Image.fromarray(noise(20, 30))
+    monkeypatch.setattr(torch.backends, "fp32_precision", "tf32")
+    for module, function in replaced.items():
+        theirs = v2.functional.gaussian_blur if "v2" in module else functional.gaussian_blur
+        assert function(image, (3, 3), [1.0, 1.0]) == theirs(image, (3, 3), [1.0, 1.0])
+    assert len(counted) >= 2
+
+
+def test_another_default_device_leaves_it_to_torch(replaced, counted):
+    image = Image.fromarray(noise(20, 30))
+    for function in replaced.values():
+        function(image, (3, 3), [1.0, 1.0])
+        del counted[:]
+        with torch.device("meta"), pytest.raises(NotImplementedError):
+            function(image, (3, 3), [1.0, 1.0])
+    assert counted == []
+
+
 def test_autocast_leaves_it_to_torch(replaced, counted):
     image = Image.fromarray(noise(20, 30))
     with torch.autocast("cpu", torch.bfloat16):

@@ -12,7 +12,6 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
-from fastload.device import nvrtc
 from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
@@ -219,8 +218,11 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
         cast = f", {_epilogue(loader, device)}" if loader.dtype is not None else ""
         steps.append(Step("epilogue", "main process", becomes + cast))
         return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
-    if table is not None and (why := nvrtc.lacking(device, table.dtype, len(table))) is not None:
-        notes.append(f"torch looks values up instead of one CUDA kernel, same bits but slower: {why}")
+    if table is not None:
+        from fastload.device import nvrtc
+
+        if (why := nvrtc.lacking(device, table.dtype, len(table))) is not None:
+            notes.append(f"torch looks values up instead of one CUDA kernel, same bits but slower: {why}")
     where = "copy stream" if loader.device_prefetch else "consumer's stream"
     memory = "pinned memory" if pins(loader, device) else "pageable memory"
     erasing = recipe.pipeline.erasing

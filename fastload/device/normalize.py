@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from fastload.device import nvrtc
-from fastload.device.erasing import to_fill
 from fastload.options import has_streams
 
 if TYPE_CHECKING:
@@ -117,6 +115,8 @@ def apply_table(
     if memory_format not in LAYOUTS:
         raise ValueError(f"memory_format must be torch.channels_last or torch.contiguous_format, got {memory_format}")
     if images.is_cuda:
+        from fastload.device import nvrtc
+
         looked_up = nvrtc.look_up(images, table.on(images.device), memory_format, wait=wait)
         if looked_up is not None:
             return looked_up
@@ -260,6 +260,8 @@ def table_images(
     recipe: Recipe, memory_format: torch.memory_format
 ) -> Callable[[torch.Tensor, list[list[Patch]]], Any]:
     """Return a function that makes the leaf, or each view's, from pixels and patches."""
+    from fastload.device.erasing import to_fill
+
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing, views = recipe.pipeline.erasing, recipe.pipeline.views
     if views > 1:

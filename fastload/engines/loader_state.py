@@ -59,6 +59,7 @@ class LoaderState:
         self._closed = False
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
+        self._indexed = 0, 0, 0  # bytes, files and images of the index, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:
@@ -93,7 +94,7 @@ class LoaderState:
 
     def with_index(self, loader: LoaderConfig[Any], recipe: Recipe) -> Recipe:
         """Add the index of JPEG files to what decodes them; it is kept across epochs."""
-        if not loader.max_index_bytes or recipe.in_python:
+        if not loader.max_index_bytes:
             return recipe
         from fastload import _core
 
@@ -184,6 +185,7 @@ class LoaderState:
         for transfer, scheduler in transfers:
             self._count(transfer, scheduler, totals, missed)
         totals.add(self._meters.totals())
+        index = self._index  # close() may take it in another thread
         counts = self.slots.counts() if self.slots is not None else SlotCounts(0, 0, 0)
         ready, on_device = self._meters.ready()
         on_device += sum(scheduler.copied_ahead() for _, scheduler in transfers if scheduler is not None)
@@ -195,7 +197,7 @@ class LoaderState:
             workers=workers,
             slots=(counts.slots, counts.slot_bytes, counts.pinned_bytes),
             queues=queues,
-            index=(0, 0, 0) if self._index is None else self._index[1].totals()[:3],
+            index=self._indexed if index is None else index[1].totals()[:3],
         )
 
     def check_open(self) -> None:
@@ -213,6 +215,9 @@ class LoaderState:
         pool, self._pool = self._pool, None
         if pool is not None and pool[0] == os.getpid():
             pool[1].close()
+        index, self._index = self._index, None
+        if index is not None:
+            self._indexed = 0, 0, index[1].totals()[2]
         if self.slots is not None:
             self.slots.close()
 

@@ -41,7 +41,7 @@ def digest_of(indices: Any) -> int:
 
 
 def keep_state(shared: SharedCounters, worker: int, number: int, indices: Any) -> None:
-    """Keep the states of a worker's generators after a fetch; 60 µs."""
+    """Keep the states of a worker's generators after a fetch."""
     with contextlib.suppress(
         Exception
     ):  # no core, or NumPy's generator may be of another kind; the state is then absent

@@ -67,6 +67,15 @@ def test_later_epochs_use_it_and_have_torchs_bits(root, workers, persistent):
     assert 0 < stats.index_bytes < 0.1 * files + 300 * COUNT
 
 
+def test_closing_frees_it_and_keeps_the_count(root):
+    with FastLoader(dataset(root), device="cpu", engine="native", **options(2)) as loader:
+        epochs(loader, 2)
+        before = loader.stats()
+    after = loader.stats()
+    assert before.index_bytes > 0
+    assert (after.index_bytes, after.indexed) == (0, before.indexed)
+
+
 def test_a_period_counts_its_own(root):
     with FastLoader(dataset(root), device="cpu", engine="native", **options(2)) as loader:
         epochs(loader, 2)

@@ -205,7 +205,7 @@ def programs(draw):
 
 @st.composite
 def colors_on_tensors(draw):
-    """A uint8 tensor is cropped, and its colours change behind, and before where that needs no size."""
+    """Changes of a uint8 tensor's colours, before and behind a crop."""
     size = draw(st.tuples(st.integers(1, 70), st.integers(1, 70)) | st.sampled_from([(64, 64), (32, 61), (8, 24)]))
     low, high = sorted(draw(st.tuples(st.floats(0, 3), st.floats(0, 3))))
     factors = {name: (low, high) for name in ("brightness", "saturation") if draw(st.booleans())}

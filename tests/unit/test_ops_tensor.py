@@ -1,4 +1,4 @@
-"""Changes of colour on uint8 tensors: the core's against the installed torchvision's, to the last bit."""
+"""Changes of colour on uint8 tensors: the core's bits and torchvision's."""
 
 from __future__ import annotations
 
@@ -128,3 +128,14 @@ def test_a_torchvision_that_computes_otherwise_is_noticed(monkeypatch, kind):
         assert differing_step([(kind, fields)]) == kind
     finally:
         step_calibration._same_as_reference.cache_clear()
+
+
+def test_contrast_in_the_main_process_needs_one_thread(tmp_path, one_thread):
+    (tmp_path / "class").mkdir()
+    Image.new("RGB", (40, 50)).save(tmp_path / "class" / "a.jpg")
+    transform = v2.Compose([v2.ToImage(), CROP, v2.ColorJitter(contrast=0.4)])
+    for workers, threads, native in [(0, 1, True), (0, 2, False), (1, 2, True)]:
+        torch.set_num_threads(threads)
+        loader = FastLoader(ImageFolder(tmp_path, transform), 4, num_workers=workers)
+        recipe = read_loader(loader.config, torch.device("cpu"))
+        assert isinstance(recipe, Recipe) is native, (workers, threads, recipe)

@@ -138,7 +138,12 @@ REFUSED = {
     "choice of sizes": ([v2.RandomChoice([v2.CenterCrop(8), v2.CenterCrop(9)]), TO_TENSOR], "images of several sizes"),
     "fills": ([v2.RandomResizedCrop(8), v2.RandomRotation(5, fill={torch.Tensor: 3}), TO_TENSOR], "fill="),
     "blur": ([v1.RandomResizedCrop(8), v1.GaussianBlur(3), TO_TENSOR], "exact=False runs it natively"),
-    "perspective": ([v1.RandomPerspective(), v1.RandomResizedCrop(8), TO_TENSOR], "is not supported natively yet"),
+    "elastic": ([v2.ElasticTransform(), v2.RandomResizedCrop(8), TO_TENSOR], "is not supported natively yet"),
+    "box": (
+        [v1.RandomPerspective(interpolation=v1.InterpolationMode.BOX), v1.RandomResizedCrop(8), TO_TENSOR],
+        "which Pillow refuses",
+    ),
+    "distortion": ([v1.RandomPerspective(1.5), v1.RandomResizedCrop(8), TO_TENSOR], "must be from 0 to 1"),
 }
 
 

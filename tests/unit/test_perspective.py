@@ -76,6 +76,31 @@ def test_draws_and_pixels_are_torchvisions(module, distortion):
     assert drawn > 8
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_batch_that_asks_for_several_of_its_samples_has_torchvisions_pixels(ordered):
+    images = [pixels(i, 20, 20) for i in range(40)]
+    room = np.empty((len(images), 20, 20, 3), np.uint8)
+    state = torch.Generator().manual_seed(0).get_state().numpy().tobytes()
+    random = {"stream": _core.RandomStream(state)} if ordered else {"seeds": list(range(len(images)))}
+    pool = _core.Pool(2)
+    job = pool.submit(images, room, plan=plan_of(0.5), arrays=True, **random)
+    asked = set()
+    while job.wait(30.0) == "requested":
+        kind, sample, question = job.request()
+        job.provide(kind, question, answer_to(kind, question))
+        asked.add(sample)
+    assert set(job.statuses()) == {0}
+    assert len(asked) > 4
+    transform = v1.RandomPerspective(0.5, 1.0, fill=FILL)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for seed, (image, got) in enumerate(zip(images, room, strict=True)):
+            if not ordered:
+                torch.manual_seed(seed)
+            assert np.array_equal(got, np.asarray(transform(Image.fromarray(image))))
+    pool.close()
+
+
 def test_any_state_of_a_batch_is_known_after_more_questions_than_answers_are_kept():
     images = [pixels(1, 5, 3 + i) for i in range(300)]  # without distortion, each width is a question of its own
     pool = _core.Pool(2)

@@ -1,6 +1,5 @@
 #include "rng/perspective.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <utility>
@@ -88,8 +87,7 @@ std::optional<Coefficients> perspective_coefficients(const Corners& corners) {
     for (std::size_t j = kSize + 1; j < rows[i].size(); ++j) weights += std::fabs(rows[i][j]);
     const double value = rows[i][kSize], off = kPart * weights * size;
     const auto low = static_cast<float>(value - off), high = static_cast<float>(value + off);
-    // Zeros differ in their sign, and NaN from itself.
-    if (!(low == high && low != 0 && std::isfinite(low))) return std::nullopt;
+    if (low != high) return std::nullopt;  // or both are NaN
     coefficients[i] = low;
   }
   return coefficients;

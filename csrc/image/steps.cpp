@@ -58,6 +58,12 @@ class Work {
         image_ = next;
         return true;
       }
+      case Kind::perspective: {
+        const Image next = other(image_.height, image_.width);
+        transform_perspective(image_, next, step.coefficients, step.sampling, step.fill);
+        image_ = next;
+        return true;
+      }
       case Kind::gaussian_blur: gaussian_blur(image_, step.radii[0], step.radii[1]); return true;
       case Kind::crop: return crop(box);
       case Kind::pad: {

@@ -37,6 +37,7 @@ struct Step {
     rotate_180,          //
     rotate_270,          //
     affine,              // matrix, sampling, fill
+    perspective,         // coefficients, sampling, fill
     gaussian_blur,       // radii
     crop,                // box
     pad,                 // box: margins at the top and left, and the new size; mode, fill
@@ -46,6 +47,7 @@ struct Step {
   Kind kind = Kind::invert;
   double value = 0;
   std::array<double, 6> matrix{};
+  std::array<double, 8> coefficients{};
   std::array<float, 2> radii{};  // along x and y, pixels
   Sampling sampling = Sampling::nearest;
   Color fill{};

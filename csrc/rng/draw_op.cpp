@@ -71,6 +71,9 @@ std::string fault(const DrawOp& op) {
   }
   if (std::string reason = affine_fault(op); !reason.empty()) return reason;
   if (std::string reason = fault_of_python(op); !reason.empty()) return reason;
+  if (op.kind == Kind::random_perspective && !(op.step.value >= 0 && op.step.value <= 1)) {
+    return "a perspective's distortion must be from 0 to 1";
+  }
   if (op.kind == Kind::random_gaussian) {
     const auto odd = [](int taps) { return taps % 2 == 1 && taps >= 1 && taps <= kMostTaps; };
     const DrawOp::Jitter& sigma = op.jitters[0];

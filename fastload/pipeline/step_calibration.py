@@ -80,6 +80,9 @@ REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     "affine": lambda image, matrix, sampling, fill: image.transform(
         image.size, Image.Transform.AFFINE, matrix, Image.Resampling[sampling.upper()], fillcolor=fill
     ),
+    "perspective": lambda image, coefficients, sampling, fill: image.transform(
+        image.size, Image.Transform.PERSPECTIVE, coefficients, Image.Resampling[sampling.upper()], fillcolor=fill
+    ),
     "gaussian_blur": lambda image, radii: image.filter(ImageFilter.GaussianBlur(radii)),
     "pad": _pad,
     "torch_brightness": _on_tensor("adjust_brightness"),
@@ -130,6 +133,9 @@ def differing_step(nodes: Iterable[Node]) -> str | None:
                     return kind
                 if not all(_same_as_reference(turn, ()) for turn in ("rotate_90", "rotate_180", "rotate_270")):
                     return kind
+            elif kind == "random_perspective":
+                if not all(map(_same_perspective, (fields["sampling"],) * 4, (fields["fill"],) * 4, range(4))):
+                    return kind
             elif kind == "random_gaussian":
                 if not all(
                     map(
@@ -174,6 +180,22 @@ def _is_near_reference(height: int, width: int, sigma: float) -> bool:
     fields = {"height": height, "width": width, "jitters": [(sigma, sigma), None, None, None]}
     fits = _core.apply_steps([("random_gaussian", fields)], np.array(image), got)
     return fits and int(np.abs(got.astype(int) - wanted).max()) <= 1
+
+
+@cache
+def _same_perspective(sampling: str, fill: Any, seed: int) -> bool:
+    """Compare an image that is distorted so much, and the coefficients of more."""
+    draws = np.random.default_rng(seed)
+    for size in ((224, 224), (500, 375), (32, 48), probe().size):
+        for _ in range(4):
+            starts = [[x, y] for x, y in ((0, 0), (size[0] - 1, 0), (size[0] - 1, size[1] - 1), (0, size[1] - 1))]
+            moved = draws.integers(0, [side // 2 for side in size], (4, 2)).tolist()
+            ends = [[abs(at - by) for at, by in zip(*pair, strict=True)] for pair in zip(starts, moved, strict=True)]
+            wanted = functional._get_perspective_coeffs(starts, ends)
+            if _core.perspective_coefficients([*size, *(at for end in ends for at in end)]) not in (None, wanted):
+                return False
+    how = (("coefficients", tuple(wanted)), ("sampling", sampling), ("fill", fill))
+    return _same_as_reference("perspective", how)
 
 
 @cache

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fastload import _core
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_ON_TENSORS = ("AugMix", "ElasticTransform")  # their grids are torch's matrix products and blurs
 _LAYOUTS = {(35, 7, 1): torch.contiguous_format, (1, 21, 3): torch.channels_last}  # of (3, 5, 7), by strides
 
 
@@ -317,11 +318,15 @@ def _flat(transform: Any, depth: int) -> Iterator[Any]:
 
 def _why_unknown(cls: type) -> str:
     if is_own(cls):
+        if cls.__name__ in _ON_TENSORS:
+            return "computes Pillow's images as tensors too, with bits that torch alone has; leave it out"
         return "is not supported natively yet"
     known = next((base for base in cls.__mro__[1:] if base in ORIGINALS), None)
     if known is not None:
         return f"is a subclass of {known.__name__}, whose methods may be its own; use {known.__name__} itself"
-    return "is your own, and only torchvision's run natively; leave it out or replace it by one of those"
+    return (
+        "is your own, and does what the native core does not know; leave it out or replace it by one of torchvision's"
+    )
 
 
 def table_of(tensor: list[Any]) -> torch.Tensor | None:

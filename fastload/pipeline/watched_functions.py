@@ -86,6 +86,7 @@ _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (torch.random, ("default_generator", "manual_seed")),
     (torch.Tensor, _METHODS),
     (torch.nn.functional, ("interpolate",)),
+    (torch.linalg, ("lstsq",)),
 )
 # The first 16 bytes of JPEG files that begin with a JFIF, EXIF, Adobe or table segment.
 _PREFIXES: Final = tuple(

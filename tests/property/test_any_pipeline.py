@@ -74,7 +74,7 @@ def pipelines_on_tensors(draw):
 
 @st.composite
 def turns(draw, module):
-    """A rotation or an affine transform."""
+    """A rotation, an affine or a perspective transform."""
     mode = draw(st.sampled_from([*MODES_OF_TRANSFORMS, v1.InterpolationMode.BICUBIC]))
     center = draw(st.sampled_from([None, (0, 0), (7.5, 30)]))
     shear = draw(st.sampled_from([None, 20, (-10, 5), (0, 30, -40, 2.5)]))
@@ -82,8 +82,12 @@ def turns(draw, module):
     translate = draw(st.sampled_from([None, (0, 0.3), (0.5, 1)]))
     scale = draw(st.sampled_from([None, (0.5, 0.5), (0.7, 3)]))
     fill = draw(st.sampled_from([0, 130, (1, 20, 255)]))
-    if draw(st.booleans()):
+    kind = draw(st.sampled_from(["rotation", "affine", "perspective"]))
+    if kind == "rotation":
         return module.RandomRotation(degrees, mode, center=center, fill=fill)
+    if kind == "perspective":
+        p, distortion = draw(st.floats(0, 1)), draw(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.01, 1.0])))
+        return module.RandomPerspective(distortion, p, mode, fill)
     return module.RandomAffine(degrees, translate, scale, shear, mode, fill, center)
 
 

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from fastload import _core
+from fastload import FastLoader, _core
 from fastload.pipeline import step_calibration
+from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.errors import Refused
 from fastload.pipeline.ops_tensor import TENSOR_OPS
+from fastload.pipeline.reader import Recipe
 from fastload.pipeline.step_calibration import REFERENCES, differing_step
 from fastload.pipeline.transforms import read_transform
 
@@ -137,5 +140,5 @@ def test_contrast_in_the_main_process_needs_one_thread(tmp_path, one_thread):
     for workers, threads, native in [(0, 1, True), (0, 2, False), (1, 2, True)]:
         torch.set_num_threads(threads)
         loader = FastLoader(ImageFolder(tmp_path, transform), 4, num_workers=workers)
-        recipe = read_loader(loader.config, torch.device("cpu"))
+        recipe = read_loader(loader, torch.device("cpu"))
         assert isinstance(recipe, Recipe) is native, (workers, threads, recipe)

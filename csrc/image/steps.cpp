@@ -42,6 +42,11 @@ class Work {
       case Kind::solarize_add: solarize_add(image_, static_cast<int>(step.value)); return true;
       case Kind::autocontrast: autocontrast(image_); return true;
       case Kind::equalize: equalize(image_); return true;
+      case Kind::torch_brightness: torch_brightness(image_, step.value); return true;
+      case Kind::torch_contrast: torch_contrast(image_, step.value); return true;
+      case Kind::torch_saturation: torch_saturation(image_, step.value); return true;
+      case Kind::torch_grayscale: torch_grayscale(image_); return true;
+      case Kind::torch_autocontrast: torch_autocontrast(image_); return true;
       case Kind::flip_horizontal: return turn(Transpose::flip_horizontal);
       case Kind::flip_vertical: return turn(Transpose::flip_vertical);
       case Kind::rotate_90: return turn(Transpose::rotate_90);

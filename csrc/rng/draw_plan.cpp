@@ -50,6 +50,8 @@ bool meets(float r, double p, DrawOp::Comparison comparison) {
 void jitter(const DrawOp& op, UniformRule rule, Generator& generator, GeometryBuilder& builder) {
   static constexpr Step::Kind kinds[] = {Step::Kind::brightness, Step::Kind::contrast, Step::Kind::saturation,
                                          Step::Kind::hue};
+  static constexpr Step::Kind torch_kinds[] = {Step::Kind::torch_brightness, Step::Kind::torch_contrast,
+                                               Step::Kind::torch_saturation, Step::Kind::hue};
   std::array<int, 4> order;
   generator.randperm(order.data(), 4);
   double values[4] = {};
@@ -60,7 +62,7 @@ void jitter(const DrawOp& op, UniformRule rule, Generator& generator, GeometryBu
   for (const int i : order) {
     const auto index = static_cast<std::size_t>(i);
     if (!op.jitters[index].on) continue;
-    Step& step = builder.add(kinds[index]);
+    Step& step = builder.add(op.kind == DrawOp::Kind::torch_color_jitter ? torch_kinds[index] : kinds[index]);
     // torchvision's adjust_hue truncates the shift to a whole number, which wraps around at 256.
     step.value = step.kind == Step::Kind::hue
                      ? static_cast<std::uint8_t>(static_cast<std::int32_t>(values[index] * 255))
@@ -289,7 +291,8 @@ DrawStatus Run::apply(const DrawOp& op) {
       if (op.branches.size() > 1) return apply(op.branches[1]);
       break;
     case Kind::auto_augment_v1: return apply_policy(op);
-    case Kind::color_jitter: jitter(op, rule_, generator_, builder_); break;
+    case Kind::color_jitter:
+    case Kind::torch_color_jitter: jitter(op, rule_, generator_, builder_); break;
     case Kind::random_rotation: rotate(drawn(op.jitters[0], 0), op.center, op.step); break;
     case Kind::random_affine_v1:
     case Kind::random_affine_v2: transform(op); break;

@@ -32,6 +32,7 @@ struct DrawOp {
     chance,               // p, comparison, branches: the first if the draw meets p, else the second, if any
     auto_augment_v1,      // branches: four for each policy, see draw_plan.cpp; chances: two for each policy
     color_jitter,         // jitters: brightness, contrast, saturation, hue in the order of a drawn permutation
+    torch_color_jitter,   // the same of a uint8 tensor, without hue
     random_rotation,      // jitters: angle; center; step's sampling and fill
     random_affine_v1,     // jitters: angle, scale, shears along x and y; translate; center; step's sampling and fill
     random_affine_v2,     // the same, but the matrix rounds otherwise

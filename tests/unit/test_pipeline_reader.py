@@ -112,7 +112,7 @@ REFUSED = {
     "normalize on uint8": ([v1.RandomResizedCrop(8), v1.PILToTensor(), v1.Normalize([0.5], [0.5])], "raise TypeError"),
     "float64": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.ConvertImageDtype(torch.float64)], "torch.float64"),
     "dtypes": ([v1.RandomResizedCrop(8), v2.ToImage(), v2.ToDtype({torch.Tensor: torch.float32})], "dtype for each"),
-    "jitter of tensors": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.ColorJitter(0.1)], "changes tensors otherwise"),
+    "jitter of tensors": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.ColorJitter(0.1)], "changes such tensors otherwise"),
     "some sizes": ([v1.RandomApply([v1.RandomResizedCrop(8)]), TO_TENSOR], "changes the size of some images"),
     "tensor within": ([v1.RandomResizedCrop(8), v1.RandomApply([TO_TENSOR]), TO_TENSOR], "within another transform"),
     "policy before the crop": ([v1.RandAugment(), v1.RandomResizedCrop(8), TO_TENSOR], "where images differ in size"),

@@ -83,7 +83,10 @@ def make_report(
 
 
 def plain_console() -> Console:
-    """A console of the terminal's width; in a pipe a row is one line. Prints names without interpreting markup."""
+    """A console as wide as the terminal, or as its rows in a pipe.
+
+    Prints names without interpreting markup.
+    """
     from rich.console import Console
 
     width = shutil.get_terminal_size((_PIPED, 40)).columns

@@ -83,7 +83,7 @@ def make_report(
 
 
 def plain_console() -> Console:
-    """A console of the terminal's width; in a pipe a row is one line.
+    """A console as wide as the terminal, or as its rows in a pipe.
 
     Prints names without interpreting markup.
     """

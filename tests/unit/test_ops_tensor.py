@@ -142,3 +142,13 @@ def test_contrast_in_the_main_process_needs_one_thread(tmp_path, one_thread):
         loader = FastLoader(ImageFolder(tmp_path, transform), 4, num_workers=workers)
         recipe = read_loader(loader, torch.device("cpu"))
         assert isinstance(recipe, Recipe) is native, (workers, threads, recipe)
+
+
+def test_contrast_beside_code_that_may_set_threads_stays_torchs(tmp_path):
+    (tmp_path / "class").mkdir()
+    Image.new("RGB", (40, 50)).save(tmp_path / "class" / "a.jpg")
+    for jitter, native in [(v2.ColorJitter(0.4), True), (v2.ColorJitter(contrast=0.4), False)]:
+        dataset = ImageFolder(tmp_path, v2.Compose([v2.ToImage(), CROP, jitter]))
+        loader = FastLoader(dataset, 4, num_workers=2, worker_init_fn=lambda worker: torch.set_num_threads(4))
+        recipe = read_loader(loader, torch.device("cpu"))
+        assert isinstance(recipe, Recipe) is native, recipe

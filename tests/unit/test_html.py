@@ -14,6 +14,7 @@ from handmade import FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span
 from rich.console import Console
 
 from fastload.profiling import html, nsys_export, timeline
+from fastload.profiling.palette import contrast
 from fastload.profiling.report import make_report, plain_console, sentence, show
 from fastload.profiling.trace import Call
 from fastload.stats.verdict import Verdict
@@ -124,6 +125,13 @@ def test_names_stand_in_the_scripts_data_and_nowhere_else_in_it(pages, names):
 def test_the_scripts_data_has_nothing_that_a_browser_or_an_old_engine_could_take_for_markup(pages):
     """``<!--<script>`` moves the end of the script in browsers; Python's parser ignores it."""
     assert not set(data_of(pages[0].text["script"])) & set("<>&\u2028\u2029")
+
+
+def test_the_legend_names_every_colour_and_names_on_bars_are_readable(pages):
+    data = json.loads(data_of(pages[0].text["script"]))
+    assert {colour for _, colour in data["legend"]} == set(data["colours"])
+    assert len({name for name, _ in data["legend"]}) == len(data["legend"])
+    assert min(map(contrast, data["inks"], data["colours"])) >= 4.5
 
 
 def test_names_are_no_markup_in_a_terminal(monkeypatch, names):

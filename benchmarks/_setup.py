@@ -6,19 +6,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from benchmarks.contenders._job import RECIPES, Job
-from benchmarks.contenders._registry import CONTENDERS, loading
+from benchmarks.contenders._registry import CONTENDERS, RECIPES, loading
 from benchmarks.contenders._remote import Interpreters
-from fastload.bench.arguments import add_data_argument
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from benchmarks.contenders._job import Job
+
 QUICK = ("torch-pinned", "fastload")
 """Contenders of a quick run, unless some are named."""
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,7 @@ class Setup:
         batch_size: Images per batch.
         quick: Tiny; the figures mean nothing.
         device: Where batches go.
-        recipe: One of :data:`~benchmarks.contenders._job.RECIPES`.
+        recipe: One of :data:`~benchmarks.contenders._registry.RECIPES`.
     """
 
     data: Path | None = None
@@ -44,7 +48,7 @@ class Setup:
     seconds: float = 2.0
     batch_size: int = 256
     quick: bool = False
-    device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")
+    device: str = field(default_factory=_device)
     recipe: str = "crops"
 
     def __post_init__(self) -> None:
@@ -61,41 +65,10 @@ class Setup:
 
     def job(self, folder: str, threads: int) -> Job:
         """Return the job of loading ``folder`` with so many threads."""
+        from benchmarks.contenders._job import Job
+
         device, recipe = self.device, self.recipe
         return Job(data=folder, threads=threads, batch_size=self.batch_size, device=device, recipe=recipe)
-
-
-def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what every benchmark against peers takes."""
-    default = Setup()
-    add_data_argument(parser)
-    parser.add_argument(
-        "--contenders",
-        metavar="A,B",
-        help=f"who takes part (default: all that can: {','.join(loading())}; if quick: {','.join(QUICK)})",
-    )
-    for name, what in (("python", "interpreter"), ("site", "folder with packages")):
-        parser.add_argument(
-            f"--{name}",
-            metavar="NAME=PATH",
-            action="append",
-            default=[],
-            help=f"{what} of one contender, or of a module of contenders; may be given again",
-        )
-    parser.add_argument("--repeats", type=int, help=f"turns of each contender (default: {default.repeats})")
-    parser.add_argument("--seconds", type=float, help=f"of each turn, about (default: {default.seconds})")
-    parser.add_argument("--batch-size", type=int, help=f"images per batch (default: {default.batch_size})")
-    parser.add_argument("--recipe", help=f"transforms of training: {', '.join(RECIPES)} (default: {default.recipe})")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
-
-
-def add_threads_argument(parser: argparse.ArgumentParser, default: Sequence[int]) -> None:
-    """Declare ``--threads``."""
-    shown = ",".join(map(str, default))
-    parser.add_argument(
-        "--threads", type=numbers, help=f"threads, or worker processes, such as 4,16 (default: {shown})"
-    )
 
 
 def setup_of(args: argparse.Namespace) -> Setup:
@@ -115,14 +88,6 @@ def setup_of(args: argparse.Namespace) -> Setup:
         values["names"] = tuple(name for name in loading() if args.recipe == "crops" or CONTENDERS[name].any_recipe)
     interpreters = Interpreters(pythons=_pairs("--python", args.python), sites=_pairs("--site", args.site))
     return Setup(data=args.data, interpreters=interpreters, quick=args.quick, **values)
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """``"4,16"`` as numbers; for ``argparse``."""
-    values = tuple(int(part) for part in text.split(","))
-    if any(value < 1 for value in values):
-        raise ValueError(f"numbers must be >= 1, got {text}")
-    return values
 
 
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._checkout import importable
-from benchmarks.questions import QUESTIONS
+from benchmarks.arguments import ORDER, QUESTIONS
 from fastload.bench._data import check_data
-from fastload.bench.arguments import add_data_argument
 from fastload.commands.cli import BENCH
 from fastload.measurement.console import console, refuse
 
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
     import argparse
 
 PEERS = "peers"
-ORDER = (
-    *("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "ceiling", "insight", "state"),
-    *("onecore", "verdicts", "tune"),
-)
-"""Every benchmark; ``peers`` asks several, and ``demo`` shows what ``ladder`` measures."""
 TAKE_DATA = ("peers", "decode", "recipes", "step", "ladder", "multigpu", "ceiling", "tune", "onecore")
 """Those that load images; the others measure with figures of their own."""
 
@@ -82,14 +76,6 @@ def run_one(name: str, folder: Path, *, quick: bool, data: Path | None = None) -
             sys.stdout.flush()
             lines = [*lines[-19:], line]
     return Run(name, process.returncode, time.perf_counter() - begin, "".join(lines))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks all``."""
-    add_data_argument(parser)
-    parser.add_argument("--json", metavar="DIR", type=Path, help="write NAME.json of each benchmark there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that all work; the figures mean nothing")
-    parser.add_argument("--only", metavar="A,B", help=f"these alone, among {','.join(ORDER)}")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -12,7 +12,6 @@ without statistics; see :mod:`benchmarks._overhead`.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -206,13 +205,6 @@ def shares(more_ns: Mapping[str, Mapping[str, Any]], seconds: float, repeats: in
             f"{lost['median']:.2%} slower ({lost['low']:.2%} to {lost['high']:.2%} by 95%)"
         )
     return found
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``python -m benchmarks insight``."""
-    parser.add_argument("--repeats", type=int, help="repeats of each measurement (default: 30)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -26,10 +26,9 @@ import torch
 
 from benchmarks._checkout import importable
 from benchmarks._peers import prepared
-from benchmarks._setup import numbers
 from fastload._machine import usable_cpus
-from fastload.bench._steps import TINY, check_model
-from fastload.bench.arguments import add_data_argument
+from fastload.bench._steps import check_model
+from fastload.bench.arguments import TINY
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, ratio, write_json
 
@@ -185,19 +184,6 @@ def _show(points: Sequence[Mapping[str, Any]]) -> None:
             f"{rate['median']:,.0f} images/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
             f"{result['share_of_ceiling']['median']:.1%} of the ceiling, scaling {result['scaling_efficiency']:.1%}"
         )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks multigpu``."""
-    add_data_argument(parser)
-    parser.add_argument("--processes", type=numbers, help="such as 1,2 (default: 1,2,4, as far as there are GPUs)")
-    parser.add_argument("--model", help=f"torchvision's name (default: resnet50; if quick: {TINY})")
-    parser.add_argument("--threads", type=int, help="of each process (default: its share of the cores, 16 at most)")
-    parser.add_argument("--batch-size", type=int, help="images per batch and process (default: 256; if quick: 8)")
-    parser.add_argument("--repeats", type=int, help="turns of each loader (default: 5; if quick: 2)")
-    parser.add_argument("--seconds", type=float, help="of each turn, about (default: 2; if quick: 0.1)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -14,7 +14,6 @@ import torch
 from torchvision import transforms
 from torchvision.transforms import functional
 
-from fastload.bench import arguments
 from fastload.bench._data import MEAN, STD
 from fastload.bench._recipes import RECIPES, Source, TrainingRecipe
 from fastload.bench.recipes import measure_all
@@ -92,12 +91,6 @@ PIPELINES: Final[tuple[TrainingRecipe, ...]] = (
     TrainingRecipe("one's own class", "calls torchvision's functions, and is not read", _own),
     TrainingRecipe("one step of Python", "crop, flip, a class of one's own, to tensor", _augmented(Marked())),
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks onecore``: those of ``fastload bench recipes``."""
-    arguments.recipes(parser)
-    parser.set_defaults(workers=1)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -15,8 +15,9 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import arguments
 from benchmarks._peers import gathered
-from benchmarks._setup import add_peer_arguments, setup_of
+from benchmarks._setup import setup_of
 from benchmarks.questions import QUESTIONS
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import write_json
@@ -45,9 +46,8 @@ def parse(text: str, common: argparse.Namespace) -> Question:
     name, *options = shlex.split(text) or [""]
     if name not in QUESTIONS:
         raise ValueError(f"a question must begin with one of {', '.join(QUESTIONS)}, got {text!r}")
-    benchmark = QUESTIONS[name]
     parser = _Parser(prog=name, add_help=False, allow_abbrev=False)
-    benchmark.add_arguments(parser)
+    arguments.QUESTIONS[name](parser)
     args = parser.parse_args(options)
     if args.json or any(getattr(args, option) for option in _OF_ALL):
         raise ValueError(f"{', '.join(_OF_ALL)} and json must be said for all questions, got {text!r}")
@@ -56,7 +56,7 @@ def parse(text: str, common: argparse.Namespace) -> Question:
     for option in _UNLESS_SAID:
         if getattr(args, option) is None:
             setattr(args, option, getattr(common, option))
-    return benchmark.question(args, setup_of(args))
+    return QUESTIONS[name].question(args, setup_of(args))
 
 
 def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -77,12 +77,6 @@ def joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _writer(path: Path | None, before: Sequence[Mapping[str, Any]]) -> Callable[[dict[str, Any]], object]:
     """Writes a record and those before it, if there is a file to write."""
     return lambda record: write_json(path, joined([*before, record])) if path else None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks peers``."""
-    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"default: {' '.join(QUESTIONS)}")
-    add_peer_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:

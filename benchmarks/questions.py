@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import memory, scaling, train
 from benchmarks._peers import Question, describe_rates, rates, run, spread_of, take_turns
-from benchmarks._setup import add_peer_arguments, add_threads_argument
+from benchmarks.arguments import THREADS
 from fastload._machine import usable_cpus
 from fastload.measurement.console import console
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from benchmarks._peers import Gathering, Points
     from benchmarks._setup import Setup
@@ -36,17 +36,10 @@ class PeerBenchmark:
     """One benchmark against peers, as a command and as a question among several.
 
     Attributes:
-        add_options: Declares options of its own.
         question: Makes the question that the options ask.
     """
 
-    add_options: Callable[[argparse.ArgumentParser], None]
     question: Callable[[argparse.Namespace, Setup], Question]
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the options of the command."""
-        add_peer_arguments(parser)
-        self.add_options(parser)
 
     def main(self, args: argparse.Namespace) -> int:
         """Run it as a command and return the exit code."""
@@ -55,25 +48,20 @@ class PeerBenchmark:
 
 def by_threads(
     name: str,
-    default_threads: Sequence[int],
     measure: Callable[[Gathering, Setup, int], dict[str, Any]],
     describe: Callable[[Mapping[str, Any]], str],
 ) -> PeerBenchmark:
     """Return a benchmark that depends on the number of threads.
 
     Args:
-        name: The benchmark's.
-        default_threads: When none are given; those that are more than the usable cores are left out.
+        name: The benchmark's; of its ``THREADS``, those that are more than the usable cores are left out.
         measure: Every contender at one number of threads: figures by contender.
         describe: One contender's figures in words.
     """
 
-    def add_options(parser: argparse.ArgumentParser) -> None:
-        add_threads_argument(parser, default_threads)
-
     def question(args: argparse.Namespace, setup: Setup) -> Question:
         most = min(2, usable_cpus()) if setup.quick else usable_cpus()
-        counts = args.threads or tuple(n for n in default_threads if n <= most) or (most,)
+        counts = args.threads or tuple(n for n in THREADS[name] if n <= most) or (most,)
 
         def points(gathering: Gathering) -> Points:
             for threads in counts:
@@ -84,7 +72,7 @@ def by_threads(
 
         return Question(name=name, setup=setup, parameters={"threads": counts}, measure=points)
 
-    return PeerBenchmark(add_options, question)
+    return PeerBenchmark(question)
 
 
 def first_batch(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
@@ -123,12 +111,12 @@ def describe_processor(result: Mapping[str, Any]) -> str:
     )
 
 
-LOADERS: Final = by_threads("loaders", (1, 2, 4, 8, 16), rates, describe_rates)
-TRAIN: Final = PeerBenchmark(train.add_options, train.question)
-FIRSTBATCH: Final = by_threads("firstbatch", (8,), first_batch, describe_first_batch)
-CPU: Final = by_threads("cpu", (8,), rates, describe_processor)
-SCALING: Final = PeerBenchmark(scaling.add_options, scaling.question)
-MEMORY: Final = by_threads("memory", (16,), memory.measure, memory.describe)
+LOADERS: Final = by_threads("loaders", rates, describe_rates)
+TRAIN: Final = PeerBenchmark(train.question)
+FIRSTBATCH: Final = by_threads("firstbatch", first_batch, describe_first_batch)
+CPU: Final = by_threads("cpu", rates, describe_processor)
+SCALING: Final = PeerBenchmark(scaling.question)
+MEMORY: Final = by_threads("memory", memory.measure, memory.describe)
 
 QUESTIONS: Final = {
     "loaders": LOADERS,

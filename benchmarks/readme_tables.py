@@ -249,11 +249,6 @@ def render(text: str, page: Path) -> str:
     return text
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks figures``."""
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when something is out of date")
-
-
 def charts() -> dict[Path, str]:
     """The charts beside the tables, by their files."""
     paths = {name: RESULTS / f"{name}.json" for name in _peer_tables.TOPICS}

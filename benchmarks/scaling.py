@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._peers import Question, describe_rates, prepared, rates
-from benchmarks._setup import numbers
+from benchmarks.arguments import BATCH_SIZES, EDGES
 from fastload._machine import usable_cpus
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from benchmarks._peers import Gathering, Points
     from benchmarks._setup import Setup
 
-EDGES = {256: 1000, 500: 1000, 1000: 500, 2000: 160, 4000: 64}
-"""Long edge in pixels, and how many images of it: enough to be varied, few enough to be written soon."""
-
-BATCH_SIZES = (16, 64, 256, 1024)
 USUAL_EDGE = 500
 
 
@@ -35,13 +31,6 @@ def batch_size_for(edge_px: int) -> int:
     The number of pixels stays the same; the least is 16 images.
     """
     return max(16, min(256, round(256 * (USUAL_EDGE / edge_px) ** 2)))
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of its own."""
-    parser.add_argument("--threads", type=int, help="threads or workers (default: the usable cores, at most 16)")
-    parser.add_argument("--edges", type=numbers, help=f"long edges in px (default: {','.join(map(str, EDGES))})")
-    parser.add_argument("--batches", type=numbers, help=f"(default: {','.join(map(str, BATCH_SIZES))})")
 
 
 def question(args: argparse.Namespace, setup: Setup) -> Question:

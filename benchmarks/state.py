@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -104,13 +103,6 @@ def first_batch_s(make: Callable[[], Any], saved: bytes | None) -> float:
         loader.load_state_dict(torch.load(io.BytesIO(saved), weights_only=False))
     next(iter(loader))
     return time.perf_counter() - begin
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``python -m benchmarks state``."""
-    parser.add_argument("--repeats", type=int, help="first batches, and a tenth of the calls (default: 5)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._peers import Question, attempt, settle, spread_of, take_turns
-from benchmarks._setup import numbers
+from benchmarks.arguments import MODELS
 from fastload._machine import usable_cpus
-from fastload.bench._steps import TINY, VIT_S, check_model, whole_bursts
+from fastload.bench._steps import check_model, whole_bursts
+from fastload.bench.arguments import TINY
 from fastload.measurement.console import console
 from fastload.measurement.record import Spread, ratio
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from benchmarks._setup import Setup
     from benchmarks.contenders._remote import Remote
 
-MODELS = ("resnet50", "resnet18", VIT_S)
 CEILING = "ceiling"
 WARM_STEPS = 10  # in which the libraries choose their kernels
 
@@ -60,14 +60,6 @@ def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps:
             "share_of_ceiling": ratio(rates[name], rates[CEILING]).record() if CEILING in rates else None,
         }
     return results
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of its own."""
-    parser.add_argument("--models", help=f"torchvision's names, or {VIT_S} (default: {','.join(MODELS)})")
-    parser.add_argument("--threads", type=numbers, help="threads or workers, all cores (default: 6,16)")
-    parser.add_argument("--cores", type=numbers, help="cores, and as many threads: 4,8")
-    parser.add_argument("--steps", type=int, help="steps per turn (default: 30)")
 
 
 def question(args: argparse.Namespace, setup: Setup) -> Question:

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
     Step = Callable[[Any], object]
 
-MODEL: Final = "resnet34"
-"""Light enough for several threads of an H200's host: of three, one more is a third more, however good its reason."""
-
 SHARE_MIN: Final = 0.97
 WORKERS_MAX: Final = 1.25
 
@@ -275,28 +272,6 @@ def evaluate(spreads: Mapping[str, Spread], workers: Sequence[int]) -> dict[str,
 def counts_up_to(cores: int) -> list[int]:
     """Every number up to 8, then every other."""
     return [*range(1, min(cores, 8) + 1), *range(10, cores + 1, 2)]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks tune``."""
-    from fastload.bench.arguments import add_data_argument
-
-    add_data_argument(parser)
-    parser.add_argument("--model", default=MODEL, help="trained natively on a GPU (default: %(default)s)")
-    parser.add_argument(
-        "--counts", type=_counts, help="fixed numbers of workers (default: all up to 8, every other on)"
-    )
-    parser.add_argument("--seconds", type=float, help="of a first look (default: 0.25 on a GPU, else 0.8)")
-    parser.add_argument("--repeats", type=int, help="turns of each (default: 5)")
-    parser.add_argument("--workload", action="append", metavar="NAME", help="only this one; may be given again")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
-
-
-def _counts(text: str) -> list[int]:
-    if not all(part.isdecimal() and int(part) for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"must be numbers >= 1, such as 1,2,4, got {text!r}")
-    return sorted({int(part) for part in text.split(",")})
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -388,15 +388,6 @@ def try_plant(plant: Plant, seconds: float) -> dict[str, Any]:
     }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``python -m benchmarks verdicts``."""
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each planted loop (default: 8)")
-    parser.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda")
-    parser.add_argument("--plant", action="append", metavar="NAME", help="only this one; may be given again")
-    parser.add_argument("--quick", action="store_true", help="small sizes and 3 seconds each, 2 on a CPU")
-    parser.add_argument("--json", metavar="FILE", help="write every figure to FILE")
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run ``python -m benchmarks verdicts``; 1 if a verdict names another bottleneck than was planted."""
     from rich.table import Table

@@ -13,6 +13,7 @@ from typing import Final
 
 from fastload.pipeline.datasets import OF_ARRAYS, OF_FILES
 from fastload.pipeline.ops import OPS, TIMMS_OPS
+from fastload.pipeline.ops_tensor import TENSOR_OPS
 from fastload.pipeline.transform_roles import ROLES
 
 PAGE = Path(__file__).parents[1] / "docs" / "plan.md"
@@ -33,8 +34,9 @@ def listed() -> str:
         (f"timm's `{name}`", op) for name, op in TIMMS_OPS.items()
     ]
     for name, op in rows:
-        draws, moves = ("yes" if flag else "" for flag in (op.draws, op.moves))
-        lines.append(f"| {name} | {draws} | {moves} | {op.why} |")
+        draws = "yes" if op.draws else ""
+        tensors = "yes" if op.moves else "v2's, of uint8" if name.strip("`") in TENSOR_OPS else ""
+        lines.append(f"| {name} | {draws} | {tensors} | {op.why} |")
     lines.append("")
     for role, what in _OTHERS.items():
         names = ", ".join(f"`{name}`" for name, known in ROLES.items() if known == role)

@@ -130,7 +130,7 @@ def turns_v2():
     some = [
         v2.RandomRotation(30, v2.InterpolationMode.BILINEAR),
         v2.RandomAffine(9, (0.1, 0.2), (0.8, 1.2), 5),
-        v2.RGB(),
+        v2.RandomPerspective(0.6, 0.7),
     ]
     steps = [v2.RandomResizedCrop(SIZE), v2.RandomOrder(some), v2.RandomChoice([v2.RandomRotation((90, 90)), *some])]
     return v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])

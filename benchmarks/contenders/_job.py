@@ -19,12 +19,12 @@ Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 SIDE = 224
 
-RECIPES: dict[str, Callable[[], tuple[list[Any], list[Any]]]] = {
+_TRANSFORMS: dict[str, Callable[[], tuple[list[Any], list[Any]]]] = {
     "crops": lambda: ([], []),
     "randaugment": lambda: ([transforms.RandAugment()], [transforms.RandomErasing(0.1)]),
     "trivialaugment": lambda: ([transforms.TrivialAugmentWide()], [transforms.RandomErasing(0.1)]),
 }
-"""What training does beside random crops and flips: to the image before it becomes a tensor, and to the tensor."""
+"""By recipe: what training does to the image before it becomes a tensor, and to the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Job:
         images: How many images of the pool there are; with ``train`` 0 stands for all.
         device: Where batches go: float32, normalized, in channels_last order on a GPU.
         seed: For draws, where the contender can be told.
-        recipe: One of :data:`RECIPES`, for training.
+        recipe: One of :data:`~benchmarks.contenders._registry.RECIPES`, for training.
     """
 
     data: str
@@ -65,7 +65,7 @@ class Job:
     def transform(self) -> Callable[[Any], Any]:
         """Those of torchvision, as its reference scripts compose them."""
         if self.train:
-            before, after = RECIPES[self.recipe]()
+            before, after = _TRANSFORMS[self.recipe]()
             crop = [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), *before]
         else:
             crop, after = [transforms.Resize((SIDE, SIDE))], []

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from benchmarks.contenders._job import Feed, Job
 
+RECIPES = ("crops", "randaugment", "trivialaugment")
+"""What training does beside random crops and flips; ``_job`` has their transforms."""
+
 COMMON = ("torch", "torchvision", "numpy")
 
 

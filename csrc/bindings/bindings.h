@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 
@@ -49,6 +51,14 @@ class BytesView {
 Filter filter_from(const std::string& name);
 PassRule pass_rule_from(const std::string& name);
 nanobind::bytes state_of(const Generator& generator);
+// A draw's question for torch, and the answer; both are lists of numbers. Throws a ValueError if these are too few.
+const char* name_of(Question::Kind kind);
+std::vector<double> numbers_of(const Question& question);
+Answer answer_from(const std::string& kind, const std::vector<double>& question, const std::vector<double>& answer);
+using AnswerFields = std::tuple<std::string, std::vector<double>, std::vector<double>>;  // kind, question, answer
+nanobind::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height,
+                     const std::vector<AnswerFields>& known, std::size_t view);
+nanobind::tuple draw_erased(const DrawPlan& plan, Generator& generator, int width, int height);
 nanobind::tuple erased_of(const Geometry& geometry);  // boxes, and the generator's state before their noise
 void set_state(Generator& generator, const nanobind::bytes& state);                  // throws a ValueError
 DrawOp::Level level_from(const nanobind::dict& fields);                              // without its samplings

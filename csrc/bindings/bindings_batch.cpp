@@ -120,10 +120,14 @@ class BoundJob {
 
   nb::tuple request() {
     const Request request = held_.job->request();
-    const char* kind = request.kind == Request::Kind::sample ? "sample"
-                       : request.kind == Request::Kind::exp  ? "exp"
-                                                             : "none";
-    return nb::make_tuple(kind, request.sample, request.value);
+    const nb::list nothing;
+    switch (request.kind) {
+      case Request::Kind::sample: return nb::make_tuple("sample", request.sample, nothing);
+      case Request::Kind::question:
+        return nb::make_tuple(name_of(request.question.kind), request.sample, numbers_of(request.question));
+      case Request::Kind::none: break;
+    }
+    return nb::make_tuple("none", request.sample, nothing);
   }
 
   nb::bytes statuses() {
@@ -430,8 +434,10 @@ void bind_batch(nb::module_& m) {
       .def("cancel", &BoundJob::cancel, "timeout_s"_a = -1.0)
       .def("request", &BoundJob::request)
       .def(
-          "provide_exp", [](BoundJob& self, float input, float output) { self.job().provide_exp(input, output); },
-          "input"_a, "output"_a)
+          "provide",
+          [](BoundJob& self, const std::string& kind, const std::vector<double>& question,
+             const std::vector<double>& answer) { self.job().provide(answer_from(kind, question, answer)); },
+          "kind"_a, "question"_a, "answer"_a)
       .def("skip", &BoundJob::skip, "state_after"_a)
       .def("generator_before", &BoundJob::generator_before, "sample"_a)
       .def("statuses", &BoundJob::statuses)

@@ -122,9 +122,11 @@ constexpr std::pair<const char*, DrawOp::Kind> kOps[] = {
     {"chance", DrawOp::Kind::chance},
     {"auto_augment_v1", DrawOp::Kind::auto_augment_v1},
     {"color_jitter", DrawOp::Kind::color_jitter},
+    {"torch_color_jitter", DrawOp::Kind::torch_color_jitter},
     {"random_rotation", DrawOp::Kind::random_rotation},
     {"random_affine_v1", DrawOp::Kind::random_affine_v1},
     {"random_affine_v2", DrawOp::Kind::random_affine_v2},
+    {"random_perspective", DrawOp::Kind::random_perspective},
     {"random_gaussian", DrawOp::Kind::random_gaussian},
     {"shuffle", DrawOp::Kind::shuffle},
     {"choose_weighted", DrawOp::Kind::choose_weighted},
@@ -155,12 +157,22 @@ constexpr std::pair<const char*, Step::Kind> kSteps[] = {
     {"solarize_add", Step::Kind::solarize_add},
     {"autocontrast", Step::Kind::autocontrast},
     {"equalize", Step::Kind::equalize},
+    {"torch_brightness", Step::Kind::torch_brightness},
+    {"torch_contrast", Step::Kind::torch_contrast},
+    {"torch_saturation", Step::Kind::torch_saturation},
+    {"torch_grayscale", Step::Kind::torch_grayscale},
+    {"torch_autocontrast", Step::Kind::torch_autocontrast},
+    {"torch_invert", Step::Kind::invert},  // as on images, as are the next three
+    {"torch_posterize", Step::Kind::posterize},
+    {"torch_solarize", Step::Kind::solarize},
+    {"torch_equalize", Step::Kind::equalize},
     {"flip_horizontal", Step::Kind::flip_horizontal},
     {"flip_vertical", Step::Kind::flip_vertical},
     {"rotate_90", Step::Kind::rotate_90},
     {"rotate_180", Step::Kind::rotate_180},
     {"rotate_270", Step::Kind::rotate_270},
     {"affine", Step::Kind::affine},
+    {"perspective", Step::Kind::perspective},
     {"gaussian_blur", Step::Kind::gaussian_blur},
     {"pad", Step::Kind::pad},
 };
@@ -278,6 +290,8 @@ DrawOp op_from(const std::string& kind, const nb::dict& fields, int depth) {
         op.step.value = nb::cast<double>(value);
       } else if (name == "matrix") {
         op.step.matrix = nb::cast<std::array<double, 6>>(value);
+      } else if (name == "coefficients") {
+        op.step.coefficients = nb::cast<Coefficients>(value);
       } else if (name == "radii") {
         op.step.radii = nb::cast<std::array<float, 2>>(value);
       } else if (name == "sampling") {
@@ -328,7 +342,7 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
   Generator unseeded;
   Generator& generator = given != nullptr ? *given : unseeded;
   Geometry geometry;
-  float unresolved = 0;
+  Question unresolved;
   const auto height = static_cast<int>(image.shape(0)), width = static_cast<int>(image.shape(1));
   if (plan.run(generator, width, height, {}, geometry, unresolved) != DrawStatus::ok) return false;
   const PassRule rule = pass_rule_from(pass_rule);
@@ -337,47 +351,7 @@ bool apply_to(nb::sequence entries, Array image, Array out, const std::string& p
                      {out.data(), out.stride(0), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1))});
 }
 
-// The draws of one view of an image: ("ok" | "ambiguous_exp" | "crop_too_large", geometry or None, input of the
-// unresolved exp).
-nb::tuple draw(const DrawPlan& plan, Generator& generator, int width, int height,
-               const std::vector<std::pair<float, float>>& known, std::size_t view) {
-  if (view >= plan.views()) throw nb::index_error("view out of range");
-  std::vector<KnownExp> exps;
-  for (const auto& [input, output] : known) exps.push_back({input, output});
-  Geometry g;
-  float unresolved = 0;
-  switch (plan.run(generator, width, height, exps, g, unresolved, view)) {
-    case DrawStatus::ambiguous_exp: return nb::make_tuple("ambiguous_exp", nb::none(), unresolved);
-    case DrawStatus::crop_too_large: return nb::make_tuple("crop_too_large", nb::none(), 0.0f);
-    case DrawStatus::ok: break;
-  }
-  return nb::make_tuple(
-      "ok",
-      nb::make_tuple(g.crop.top, g.crop.left, g.crop.height, g.crop.width, g.out_height, g.out_width, g.window.top,
-                     g.window.left, g.window.height, g.window.width, g.flip_horizontal, g.flip_vertical),
-      0.0f);
-}
-
-// Boxes to erase in one view of an image that needs no exp to be resolved, and the generator's state before their
-// noise.
-nb::tuple draw_erased(const DrawPlan& plan, Generator& generator, int width, int height) {
-  Geometry geometry;
-  float unresolved = 0;
-  if (plan.run(generator, width, height, {}, geometry, unresolved) != DrawStatus::ok) {
-    throw nb::value_error("the draws cannot be made");
-  }
-  return erased_of(geometry);
-}
-
 }  // namespace
-
-nb::tuple erased_of(const Geometry& geometry) {
-  nb::list boxes;
-  for (const PixelBox& box : geometry.erased) {
-    boxes.append(nb::make_tuple(box.top, box.left, box.height, box.width));
-  }
-  return nb::make_tuple(boxes, geometry.noise == nullptr ? nb::object(nb::none()) : state_of(*geometry.noise));
-}
 
 void bind_resample(nb::module_& m) {
   m.def("resize", &resize, "source"_a.noconvert(), "out"_a.noconvert(), "filter"_a = "bilinear",
@@ -428,6 +402,7 @@ void bind_draws(nb::module_& m) {
       .def("skip_normals", &Generator::skip_normals, "count"_a)
       .def("get_state", &state_of)
       .def("set_state", &set_state, "state"_a);
+  m.def("perspective_coefficients", &perspective_coefficients, "corners"_a);
   m.def("seed_for_index", &seed_for_index, "seed"_a, "epoch"_a, "index"_a);
 
   nb::class_<DrawPlan>(m, "DrawPlan")
@@ -441,8 +416,7 @@ void bind_draws(nb::module_& m) {
           "fused"_a, "excludes_upper"_a)
       .def("begin_view", &DrawPlan::begin_view)
       .def("draw_erased", &draw_erased, "generator"_a, "width"_a, "height"_a)
-      .def("draw", &draw, "generator"_a, "width"_a, "height"_a, "known"_a = std::vector<std::pair<float, float>>(),
-           "view"_a = 0);
+      .def("draw", &draw, "generator"_a, "width"_a, "height"_a, "known"_a = nb::list(), "view"_a = 0);
 }
 
 }  // namespace fastload

@@ -1,6 +1,7 @@
 #include "image/color.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 
@@ -69,6 +70,9 @@ void blend_with_level(int level, double factor, Image image) {
   table[1] = table[2] = table[0];
   apply_table(table, image);
 }
+
+// clamp_(0, 255).to(uint8)
+std::uint8_t truncated(float value) { return static_cast<std::uint8_t>(std::clamp(value, 0.0f, 255.0f)); }
 
 bool is_empty(const Image& image) { return image.height == 0 || image.width == 0; }
 
@@ -150,6 +154,50 @@ void equalize(Image image) {
     for (int level = 0; level < 256; ++level) {
       table[channel][level] = static_cast<std::uint8_t>(step == 0 ? level : std::min<std::int64_t>(below / step, 255));
       below += counts[level];
+    }
+  }
+  apply_table(table, image);
+}
+
+void torch_brightness(Image image, double factor) {
+  LevelTable table;
+  for (int level = 0; level < 256; ++level) {
+    table[0][level] = truncated(static_cast<float>(level) * static_cast<float>(factor));
+  }
+  table[1] = table[2] = table[0];
+  apply_table(table, image);
+}
+
+void torch_contrast(Image image, double factor) {
+  if (is_empty(image)) return;
+  const auto sum = static_cast<float>(kernels().torch_sum_of_gray(joined(image)));
+  const float mean = sum / static_cast<float>(static_cast<std::int64_t>(image.height) * image.width);
+  const auto share = static_cast<float>(1.0 - factor);
+  LevelTable table;
+  for (int level = 0; level < 256; ++level) {
+    const float scaled = static_cast<float>(level) * static_cast<float>(factor);
+    table[0][level] = truncated(std::fma(mean, share, scaled));
+  }
+  table[1] = table[2] = table[0];
+  apply_table(table, image);
+}
+
+void torch_saturation(Image image, double factor) {
+  kernels().torch_blend_with_gray(static_cast<float>(factor), static_cast<float>(1.0 - factor), joined(image));
+}
+
+void torch_grayscale(Image image) { kernels().torch_to_grayscale(joined(image)); }
+
+void torch_autocontrast(Image image) {
+  if (is_empty(image)) return;
+  const Bounds bounds = kernels().bounds(joined(image));
+  LevelTable table;
+  for (int channel = 0; channel < 3; ++channel) {
+    const bool flat = bounds.low[channel] == bounds.high[channel];
+    const int low = flat ? 0 : bounds.low[channel], range = bounds.high[channel] - bounds.low[channel];
+    const float scale = flat ? 1.0f : static_cast<float>(range) * static_cast<float>(1.0 / 255);
+    for (int level = 0; level < 256; ++level) {
+      table[channel][level] = truncated(static_cast<float>(level - low) / scale);
     }
   }
   apply_table(table, image);

@@ -35,4 +35,13 @@ void solarize_add(Image image, int added);     // timm's: adds to levels below 1
 void autocontrast(Image image);
 void equalize(Image image);
 
+// torchvision's v2 functions of uint8 tensors, which compute in float32 and fuse where torch's kernels do. Factors are
+// at least 0.
+void torch_brightness(Image image, double factor);
+// At most 2^24 / 255 pixels, and 32 divides their bytes: of others, torch's mean or last bytes round otherwise.
+void torch_contrast(Image image, double factor);
+void torch_saturation(Image image, double factor);
+void torch_grayscale(Image image);  // rgb_to_grayscale, three times
+void torch_autocontrast(Image image);
+
 }  // namespace fastload

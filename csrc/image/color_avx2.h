@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,7 +16,7 @@
 
 // Not a compiler flag for the whole file: the linker could then keep an AVX2 copy of a standard-library inline function
 // for the whole program.
-#define FASTLOAD_AVX2 __attribute__((target("avx2")))
+#define FASTLOAD_AVX2 __attribute__((target("avx2,fma")))
 
 namespace fastload {
 namespace {

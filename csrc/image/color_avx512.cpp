@@ -3,7 +3,7 @@
 
 #include "image/color_avx2.h"
 
-#define FASTLOAD_TARGET __attribute__((target("avx2,avx512f,avx512bw,avx512vl,avx512vbmi")))
+#define FASTLOAD_TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512vbmi")))
 
 namespace fastload {
 namespace {

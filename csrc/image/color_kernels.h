@@ -21,6 +21,9 @@ struct ColorKernels {
   void (*shift_hue)(std::uint8_t shift, Image image);
   void (*to_grayscale)(Image image);
   std::uint64_t (*sum_of_gray)(ConstImage image);
+  void (*torch_blend_with_gray)(float factor, float share, Image image);  // share: of the gray
+  void (*torch_to_grayscale)(Image image);
+  std::uint64_t (*torch_sum_of_gray)(ConstImage image);
   Bounds (*bounds)(ConstImage image);  // of each channel; `image` has at least one pixel
 };
 

@@ -74,6 +74,68 @@ struct SumOfGray {
   }
 };
 
+// torchvision's gray of a tensor, before it is truncated. torch fuses add_(b, alpha=a) into one rounding.
+FASTLOAD_TARGET inline void torch_gray_of(const Planes& planes, std::int32_t* gray) {
+  for (int i = 0; i < kBlock; ++i) {
+    const float red = static_cast<float>(planes.red[i]) * 0.2989f;
+    const float both = std::fma(static_cast<float>(planes.green[i]), 0.587f, red);
+    gray[i] = static_cast<std::int32_t>(std::fma(static_cast<float>(planes.blue[i]), 0.114f, both));
+  }
+}
+
+struct TorchBlendWithGray {
+  float factor;
+  float share;
+
+  FASTLOAD_TARGET void operator()(std::uint8_t* bytes) {
+    Planes planes;
+    alignas(32) std::int32_t gray[kBlock];
+    split(bytes, planes);
+    torch_gray_of(planes, gray);
+    blend_plane(gray, planes.red);
+    blend_plane(gray, planes.green);
+    blend_plane(gray, planes.blue);
+    merge(planes, bytes);
+  }
+
+ private:
+  FASTLOAD_TARGET void blend_plane(const std::int32_t* __restrict gray, std::uint8_t* __restrict plane) const {
+    for (int i = 0; i < kBlock; ++i) {
+      float value = std::fma(static_cast<float>(gray[i]), share, static_cast<float>(plane[i]) * factor);
+      value = value > 0.0f ? value : 0.0f;
+      value = value < 255.0f ? value : 255.0f;
+      plane[i] = static_cast<std::uint8_t>(static_cast<int>(value));
+    }
+  }
+};
+
+struct TorchToGrayscale {
+  FASTLOAD_TARGET void operator()(std::uint8_t* bytes) {
+    Planes planes;
+    alignas(32) std::int32_t gray[kBlock];
+    split(bytes, planes);
+    torch_gray_of(planes, gray);
+    for (int i = 0; i < kBlock; ++i) planes.red[i] = static_cast<std::uint8_t>(gray[i]);
+    std::memcpy(planes.green, planes.red, kBlock);
+    std::memcpy(planes.blue, planes.red, kBlock);
+    merge(planes, bytes);
+  }
+};
+
+struct TorchSumOfGray {
+  std::uint64_t sum = 0;
+
+  FASTLOAD_TARGET void operator()(const std::uint8_t* bytes) {
+    Planes planes;
+    alignas(32) std::int32_t gray[kBlock];
+    split(bytes, planes);
+    torch_gray_of(planes, gray);
+    int block = 0;
+    for (int i = 0; i < kBlock; ++i) block += gray[i];
+    sum += static_cast<std::uint64_t>(block);
+  }
+};
+
 // To Pillow's HSV, whose hue goes from 0 to 255, and back. Pillow computes in a mixture of float and double; a test
 // compares all colours, and thereby every rounding below.
 struct ShiftHue {
@@ -149,6 +211,22 @@ FASTLOAD_TARGET std::uint64_t sum_of_gray(ConstImage image) {
   return step.sum;
 }
 
+FASTLOAD_TARGET void torch_blend_with_gray(float factor, float share, Image image) {
+  TorchBlendWithGray step{factor, share};
+  for_each_block(image, step);
+}
+
+FASTLOAD_TARGET void torch_to_grayscale(Image image) {
+  TorchToGrayscale step;
+  for_each_block(image, step);
+}
+
+FASTLOAD_TARGET std::uint64_t torch_sum_of_gray(ConstImage image) {
+  TorchSumOfGray step;
+  for_each_block(image, step);
+  return step.sum;
+}
+
 FASTLOAD_TARGET Bounds bounds(ConstImage image) {
   // A block's bytes keep their channels from one block to the next.
   alignas(32) std::uint8_t low[kBlockBytes];
@@ -209,8 +287,9 @@ FASTLOAD_TARGET void blend_with_smooth(float factor, Image image) {
   }
 }
 
-constexpr ColorKernels kLoops = {apply_table, blend_with_gray, blend_with_smooth, shift_hue, to_grayscale,
-                                 sum_of_gray, bounds};
+constexpr ColorKernels kLoops = {apply_table,       blend_with_gray, blend_with_smooth,     shift_hue,
+                                 to_grayscale,      sum_of_gray,     torch_blend_with_gray, torch_to_grayscale,
+                                 torch_sum_of_gray, bounds};
 
 }  // namespace
 }  // namespace fastload

@@ -42,6 +42,11 @@ class Work {
       case Kind::solarize_add: solarize_add(image_, static_cast<int>(step.value)); return true;
       case Kind::autocontrast: autocontrast(image_); return true;
       case Kind::equalize: equalize(image_); return true;
+      case Kind::torch_brightness: torch_brightness(image_, step.value); return true;
+      case Kind::torch_contrast: torch_contrast(image_, step.value); return true;
+      case Kind::torch_saturation: torch_saturation(image_, step.value); return true;
+      case Kind::torch_grayscale: torch_grayscale(image_); return true;
+      case Kind::torch_autocontrast: torch_autocontrast(image_); return true;
       case Kind::flip_horizontal: return turn(Transpose::flip_horizontal);
       case Kind::flip_vertical: return turn(Transpose::flip_vertical);
       case Kind::rotate_90: return turn(Transpose::rotate_90);
@@ -50,6 +55,12 @@ class Work {
       case Kind::affine: {
         const Image next = other(image_.height, image_.width);
         transform_affine(image_, next, step.matrix, step.sampling, step.fill);
+        image_ = next;
+        return true;
+      }
+      case Kind::perspective: {
+        const Image next = other(image_.height, image_.width);
+        transform_perspective(image_, next, step.coefficients, step.sampling, step.fill);
         image_ = next;
         return true;
       }

@@ -13,33 +13,41 @@ namespace fastload {
 // One step with all its parameters. Fields not listed for its kind are ignored.
 struct Step {
   enum class Kind {
-    brightness,       // value: the factor
-    contrast,         // value
-    saturation,       // value
-    hue,              // value: the shift, 0 to 255
-    sharpness,        // value
-    grayscale,        //
-    invert,           //
-    posterize,        // value: bits
-    solarize,         // value: the threshold, a whole number
-    solarize_add,     // value: what is added to levels below 128, at most to 255; a whole number
-    autocontrast,     //
-    equalize,         //
-    flip_horizontal,  //
-    flip_vertical,    //
-    rotate_90,        // anticlockwise, as are the others
-    rotate_180,       //
-    rotate_270,       //
-    affine,           // matrix, sampling, fill
-    gaussian_blur,    // radii
-    crop,             // box
-    pad,              // box: margins at the top and left, and the new size; mode, fill
-    resize,           // box: the new size; filter
-    gaussian_filter,  // box: height and width of the kernel; value: sigma. At most one level off torchvision's
+    brightness,    // value: the factor
+    contrast,      // value
+    saturation,    // value
+    hue,           // value: the shift, 0 to 255
+    sharpness,     // value
+    grayscale,     //
+    invert,        //
+    posterize,     // value: bits
+    solarize,      // value: the threshold, a whole number
+    solarize_add,  // value: what is added to levels below 128, at most to 255; a whole number
+    autocontrast,  //
+    equalize,      //
+    // The next are torchvision's on uint8 tensors; the others that it has there give the same values.
+    torch_brightness,    // value
+    torch_contrast,      // value
+    torch_saturation,    // value
+    torch_grayscale,     //
+    torch_autocontrast,  //
+    flip_horizontal,     //
+    flip_vertical,       //
+    rotate_90,           // anticlockwise, as are the others
+    rotate_180,          //
+    rotate_270,          //
+    affine,              // matrix, sampling, fill
+    perspective,         // coefficients, sampling, fill
+    gaussian_blur,       // radii
+    crop,                // box
+    pad,                 // box: margins at the top and left, and the new size; mode, fill
+    resize,              // box: the new size; filter
+    gaussian_filter,     // box: height and width of the kernel; value: sigma. At most one level off torchvision's
   };
   Kind kind = Kind::invert;
   double value = 0;
   std::array<double, 6> matrix{};
+  std::array<double, 8> coefficients{};
   std::array<float, 2> radii{};  // along x and y, pixels
   Sampling sampling = Sampling::nearest;
   Color fill{};

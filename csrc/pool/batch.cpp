@@ -65,13 +65,15 @@ Request Job::request() const {
   return request_;
 }
 
-void Job::provide_exp(float input, float output) {
+void Job::provide(const Answer& answer) {
   if (foreign()) return;
   const std::lock_guard<std::mutex> lock(pool_->mutex_);
-  auto known = std::make_shared<std::vector<KnownExp>>(*pool_->known_exps_);
-  known->push_back({input, output});
-  pool_->known_exps_ = std::move(known);
-  if (request_.kind != Request::Kind::exp) return;
+  const std::vector<Answer>& before = *pool_->known_;
+  const std::ptrdiff_t dropped = before.size() < PoolState::kMostKnown ? 0 : 1;
+  auto known = std::make_shared<std::vector<Answer>>(before.begin() + dropped, before.end());
+  known->push_back(answer);
+  pool_->known_ = std::move(known);
+  if (request_.kind != Request::Kind::question) return;
   request_ = {};
   if (ordered()) {
     pool_->advance_draws(*spec_.stream);
@@ -103,10 +105,10 @@ bool Job::generator_before(std::size_t sample, Generator& generator) const {
   generator = mark->generator;
   for (std::size_t i = mark->sample; i < sample; ++i) {
     Geometry geometry;
-    float unresolved = 0;
+    Question unresolved;
     const Outcome& outcome = samples_[i].outcome;
-    if (spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height),
-                        *pool_->known_exps_, geometry, unresolved, i % views()) != DrawStatus::ok) {
+    if (spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height), *pool_->known_,
+                        geometry, unresolved, i % views()) != DrawStatus::ok) {
       return false;
     }
   }

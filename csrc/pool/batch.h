@@ -74,12 +74,12 @@ struct Request {
     // The draws of `sample` cannot be made here: this core does not take its file (outcome says why), or the image is
     // too small for the crop. The caller must process it from generator_before(sample), then call skip().
     sample,
-    // A crop depends on exp(`value`) in float32, and this core cannot tell how torch rounds it. Call provide_exp().
-    exp,
+    // The draws of `sample` depend on something that only torch can compute with its bits. Call provide().
+    question,
   };
   Kind kind = Kind::none;
   std::size_t sample = 0;
-  float value = 0;
+  Question question;
 };
 
 enum class WaitResult {
@@ -105,7 +105,7 @@ class Job {
  public:
   WaitResult wait(double timeout_seconds);  // negative: no limit
   Request request() const;
-  void provide_exp(float input, float output);
+  void provide(const Answer& answer);
   // Call after handling `request().sample`; the stream continues from `after`. The outcome's status stays.
   void skip(const Generator& after);
   // The stream's state before a sample's draws; with size(), after those of the last. False if the draws have not got
@@ -157,7 +157,7 @@ class Job {
   std::vector<Sample> samples_;
   std::size_t next_fresh_ = 0;      // first sample not begun
   std::vector<std::size_t> again_;  // samples to begin again
-  std::vector<std::size_t> stuck_;  // samples that wait for provide_exp
+  std::vector<std::size_t> stuck_;  // samples that wait for provide()
   std::deque<std::size_t> ready_;   // drawn, not yet decoded
   std::size_t frontier_ = 0;        // first sample not drawn (ordered jobs)
   std::vector<Mark> marks_;

@@ -5,9 +5,9 @@
 
 namespace fastload {
 
-// Finds the geometry of a sample whose draws depend on no other's. On false, exp(`unresolved`) must be known first.
-bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& header, const KnownExps& known,
-                           Outcome& outcome, float& unresolved) {
+// Finds the geometry of a sample whose draws depend on no other's. On false, `unresolved` must be known first.
+bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& header, const Known& known,
+                           Outcome& outcome, Question& unresolved) {
   if (job.spec_.plan == nullptr) {
     outcome.geometry = job.spec_.geometry[index];
     fastload::complete(outcome.geometry, header);
@@ -18,7 +18,7 @@ bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& 
     const DrawStatus status =
         job.spec_.plan->run(generator, static_cast<int>(outcome.width), static_cast<int>(outcome.height), *known,
                             outcome.geometry, unresolved, index % job.views());
-    if (status == DrawStatus::ambiguous_exp) return false;
+    if (status == DrawStatus::ambiguous) return false;
     if (status == DrawStatus::crop_too_large) {
       outcome.status = Status::bad_geometry;
       return true;
@@ -43,32 +43,34 @@ bool PoolState::draw_in_order(Job& job) {
     Outcome& outcome = sample.outcome;
     if (!sample.header_read) return false;
     if (outcome.status == Status::cancelled) {
-      float unresolved = 0;
+      Question unresolved;
       const DrawStatus status =
           job.spec_.plan->run(stream.generator_, static_cast<int>(outcome.width), static_cast<int>(outcome.height),
-                              *known_exps_, outcome.geometry, unresolved, job.frontier_ % job.views());
+                              *known_, outcome.geometry, unresolved, job.frontier_ % job.views());
       if (status == DrawStatus::ok) {
         outcome.drawn = true;
         job.ready_.push_back(job.frontier_);
+        // generator_before() may come when the answer is forgotten.
+        if (unresolved.kind != Question::Kind::none) job.marks_.push_back({job.frontier_ + 1, stream.generator_});
         continue;
       }
-      if (status == DrawStatus::ambiguous_exp) {
-        request(job, Request::Kind::exp, job.frontier_, unresolved);
+      if (status == DrawStatus::ambiguous) {
+        request(job, Request::Kind::question, job.frontier_, unresolved);
         return false;
       }
       outcome.status = Status::bad_geometry;
       give_buffer(take_held(sample).take_buffer());
       blacken(target_of(job, job.frontier_), options_of(job, job.frontier_));
     }
-    request(job, Request::Kind::sample, job.frontier_, 0);
+    request(job, Request::Kind::sample, job.frontier_, {});
     return false;
   }
   if (job.marks_.back().sample != job.frontier_) job.marks_.push_back({job.frontier_, stream.generator_});
   return true;
 }
 
-void PoolState::request(Job& job, Request::Kind kind, std::size_t sample, float value) {
-  job.request_ = {kind, sample, value};
+void PoolState::request(Job& job, Request::Kind kind, std::size_t sample, const Question& question) {
+  job.request_ = {kind, sample, question};
   changed_.notify_all();
 }
 

@@ -184,10 +184,10 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   ByteSource source;
   source.watch(&job.stop_);
   source.set_buffer(take_buffer());
-  const KnownExps known = known_exps_;
+  const Known known = known_;
   JpegHeader header;
   Outcome outcome;
-  float unresolved = 0;
+  Question unresolved;
   bool resolved = true;
   lock.unlock();
   const double begun = seconds_of(CLOCK_MONOTONIC), busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
@@ -218,7 +218,7 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
     finish(job, task.sample);
   } else {
     job.stuck_.push_back(task.sample);
-    if (job.request_.kind == Request::Kind::none) request(job, Request::Kind::exp, task.sample, unresolved);
+    if (job.request_.kind == Request::Kind::none) request(job, Request::Kind::question, task.sample, unresolved);
   }
 }
 

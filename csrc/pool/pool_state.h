@@ -42,7 +42,8 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
     bool taken = false;
     pthread_t thread{};
   };
-  using KnownExps = std::shared_ptr<const std::vector<KnownExp>>;
+  using Known = std::shared_ptr<const std::vector<Answer>>;
+  static constexpr std::size_t kMostKnown = 256;  // the latest; a sample may ask for one again
 
   PoolState() = default;
   ~PoolState() = default;
@@ -50,8 +51,8 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   void work(int number);
 
   // Called without mutex_, for a sample that this thread owns.
-  static bool draw_alone(const Job& job, std::size_t sample, const JpegHeader& header, const KnownExps& known,
-                         Outcome& outcome, float& unresolved);
+  static bool draw_alone(const Job& job, std::size_t sample, const JpegHeader& header, const Known& known,
+                         Outcome& outcome, Question& unresolved);
   static Target target_of(const Job& job, std::size_t sample);
   static SampleOptions options_of(const Job& job, std::size_t sample);
   static void make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome);
@@ -75,7 +76,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   void finish(Job& job, std::size_t sample);
   void advance_draws(RandomStream& stream);
   bool draw_in_order(Job& job);
-  void request(Job& job, Request::Kind kind, std::size_t sample, float value);
+  void request(Job& job, Request::Kind kind, std::size_t sample, const Question& question);
   void cancel(Job& job);
   void delist(Job& job);
   void hold(Job::Sample& sample, ByteSource&& source);
@@ -94,7 +95,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   bool closing_ = false;
   WorkDone work_done_;
   std::deque<std::shared_ptr<Job>> jobs_;  // unfinished, in the order of submission
-  KnownExps known_exps_ = std::make_shared<std::vector<KnownExp>>();
+  Known known_ = std::make_shared<std::vector<Answer>>();
   std::vector<Buffer> spare_buffers_;
   std::size_t spare_bytes_ = 0;
   std::size_t held_bytes_ = 0;  // of samples between header and decode

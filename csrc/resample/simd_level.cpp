@@ -13,7 +13,7 @@ SimdLevel detect() {
       __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")) {
     return SimdLevel::avx512;
   }
-  if (__builtin_cpu_supports("avx2")) return SimdLevel::avx2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return SimdLevel::avx2;
 #elif defined(__aarch64__)
   return SimdLevel::neon;
 #endif

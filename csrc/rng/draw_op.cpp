@@ -59,17 +59,21 @@ std::string fault(const DrawOp& op) {
   if (op.kind == Kind::auto_augment_v1 && (branches == 0 || branches % 4 != 0 || op.chances.size() != branches / 2)) {
     return "a policy has four branches and two chances";
   }
-  if (op.kind == Kind::color_jitter) {
+  if (op.kind == Kind::color_jitter || op.kind == Kind::torch_color_jitter) {
     for (const DrawOp::Jitter& jitter : op.jitters) {
       if (jitter.on && !(jitter.low <= jitter.high && std::isfinite(jitter.low) && std::isfinite(jitter.high))) {
         return "a jitter must be a (min, max) pair";
       }
     }
     const DrawOp::Jitter& hue = op.jitters[3];
+    if (hue.on && op.kind == Kind::torch_color_jitter) return "hue is not known on tensors";
     if (hue.on && (hue.low < -0.5 || hue.high > 0.5)) return "hue must be within [-0.5, 0.5]";
   }
   if (std::string reason = affine_fault(op); !reason.empty()) return reason;
   if (std::string reason = fault_of_python(op); !reason.empty()) return reason;
+  if (op.kind == Kind::random_perspective && !(op.step.value >= 0 && op.step.value <= 1)) {
+    return "a perspective's distortion must be from 0 to 1";
+  }
   if (op.kind == Kind::random_gaussian) {
     const auto odd = [](int taps) { return taps % 2 == 1 && taps >= 1 && taps <= kMostTaps; };
     const DrawOp::Jitter& sigma = op.jitters[0];

@@ -2,25 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <utility>
 
+#include "rng/draw_crop.h"
 #include "rng/draw_python.h"
 #include "rng/geometry_builder.h"
 
 namespace fastload {
-namespace {
-
-// Python's int(round(x)): ties to even, as nearbyint rounds in the default mode.
-int round_half_even(double x) { return static_cast<int>(std::nearbyint(x)); }
-
-// The crop that RandomResizedCrop derives from an area and an aspect ratio.
-Size size_of(double area, float ratio) {
-  return {round_half_even(std::sqrt(area / ratio)), round_half_even(std::sqrt(area * ratio))};
-}
-
-}  // namespace
 
 bool DrawPlan::add(const DrawOp& op, std::string& error) {
   error = erases_ ? "nothing can follow an erasing" : fault(op);
@@ -37,83 +25,6 @@ void DrawPlan::begin_view() {
 }
 
 namespace {
-
-// Draws the next area and aspect ratio and computes the size. On false, exp(`unresolved`) must be known first.
-bool draw_size(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image, Generator& generator,
-               Size& size, float& unresolved) {
-  const double area = static_cast<double>(image.height) * image.width;
-  const double target_area = area * generator.uniform(op.scale[0], op.scale[1], rule);
-  const float x = generator.uniform(op.log_ratio[0], op.log_ratio[1], rule);
-  const auto resolved = std::find_if(known.begin(), known.end(), [x](KnownExp entry) { return entry.input == x; });
-  if (resolved != known.end()) {
-    size = size_of(target_area, resolved->output);
-    return true;
-  }
-  // torch's float32 exp depends on the CPU and the math library (MKL, Sleef, libm). All of them err by less than 1 ulp,
-  // so the result is the correctly rounded value or one of its two neighbours. Width and height are monotonic in it: if
-  // the neighbours give the same size, torch gets it too.
-  const auto ratio = static_cast<float>(std::exp(static_cast<double>(x)));
-  size = size_of(target_area, std::nextafter(ratio, 0.0f));
-  unresolved = x;
-  return size == size_of(target_area, std::nextafter(ratio, std::numeric_limits<float>::infinity()));
-}
-
-PixelBox draw_place(Size size, Size image, Generator& generator) {
-  const auto top = static_cast<int>(generator.randint(0, image.height - size.height + 1));
-  const auto left = static_cast<int>(generator.randint(0, image.width - size.width + 1));
-  return {top, left, size.height, size.width};
-}
-
-void draw_noise(const DrawOp& op, PixelBox box, Generator& generator, Geometry& geometry) {
-  if (op.noise == DrawOp::Noise::none) return;
-  if (geometry.noise == nullptr) {
-    const auto before = std::make_shared<Generator>(generator);
-    before->others.reset();
-    geometry.noise = before;
-  }
-  const bool pixels = op.noise == DrawOp::Noise::pixels;
-  generator.skip_normals(
-      pixels ? std::uint64_t{3} * static_cast<std::uint64_t>(box.height) * static_cast<std::uint64_t>(box.width) : 3);
-}
-
-// torchvision's RandomErasing.get_params (v1) and make_params (v2). Its aspect ratio is height by width, but a crop's
-// is width by height. The box is shorter than the image on both sides, or nothing is erased.
-DrawStatus draw_erasing(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image,
-                        Generator& generator, Geometry& geometry, float& unresolved) {
-  for (int attempt = 0; attempt < 10; ++attempt) {
-    Size size{};
-    if (!draw_size(op, rule, known, image, generator, size, unresolved)) return DrawStatus::ambiguous_exp;
-    std::swap(size.height, size.width);
-    if (size.height < image.height && size.width < image.width) {
-      draw_noise(op, {0, 0, size.height, size.width}, generator, geometry);
-      geometry.erased.push_back(draw_place(size, image, generator));
-      break;
-    }
-  }
-  return DrawStatus::ok;
-}
-
-// torchvision's RandomResizedCrop.get_params (v1) and make_params (v2), which draw the same numbers.
-DrawStatus draw_resized_crop(const DrawOp& op, UniformRule rule, const std::vector<KnownExp>& known, Size image,
-                             Generator& generator, PixelBox& box, float& unresolved) {
-  for (int attempt = 0; attempt < 10; ++attempt) {
-    Size size{};
-    if (!draw_size(op, rule, known, image, generator, size, unresolved)) return DrawStatus::ambiguous_exp;
-    if (0 < size.width && size.width <= image.width && 0 < size.height && size.height <= image.height) {
-      box = draw_place(size, image, generator);
-      return DrawStatus::ok;
-    }
-  }
-  const double in_ratio = static_cast<double>(image.width) / image.height;
-  Size size = image;
-  if (in_ratio < op.ratio[0]) {
-    size.height = round_half_even(image.width / op.ratio[0]);
-  } else if (in_ratio > op.ratio[1]) {
-    size.width = round_half_even(image.height * op.ratio[1]);
-  }
-  box = {(image.height - size.height) / 2, (image.width - size.width) / 2, size.height, size.width};
-  return size.height > 0 && size.width > 0 ? DrawStatus::ok : DrawStatus::crop_too_large;
-}
 
 // torchvision's size for the shorter side; Python's int() truncates.
 Size shorter_side_to(const DrawOp& op, Size image) {
@@ -139,6 +50,8 @@ bool meets(float r, double p, DrawOp::Comparison comparison) {
 void jitter(const DrawOp& op, UniformRule rule, Generator& generator, GeometryBuilder& builder) {
   static constexpr Step::Kind kinds[] = {Step::Kind::brightness, Step::Kind::contrast, Step::Kind::saturation,
                                          Step::Kind::hue};
+  static constexpr Step::Kind torch_kinds[] = {Step::Kind::torch_brightness, Step::Kind::torch_contrast,
+                                               Step::Kind::torch_saturation, Step::Kind::hue};
   std::array<int, 4> order;
   generator.randperm(order.data(), 4);
   double values[4] = {};
@@ -149,7 +62,7 @@ void jitter(const DrawOp& op, UniformRule rule, Generator& generator, GeometryBu
   for (const int i : order) {
     const auto index = static_cast<std::size_t>(i);
     if (!op.jitters[index].on) continue;
-    Step& step = builder.add(kinds[index]);
+    Step& step = builder.add(op.kind == DrawOp::Kind::torch_color_jitter ? torch_kinds[index] : kinds[index]);
     // torchvision's adjust_hue truncates the shift to a whole number, which wraps around at 256.
     step.value = step.kind == Step::Kind::hue
                      ? static_cast<std::uint8_t>(static_cast<std::int32_t>(values[index] * 255))
@@ -159,8 +72,8 @@ void jitter(const DrawOp& op, UniformRule rule, Generator& generator, GeometryBu
 
 class Run {
  public:
-  Run(UniformRule rule, const std::vector<KnownExp>& known, Generator& generator, Geometry& geometry, Size size)
-      : unresolved(0), rule_(rule), known_(known), generator_(generator), builder_{geometry, size} {
+  Run(UniformRule rule, const std::vector<Answer>& known, Generator& generator, Geometry& geometry, Size size)
+      : rule_(rule), known_(known), generator_(generator), builder_{geometry, size} {
     builder_.crop(0, 0, size.height, size.width);
   }
 
@@ -172,7 +85,7 @@ class Run {
     return DrawStatus::ok;
   }
 
-  float unresolved;
+  Question unresolved;
 
  private:
   DrawStatus apply(const DrawOp& op);
@@ -183,6 +96,7 @@ class Run {
   DrawStatus crop_or_pad(const DrawOp& op, OtherGenerators* others);
   void rotate(double angle, const std::optional<std::array<double, 2>>& center, const Step& how);
   void transform(const DrawOp& op);
+  DrawStatus apply_perspective(const Step& how);
 
   double drawn(const DrawOp::Jitter& range, double otherwise) {
     return range.on ? generator_.uniform(range.low, range.high, rule_) : otherwise;
@@ -198,7 +112,7 @@ class Run {
   }
 
   UniformRule rule_;
-  const std::vector<KnownExp>& known_;
+  const std::vector<Answer>& known_;
   Generator& generator_;
   GeometryBuilder builder_;
 };
@@ -307,6 +221,25 @@ void Run::transform(const DrawOp& op) {
   add_affine(op.step, inverse_affine_matrix(or_middle(op.center), angle, translate, scale, {shear_x, shear_y}, v2));
 }
 
+// torchvision's RandomPerspective where its chance is met.
+DrawStatus Run::apply_perspective(const Step& how) {
+  const Question question{Question::Kind::perspective,
+                          draw_corners(generator_, how.value, builder_.size.width, builder_.size.height)};
+  std::optional<Coefficients> coefficients = perspective_coefficients(question.numbers);
+  if (!coefficients) {
+    const Answer* answer = find(known_, question);
+    unresolved = question;
+    if (answer == nullptr) return DrawStatus::ambiguous;
+    if (!answer->numbers) return DrawStatus::crop_too_large;
+    coefficients = answer->numbers;
+  }
+  Step& step = builder_.add(Step::Kind::perspective);
+  step.coefficients = *coefficients;
+  step.sampling = how.sampling;
+  step.fill = how.fill;
+  return DrawStatus::ok;
+}
+
 DrawStatus Run::apply(const DrawOp& op) {
   using Kind = DrawOp::Kind;
   const Size image = builder_.size;
@@ -358,10 +291,12 @@ DrawStatus Run::apply(const DrawOp& op) {
       if (op.branches.size() > 1) return apply(op.branches[1]);
       break;
     case Kind::auto_augment_v1: return apply_policy(op);
-    case Kind::color_jitter: jitter(op, rule_, generator_, builder_); break;
+    case Kind::color_jitter:
+    case Kind::torch_color_jitter: jitter(op, rule_, generator_, builder_); break;
     case Kind::random_rotation: rotate(drawn(op.jitters[0], 0), op.center, op.step); break;
     case Kind::random_affine_v1:
     case Kind::random_affine_v2: transform(op); break;
+    case Kind::random_perspective: return apply_perspective(op.step);
     case Kind::random_gaussian: {
       Step& step = builder_.add(Step::Kind::gaussian_filter);
       step.value = drawn(op.jitters[0], 0);
@@ -416,8 +351,8 @@ DrawStatus Run::apply(const DrawOp& op) {
 
 }  // namespace
 
-DrawStatus DrawPlan::run(Generator& generator, int width, int height, const std::vector<KnownExp>& known,
-                         Geometry& geometry, float& unresolved, std::size_t view) const {
+DrawStatus DrawPlan::run(Generator& generator, int width, int height, const std::vector<Answer>& known,
+                         Geometry& geometry, Question& unresolved, std::size_t view) const {
   geometry = {};
   if (draws_others_ && !generator.others) return DrawStatus::crop_too_large;
   const Generator before = generator;

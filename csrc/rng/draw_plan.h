@@ -11,6 +11,7 @@
 #include "image/steps.h"
 #include "resample/resample.h"
 #include "rng/generator.h"
+#include "rng/perspective.h"
 
 namespace fastload {
 
@@ -31,9 +32,11 @@ struct DrawOp {
     chance,               // p, comparison, branches: the first if the draw meets p, else the second, if any
     auto_augment_v1,      // branches: four for each policy, see draw_plan.cpp; chances: two for each policy
     color_jitter,         // jitters: brightness, contrast, saturation, hue in the order of a drawn permutation
+    torch_color_jitter,   // the same of a uint8 tensor, without hue
     random_rotation,      // jitters: angle; center; step's sampling and fill
     random_affine_v1,     // jitters: angle, scale, shears along x and y; translate; center; step's sampling and fill
     random_affine_v2,     // the same, but the matrix rounds otherwise
+    random_perspective,   // step's value, from 0 to 1: how far corners move; its sampling and fill
     random_gaussian,      // jitters: sigma; height and width: of the kernel
     shuffle,              // branches: all of them, in the order of a drawn permutation
     choose_weighted,      // branches and chances, one for each: one of them is drawn by torch.multinomial
@@ -142,17 +145,30 @@ struct Geometry {
 
 enum class DrawStatus {
   ok,
-  // torch.exp(x) of one draw may round either way on this CPU, and the difference would change the crop. Compute it
-  // with torch (x is `unresolved`), append {x, exp(x)} to `known` and run again. About one sample in 50,000.
-  ambiguous_exp,
+  // What torch computes of the draws may round either way, and the difference would change the image. Compute it with
+  // torch (`unresolved` says what), append it to `known` and run again. About one crop in 50,000, and one perspective
+  // transform in 20.
+  ambiguous,
   // A crop larger than the image, or a resize to nothing: torchvision pads or raises. Or a weighted choice so close
   // that it depends on how torch's logarithm rounds. Or a step that Pillow may refuse.
   crop_too_large,
 };
 
-struct KnownExp {
-  float input;
-  float output;
+// What only torch can compute with its bits.
+struct Question {
+  enum class Kind {
+    none,
+    exp,          // of the first number, in float32
+    perspective,  // torchvision's coefficients; the numbers are the corners
+  };
+  Kind kind = Kind::none;
+  Corners numbers{};
+  bool operator==(const Question& other) const { return kind == other.kind && numbers == other.numbers; }
+};
+
+struct Answer {
+  Question question;
+  std::optional<Coefficients> numbers;  // exp's is the first one; none: torch raises an error
 };
 
 // A chain of transforms, or one for each of several views of an image.
@@ -169,9 +185,9 @@ class DrawPlan {
 
   UniformRule uniform_rule;
   // Draws the parameters of one view for an image of width x height, in torchvision's order. Changes `generator` only
-  // if it returns ok.
-  DrawStatus run(Generator& generator, int width, int height, const std::vector<KnownExp>& known, Geometry& geometry,
-                 float& unresolved, std::size_t view = 0) const;
+  // if it returns ok. `unresolved` is then what `known` has been asked last, if anything.
+  DrawStatus run(Generator& generator, int width, int height, const std::vector<Answer>& known, Geometry& geometry,
+                 Question& unresolved, std::size_t view = 0) const;
 
  private:
   std::vector<std::vector<DrawOp>> views_{1};

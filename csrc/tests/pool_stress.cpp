@@ -85,8 +85,8 @@ void use(Pool& pool, const std::vector<std::string>& paths, const std::shared_pt
           job.cancel(-1);
         } else if (request.kind == Request::Kind::sample) {
           job.skip(before);
-        } else if (request.kind == Request::Kind::exp) {
-          job.provide_exp(request.value, 1.0f);
+        } else if (request.kind == Request::Kind::question) {
+          job.provide({request.question, Coefficients{1, 0, 0, 0, 1}});
         }
       }
       if (result != WaitResult::done) {

@@ -179,12 +179,15 @@ void shim_free_plan(DrawPlan* plan) { delete plan; }
 // crop, out_height, out_width, window, flips, 12 ints each. status and unresolved: of the sample that is not ok.
 int shim_draw(const DrawPlan* plan, Generator* generator, int count, const int* sizes, const float* known,
               int known_count, int* out, int* status, float* unresolved) {
-  std::vector<KnownExp> pairs;
-  for (int i = 0; i < known_count; ++i) pairs.push_back({known[2 * i], known[2 * i + 1]});
+  std::vector<Answer> answers;
+  Question question;
+  for (int i = 0; i < known_count; ++i)
+    answers.push_back({{Question::Kind::exp, {known[2 * i]}}, Coefficients{known[2 * i + 1]}});
   *status = 0;
   for (int i = 0; i < count; ++i) {
     Geometry g;
-    const DrawStatus result = plan->run(*generator, sizes[2 * i], sizes[2 * i + 1], pairs, g, *unresolved);
+    const DrawStatus result = plan->run(*generator, sizes[2 * i], sizes[2 * i + 1], answers, g, question);
+    *unresolved = static_cast<float>(question.numbers[0]);
     *status = static_cast<int>(result);
     if (result != DrawStatus::ok) return i;
     const int row[12] = {g.crop.top,      g.crop.left,    g.crop.height,     g.crop.width,

@@ -146,10 +146,10 @@ class Crops:
 
 def _finish(job: _core.Job, paths: Sequence[str]) -> None:
     while job.wait() == "requested":
-        kind, sample, value = job.request()
+        kind, sample, question = job.request()
         if kind != "exp":
             raise RuntimeError(f"every file must be one that the core decodes, got {paths[sample]}")
-        job.provide_exp(value, torch.exp(torch.tensor([value])).item())
+        job.provide(kind, question, torch.exp(torch.tensor(question)).tolist())
     if any(job.statuses()):
         raise RuntimeError("every file must be one that the core decodes")
 

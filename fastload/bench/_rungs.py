@@ -36,7 +36,7 @@ class Rung:
     """One loop to measure; every rung keeps what the one below it has.
 
     Attributes:
-        number: 1 to 6 as in the reference run, 7 and 8 beyond it; 0 is the ceiling, whose data is on the GPU already.
+        number: 1 to 5 are torch alone, 6 to 8 FastLoader; 0 is the ceiling, whose data is on the GPU already.
         name: What this rung changes.
         workers: Worker processes.
         channels_last: Memory format of weights and images.
@@ -147,7 +147,7 @@ class RungResult:
 def worker_counts(cores: int) -> tuple[int, int, int]:
     """Worker processes of rung 1, rung 2 and rung 4.
 
-    2 at first, as in the reference run, then half the cores, then nearly all: the training loop and the pin-memory
+    2 at first, then half the cores, then nearly all: the training loop and the pin-memory
     thread need a core too (with 16 cores, 12 workers fed a GPU faster than 16). At most 32: no GPU takes more. Never
     more than there are cores, so that on one or two of them some counts are the same.
     """

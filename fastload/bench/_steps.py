@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastload.bench.arguments import TINY, VIT_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -17,12 +19,6 @@ if TYPE_CHECKING:
     from fastload.measurement.clock import Clock
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-VIT_S = "vit_s_16"
-"""ViT-S/16: 12 layers, 6 heads, 384 wide, 22 million weights."""
-
-TINY = "tiny"
-"""One convolution on 32 px: a step that a CPU does in milliseconds."""
 
 
 def whole_bursts(steps: int, workers: int) -> int:

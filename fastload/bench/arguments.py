@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fastload._factory import add_factory_argument
 
 if TYPE_CHECKING:
     import argparse
+
+VIT_S: Final = "vit_s_16"
+"""ViT-S/16: 12 layers, 6 heads, 384 wide, 22 million weights."""
+
+TINY: Final = "tiny"
+"""One convolution on 32 px: a step that a CPU does in milliseconds."""
 
 
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
@@ -21,11 +27,13 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_quick(parser: argparse.ArgumentParser) -> None:
+def add_quick(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--quick``."""
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; the figures mean nothing")
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--json``."""
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
 
 
@@ -41,8 +49,8 @@ def ceiling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, help="how long each loop is measured each time (default: 5)")
     parser.add_argument("--repeats", type=int, help="how often each loop is measured (default: 3)")
     parser.add_argument("--hold", type=int, default=8, help="batches to replay (default: %(default)s)")
-    _add_json(parser)
-    _add_quick(parser)
+    add_json(parser)
+    add_quick(parser)
 
 
 def decode(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +63,8 @@ def decode(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--simd-python", metavar="FILE", type=Path, help="interpreter with Pillow-SIMD, to measure its resize too"
     )
-    _add_json(parser)
-    _add_quick(parser)
+    add_json(parser)
+    add_quick(parser)
 
 
 def demo(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +73,7 @@ def demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="epochs per loader (default: %(default)s)")
     parser.add_argument("--ladder", action="store_true", help="then train ResNet-50 on the GPU, rung by rung (minutes)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the comparison's figures there")
-    _add_quick(parser)
+    add_quick(parser)
 
 
 def ladder(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +83,19 @@ def ladder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, help="images per step (default: 256)")
     parser.add_argument("--steps", type=int, help="steps per rung and climb (default: 30)")
     parser.add_argument("--repeats", type=int, help="climbs (default: 5)")
-    _add_json(parser)
+    add_json(parser)
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the climb there, as a bar chart")
-    _add_quick(parser)
+    add_quick(parser)
+
+
+def photos(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``fastload bench photos``; the defaults are those of ``PhotoSet``."""
+    parser.add_argument("dir", metavar="DIR", type=Path, help="folder to write (kept if it is complete already)")
+    parser.add_argument("--count", type=int, default=1000, help="images (default: %(default)s)")
+    parser.add_argument("--classes", type=int, help="classes (default: 8, or one per image if fewer)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--quality", type=int, default=90, help="of the JPEGs (default: %(default)s)")
+    parser.add_argument("--edge-px", type=int, default=500, help="usual long edge, up to 8192 (default: %(default)s)")
 
 
 def recipes(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +107,8 @@ def recipes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns of each loader (default: %(default)s)")
     parser.add_argument("--only", metavar="A,B", help="recipes whose names contain one of these")
     parser.add_argument("--note", help="what a reader of the record should know of this run")
-    _add_json(parser)
-    _add_quick(parser)
+    add_json(parser)
+    add_quick(parser)
 
 
 def slots(parser: argparse.ArgumentParser) -> None:
@@ -100,8 +118,8 @@ def slots(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, default=96, help="image batches per epoch (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="epochs per contender (default: %(default)s)")
     parser.add_argument("--case", action="append", help="only this case; may be given again")
-    _add_json(parser)
-    _add_quick(parser)
+    add_json(parser)
+    add_quick(parser)
 
 
 def step(parser: argparse.ArgumentParser) -> None:
@@ -112,5 +130,5 @@ def step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="steps per repeat (default: 30)")
     parser.add_argument("--repeats", type=int, help="repeats per contender (default: 5)")
     parser.add_argument("--calls", type=int, help="calls of next() to time (default: 200)")
-    _add_json(parser)
-    _add_quick(parser)
+    add_json(parser)
+    add_quick(parser)

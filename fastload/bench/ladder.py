@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload._machine import usable_cpus
-from fastload.bench._chart import REFERENCE_BUSY, REFERENCE_NAME, REFERENCE_RATES, draw
+from fastload.bench._chart import draw
 from fastload.bench._data import (
     SharedMemoryError,
     check_data,
@@ -126,11 +126,6 @@ def climb(
             "trained": ladder.train,
             "rungs": [result.record() for result in results.values()],
             "skipped": skipped,
-            "reference": {
-                "name": REFERENCE_NAME,
-                "images_per_s": REFERENCE_RATES,
-                "gpu_busy_share": REFERENCE_BUSY,
-            },
         }
 
     with fixed_shapes():

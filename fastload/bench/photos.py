@@ -245,19 +245,6 @@ def _describe(path: Path) -> str:
     return ", ".join(f"{name} {value}" for name, value in manifest.items())
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``fastload bench photos``."""
-    default = PhotoSet()
-    parser.add_argument("dir", metavar="DIR", type=Path, help="folder to write (kept if it is complete already)")
-    parser.add_argument("--count", type=int, default=default.count, help="images (default: %(default)s)")
-    parser.add_argument("--classes", type=int, help=f"classes (default: {default.classes}, or one per image if fewer)")
-    parser.add_argument("--seed", type=int, default=default.seed, help="(default: %(default)s)")
-    parser.add_argument("--quality", type=int, default=default.quality, help="of the JPEGs (default: %(default)s)")
-    parser.add_argument(
-        "--edge-px", type=int, default=default.edge_px, help="usual long edge, up to 8192 (default: %(default)s)"
-    )
-
-
 def main(args: argparse.Namespace) -> int:
     """Run ``fastload bench photos``."""
     try:

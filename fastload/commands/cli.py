@@ -109,9 +109,7 @@ BENCH: Final[Table] = {
         "the classic ladder of optimizations of a training run",
         {**_PHOTOS, "matplotlib": _with("plot")},
     ),
-    "photos": Command(
-        "fastload.bench.photos", "write a data set of real photographs", "bench", {"rich": _always, "skimage": _always}
-    ),
+    "photos": _bench("photos", "write a data set of real photographs", {"skimage": _always}),
     "recipes": _bench("recipes", "20 well-known training recipes beside torch's DataLoader", _PHOTOS),
     "slots": _bench("slots", "pinned shared slots beside pin_memory=True", {}),
     "step": _bench("step", "what the device side costs a training step", _PHOTOS),

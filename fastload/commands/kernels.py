@@ -182,7 +182,7 @@ def show(sums: Sequence[Sum], everything: Sum, ceilings: Ceilings, inside: str, 
     from rich.table import Table
     from rich.text import Text
 
-    console = console or plain_console(WIDE)
+    console = console or plain_console()
     columns: list[tuple[str, str, Callable[[Sum], str]]] = [  # with the name in a narrow terminal, if shown
         ("kernels", "kernels", lambda each: f"{each.kernels:,}"),
         ("time", "time", lambda each: f"{each.seconds * 1e6:,.1f} µs"),

@@ -247,7 +247,7 @@ def _deliver(report: ProfileReport, recording: Recording, args: argparse.Namespa
     if args.json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
-        show(report, plain_console(130))
+        show(report, plain_console())
 
 
 def _say(text: str) -> None:

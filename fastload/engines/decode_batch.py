@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
+from torchvision.transforms import functional
 
 from fastload import _core
 from fastload.engines.resumption import digest_of
@@ -214,19 +215,37 @@ def as_seen_from(directory: str | None, source: Any) -> Any:
 def drawn(plan: _core.DrawPlan, job: _core.Job, sample: int, before: bytes, views: int = 1) -> bytes | None:
     """The core's generator state after drawing for a sample; ``None`` if it cannot."""
     _, _, width, height, *_ = job.outcome(sample)
-    known: list[tuple[float, float]] = []
+    known: list[tuple[str, list[float], list[float]]] = []
     while True:
         generator = _core.Generator(0)
         generator.set_state(before)
-        status, _, value = plan.draw(generator, width, height, known, sample % views)
-        if status != "ambiguous_exp":
+        status, _, question = plan.draw(generator, width, height, known, sample % views)
+        if status in ("ok", "crop_too_large"):
             return generator.get_state() if status == "ok" else None
-        known.append((value, exp_of(value)))
+        known.append((status, question, answer_to(status, question)))
 
 
-def exp_of(value: float) -> float:
-    """Torch's ``exp`` in float32, for :class:`_core.DrawPlan`."""
-    return torch.exp(torch.tensor([value], dtype=torch.float32)).item()
+def answer_to(kind: str, question: list[float]) -> list[float]:
+    """What torch and torchvision compute, for :class:`_core.DrawPlan`.
+
+    Args:
+        kind: ``"exp"``, in float32, or ``"perspective"``, torchvision's coefficients.
+        question: One number; or an image's width and height, and the x and y of where its four corners go.
+
+    Returns:
+        One number, or eight; none if it raises an error.
+    """
+    if kind == "exp":
+        return torch.exp(torch.tensor(question, dtype=torch.float32)).tolist()
+    width, height, *ends = map(int, question)
+    starts = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
+    try:
+        coefficients: list[float] = functional._get_perspective_coeffs(
+            starts, [ends[i : i + 2] for i in range(0, 8, 2)]
+        )
+    except RuntimeError:  # torch.linalg's
+        return []
+    return coefficients
 
 
 def stage_totals(

@@ -33,9 +33,9 @@ from fastload.engines.decode_batch import (
     PythonError,
     StreamStates,
     TookTooLongError,
+    answer_to,
     as_seen_from,
     drawn,
-    exp_of,
     first_untaken,
     stage_totals,
     working_directory,
@@ -361,9 +361,9 @@ class DecodePipeline:
         made: dict[int, _Made] = {}
         begun = time.monotonic()
         while job.wait() == "requested":
-            kind, sample, value = job.request()
-            if kind == "exp":
-                job.provide_exp(value, exp_of(value))
+            kind, sample, question = job.request()
+            if kind in ("exp", "perspective"):
+                job.provide(kind, question, answer_to(kind, question))
             elif kind == "sample":
                 before = job.generator_before(sample)
                 try:

@@ -23,7 +23,7 @@ from torch.utils.data import Subset
 from fastload import _core
 from fastload._batch import HostBatch
 from fastload.device.normalize import host_images, layout_of, table_images
-from fastload.engines.decode_batch import drawn, exp_of, stage_totals, unchanging
+from fastload.engines.decode_batch import answer_to, drawn, stage_totals, unchanging
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
 from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.random_states import set_state, state_now, state_of_seed
@@ -263,9 +263,9 @@ class InProcessFetcher:
             return job.generator_before(sample) or b""
 
         while job.wait() == "requested":
-            kind, sample, value = job.request()
-            if kind == "exp":
-                job.provide_exp(value, exp_of(value))
+            kind, sample, question = job.request()
+            if kind in ("exp", "perspective"):
+                job.provide(kind, question, answer_to(kind, question))
             elif kind == "sample":
                 make(sample)
                 job.skip(states[sample])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from fastload import _core
-from fastload.engines.decode_batch import TookTooLongError, exp_of
+from fastload.engines.decode_batch import TookTooLongError, answer_to
 from fastload.engines.random_states import state_of_seed
 from fastload.options import LEVELS_OFF
 from fastload.pipeline.samples import Around, collated
@@ -124,12 +124,12 @@ def _compare(
     until = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         while (answer := job.wait(-1.0 if until is None else max(0.0, until - time.monotonic()))) == "requested":
-            kind, sample, value = job.request()
+            kind, sample, question = job.request()
             if kind == "sample" and sample < views:
                 return False, None
             if kind == "sample":
                 break
-            job.provide_exp(value, exp_of(value))
+            job.provide(kind, question, answer_to(kind, question))
         if answer == "timeout":
             raise TookTooLongError
         drawn = job.generator_before(views)

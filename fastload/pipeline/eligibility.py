@@ -6,11 +6,10 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader, default_collate
 
 if TYPE_CHECKING:
-    import torch
-
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
     from fastload.pipeline.tail import Tail
@@ -44,6 +43,12 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
     recipe = read_recipe(loader.dataset, loader.collate_fn, first_call, exact=loader.exact)
     if isinstance(recipe, Refusal):
         return (*reasons, *recipe.reasons)
+    if recipe.pipeline.has_tensor_contrast:  # torch's bits depend on its number of threads
+        if not loader.num_workers and torch.get_num_threads() > 1:
+            reasons.append("num_workers=0: torch's threads round a tensor's contrast otherwise; use workers")
+        if recipe.in_python or recipe.first_call is not None:
+            code = recipe.in_python[0] if recipe.in_python else "worker_init_fn"
+            reasons.append(f"{code} may set torch's threads, which round a tensor's contrast otherwise")
     if recipe.pipeline.views > 1 and loader.randomness == "sample":
         reasons.append("randomness='sample': only one view of an image is made natively; use randomness='worker'")
     if recipe.in_python and loader.randomness == "sample":

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fastload.pipeline.errors import Refused, name_of
-from fastload.pipeline.ops_affine import random_affine, random_rotation
+from fastload.pipeline.ops_affine import random_affine, random_perspective, random_rotation
 from fastload.pipeline.ops_blur import gaussian_blur
 from fastload.pipeline.ops_common import SAMPLINGS, is_v2, pillow_fill, pillow_filter, solarize_threshold
 from fastload.pipeline.ops_order import random_apply, random_choice, random_order
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _INTEGERS = "Pillow computes it in integers"
 _FLOATS = "Pillow computes it in float32, without fused operations"
 _DOUBLES = "Python and Pillow compute it in doubles, with the C library's functions"
+_COEFFICIENTS = "Pillow computes it in doubles; torch's coefficients are bounded, or torch is asked for them"
 _INNER = "its transforms' are"
 _MOVES = "it moves pixels"
 
@@ -353,6 +354,7 @@ OPS: Final[dict[str, Op]] = {
     "RandomAdjustSharpness": Op(_chance("sharpness", "less_as_double", "sharpness_factor"), True, False, _FLOATS),
     "RandomRotation": Op(random_rotation, True, False, _DOUBLES),
     "RandomAffine": Op(random_affine, True, False, _DOUBLES),
+    "RandomPerspective": Op(random_perspective, True, False, _COEFFICIENTS),
     "GaussianBlur": Op(gaussian_blur, True, False, "none: it is approximate"),
     "RandomApply": Op(random_apply, True, False, _INNER),
     "RandomOrder": Op(random_order, True, False, _INNER),

@@ -1,4 +1,4 @@
-"""Read the random rotations and affine transforms."""
+"""Read the random rotations, affine and perspective transforms."""
 
 from __future__ import annotations
 
@@ -29,14 +29,25 @@ def random_affine(step: Any, place: Place) -> list[Node]:
     return [("random_affine_v2" if is_v2(step) else "random_affine_v1", {**fields, **_how(step)})]
 
 
-def _how(step: Any) -> dict[str, Any]:
+def random_perspective(step: Any, place: Place) -> list[Node]:
+    """Read a RandomPerspective."""
+    fields = {"value": float(step.distortion_scale), **_sampled(step)}
+    branches = [[("random_perspective", fields)]]
+    return [("chance", {"p": float(step.p), "comparison": "less", "branches": branches})]
+
+
+def _sampled(step: Any) -> dict[str, Any]:
     sampling = pillow_filter(step)
     if sampling not in ("nearest", "bilinear", "bicubic"):
         raise Refused(f"{name_of(step)} has interpolation {step.interpolation!r}, which Pillow refuses; use BILINEAR")
+    return {"sampling": sampling, "fill": pillow_fill(step, step.fill)}
+
+
+def _how(step: Any) -> dict[str, Any]:
     if step.center is not None and not isinstance(step.center, list | tuple):
         raise Refused(f"{name_of(step)} has a center of type {type(step.center).__name__}; give it two numbers")
     center = None if step.center is None else _pair(step.center)
-    return {"center": center, "sampling": sampling, "fill": pillow_fill(step, step.fill)}
+    return {"center": center, **_sampled(step)}
 
 
 def _pair(values: Any) -> tuple[float, float]:

@@ -16,6 +16,8 @@ from fastload import _core
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    import torch
+
     from fastload.pipeline.ops_common import Node
 
 _SHIFTS: Final = (0, 5, 94, 127, 129, 223, 255)
@@ -49,6 +51,15 @@ def _affine_by(module: str) -> Callable[..., Any]:
     return affine
 
 
+def _on_tensor(name: str) -> Callable[..., np.ndarray[Any, Any]]:
+    def function(image: Image.Image | torch.Tensor, **fields: Any) -> np.ndarray[Any, Any]:
+        tensor = functional.pil_to_tensor(image) if isinstance(image, Image.Image) else image
+        v2 = sys.modules["torchvision.transforms.v2.functional"]
+        return np.asarray(getattr(v2, name)(tensor, *fields.values()).permute(1, 2, 0))
+
+    return function
+
+
 REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     "brightness": lambda image, value: functional.adjust_brightness(image, value),
     "contrast": lambda image, value: functional.adjust_contrast(image, value),
@@ -69,8 +80,20 @@ REFERENCES: Final[dict[str, Callable[..., Any]]] = {
     "affine": lambda image, matrix, sampling, fill: image.transform(
         image.size, Image.Transform.AFFINE, matrix, Image.Resampling[sampling.upper()], fillcolor=fill
     ),
+    "perspective": lambda image, coefficients, sampling, fill: image.transform(
+        image.size, Image.Transform.PERSPECTIVE, coefficients, Image.Resampling[sampling.upper()], fillcolor=fill
+    ),
     "gaussian_blur": lambda image, radii: image.filter(ImageFilter.GaussianBlur(radii)),
     "pad": _pad,
+    "torch_brightness": _on_tensor("adjust_brightness"),
+    "torch_contrast": _on_tensor("adjust_contrast"),
+    "torch_saturation": _on_tensor("adjust_saturation"),
+    "torch_grayscale": lambda image: _on_tensor("rgb_to_grayscale")(image, channels=3),
+    "torch_invert": _on_tensor("invert"),
+    "torch_posterize": lambda image, value: _on_tensor("posterize")(image, bits=int(value)),
+    "torch_solarize": _on_tensor("solarize"),
+    "torch_autocontrast": _on_tensor("autocontrast"),
+    "torch_equalize": _on_tensor("equalize"),
     "random_rotation": _rotation,
     "random_affine_v1": _affine_by("torchvision.transforms.functional"),
     "random_affine_v2": _affine_by("torchvision.transforms.v2.functional"),
@@ -96,8 +119,8 @@ def differing_step(nodes: Iterable[Node]) -> str | None:
     """
     with _lock:
         for kind, fields in leaves(nodes):
-            if kind == "color_jitter":
-                names = ("brightness", "contrast", "saturation")
+            if kind in ("color_jitter", "torch_color_jitter"):
+                names = [kind.replace("color_jitter", name) for name in ("brightness", "contrast", "saturation")]
                 pairs = zip(names, fields["jitters"], strict=False)
                 steps = [(name, value) for name, pair in pairs if pair is not None for value in (*pair, sum(pair) / 2)]
                 if fields["jitters"][3] is not None:
@@ -109,6 +132,9 @@ def differing_step(nodes: Iterable[Node]) -> str | None:
                 if not all(_same_as_reference(kind, tuple(sorted(one.items()))) for one in _narrowed(fields)):
                     return kind
                 if not all(_same_as_reference(turn, ()) for turn in ("rotate_90", "rotate_180", "rotate_270")):
+                    return kind
+            elif kind == "random_perspective":
+                if not all(map(_same_perspective, (fields["sampling"],) * 4, (fields["fill"],) * 4, range(4))):
                     return kind
             elif kind == "random_gaussian":
                 if not all(
@@ -157,6 +183,22 @@ def _is_near_reference(height: int, width: int, sigma: float) -> bool:
 
 
 @cache
+def _same_perspective(sampling: str, fill: Any, seed: int) -> bool:
+    """Compare an image that is distorted so much, and the coefficients of more."""
+    draws = np.random.default_rng(seed)
+    for size in ((224, 224), (500, 375), (32, 48), probe().size):
+        for _ in range(4):
+            starts = [[x, y] for x, y in ((0, 0), (size[0] - 1, 0), (size[0] - 1, size[1] - 1), (0, size[1] - 1))]
+            moved = draws.integers(0, [side // 2 for side in size], (4, 2)).tolist()
+            ends = [[abs(at - by) for at, by in zip(*pair, strict=True)] for pair in zip(starts, moved, strict=True)]
+            wanted = functional._get_perspective_coeffs(starts, ends)
+            if _core.perspective_coefficients([*size, *(at for end in ends for at in end)]) not in (None, wanted):
+                return False
+    how = (("coefficients", tuple(wanted)), ("sampling", sampling), ("fill", fill))
+    return _same_as_reference("perspective", how)
+
+
+@cache
 def probe() -> Image.Image:
     """An image to try steps on: noise, gradients, flat areas; 61 x 47 pixels."""
     rows, columns = np.mgrid[0:61, 0:47]
@@ -168,7 +210,13 @@ def probe() -> Image.Image:
 
 @cache
 def _same_as_reference(kind: str, fields: tuple[tuple[str, Any], ...]) -> bool:
-    wanted = np.asarray(REFERENCES[kind](probe(), **dict(fields)))
-    got = np.empty_like(wanted)
-    fits = _core.apply_steps([(kind, dict(fields))], np.array(probe()), got)
+    image = probe()
+    if kind == "torch_contrast":  # whose bits are torch's only where 32 divides how many there are
+        image = image.crop((0, 0, 32, 61))
+    wanted = np.asarray(REFERENCES[kind](image, **dict(fields)))
+    got = np.empty_like(wanted, order="C")
+    fits = _core.apply_steps([(kind, dict(fields))], np.array(image), got)
+    if kind.startswith("torch_"):  # whatever the tensor's layout
+        again = REFERENCES[kind](functional.pil_to_tensor(image).contiguous(), **dict(fields))
+        fits = fits and bool(np.array_equal(got, again))
     return fits and bool(np.array_equal(got, wanted))

@@ -21,7 +21,9 @@ from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
 from fastload.pipeline.ops_blur import check_behind
 from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
+from fastload.pipeline.ops_tensor import TENSOR_OPS
 from fastload.pipeline.python_stream import check_others, draws_from_others
+from fastload.pipeline.step_calibration import leaves
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
 from fastload.pipeline.transform_roles import ORIGINALS, op_of, patched, role_of
 from fastload.pipeline.views import views_of
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from fastload import _core
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_ON_TENSORS = ("AugMix", "ElasticTransform")  # their grids are torch's matrix products and blurs
 _LAYOUTS = {(35, 7, 1): torch.contiguous_format, (1, 21, 3): torch.channels_last}  # of (3, 5, 7), by strides
 
 
@@ -73,6 +76,13 @@ class Pipeline:
     def resizes_tensors(self) -> bool:
         """Whether a resize has torch's arithmetic for uint8 tensors."""
         return any(str(fields.get("filter", "")).startswith("torch_") for _, fields in self.nodes)
+
+    @property
+    def has_tensor_contrast(self) -> bool:
+        """Whether a step's bits depend on how torch splits a uint8 tensor among its threads."""
+        return any(
+            kind == "torch_color_jitter" and fields["jitters"][1] is not None for kind, fields in leaves(self.nodes)
+        )
 
     @property
     def views(self) -> int:
@@ -223,7 +233,8 @@ def _read(steps: Iterable[Any], place: Place) -> list[Node]:
             place.checked_v2 = True
         approximate = place.approximate
         try:
-            made = op_of(step).read(step, place)
+            on_tensor = place.is_tensor and not op_of(step).moves
+            made = (TENSOR_OPS[type(step).__name__] if on_tensor else op_of(step).read)(step, place)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise Refused(_unread(step, error)) from error
         check_behind(step, approximate, made)
@@ -240,23 +251,30 @@ def _check_on_tensor(step: Any, tensor: list[Any]) -> None:
     name = name_of(step)
     before = f"put it before {name_of(tensor[0])}"
     if not op_of(step).moves:
-        raise Refused(f"{name} comes after {name_of(tensor[-1])}, and changes tensors otherwise than images; {before}")
+        if not is_v2(step) or type(step).__name__ not in TENSOR_OPS or not _is_uint8(tensor):
+            raise Refused(f"{name} comes after {name_of(tensor[-1])}, and changes such tensors otherwise; {before}")
+        for inner in _flat_all(getattr(step, "transforms", ())):
+            if role_of(inner) == "op":
+                _check_on_tensor(inner, tensor)
     if type(step).__name__ == "CenterCrop":
         _check_padding(step, tensor)
     if type(step).__name__ not in ("Resize", "RandomResizedCrop"):
         return
     if not is_v2(step):
         raise Refused(f"{name} of torchvision's v1 resizes tensors by way of floats; use v2's, or {before}")
-    try:
-        is_uint8 = table_of(tensor) is None
-    except Refused:
-        is_uint8 = False
-    if not is_uint8:
+    if not _is_uint8(tensor):
         raise Refused(f"{name} comes after {name_of(tensor[-1])} and would resize floats; {before}")
     if step.antialias is not True:
         raise Refused(f"{name} resizes a tensor with antialias={step.antialias}; use True, or {before}")
     if pillow_filter(step) not in TENSOR_FILTERS:
         raise Refused(f"{name} resizes a tensor with {step.interpolation!r}; use BILINEAR, or {before}")
+
+
+def _is_uint8(tensor: list[Any]) -> bool:
+    try:
+        return table_of(tensor) is None
+    except Refused:
+        return False
 
 
 def _check_padding(step: Any, tensor: list[Any]) -> None:
@@ -300,11 +318,15 @@ def _flat(transform: Any, depth: int) -> Iterator[Any]:
 
 def _why_unknown(cls: type) -> str:
     if is_own(cls):
+        if cls.__name__ in _ON_TENSORS:
+            return "computes Pillow's images as tensors too, with bits that torch alone has; leave it out"
         return "is not supported natively yet"
     known = next((base for base in cls.__mro__[1:] if base in ORIGINALS), None)
     if known is not None:
         return f"is a subclass of {known.__name__}, whose methods may be its own; use {known.__name__} itself"
-    return "is your own, and only torchvision's run natively; leave it out or replace it by one of those"
+    return (
+        "is your own, and does what the native core does not know; leave it out or replace it by one of torchvision's"
+    )
 
 
 def table_of(tensor: list[Any]) -> torch.Tensor | None:

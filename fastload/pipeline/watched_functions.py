@@ -64,11 +64,13 @@ _V2_MODULES: Final = (
 _WRITING: Final = ("save", "show", "_show", "__repr__", "_repr_image", "_repr_jpeg_", "_repr_png_", "_repr_pretty_")
 _DRAWING: Final = (
     *("as_tensor", "default_generator", "empty", "exp", "from_numpy", "get_default_dtype", "log", "manual_seed"),
+    *("mean", "where"),
     *("arange", "linspace", "multinomial", "rand", "randint", "randperm", "stack", "tensor", "zeros"),
 )
 _METHODS: Final = (
     *("__bool__", "__getitem__", "__index__", "__int__", "__iter__", "__lt__", "__setitem__", "__torch_function__"),
     *("clone", "contiguous", "exp", "flip", "normal_"),
+    *("__and__", "add_", "amax", "amin", "bitwise_not", "clamp_", "div_", "floor_", "mul", "scatter_add_", "unbind"),
     *("int", "item", "log", "numpy", "permute", "round", "squeeze", "to", "tolist", "uniform_", "unsqueeze", "view"),
 )
 _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
@@ -84,6 +86,7 @@ _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (torch.random, ("default_generator", "manual_seed")),
     (torch.Tensor, _METHODS),
     (torch.nn.functional, ("interpolate",)),
+    (torch.linalg, ("lstsq",)),
 )
 # The first 16 bytes of JPEG files that begin with a JFIF, EXIF, Adobe or table segment.
 _PREFIXES: Final = tuple(

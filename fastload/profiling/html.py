@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload._version import __version__
+from fastload.profiling.palette import readable_on
 from fastload.profiling.report import LAYOUT_REMEDY, activities, milliseconds, sentence
-from fastload.profiling.timeline import COLOURS, Bar, Timeline
+from fastload.profiling.timeline import Bar, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -88,7 +89,8 @@ def _data(timeline: Timeline) -> dict[str, Any]:
         "rows": rows,
         "texts": list(texts),
         "colours": list(colours),
-        "legend": [[name, COLOURS[name]] for name in timeline.names],
+        "inks": list(map(readable_on, colours)),
+        "legend": timeline.legend,
     }
 
 

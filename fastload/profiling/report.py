@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from fastload.stats.verdict import Verdict
 
 RANGES_SHOWN: Final = 24
+_PIPED: Final = 1000
+"""Columns where there is no terminal: tables take what they need."""
+
 LAYOUT_REMEDY: Final = (
     "the model runs in NHWC inside and is fed NCHW: model.to(memory_format=torch.channels_last), and batches in "
     "channels_last (FastLoader's default)"
@@ -79,11 +82,14 @@ def make_report(
     return ProfileReport(findings, diagnose_trace(findings, reported), said, provenance)
 
 
-def plain_console(columns: int) -> Console:
-    """A console of the terminal's width, or ``columns``. Prints names without interpreting markup."""
+def plain_console() -> Console:
+    """A console as wide as the terminal, or as its rows in a pipe.
+
+    Prints names without interpreting markup.
+    """
     from rich.console import Console
 
-    width = shutil.get_terminal_size((columns, 40)).columns
+    width = shutil.get_terminal_size((_PIPED, 40)).columns
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 

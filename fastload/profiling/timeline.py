@@ -42,6 +42,7 @@ COLOURS: Final[dict[str, str]] = {
 }
 """Colours of the loader's stages (as in Nsight) and of work on the device."""
 
+_TITLES: Final = {"h2d": "h2d, copy from pinned memory", "call": "call of CUDA", "copy": "copy to the host"}
 _PALETTE: Final = ("#8cb369", "#c9a227", "#5b8e7d", "#bc6c4b", "#7d70ba", "#3d9fb8", "#a1887f", "#9c6644")
 
 DEPTH_MAX: Final = 5
@@ -120,13 +121,18 @@ class Timeline:
     gaps: tuple[tuple[int, int], ...]
 
     @property
-    def names(self) -> list[str]:
-        """Names of the colours in use, for the legend."""
-        present = {(bar.name, bar.colour) for row in self.rows for bar in row.bars}
+    def legend(self) -> list[tuple[str, str]]:
+        """Names and colours in use: stages, work on the device, the program's own ranges."""
+        present = dict.fromkeys((bar.name, bar.colour) for row in self.rows for bar in row.bars)
         colours = {colour for _, colour in present}
         found = [name for name in STAGES if (name, COLOURS[name]) in present]
         # A pinned copy has the colour of h2d, the call that issues it.
-        return found + [n for n in COLOURS if n not in STAGES and COLOURS[n] in colours and n != "copy, pinned"]
+        found += [n for n in COLOURS if n not in STAGES and COLOURS[n] in colours and n != "copy, pinned"]
+        own: dict[str, str] = {}
+        for name, colour in present:
+            if colour in _PALETTE:
+                own[colour] = f"{own[colour].removesuffix(' ...')} ..." if colour in own else name
+        return [(_TITLES.get(name, name), COLOURS[name]) for name in found] + [(own[c], c) for c in own]
 
 
 def lay_out(recording: Recording, findings: Findings) -> Timeline:
@@ -391,10 +397,7 @@ def _legend(timeline: Timeline, colours: Mapping[str, str]) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    titles = {"h2d": "h2d, copy from pinned memory", "call": "call of CUDA", "copy": "copy to the host"}
-    marks: list[Any] = [Patch(color=COLOURS[name], label=titles.get(name, name)) for name in timeline.names]
-    own = {bar.colour: bar.name for row in timeline.rows for bar in row.bars if bar.colour in _PALETTE}
-    marks += [Patch(color=colour, label=name) for colour, name in own.items()]
+    marks: list[Any] = [Patch(color=colour, label=name) for name, colour in timeline.legend]
     if timeline.steps:
         marks.append(Line2D([], [], color=colours["ink"], lw=0.7, label="start of a step"))
     if timeline.gaps:

@@ -52,7 +52,8 @@ def diagnose_trace(findings: Findings, reported: Verdict | None = None) -> Verdi
     bottleneck, *evidence = _loader(findings, reported)
     if bottleneck is None:
         return Verdict(None, (waited, *evidence), "print(loader.report()) after an epoch says what the loader saw")
-    return Verdict.of(bottleneck, waited, *evidence)
+    same = reported is not None and reported.bottleneck is bottleneck
+    return Verdict.of(bottleneck, waited, *evidence, remedy=reported.remedy if reported and same else None)
 
 
 def _layout(findings: Findings) -> list[str]:
@@ -104,7 +105,7 @@ def _loader(findings: Findings, reported: Verdict | None) -> tuple[Bottleneck | 
     if blocked is not None and blocked > _BLOCKED:
         return Bottleneck.STORAGE, fetched, f"blocked for {blocked:.0%} of that"
     if found := _trust(reported):
-        return found[0], fetched, *found[1:]
+        return *found, fetched
     computed = "computing" if blocked is not None else "reading or computing"
     return Bottleneck.PYTHON, fetched, computed
 
@@ -112,7 +113,8 @@ def _loader(findings: Findings, reported: Verdict | None) -> tuple[Bottleneck | 
 def _trust(reported: Verdict | None) -> tuple[Bottleneck, *tuple[str, ...]] | None:
     if reported is None or reported.bottleneck is None or reported.bottleneck not in _OF_THE_LOADER:
         return None
-    return reported.bottleneck, *(f"the loader itself: {text}" for text in reported.evidence[:2])
+    shares = [text for text in reported.evidence if "waited for batches" not in text]  # which the recording says, too
+    return reported.bottleneck, *(f"the loader itself: {text}" for text in shares[:1])
 
 
 def _mean(threads: list[ThreadUse], stage: str) -> float:

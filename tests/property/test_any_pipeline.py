@@ -74,7 +74,7 @@ def pipelines_on_tensors(draw):
 
 @st.composite
 def turns(draw, module):
-    """A rotation or an affine transform."""
+    """A rotation, an affine or a perspective transform."""
     mode = draw(st.sampled_from([*MODES_OF_TRANSFORMS, v1.InterpolationMode.BICUBIC]))
     center = draw(st.sampled_from([None, (0, 0), (7.5, 30)]))
     shear = draw(st.sampled_from([None, 20, (-10, 5), (0, 30, -40, 2.5)]))
@@ -82,8 +82,12 @@ def turns(draw, module):
     translate = draw(st.sampled_from([None, (0, 0.3), (0.5, 1)]))
     scale = draw(st.sampled_from([None, (0.5, 0.5), (0.7, 3)]))
     fill = draw(st.sampled_from([0, 130, (1, 20, 255)]))
-    if draw(st.booleans()):
+    kind = draw(st.sampled_from(["rotation", "affine", "perspective"]))
+    if kind == "rotation":
         return module.RandomRotation(degrees, mode, center=center, fill=fill)
+    if kind == "perspective":
+        p, distortion = draw(st.floats(0, 1)), draw(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.01, 1.0])))
+        return module.RandomPerspective(distortion, p, mode, fill)
     return module.RandomAffine(degrees, translate, scale, shear, mode, fill, center)
 
 
@@ -203,6 +207,33 @@ def programs(draw):
     return module.Compose([*before, moves[1], *behind, *tensor])
 
 
+@st.composite
+def colors_on_tensors(draw):
+    """Changes of a uint8 tensor's colours, before and behind a crop."""
+    size = draw(st.tuples(st.integers(1, 70), st.integers(1, 70)) | st.sampled_from([(64, 64), (32, 61), (8, 24)]))
+    low, high = sorted(draw(st.tuples(st.floats(0, 3), st.floats(0, 3))))
+    factors = {name: (low, high) for name in ("brightness", "saturation") if draw(st.booleans())}
+    contrast = {"contrast": (low, high)} if size[0] * size[1] % 32 == 0 else {}
+    p = draw(st.floats(0, 1))
+    steps = [
+        v2.ColorJitter(**factors),
+        v2.Grayscale(3),
+        v2.RandomGrayscale(p),
+        v2.RandomInvert(p),
+        v2.RandomPosterize(draw(st.integers(1, 8)), p),
+        v2.RandomSolarize(draw(st.one_of(st.integers(0, 255), st.floats(0, 255))), p),
+        v2.RandomAutocontrast(p),
+        v2.RandomEqualize(p),
+        v2.RandomHorizontalFlip(p),
+    ]
+    behind = [*steps, v2.ColorJitter(**factors, **contrast), v2.RandomApply([v2.ColorJitter(**contrast), steps[0]], p)]
+    crop = draw(st.sampled_from([v2.RandomResizedCrop(size), v2.Compose([v2.Resize((75, 80)), v2.RandomCrop(size)])]))
+    chosen = [*draw(st.lists(st.sampled_from(steps), max_size=2)), crop]
+    chosen += draw(st.lists(st.sampled_from(behind), min_size=1, max_size=4))
+    dtype = draw(st.sampled_from([torch.uint8, torch.float32]))
+    return v2.Compose([draw(st.sampled_from([v2.ToImage(), v2.PILToTensor()])), *chosen, v2.ToDtype(dtype, scale=True)])
+
+
 root = photos_fixture(7)
 
 
@@ -216,6 +247,12 @@ def test_any_pipeline(root, pipeline):
 @given(programs())
 def test_any_program(root, pipeline):
     _compare(root, pipeline)
+
+
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(colors_on_tensors())
+def test_any_change_of_a_tensors_colours_is_native(root, pipeline):
+    _compare(root, pipeline, refusable=False)
 
 
 class Views:

@@ -14,14 +14,14 @@ from benchmarks import _peers, peers
 from benchmarks import all as every
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks._checkout import ROOT
-from benchmarks._setup import add_peer_arguments
+from benchmarks.arguments import add_peer_arguments, everything
 from benchmarks.questions import QUESTIONS
 from fastload.commands import cli
 
 
 def arguments(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    every.add_arguments(parser)
+    everything(parser)
     return parser.parse_args(given)
 
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +20,14 @@ pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
 from benchmarks import _peers, _ranks, multigpu, peers, questions, train
+from benchmarks.__main__ import BENCHMARKS
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks._outputs import _wrong
-from benchmarks._setup import Setup, add_peer_arguments, setup_of
+from benchmarks._setup import Setup, setup_of
+from benchmarks.arguments import add_peer_arguments
 from benchmarks.contenders import _processes, _serve, fastload_loaders
 from benchmarks.contenders._job import Feed, Job
-from benchmarks.contenders._registry import Tolerance
+from benchmarks.contenders._registry import RECIPES, Tolerance
 from benchmarks.contenders._remote import ContenderError, Interpreters, Remote
 from benchmarks.memory import host_bytes
 from fastload.bench import _rungs
@@ -146,14 +149,14 @@ def test_several_gpus_that_are_cut_off_keep_their_points(tmp_path, monkeypatch) 
 
     monkeypatch.setattr(multigpu, "measure", measure)
     given = ["--quick", "--processes", "1,2", "--data", data, "--json", file]
-    assert multigpu.main(_arguments(multigpu, given)) == 0
+    assert multigpu.main(_arguments("multigpu", given)) == 0
     assert [(len(record["points"]), record["complete"]) for record in kept] == [(1, False), (2, True)]
 
 
 def test_several_gpus_are_skipped_where_there_is_none(monkeypatch, capsys) -> None:
     monkeypatch.setattr(multigpu.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(multigpu, "measure", lambda *_: pytest.fail("nothing is measured"))
-    assert multigpu.main(_arguments(multigpu, [])) == 0
+    assert multigpu.main(_arguments("multigpu", [])) == 0
     assert "bench multigpu: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
 
 
@@ -323,11 +326,11 @@ def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> N
             raise KeyboardInterrupt
         return _peers.rates(gathering, setup, threads)
 
-    loaders = questions.by_threads("loaders", (1,), cut_off, _peers.describe_rates)
+    loaders = questions.by_threads("loaders", cut_off, _peers.describe_rates)
     monkeypatch.setitem(questions.QUESTIONS, "loaders", loaders)
     asked = ["loaders --threads 1", "loaders --threads 3,2"]
     with pytest.raises(KeyboardInterrupt):
-        peers.main(_arguments(peers, [*asked, "--quick", "--contenders", "fastload", "--data", data, "--json", out]))
+        peers.main(_arguments("peers", [*asked, "--quick", "--contenders", "fastload", "--data", data, "--json", out]))
     record = json.loads((out / "loaders.json").read_text())
     assert [point["threads"] for point in record["points"]] == [1, 3]
     assert record["complete"] is False
@@ -335,15 +338,15 @@ def test_a_question_that_is_cut_off_keeps_its_points(tmp_path, monkeypatch) -> N
     with pytest.raises(KeyboardInterrupt):
         loaders.main(
             _arguments(
-                loaders, ["--threads", "1,2", "--quick", "--contenders", "fastload", "--data", data, "--json", one]
+                "loaders", ["--threads", "1,2", "--quick", "--contenders", "fastload", "--data", data, "--json", one]
             )
         )
     assert len(json.loads(one.read_text())["points"]) == 1
 
 
-def _arguments(command, given) -> argparse.Namespace:
+def _arguments(name, given) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    BENCHMARKS[name].add_arguments(parser)
     return parser.parse_args([str(word) for word in given])
 
 
@@ -352,6 +355,8 @@ def test_a_recipe_is_for_those_that_take_torchvisions_transforms() -> None:
     add_peer_arguments(parser)
     setup = setup_of(parser.parse_args(["--recipe", "randaugment"]))
     assert set(setup.names) == {"torch", "torch-pinned", "fastload-workers", "fastload"}
+    for recipe in RECIPES:
+        assert replace(setup, recipe=recipe).job("", 1).transform() is not None
     steps = setup.job("", 1).transform().transforms
     assert [type(step) for step in steps[2::3]] == [transforms.RandAugment, transforms.RandomErasing]
     for given in (["--recipe", "nope"], ["--recipe", "randaugment", "--contenders", "dali-cpu"]):

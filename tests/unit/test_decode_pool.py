@@ -80,7 +80,7 @@ def finish(job: _core.Job, *, timeout: float = 30.0) -> list[str]:
     while (answer := job.wait(timeout)) == "requested":
         kind, _, value = job.request()
         assert kind == "exp"
-        job.provide_exp(value, torch.exp(torch.tensor([value])).item())
+        job.provide(kind, value, torch.exp(torch.tensor(value)).tolist())
     assert answer == "done"
     return [_core.status_names()[code] for code in job.statuses()]
 
@@ -172,7 +172,7 @@ def ambiguous_seed() -> int:
     """Return a seed whose first RandomResizedCrop of 3000x2000 depends on how exp rounds."""
     plan = train_plan()
     for seed in range(1_000_000):
-        if plan.draw(_core.Generator(seed), 3000, 2000)[0] == "ambiguous_exp":
+        if plan.draw(_core.Generator(seed), 3000, 2000)[0] == "exp":
             return seed
     raise AssertionError("no draw in a million is ambiguous")
 
@@ -189,10 +189,10 @@ def test_ambiguous_exp_is_asked_for_and_then_drawn(pool: _core.Pool, ordered: bo
     assert job.wait(30.0) == "requested"
     kind, sample, value = job.request()
     assert (kind, sample) == ("exp", 0)
-    exp = torch.exp(torch.tensor([value])).item()
-    job.provide_exp(value, exp)
+    exp = torch.exp(torch.tensor(value)).tolist()
+    job.provide(kind, value, exp)
     assert finish(job) == ["corrupt"] * 2
-    drawn = train_plan().draw(_core.Generator(seed), 3000, 2000, [(value, exp)])
+    drawn = train_plan().draw(_core.Generator(seed), 3000, 2000, [(kind, value, exp)])
     assert drawn[0] == "ok"
     assert job.geometry(0) == drawn[1]
 

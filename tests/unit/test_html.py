@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from handmade import FEEDER, MAIN, WORKERS, h2d, kernel, launch, recording, span, stage
 from rich.console import Console
 
-from fastload.profiling import html, timeline
-from fastload.profiling.report import make_report, plain_console, show
+from fastload.profiling import html, nsys_export, timeline
+from fastload.profiling.palette import contrast
+from fastload.profiling.report import make_report, plain_console, sentence, show
 from fastload.profiling.trace import Call
 from fastload.stats.verdict import Verdict
 
@@ -124,11 +127,35 @@ def test_the_scripts_data_has_nothing_that_a_browser_or_an_old_engine_could_take
     assert not set(data_of(pages[0].text["script"])) & set("<>&\u2028\u2029")
 
 
+def test_the_legend_names_every_colour_and_names_on_bars_are_readable(pages):
+    data = json.loads(data_of(pages[0].text["script"]))
+    assert {colour for _, colour in data["legend"]} == set(data["colours"])
+    assert len({name for name, _ in data["legend"]}) == len(data["legend"])
+    assert min(map(contrast, data["inks"], data["colours"])) >= 4.5
+
+
 def test_names_are_no_markup_in_a_terminal(monkeypatch, names):
     monkeypatch.setenv("COLUMNS", "400")
-    console = plain_console(400)
+    console = plain_console()
     console.file = io.StringIO()
     show(report_on(names)[0], console)
     shown = console.file.getvalue()
     assert shown.count("[/bold] [red]:smile: $\\frac$") >= 4
     assert isinstance(console, Console)
+
+
+@pytest.mark.parametrize("columns", [80, None])
+def test_tables_fit_a_terminal_and_their_rows_are_lines_in_a_pipe(monkeypatch, columns):
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((columns or 0, 40)))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    console = plain_console()
+    console.file = io.StringIO()
+    report = make_report(nsys_export.read(Path(__file__).parents[1] / "data/nsys.sqlite"))
+    show(report, console)
+    lines = console.file.getvalue().splitlines()
+    if columns is None:
+        name = max((use.name for use in report.findings.kernels), key=len)
+        assert len([line for line in lines if line.startswith(name) and line.rstrip().endswith("%")]) == 1
+        assert f"→ {sentence(report.verdict.remedy)}" in lines
+    else:
+        assert max(map(len, lines)) <= columns

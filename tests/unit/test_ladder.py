@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import multiprocessing
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -363,7 +364,11 @@ def test_without_a_gpu_only_worker_counts_are_measured_and_the_rest_is_named(pho
     ]
     assert {rung["wait_share"] for rung in record["rungs"]} == {None}
     draw(record, tmp_path / "ladder.svg")
-    assert "needs a GPU" in (tmp_path / "ladder.svg").read_text()
+    shown = re.findall(r"<!-- +(.+?) -->", (tmp_path / "ladder.svg").read_text())
+    assert shown.count("needs a GPU") == 5
+    rates = [f"{rung['images_per_s']['median']:,.0f}" for rung in record["rungs"]]
+    assert {*rates, "images/s", "slowest to fastest climb", "ceiling of this run"} <= set(shown)
+    assert not any("reference" in text for text in shown)
 
 
 @pytest.mark.slow

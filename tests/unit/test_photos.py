@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ pytest.importorskip("skimage")
 
 from fastload.bench import photos
 from fastload.bench.photos import MANIFEST, PHOTOS, PhotoSet, make_photo, write_photos
+from fastload.commands import cli
 
 SMALL = PhotoSet(count=24, classes=4, edge_px=96)
 
@@ -141,7 +143,7 @@ def test_every_photograph_ships_with_scikit_image() -> None:
 
 def test_command_needs_no_more_images_than_it_is_asked_for(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
-    photos.add_arguments(parser)
+    cli.BENCH["photos"].add_arguments(parser)
     args = parser.parse_args([str(tmp_path / "a"), "--count", "5", "--edge-px", "64"])
     assert photos.main(args) == 0
     assert json.loads((tmp_path / "a" / MANIFEST).read_text())["classes"] == 5
@@ -149,7 +151,9 @@ def test_command_needs_no_more_images_than_it_is_asked_for(tmp_path: Path) -> No
 
 def test_command_writes_the_folder(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
-    photos.add_arguments(parser)
+    cli.BENCH["photos"].add_arguments(parser)
+    usual = vars(parser.parse_args(["a"]))
+    assert {**usual, "classes": 8} == {"dir": Path("a"), **asdict(PhotoSet())}
     args = parser.parse_args([str(tmp_path / "a"), "--count", "10", "--edge-px", "64", "--classes", "2"])
     assert photos.main(args) == 0
     assert (tmp_path / "a" / MANIFEST).exists()

@@ -65,7 +65,7 @@ REFUSED = {
     "function": ([lambda x: x, v1.RandomResizedCrop(8), TO_TENSOR], "<lambda>"),
     "manual_seed": (
         [Seeding(), v1.RandomResizedCrop(8), TO_TENSOR],
-        "transform Seeding is your own, and only torchvision's run natively; leave it out or replace it by one",
+        "transform Seeding is your own, and does what the native core does not know; leave it out or replace it by one",
     ),
     "seeding lambda": (
         [v1.RandomResizedCrop(8), v1.Lambda(lambda x: torch.manual_seed(0) and x), TO_TENSOR],
@@ -112,7 +112,7 @@ REFUSED = {
     "normalize on uint8": ([v1.RandomResizedCrop(8), v1.PILToTensor(), v1.Normalize([0.5], [0.5])], "raise TypeError"),
     "float64": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.ConvertImageDtype(torch.float64)], "torch.float64"),
     "dtypes": ([v1.RandomResizedCrop(8), v2.ToImage(), v2.ToDtype({torch.Tensor: torch.float32})], "dtype for each"),
-    "jitter of tensors": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.ColorJitter(0.1)], "changes tensors otherwise"),
+    "jitter of tensors": ([v1.RandomResizedCrop(8), TO_TENSOR, v1.ColorJitter(0.1)], "changes such tensors otherwise"),
     "some sizes": ([v1.RandomApply([v1.RandomResizedCrop(8)]), TO_TENSOR], "changes the size of some images"),
     "tensor within": ([v1.RandomResizedCrop(8), v1.RandomApply([TO_TENSOR]), TO_TENSOR], "within another transform"),
     "policy before the crop": ([v1.RandAugment(), v1.RandomResizedCrop(8), TO_TENSOR], "where images differ in size"),
@@ -138,7 +138,14 @@ REFUSED = {
     "choice of sizes": ([v2.RandomChoice([v2.CenterCrop(8), v2.CenterCrop(9)]), TO_TENSOR], "images of several sizes"),
     "fills": ([v2.RandomResizedCrop(8), v2.RandomRotation(5, fill={torch.Tensor: 3}), TO_TENSOR], "fill="),
     "blur": ([v1.RandomResizedCrop(8), v1.GaussianBlur(3), TO_TENSOR], "exact=False runs it natively"),
-    "perspective": ([v1.RandomPerspective(), v1.RandomResizedCrop(8), TO_TENSOR], "is not supported natively yet"),
+    "elastic": ([v2.ElasticTransform(), v2.RandomResizedCrop(8), TO_TENSOR], "with bits that torch alone has"),
+    "augmix": ([v1.RandomResizedCrop(8), v1.AugMix(), TO_TENSOR], "AugMix computes Pillow's images as tensors too"),
+    "jpeg": ([v2.RandomResizedCrop(8), v2.JPEG(9), TO_TENSOR], "is not supported natively yet"),
+    "box": (
+        [v1.RandomPerspective(interpolation=v1.InterpolationMode.BOX), v1.RandomResizedCrop(8), TO_TENSOR],
+        "which Pillow refuses",
+    ),
+    "distortion": ([v1.RandomPerspective(1.5), v1.RandomResizedCrop(8), TO_TENSOR], "must be from 0 to 1"),
 }
 
 

@@ -105,10 +105,13 @@ def test_layout_conversions_are_evidence_with_their_remedy():
 
 
 def test_the_loaders_own_look_tells_decoding_from_python():
-    reported = Verdict.of(Bottleneck.DECODE, "80% of fetch went into decoding")
+    waited = "the training loop waited for batches 50% of the time"
+    reported = Verdict.of(Bottleneck.DECODE, waited, "80% of that while samples were decoded", remedy="of the loader")
     verdict = verdict_of(reading(fetch=(0, 900)), reported)
     assert verdict.bottleneck is Bottleneck.DECODE
-    assert "the loader itself: 80% of fetch went into decoding" in verdict.evidence
+    assert verdict.remedy == "of the loader"
+    assert verdict.evidence[1] == "the loader itself: 80% of that while samples were decoded"
+    assert sum("waited for batches" in text for text in verdict.evidence) == 1
 
 
 OF_THE_LOOP = (Bottleneck.GPU, Bottleneck.STEP, Bottleneck.LOOP)

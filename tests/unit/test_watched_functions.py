@@ -81,6 +81,7 @@ PATCHED = [
     (torch, "empty", "torch.empty"),
     (torch, "log", "torch.log"),
     (torch, "exp", "torch.exp"),
+    (torch.linalg, "lstsq", "torch.linalg.lstsq"),
     (torch.Tensor, "uniform_", "torch.Tensor.uniform_ was patched; leave torch's method as it is"),
     (torch.Tensor, "item", "torch.Tensor.item"),
     (torch.random, "manual_seed", "torch.random.manual_seed"),

@@ -23,6 +23,11 @@ int segments_of(const StagedImage& image) {
   return image.mcu_rows * (last - image.mcu_column / kSegmentMcus + 1);
 }
 
+std::size_t work_bytes_of(const StagedImage& image) {
+  const auto segments = static_cast<std::size_t>(segments_of(image));
+  return (segments + kWorkThreads - 1) / kWorkThreads * sizeof(StagedWork);
+}
+
 }  // namespace
 
 Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count)
@@ -40,14 +45,15 @@ bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& head
   static thread_local std::vector<std::uint8_t> bytes;
   StagedImage staged;
   if (!stage_sample(source, header, geometry, options, bytes, staged)) return false;
-  const std::size_t needed = aligned(bytes.size());
+  const std::size_t needed = aligned(bytes.size()), work = work_bytes_of(staged);
   std::size_t at = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    wanted_ += needed;
-    if (needed > size_ - used_) return false;
+    wanted_ += needed + work;
+    if (needed + work > size_ - used_ - work_bytes_) return false;
     at = used_;
     used_ += needed;
+    work_bytes_ += work;
   }
   std::memcpy(memory_ + at, bytes.data(), bytes.size());
   for (unsigned* offset : {&staged.data, &staged.points, &staged.codes, &staged.x_axis, &staged.y_axis}) {
@@ -96,16 +102,16 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     staged.between = place(chunk.other_bytes, between);
     chunk.widest = std::max(chunk.widest, staged.width);
     chunk.highest = std::max(chunk.highest, staged.height);
+    chunk.widest_out = std::max(chunk.widest_out, staged.out_width);
+    chunk.highest_out = std::max(chunk.highest_out, staged.out_height);
     for (int segment = 0; segment < segments_of(staged); segment += kWorkThreads) {
       work.push_back({static_cast<int>(number), segment});
       ++chunk.work_items;
     }
   }
-  const std::size_t bytes = work.size() * sizeof(StagedWork);
-  if (bytes > size_ - used_) return {};
-  std::memcpy(memory_ + used_, work.data(), bytes);
+  std::copy(work.begin(), work.end(), reinterpret_cast<StagedWork*>(memory_ + used_));
   for (Chunk& chunk : chunks) chunk.work = used_ + chunk.work * sizeof(StagedWork);
-  used_ += aligned(bytes);
+  used_ += work.size() * sizeof(StagedWork);
   return chunks;
 }
 

@@ -20,7 +20,8 @@ class Staging {
     std::size_t work = 0;        // byte of the batch where its StagedWork begins
     std::size_t work_items = 0;
     std::size_t coefficient_bytes = 0, other_bytes = 0;  // of intermediate results
-    int widest = 0, highest = 0;                         // of its images' regions, pixels
+    // Of its images' regions and results, pixels.
+    int widest = 0, highest = 0, widest_out = 0, highest_out = 0;
   };
 
   // `memory` must stay valid while threads use it.
@@ -49,6 +50,7 @@ class Staging {
   const std::size_t size_, count_;
   mutable std::mutex mutex_;
   std::size_t used_ = 0, wanted_ = 0;
+  std::size_t work_bytes_ = 0;  // kept free for finish()
 };
 
 }  // namespace fastload

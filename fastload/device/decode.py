@@ -32,6 +32,13 @@ SCRATCH_MAX_BYTES: Final = 160 << 20
 FIRST_BYTES_PER_IMAGE: Final = 96 << 10
 """Room for a file at first; later batches have as much as those before them would have needed."""
 
+LATE_MIN: Final = 3
+"""Batches in succession that the threads have to be late with before the GPU takes over."""
+
+STAY_MIN: Final = 16
+STAY_MAX: Final = 1024
+"""For how many batches."""
+
 _WORK_THREADS: Final = 64  # threads of a block; these are as in decode.cu
 _BLOCKS_AT_ONCE: Final = 32
 _TILE: Final = (32, 8)
@@ -76,7 +83,7 @@ def launches(
 
 
 class Decoder:
-    """Decodes on one device. Thread-safe.
+    """Decodes on one device and one of its streams. Thread-safe except for :meth:`StagedFiles.to`.
 
     Args:
         device: A CUDA device, with an index.
@@ -91,93 +98,145 @@ class Decoder:
             self.kernels = _kernels(device.index)
         self._lock = threading.Lock()
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
+        self._scratch: torch.Tensor | None = None
+        self.images = 0  # decoded so far
 
-    def files(self, images: int) -> StagedFiles:
-        """Make room for the files of a batch of ``images``."""
-        return StagedFiles(self, images, images * self._bytes_per_image)
+    def files(self, pixels: torch.Tensor) -> StagedFiles:
+        """Make room for the files of a batch whose pixels on the host are ``pixels``, images first."""
+        return StagedFiles(self, pixels, len(pixels) * self._bytes_per_image)
 
     def learn(self, images: int, wanted: int) -> None:
         """Note how many bytes a batch would have needed."""
         with self._lock:
             self._bytes_per_image = max(self._bytes_per_image, -(-wanted * 9 // (8 * images)))
 
+    def scratch(self, nbytes: int) -> torch.Tensor:
+        """Device memory for the current stream, on which all batches are decoded."""
+        if self._scratch is None or self._scratch.numel() < nbytes:
+            self._scratch = None  # freed first
+            self._scratch = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        return self._scratch
+
 
 class StagedFiles:
     """The files of one batch in pinned memory, as the decode threads prepare them for the kernels.
 
+    Takes the place of the batch's pixels on the host, with what of a tensor's methods their copy needs.
+
     Args:
         decoder: Decodes them.
-        images: Number of images in the batch.
-        nbytes: Size of the memory.
+        pixels: The batch's pixels on the host, with those of the images that are not staged.
+        nbytes: Room for the files.
     """
 
-    def __init__(self, decoder: Decoder, images: int, nbytes: int) -> None:
+    def __init__(self, decoder: Decoder, pixels: torch.Tensor, nbytes: int) -> None:
         self._decoder = decoder
-        self._images = images
-        self._memory = torch.empty(
-            images * _core.Staging.bytes_per_image + nbytes, dtype=torch.uint8, pin_memory=decoder.device.type == "cuda"
-        )
-        self.staging = _core.Staging(self._memory, images)
+        self._pixels = pixels
+        room = len(pixels) * _core.Staging.bytes_per_image + nbytes
+        self._memory = torch.empty(room, dtype=torch.uint8, pin_memory=True)
+        self.staging = _core.Staging(self._memory, len(pixels))
         self._chunks: Any = None
         self._bad: torch.Tensor | None = None  # on the host: which images the kernels could not decode
         self._decoded: Any = None  # an event
 
-    @property
-    def staged(self) -> list[bool]:
-        """For each image, whether the kernels decode it rather than the threads. Read once the threads are done."""
+    def is_staged(self) -> list[bool]:
+        """For each image, whether the kernels decode it rather than the threads. Final once these are done."""
         return [flag != 0 for flag in self.staging.has()]
 
     def remove(self, image: int) -> None:
         """Leave out an image, whose pixels were made on the host after all."""
         self.staging.remove(image)
 
-    def pixels(self, host: torch.Tensor, number: int | None = None) -> torch.Tensor:
-        """Decode on the current stream. Does not block on the device.
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are copied to the device."""
+        staged = self.is_staged()
+        host = self._pixels.nbytes // len(self._pixels) * staged.count(False)
+        return host + (self.staging.used if any(staged) else 0)
 
-        Args:
-            host: The batch's pixels, images first, with those of the images that are not staged.
-            number: The batch's, for the profile.
+    def is_pinned(self) -> bool:
+        """True."""
+        return True
 
-        Returns:
-            All pixels, on the device.
-        """
-        device = self._decoder.device
-        staged = self.staged
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> torch.Tensor:
+        """Decode on the current stream; return all pixels on the device. Does not block on it."""
+        staged = self.is_staged()
         if not any(staged):
-            return host.to(device, non_blocking=True)
+            return self._pixels.to(device, non_blocking=non_blocking)
         if self._chunks is None:
-            self._decoder.learn(self._images, self.staging.wanted)
+            self._decoder.learn(len(staged), self.staging.wanted)
             self._chunks = self.staging.finish(SCRATCH_MAX_BYTES)
-        with torch.cuda.device(device), stage("decode", number):
-            files = self._memory[: self.staging.used].to(device, non_blocking=True)
-            pixels = torch.empty_like(host, device=device)
-            at = 0
-            for on_gpu, group in groupby(staged):
-                end = at + len(list(group))
-                if not on_gpu:
-                    pixels[at:end].copy_(host[at:end], non_blocking=True)
-                at = end
-            bad = torch.zeros(self._images, dtype=torch.int32, device=device)
+            self._decoder.images += staged.count(True)
+        files = self._memory[: self.staging.used].to(device, non_blocking=True)
+        pixels = torch.empty_like(self._pixels, device=device)
+        at = 0
+        for on_gpu, group in groupby(staged):
+            end = at + len(list(group))
+            if not on_gpu:
+                pixels[at:end].copy_(self._pixels[at:end], non_blocking=True)
+            at = end
+        with stage("decode"):
+            bad = torch.zeros(len(staged), dtype=torch.int32, device=device)
             for chunk in self._chunks:
                 self._decode(chunk, files, pixels, bad)
-            self._bad = torch.empty(self._images, dtype=torch.int32, pin_memory=True)
-            self._bad.copy_(bad, non_blocking=True)
-            self._decoded = torch.cuda.Event(blocking=True)
-            self._decoded.record()
+        self._bad = torch.empty(len(staged), dtype=torch.int32, pin_memory=True)
+        self._bad.copy_(bad, non_blocking=True)
+        self._decoded = torch.cuda.Event(blocking=True)
+        self._decoded.record()
         return pixels
 
     def _decode(self, chunk: Any, files: torch.Tensor, pixels: torch.Tensor, bad: torch.Tensor) -> None:
         *_, coefficient_bytes, other_bytes, _, _, _, _ = chunk
-        coefficients = torch.zeros(coefficient_bytes, dtype=torch.uint8, device=files.device)
-        other = torch.empty(other_bytes, dtype=torch.uint8, device=files.device)
+        scratch = self._decoder.scratch(coefficient_bytes + other_bytes)
+        scratch[:coefficient_bytes].zero_()
         launch, kernels = nvrtc.launcher(files.device), self._decoder.kernels
-        memory = [tensor.data_ptr() for tensor in (files, coefficients, other, pixels, bad)]
+        coefficients = scratch.data_ptr()
+        memory = files.data_ptr(), coefficients, coefficients + coefficient_bytes, pixels.data_ptr(), bad.data_ptr()
         for name, grid, block, arguments in launches(chunk, *memory):
             launch(kernels[name], grid, block, *arguments)
 
     def failed(self) -> list[int]:
         """Return the images that the kernels could not decode: their pixels are wrong. Blocks until they are known."""
-        if self._bad is None:
+        bad, self._bad = self._bad, None
+        if bad is None:
             return []
         self._decoded.synchronize()
-        return [int(image) for image in self._bad.nonzero()]
+        return [int(image) for image in bad.nonzero()]
+
+
+class DecodeChoice:
+    """Decides for each batch whether the GPU decodes it. Not thread-safe.
+
+    ``"auto"`` turns to the GPU when three batches in succession were not decoded when they were wanted, and tries the
+    threads again after a while, which doubles each time that they do not suffice.
+
+    Args:
+        decoder: For the batches that go to the GPU.
+        always: Whether all do.
+    """
+
+    def __init__(self, decoder: Decoder, *, always: bool) -> None:
+        self._decoder = decoder
+        self._always = always
+        self._late = 0  # batches in succession
+        self._left = 0  # batches to decode on the GPU
+        self._stay = STAY_MIN
+
+    def files(self, pixels: torch.Tensor) -> StagedFiles | None:
+        """Return room for the files of the next batch, or None if the threads decode it."""
+        if not self._always:
+            if self._left == 0:
+                return None
+            self._left -= 1
+        return self._decoder.files(pixels)
+
+    def note(self, *, on_gpu: bool, late: bool) -> None:
+        """Note where a batch was decoded, and whether it was not ready when it was wanted."""
+        if self._always or on_gpu:
+            return
+        self._late = self._late + 1 if late else 0
+        if self._late >= LATE_MIN and self._left == 0:
+            self._late, self._left = 0, self._stay
+            self._stay = min(2 * self._stay, STAY_MAX)
+        elif self._stay > STAY_MIN and not late:
+            self._stay -= 1

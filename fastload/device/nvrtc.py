@@ -26,7 +26,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["build", "lacking", "launcher", "look_up", "unavailable"]
+__all__ = ["build", "lacking", "lacking_package", "launcher", "look_up", "unavailable"]
 
 SOURCE: Final = Path(__file__).with_name("normalize.cu")
 THREADS: Final = 256  # per block; the same number as in normalize.cu
@@ -208,17 +208,20 @@ def unavailable(device: torch.device, dtype: torch.dtype, channels: int) -> str 
     return _loaded.failure(index, dtype.itemsize, channels)
 
 
-def lacking(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
-    """:func:`unavailable` as far as known without compiling; ``None`` if not on CUDA."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return None
+def lacking_package() -> str | None:
+    """Say that ``cuda.core`` is not installed, and how to install it; None if it is."""
     try:
         found = importlib.util.find_spec("cuda.core") is not None
     except (ImportError, ValueError):  # no package cuda at all
         found = False
-    if not found:
-        return f"cuda.core is not installed; {INSTALL}"
-    return _loaded.failure(device.index or 0, dtype.itemsize, channels)
+    return None if found else f"cuda.core is not installed; {INSTALL}"
+
+
+def lacking(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
+    """:func:`unavailable` as far as known without compiling; ``None`` if not on CUDA."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    return lacking_package() or _loaded.failure(device.index or 0, dtype.itemsize, channels)
 
 
 def is_wide(levels: int, out: int, plane_px: int, value_bytes: int, memory_format: torch.memory_format) -> bool:

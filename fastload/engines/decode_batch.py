@@ -47,6 +47,7 @@ class Batch:
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
     error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
     pixels: Any = None  # the tensor that `job` fills
+    staged: Any = None  # its files, if a GPU decodes it
     job: Any = None
     after: bytes | None = None  # the worker's generator after it, if Python has drawn
     awaited: tuple[float, float] = (0.0, 0.0)  # begin and end of the pipeline's wait for the pixels

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from fastload.device.decode import DecodeChoice
     from fastload.engines.sample_process import SampleProcess
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], list[Patch]]"  # a sample's pixels, and what erases them
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
+LATE_S = 0.002  # shorter waits for the decode threads are no sign that they are too slow
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
 
 
@@ -83,6 +85,7 @@ class DecodePipeline:
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
+        choice: Decides which batches a GPU decodes; ``None`` if none. Such a batch's files take the place of its pixels.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class DecodePipeline:
         ahead: int,
         finish_is_epilogue: bool = False,
         device: torch.device | None = None,
+        choice: DecodeChoice | None = None,
         first_states: Sequence[bytes | None] | None = None,
     ) -> None:
         self.epoch = 0  # this and the next line: set by the iterator
@@ -111,7 +115,7 @@ class DecodePipeline:
         self._by_index = by_index
         self._finish = finish
         self._finish_is_epilogue = finish_is_epilogue
-        self._pin, self._device, self._ahead = pin, device, ahead
+        self._pin, self._device, self._ahead, self._choice = pin, device, ahead, choice
         first_states = first_states or [None] * workers
         self.states = StreamStates(first_states)
         self._streams = streams_of_workers(base_seed, first_states, others=recipe.pipeline.draws_others)
@@ -302,7 +306,10 @@ class DecodePipeline:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
             batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
             _core.advise_large_pages(batch.pixels)
+            batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
             options = {**self._recipe.options, "max_pixels": self._process.max_pixels}
+            if batch.staged is not None:
+                options["staging"] = batch.staged.staging
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
             inputs = [as_seen_from(self._directory, source) for source in batch.sources for _ in range(self._views)]
@@ -317,7 +324,7 @@ class DecodePipeline:
         self.states.add(batch, self._recipe.pipeline.draws and not self._by_index, self.handed_over())
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
-        batch.pixels = batch.job = None  # a copy in flight holds its own reference
+        batch.pixels = batch.staged = batch.job = None  # a copy in flight holds its own reference
         batch.data, batch.failure = data, failure
         batch.made = True
         batch.release()
@@ -336,9 +343,12 @@ class DecodePipeline:
     def _make(self, batch: Batch) -> Any:
         try:
             self._complete(batch)
+            return self._finished(batch)
         except PythonError as error:
             self._rewind_rng(batch, error.state)
             return error.wrapper
+
+    def _finished(self, batch: Batch) -> Any:
         if batch.error is not None or batch.dropped:
             return batch.error
         begun = time.monotonic()
@@ -351,9 +361,19 @@ class DecodePipeline:
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)
         try:
-            return self._finish(batch.pixels, batch.patches, rest, batch.number)
+            if batch.staged is None:
+                return self._finish(batch.pixels, batch.patches, rest, batch.number)
+            while True:
+                data = self._finish(batch.staged, batch.patches, rest, batch.number)
+                if not (failed := batch.staged.failed()):
+                    return data
+                self._make_in_python(batch, failed, {})
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
+            if self._choice is not None:
+                awaited_s = batch.awaited[1] - batch.awaited[0]
+                late = awaited_s > max(LATE_S, time.monotonic() - batch.decoded_at)
+                self._choice.note(on_gpu=batch.staged is not None, late=late)
 
     def _complete(self, batch: Batch) -> None:
         """Wait for the pixels, and make unsupported samples in Python."""
@@ -374,24 +394,30 @@ class DecodePipeline:
                 job.skip(after)
         if self._closed:  # samples not decoded by then are cancelled
             raise ClosedError
-        for sample, status in enumerate(job.statuses()):
-            if status and sample not in made:
+        batch.patches = self._recipe.pipeline.patches(job)
+        self._make_in_python(batch, [sample for sample, status in enumerate(job.statuses()) if status], made)
+        batch.awaited = begun, time.monotonic()
+
+    def _make_in_python(self, batch: Batch, samples: list[int], made: dict[int, _Made]) -> None:
+        """Make ``samples`` in Python, except those that are ``made``."""
+        for sample in samples:
+            if sample not in made:
                 before = self._before(batch, sample)
                 made[sample], after = self._in_python(batch, sample, before)
                 if before is None or self._by_index:
                     continue
-                if after != drawn(self._recipe.plan, job, sample, before, self._views):
+                if after != drawn(self._recipe.plan, batch.job, sample, before, self._views):
                     self._finish_in_python(batch, sample + 1, after, made)
                     break
-        batch.awaited = begun, time.monotonic()
         self._in_python_batches += bool(made)
         self._in_python_images += len(made)
-        batch.patches = self._recipe.pipeline.patches(job)
         by_view = self._recipe.pipeline.by_view(batch.pixels)
         for sample, (pixels, patches) in made.items():
             index, view = divmod(sample, self._views)
             by_view[view][index] = torch.from_numpy(pixels)
             batch.patches[sample] = patches
+            if batch.staged is not None:
+                batch.staged.remove(sample)
 
     def _raise_earlier(self, batch: Batch, sample: int, made: dict[int, _Made]) -> None:
         """Raise an earlier undecodable sample's error, if any: a worker would stop there."""

@@ -15,6 +15,7 @@ from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
 from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
+from fastload.pipeline.gpu_decoding import not_on_gpu_because
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from fastload import _core
+    from fastload.device.decode import Decoder
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.engines.resumption import Resumption
     from fastload.options import LoaderConfig
@@ -59,6 +61,7 @@ class LoaderState:
         self._closed = False
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
+        self._decoder: Decoder | None = None
         self._indexed = 0, 0, 0  # bytes, files and images of the index, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
@@ -92,15 +95,43 @@ class LoaderState:
                 self._pool = os.getpid(), _core.Pool(cores_for_loading())
             return self._pool[1]
 
-    def with_index(self, loader: LoaderConfig[Any], recipe: Recipe) -> Recipe:
-        """Add the index of JPEG files to what decodes them; it is kept across epochs."""
+    def decoder(self, loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Decoder | None:
+        """Return what decodes on the device, kept across epochs; None if the decode threads have to do it.
+
+        Raises:
+            RuntimeError: They have to, and ``decode="gpu"``.
+        """
+        if loader.decode == "cpu":
+            return None
+        reason = not_on_gpu_because(loader, recipe, device)
+        if reason is None and self._decoder is None:
+            from fastload.device.decode import Decoder
+
+            try:
+                self._decoder = Decoder(device)
+            except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
+                reason = f"the kernels cannot be compiled: {type(error).__name__}: {error}"
+        if reason is None:
+            return self._decoder
+        if loader.decode == "gpu":
+            raise RuntimeError(f"decode='gpu' cannot be used: {reason}")
+        return None
+
+    def with_index(self, loader: LoaderConfig[Any], recipe: Recipe, *, whole: bool = False) -> Recipe:
+        """Add the index of JPEG files to what decodes them; it is kept across epochs.
+
+        Args:
+            loader: Bounds it.
+            recipe: How to make the loader's samples.
+            whole: Whether files are indexed to their ends, for a GPU.
+        """
         if not loader.max_index_bytes:
             return recipe
         from fastload import _core
 
         with self._lock:
             if self._index is None or self._index[0] != os.getpid():
-                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes)
+                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes, whole)
             return replace(recipe, options={**recipe.options, "index": self._index[1]})
 
     def size_workers(self, loader: LoaderConfig[Any], *, native: bool = False) -> None:

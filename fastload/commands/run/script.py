@@ -27,7 +27,7 @@ BOOTSTRAP: Final = Path(__file__).resolve().parent / "bootstrap"
 
 _DEFAULTS: Final = (
     *("device", "memory_format", "dtype", "device_prefetch", "engine", "max_pinned_bytes", "randomness", "exact"),
-    "max_index_bytes",
+    *("max_index_bytes", "decode"),
 )
 
 

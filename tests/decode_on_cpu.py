@@ -31,11 +31,15 @@ static Index threadIdx, blockIdx, gridDim, blockDim;
 #define __launch_bounds__(threads)
 #define __shared__ static
 struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(8) int2 { int x, y; };
 static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static ucontext_t block, *current;
 static void __syncthreads() { swapcontext(current, &block); }
 static void __syncwarp() { __syncthreads(); }
 template <class T> static T __ldg(const T* from) { return *from; }
+static unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+    return shift == 0 ? high : high << shift | low >> (32 - shift);
+}
 static unsigned __byte_perm(unsigned word, unsigned, unsigned) { return __builtin_bswap32(word); }
 using std::max;
 using std::min;
@@ -96,10 +100,10 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
             huffman(at(0), (const StagedWork*)at(1), (short*)at(2), (int*)at(3));
         else if (kernel == "transform")
             transform(at(0), a[1], (const short*)at(2), at(3), (int*)at(4));
-        else if (kernel == "to_rgb")
-            to_rgb(at(0), a[1], at(2));
-        else if (kernel == "first_pass")
-            first_pass(at(0), a[1], at(2));
+        else if (kernel == "rows")
+            rows(at(0), a[1], at(2));
+        else if (kernel == "columns_first")
+            columns_first(at(0), a[1], at(2));
         else
             second_pass(at(0), a[1], at(2), at(3));
     });

@@ -191,6 +191,7 @@ bool stage_image(ByteSource& source, const JpegHeader& header, const Region& cro
   bytes.clear();
   if (!uses_own_decoder() || !resampler.prepare(job, error)) return false;
   const PixelBox& needed = resampler.region();
+  if (needed.width > kStagedWidth) return false;
   image.left = static_cast<int>(crop.left) + needed.left;
   image.top = static_cast<int>(crop.top) + needed.top;
   image.width = needed.width;

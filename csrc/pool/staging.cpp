@@ -76,10 +76,10 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     if (staged.mcu_rows == 0) continue;
     const auto blocks = static_cast<std::size_t>(blocks_of(staged));
     const auto pixels = [](int height, int width) {
-      return aligned(std::size_t{3} * static_cast<std::size_t>(height) * static_cast<std::size_t>(width));
+      return aligned(std::size_t{4} * static_cast<std::size_t>(height) * static_cast<std::size_t>(width));
     };
     const std::size_t coefficients = blocks * 64 * sizeof(std::int16_t), samples = blocks * 64;
-    const std::size_t rgb = pixels(staged.height, staged.width);
+    const std::size_t rgb = staged.vertical_first != 0 ? pixels(staged.height, staged.width) : 0;
     const std::size_t between = staged.vertical_first != 0 ? pixels(staged.out_height, staged.width)
                                                            : pixels(staged.height, staged.out_width);
     if (chunks.empty() || chunks.back().coefficient_bytes + chunks.back().other_bytes + coefficients + samples + rgb +
@@ -100,6 +100,7 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     staged.samples = place(chunk.other_bytes, samples);
     staged.rgb = place(chunk.other_bytes, rgb);
     staged.between = place(chunk.other_bytes, between);
+    chunk.any_vertical_first |= staged.vertical_first != 0;
     chunk.widest = std::max(chunk.widest, staged.width);
     chunk.highest = std::max(chunk.highest, staged.height);
     chunk.widest_out = std::max(chunk.widest_out, staged.out_width);

@@ -1,9 +1,10 @@
 // Decodes, crops and resizes the JPEG files of a batch, with the bits of libjpeg-turbo and Pillow. decode_layout.h says
-// what decode threads have prepared. Compiled at run time (kernels.py); includes no other headers.
+// what decode threads have prepared. Compiled at run time (decode.py); includes no other headers.
 //
 // The kernels run one after the other: `huffman` decodes the coefficients of the MCUs that the crops need, one thread
-// for each segment; `transform` makes samples of them (libjpeg's accurate integer IDCT); `to_rgb` stretches chroma by a
-// triangle filter and converts to RGB; `first_pass` and `second_pass` resize with weights of 22 fractional bits.
+// for each segment; `transform` makes samples of them (libjpeg's accurate integer IDCT); `rows` stretches chroma by a
+// triangle filter, converts to RGB and resizes the rows, `second_pass` the columns, with weights of 22 fractional bits.
+// Where columns are resized first, `columns_first` does so in between.
 //
 // Whatever the bytes say, nothing is read or written outside of what the batch owns. An image that turns out not to be
 // what the index promised is marked as bad, and decoded again on the host.
@@ -18,10 +19,12 @@ using u16 = unsigned short;
 using u32 = unsigned;
 using u64 = unsigned long long;
 
-constexpr int kWindowBits = 9;
+constexpr int kWindowBits = 12;
 constexpr int kWindow = 1 << kWindowBits;
 constexpr int kWorkThreads = 64;  // as in csrc/pool/staging.cpp
 constexpr int kBlocksAtOnce = 32;
+constexpr int kMostBlocks = 6;     // of an MCU
+constexpr int kRowThreads = 128;
 
 // As in csrc/jpeg/pixel_kernels.h.
 constexpr int kMostValue = 8192;
@@ -33,54 +36,48 @@ __constant__ u8 kNaturalOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32,
                                      35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                      58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
-// A symbol: bits of code and value, bits of the code, zigzag advance, bits of the value; 8 bits each, from the lowest
-// on. 0: no code. The advance behind the end of a block is 64.
+// A symbol: from the lowest bit on, 4 bits for the bits of the value, 4 for those of the code less one, 5 for the zigzag
+// advance (0: the end of a block); then kKnown.
+constexpr u32 kKnown = 1 << 15;
+
 __device__ __forceinline__ u32 packed(int symbol, int length, bool ac) {
-  const int size = symbol & 15, run = symbol >> 4;
+  const u32 size = symbol & 15, run = symbol >> 4;
   if (size > (ac ? 10 : 11)) return 0;
-  const int advance = !ac ? 1 : size != 0 || run == 15 ? run + 1 : 64;
-  return static_cast<u32>(length + size) | length << 8 | advance << 16 | size << 24;
+  const u32 advance = !ac ? 1 : size != 0 || run == 15 ? run + 1 : 0;
+  return size | static_cast<u32>(length - 1) << 4 | advance << 8 | kKnown;
 }
 
-// A code's tables in shared memory.
+// A code in shared memory.
 struct Code {
-  u32 first[kWindow];
+  u16 first[kWindow];
   u32 ends[17];  // behind the last code of each length, left-justified in 16 bits
   int offsets[17];
 };
 
-__device__ u32 long_symbol(const Code& code, const u8* symbols, u32 next, bool ac) {
-  for (int length = kWindowBits + 1; length <= 16; ++length) {
+// The symbol at the beginning of 16 bits, or 0.
+__device__ u32 symbol_of(const Code& code, const u8* symbols, u32 next, int from, int to, bool ac) {
+  for (int length = from; length <= to; ++length) {
     if (next < code.ends[length]) {
-      return packed(symbols[code.offsets[length] + static_cast<int>(next >> (16 - length)) & 255], length, ac);
+      return packed(symbols[(code.offsets[length] + static_cast<int>(next >> (16 - length))) & 255], length, ac);
     }
   }
   return 0;
 }
 
 __device__ void build(Code& code, const u8* from, bool ac) {
-  const u8 *counts = from, *symbols = from + 16;
   if (threadIdx.x == 0) {
     u32 next = 0;
     int count = 0;
     for (int length = 1; length <= 16; ++length, next <<= 1) {
       code.offsets[length] = count - static_cast<int>(next);
-      count += counts[length - 1];
-      next += counts[length - 1];
+      count += from[length - 1];
+      next += from[length - 1];
       code.ends[length] = next << (16 - length);
     }
   }
   __syncthreads();
   for (int i = threadIdx.x; i < kWindow; i += blockDim.x) {
-    const u32 next = static_cast<u32>(i) << (16 - kWindowBits);
-    u32 entry = 0;
-    for (int length = 1; length <= kWindowBits; ++length) {
-      if (next < code.ends[length]) {
-        entry = packed(symbols[(code.offsets[length] + static_cast<int>(next >> (16 - length))) & 255], length, ac);
-        break;
-      }
-    }
-    code.first[i] = entry;
+    code.first[i] = symbol_of(code, from + 16, static_cast<u32>(i) << (16 - kWindowBits), 1, kWindowBits, ac);
   }
 }
 
@@ -94,36 +91,38 @@ __device__ __forceinline__ int blocks_before(const StagedImage& image, int c) {
   return c == 0 ? 0 : mcus * (image.across * image.down + c - 1);
 }
 
-// The next bits of an image's data, from the highest on.
+// An image's data, a bit at a time; zeros follow it.
 struct Bits {
   const u32* words;
-  u32 count;  // words with data; zeros are read behind them
-  u32 next;
-  u64 bits;
-  int have;
+  u32 count, position, now, next, after;
 
-  __device__ __forceinline__ u32 load() {
-    const u32 word = next < count ? __byte_perm(__ldg(words + next), 0, 0x0123) : 0;
-    ++next;
-    return word;
+  __device__ __forceinline__ u32 load(u32 i) const {
+    return i < count ? __byte_perm(__ldg(words + i), 0, 0x0123) : 0;
   }
   __device__ __forceinline__ void seek(u32 bit) {
-    next = bit >> 5;
-    bits = static_cast<u64>(load()) << 32;
-    bits |= load();
-    bits <<= bit & 31;
-    have = 64 - static_cast<int>(bit & 31);
+    position = bit;
+    now = load(bit >> 5);
+    next = load((bit >> 5) + 1);
+    after = load((bit >> 5) + 2);  // ahead of its use
   }
-  __device__ __forceinline__ void refill() {
-    if (have > 32) return;
-    bits |= static_cast<u64>(load()) << (32 - have);
-    have += 32;
+  __device__ __forceinline__ u32 peek() const { return __funnelshift_l(next, now, position & 31); }
+  // At most 32.
+  __device__ __forceinline__ void take(u32 bits) {
+    const u32 before = position >> 5;
+    position += bits;
+    if (position >> 5 != before) {
+      now = next;
+      next = after;
+      after = load((position >> 5) + 2);
+    }
   }
-  __device__ __forceinline__ void take(u32 count_of) {
-    bits <<= count_of;
-    have -= static_cast<int>(count_of);
-  }
-  __device__ __forceinline__ u32 position() const { return next * 32 - static_cast<u32>(have); }
+  __device__ __forceinline__ void align() { take(-position & 7); }
+};
+
+// Where the coefficients of a block of each MCU are.
+struct Place {
+  int base, by_row, by_column;  // blocks
+  int component, dc, ac;
 };
 
 }  // namespace
@@ -132,13 +131,23 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
     huffman(const u8* __restrict__ batch, const StagedWork* __restrict__ work, short* __restrict__ coefficients,
             int* __restrict__ bad) {
   __shared__ Code codes[kStagedCodes];
+  __shared__ Place places[kMostBlocks];
   __shared__ u8 order[64];
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
+  if (image.mcu_rows == 0) return;
+  const int luma = image.across * image.down, blocks = luma + image.components - 1;
   for (int i = 0; i < kStagedCodes; ++i) {
     build(codes[i], batch + image.codes + i * kStagedCodeBytes, i >= kStagedCodes / 2);
   }
   if (threadIdx.x < 64) order[threadIdx.x] = kNaturalOrder[threadIdx.x];
+  if (threadIdx.x < blocks) {
+    const int b = static_cast<int>(threadIdx.x), c = b < luma ? 0 : b - luma + 1;
+    const int across = c == 0 ? image.across : 1, down = c == 0 ? image.down : 1;
+    const int y = c == 0 ? b / across : 0, x = c == 0 ? b % across : 0;
+    const int stride = image.mcu_columns * across;
+    places[b] = {blocks_before(image, c) + y * stride + x, down * stride, across, c, image.dc[c], image.ac[c]};
+  }
   __syncthreads();
 
   const int per_row = segments_per_row(image);
@@ -150,92 +159,73 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   const int first = (image.mcu_column / kSegmentMcus + number) * kSegmentMcus;
   const int whole = min(first + kSegmentMcus, image.scan_columns);
   const int end = min(whole, image.mcu_column + image.mcu_columns);
-  const u64 scan_row = static_cast<u64>(image.mcu_row + row) * image.scan_columns;
+  // MCUs until the next restart, if any.
+  const u32 interval = image.restart_interval;
+  const u64 scan_mcu = static_cast<u64>(image.mcu_row + row) * image.scan_columns + first;
+  u32 until_restart = interval == 0 ? 0xFFFFFFFF : interval - static_cast<u32>(scan_mcu % interval);
 
   Bits in;
   in.words = reinterpret_cast<const u32*>(batch + image.data);
   in.count = (image.data_bytes + 3) / 4;
   in.seek(point->bit);
-  int predictors[kStagedComponents];
-  for (int c = 0; c < kStagedComponents; ++c) predictors[c] = point->predictors[c];
+  int predictor0 = point->predictors[0], predictor1 = point->predictors[1], predictor2 = point->predictors[2];
 
-  const int luma = image.across * image.down, blocks = luma + image.components - 1;
   short* const of_image = coefficients + static_cast<u64>(image.coefficients) * 8;
-  bool sound = true;
-  for (int column = first; column < end && sound; ++column) {
-    if (image.restart_interval != 0 && column != first && (scan_row + column) % image.restart_interval == 0) {
-      in.take(static_cast<u32>(in.have & 7));
-      in.refill();
-      for (int c = 0; c < kStagedComponents; ++c) predictors[c] = 0;
+  u32 overflow = 0;
+  int column = first, b = 0, k = 0;
+  Place place = places[0];
+  int x = first - image.mcu_column;
+  short* block = of_image + static_cast<long long>(place.base + row * place.by_row + x * place.by_column) * 64;
+  // One symbol at a time: lanes do not wait for each other's blocks to end.
+  while (true) {
+    const u32 next = in.peek();
+    const int which = k == 0 ? place.dc : place.ac;
+    u32 symbol = codes[which].first[next >> (32 - kWindowBits)];
+    if (symbol == 0) {
+      const u8* const symbols = batch + image.codes + which * kStagedCodeBytes + 16;
+      symbol = symbol_of(codes[which], symbols, next >> 16, kWindowBits + 1, 16, k != 0);
+      if (symbol == 0) break;
     }
-    const int x = column - image.mcu_column;
-    for (int b = 0; b < blocks; ++b) {
-      const int c = b < luma ? 0 : b - luma + 1;
-      short* block = nullptr;
-      if (x >= 0) {
-        int at;
-        if (c == 0) {
-          at = (row * image.down + b / image.across) * image.mcu_columns * image.across + x * image.across +
-               b % image.across;
-        } else {
-          at = blocks_before(image, c) + row * image.mcu_columns + x;
-        }
-        block = of_image + static_cast<u64>(at) * 64;
-      }
-      const Code* code = &codes[image.dc[c]];
-      int k = 0;
-      while (true) {
-        in.refill();
-        const bool ac = k != 0;
-        u32 symbol = code->first[in.bits >> (64 - kWindowBits)];
-        if (symbol == 0) {
-          const int which = static_cast<int>(code - codes);
-          symbol = long_symbol(*code, batch + image.codes + which * kStagedCodeBytes + 16,
-                               static_cast<u32>(in.bits >> 48), ac);
-          if (symbol == 0) {
-            sound = false;
-            break;
-          }
-        }
-        const int size = static_cast<int>(symbol >> 24);
-        int value = 0;
-        if (size != 0) {
-          const u32 bits = static_cast<u32>((in.bits << (symbol >> 8 & 255)) >> (64 - size));
-          value = static_cast<int>(bits) - ((bits >> (size - 1)) != 0 ? 0 : (1 << size) - 1);
-        }
-        in.take(symbol & 255);
-        if (!ac) {
-          predictors[c] += value;
-          if (block != nullptr) block[0] = static_cast<short>(predictors[c]);
-          code = &codes[image.ac[c]];
-          k = 1;
-          continue;
-        }
-        const int advance = static_cast<int>(symbol >> 16 & 255);
-        k += advance;
-        if (advance == 64) break;
-        if (k > 64) {
-          sound = false;
-          break;
-        }
-        if (size != 0 && block != nullptr) block[order[k - 1]] = static_cast<short>(value);
-        if (k == 64) break;
-      }
-      if (!sound) break;
+    const u32 size = symbol & 15, length = (symbol >> 4 & 15) + 1, advance = symbol >> 8 & 31;
+    in.take(length + size);
+    const u32 bits = next << length;
+    // A value whose first bit is 0 is negative.
+    const int negative = ~static_cast<int>(bits) >> 31;
+    int value = static_cast<int>(bits >> 1 >> (31 - size)) + (negative & (1 - (1 << size)));
+    if (k == 0) {
+      value += place.component == 0 ? predictor0 : place.component == 1 ? predictor1 : predictor2;
+      overflow |= static_cast<u32>(value + 32768) >> 16;
+      predictor0 = place.component == 0 ? value : predictor0;
+      predictor1 = place.component == 1 ? value : predictor1;
+      predictor2 = place.component == 2 ? value : predictor2;
     }
-    for (int c = 0; c < kStagedComponents; ++c) sound = sound && predictors[c] == static_cast<short>(predictors[c]);
+    if (advance != 0) {
+      const int at = k + static_cast<int>(advance) - 1;
+      if (at > 63) break;
+      if ((size != 0 || k == 0) && x >= 0) block[order[at]] = static_cast<short>(value);
+      k = at + 1;
+      if (k < 64) continue;
+    }
+    k = 0;
+    if (++b == blocks) {
+      b = 0;
+      ++x;
+      if (--until_restart == 0) {
+        until_restart = interval;
+        in.align();
+        predictor0 = predictor1 = predictor2 = 0;
+      }
+      if (++column == end) break;
+    }
+    place = places[b];
+    block = of_image + static_cast<long long>(place.base + row * place.by_row + x * place.by_column) * 64;
   }
+  bool sound = column == end && overflow == 0;
   // The segment must end where the next one begins.
   const StagedPoint after = point[1];
-  if (sound && end == whole && after.bit != kNoStagedPoint) {
-    const int next_column = whole == image.scan_columns ? 0 : whole;
-    const u64 next_mcu = whole == image.scan_columns ? scan_row + image.scan_columns : scan_row + next_column;
-    if (image.restart_interval != 0 && next_mcu % image.restart_interval == 0) {
-      in.take(static_cast<u32>(in.have & 7));
-      for (int c = 0; c < kStagedComponents; ++c) predictors[c] = 0;
-    }
-    sound = in.position() == after.bit;
-    for (int c = 0; c < kStagedComponents; ++c) sound = sound && predictors[c] == after.predictors[c];
+  if (end == whole && after.bit != kNoStagedPoint) {
+    sound = sound && in.position == after.bit && predictor0 == after.predictors[0] &&
+            predictor1 == after.predictors[1] && predictor2 == after.predictors[2];
   }
   if (!sound) bad[item.image] = 1;
 }
@@ -322,119 +312,132 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
   if (!fits) bad[number] = 1;
 }
 
-// Grid: columns, rows, images. A thread makes a pixel of each of several rows.
-extern "C" __global__ void to_rgb(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory) {
-  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.z];
-  const int x = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (image.mcu_rows == 0 || x >= image.width) return;
-  const u8* const samples = memory + static_cast<u64>(image.samples) * 16;
-  const int luma_stride = image.mcu_columns * image.across * 8, chroma_stride = image.mcu_columns * 8;
-  const u8* const chroma[2] = {samples + static_cast<u64>(blocks_before(image, 1)) * 64,
-                               samples + static_cast<u64>(blocks_before(image, 2)) * 64};
-  const int chroma_width = (image.image_width + image.across - 1) / image.across;
-  const int chroma_height = (image.image_height + image.down - 1) / image.down;
-  const int left = image.mcu_column * 8, top = image.mcu_row * 8;  // of the chroma samples
-  for (int y = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y); y < image.height;
-       y += static_cast<int>(gridDim.y * blockDim.y)) {
-    const int image_x = x + image.left, image_y = y + image.top;
-    const int luma = samples[static_cast<u64>(image_y - top * image.down) * luma_stride + (image_x - left * image.across)];
-    int red = luma, green = luma, blue = luma;
-    if (image.components == 3) {
-      int values[2];
-      const int column = image_x / image.across, row = image_y / image.down;
-      for (int c = 0; c < 2; ++c) {
-        if (image.across == 1) {
-          values[c] = chroma[c][static_cast<u64>(row - top) * chroma_stride + (column - left)];
-          continue;
-        }
-        const int beside = (image_x & 1) != 0 ? min(column + 1, chroma_width - 1) : max(column - 1, 0);
-        const u8* const near = chroma[c] + static_cast<u64>(row - top) * chroma_stride;
-        if (image.down == 1) {
-          const int bias = (image_x & 1) != 0 ? 2 : 1;
-          values[c] = (3 * near[column - left] + near[beside - left] + bias) >> 2;
-          continue;
-        }
-        const int other = (image_y & 1) != 0 ? min(row + 1, chroma_height - 1) : max(row - 1, 0);
-        const u8* const far = chroma[c] + static_cast<u64>(other - top) * chroma_stride;
-        const int sum = 3 * near[column - left] + far[column - left];
-        const int next = 3 * near[beside - left] + far[beside - left];
-        values[c] = (3 * sum + next + ((image_x & 1) != 0 ? 7 : 8)) >> 4;
-      }
-      const int b = values[0] - 128, r = values[1] - 128;
-      red = clipped(luma + ((91881 * r + 32768) >> 16));
-      green = clipped(luma + ((-22554 * b - 46802 * r + 32768) >> 16));
-      blue = clipped(luma + ((116130 * b + 32768) >> 16));
-    }
-    u8* const out = memory + static_cast<u64>(image.rgb) * 16 + (static_cast<u64>(y) * image.width + x) * 3;
-    out[0] = static_cast<u8>(red);
-    out[1] = static_cast<u8>(green);
-    out[2] = static_cast<u8>(blue);
-  }
+namespace {
+
+// A pixel is a word: red, green, blue from the lowest byte on.
+__device__ __forceinline__ u32 pixel_of(int red, int green, int blue) {
+  return static_cast<u32>(clipped(red) | clipped(green) << 8 | clipped(blue) << 16);
 }
 
-namespace {
+// Makes pixels of one row of a region.
+struct Row {
+  const u8* luma;      // of the region's first column
+  const u8* near[2];   // chroma of that row, of the image's first column
+  const u8* far[2];    // and of the one above or below it
+  int left, across, down, last;  // the last column of chroma
+
+  __device__ Row(const StagedImage& image, const u8* samples, int y) {
+    left = image.left;
+    across = image.across;
+    down = image.down;
+    last = (image.image_width + across - 1) / across - 1;
+    const int image_y = y + image.top, first_row = image.mcu_row * 8, first_column = image.mcu_column * 8;
+    const int stride = image.mcu_columns * 8;
+    luma = samples + static_cast<long long>(image_y - first_row * down) * stride * across + (left - first_column * across);
+    const int row = image_y / down, rows = (image.image_height + down - 1) / down;
+    const int other = down == 1 ? row : (image_y & 1) != 0 ? min(row + 1, rows - 1) : max(row - 1, 0);
+    for (int c = 0; c < 2; ++c) {
+      const u8* const plane = samples + static_cast<long long>(blocks_before(image, c + 1)) * 64 - first_column;
+      near[c] = plane + static_cast<long long>(row - first_row) * stride;
+      far[c] = plane + static_cast<long long>(other - first_row) * stride;
+    }
+  }
+
+  // libjpeg's triangle filter: a sample counts three times as much as its neighbour, in both directions.
+  __device__ __forceinline__ int chroma(int c, int image_x) const {
+    if (across == 1) return near[c][image_x];
+    const int column = image_x >> 1, odd = image_x & 1;
+    const int beside = odd != 0 ? min(column + 1, last) : max(column - 1, 0);
+    if (down == 1) return (3 * near[c][column] + near[c][beside] + 1 + odd) >> 2;
+    const int sum = 3 * near[c][column] + far[c][column], next = 3 * near[c][beside] + far[c][beside];
+    return (3 * sum + next + 8 - odd) >> 4;
+  }
+
+  __device__ __forceinline__ u32 pixel(int x) const {
+    const int y = luma[x], b = chroma(0, x + left) - 128, r = chroma(1, x + left) - 128;
+    return pixel_of(y + ((91881 * r + 32768) >> 16), y + ((-22554 * b - 46802 * r + 32768) >> 16),
+                    y + ((116130 * b + 32768) >> 16));
+  }
+};
 
 constexpr int kPrecisionBits = 22;  // of Pillow's weights
 
-// Resizes along one axis: pixels of `from` that are `step` bytes apart, with the weights of position `at` of `count`.
-__device__ __forceinline__ void convolve(const u8* batch, unsigned axis, int count, int at, const u8* from, u64 step,
-                                         u8* out) {
+// Resizes along one axis: words of `from` that are `step` apart, with the weights of position `at` of `count`.
+__device__ __forceinline__ u32 convolve(const u8* batch, unsigned axis, int count, int at, const u32* from, int step) {
   const int* const numbers = reinterpret_cast<const int*>(batch + axis);
-  const int first = __ldg(numbers + 2 * at), taps = __ldg(numbers + 2 * at + 1);
+  const int2 span = __ldg(reinterpret_cast<const int2*>(numbers) + at);
   const int* weight = numbers + 2 * count + at;
   int red = 1 << (kPrecisionBits - 1), green = red, blue = red;
-  from += first * step;
-  for (int t = 0; t < taps; ++t, from += step, weight += count) {
+  from += static_cast<long long>(span.x) * step;
+  for (int t = 0; t < span.y; ++t, from += step, weight += count) {
     const int by = __ldg(weight);
-    red += from[0] * by;
-    green += from[1] * by;
-    blue += from[2] * by;
+    const u32 pixel = *from;
+    red += static_cast<int>(pixel & 255) * by;
+    green += static_cast<int>(pixel >> 8 & 255) * by;
+    blue += static_cast<int>(pixel >> 16) * by;
   }
-  out[0] = static_cast<u8>(clipped(red >> kPrecisionBits));
-  out[1] = static_cast<u8>(clipped(green >> kPrecisionBits));
-  out[2] = static_cast<u8>(clipped(blue >> kPrecisionBits));
+  return pixel_of(red >> kPrecisionBits, green >> kPrecisionBits, blue >> kPrecisionBits);
 }
 
 }  // namespace
 
-// Grid: columns, rows, images; threads along x.
-extern "C" __global__ void first_pass(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory) {
-  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.z];
+// Makes pixels of a row, and resizes it unless columns are resized first. Grid: any number of rows, images.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    rows(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory) {
+  __shared__ u32 pixels[kStagedWidth];
+  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.y];
   if (image.mcu_rows == 0) return;
-  const int width = image.vertical_first ? image.width : image.out_width;
-  const int height = image.vertical_first ? image.out_height : image.height;
-  const u8* const rgb = memory + static_cast<u64>(image.rgb) * 16;
-  u8* const between = memory + static_cast<u64>(image.between) * 16;
-  const u64 stride = static_cast<u64>(image.width) * 3;
-  const int x = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (x >= width) return;
-  for (int y = static_cast<int>(blockIdx.y); y < height; y += static_cast<int>(gridDim.y)) {
-    u8* const out = between + (static_cast<u64>(y) * width + x) * 3;
-    if (image.vertical_first) {
-      convolve(batch, image.y_axis, height, y, rgb + 3 * x, stride, out);
-    } else {
-      convolve(batch, image.x_axis, width, x, rgb + y * stride, 3, out);
+  const u8* const samples = memory + static_cast<u64>(image.samples) * 16;
+  u32* const rgb = reinterpret_cast<u32*>(memory + static_cast<u64>(image.rgb) * 16);
+  u32* const between = reinterpret_cast<u32*>(memory + static_cast<u64>(image.between) * 16);
+  for (int y = static_cast<int>(blockIdx.x); y < image.height; y += static_cast<int>(gridDim.x)) {
+    const Row row(image, samples, y);
+    u32* const out = image.vertical_first ? rgb + static_cast<u64>(y) * image.width : pixels;
+    for (int x = static_cast<int>(threadIdx.x); x < image.width; x += kRowThreads) {
+      const int level = row.luma[x];
+      out[x] = image.components == 1 ? pixel_of(level, level, level) : row.pixel(x);
     }
+    if (image.vertical_first) continue;
+    __syncthreads();
+    for (int x = static_cast<int>(threadIdx.x); x < image.out_width; x += kRowThreads) {
+      between[static_cast<u64>(y) * image.out_width + x] = convolve(batch, image.x_axis, image.out_width, x, pixels, 1);
+    }
+    __syncthreads();
   }
 }
 
-extern "C" __global__ void second_pass(const u8* __restrict__ batch, long long first_image,
-                                       const u8* __restrict__ memory, u8* __restrict__ pixels) {
+// Resizes columns where these are first. Grid: columns, any number of rows, images.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    columns_first(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory) {
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.z];
-  if (image.mcu_rows == 0) return;
+  const int x = static_cast<int>(blockIdx.x * kRowThreads + threadIdx.x);
+  if (image.mcu_rows == 0 || !image.vertical_first || x >= image.width) return;
+  const u32* const rgb = reinterpret_cast<const u32*>(memory + static_cast<u64>(image.rgb) * 16);
+  u32* const between = reinterpret_cast<u32*>(memory + static_cast<u64>(image.between) * 16);
+  for (int y = static_cast<int>(blockIdx.y); y < image.out_height; y += static_cast<int>(gridDim.y)) {
+    between[static_cast<u64>(y) * image.width + x] =
+        convolve(batch, image.y_axis, image.out_height, y, rgb + x, image.width);
+  }
+}
+
+// Grid: columns, any number of rows, images.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    second_pass(const u8* __restrict__ batch, long long first_image, const u8* __restrict__ memory,
+                u8* __restrict__ pixels) {
+  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.z];
   const int width = image.out_width, height = image.out_height;
-  const u8* const between = memory + static_cast<u64>(image.between) * 16;
-  const u64 stride = static_cast<u64>(image.vertical_first ? image.width : image.out_width) * 3;
-  const int x = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (x >= width) return;
+  const int x = static_cast<int>(blockIdx.x * kRowThreads + threadIdx.x);
+  if (image.mcu_rows == 0 || x >= width) return;
+  const u32* const between = reinterpret_cast<const u32*>(memory + static_cast<u64>(image.between) * 16);
   for (int y = static_cast<int>(blockIdx.y); y < height; y += static_cast<int>(gridDim.y)) {
+    const u32 pixel = image.vertical_first
+                          ? convolve(batch, image.x_axis, width, x, between + static_cast<u64>(y) * image.width, 1)
+                          : convolve(batch, image.y_axis, height, y, between + x, width);
     const int row = image.flip_vertical ? height - 1 - y : y;
     u8* const out = pixels + image.out + (static_cast<u64>(row) * width + x) * 3;
-    if (image.vertical_first) {
-      convolve(batch, image.x_axis, width, x, between + y * stride, 3, out);
-    } else {
-      convolve(batch, image.y_axis, height, y, between + 3 * x, stride, out);
-    }
+    out[0] = static_cast<u8>(pixel);
+    out[1] = static_cast<u8>(pixel >> 8);
+    out[2] = static_cast<u8>(pixel >> 16);
   }
 }
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 SOURCE: Final = Path(__file__).with_name("decode.cu")
 LAYOUT: Final = Path(__file__).with_name("decode_layout.h")
-KERNELS: Final = ("huffman", "transform", "to_rgb", "first_pass", "second_pass")
+KERNELS: Final = ("huffman", "transform", "rows", "columns_first", "second_pass")
 
-SCRATCH_MAX_BYTES: Final = 160 << 20
+SCRATCH_MAX_BYTES: Final = 256 << 20
 """Most device memory for intermediate results, unless one image needs more. Batches are decoded in parts."""
 
 FIRST_BYTES_PER_IMAGE: Final = 96 << 10
@@ -41,8 +41,8 @@ STAY_MAX: Final = 1024
 
 _WORK_THREADS: Final = 64  # threads of a block; these are as in decode.cu
 _BLOCKS_AT_ONCE: Final = 32
-_TILE: Final = (32, 8)
 _ROW_THREADS: Final = 128
+_ROWS_AT_ONCE: Final = 8  # that a block makes, one after the other
 _ROWS_MAX: Final = 65535  # of a grid
 
 
@@ -70,16 +70,17 @@ def launches(
         pixels: The batch's pixels.
         bad: An int32 for each image of the batch.
     """
-    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height = chunk
+    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height, vertical_first = chunk
     yield "huffman", (work_items,), (_WORK_THREADS,), (files, files + work, coefficients, bad)
     blocks = -(-coefficient_bytes // (128 * images * _BLOCKS_AT_ONCE))  # enough for most images
     yield "transform", (blocks, images), (8 * _BLOCKS_AT_ONCE,), (files, first, coefficients, scratch, bad)
-    tiles = -(-width // _TILE[0]), min(-(-height // _TILE[1]), _ROWS_MAX), images
-    yield "to_rgb", tiles, _TILE, (files, first, scratch)
-    rows = -(-max(width, out_width) // _ROW_THREADS), min(max(height, out_height), _ROWS_MAX), images
-    yield "first_pass", rows, (_ROW_THREADS,), (files, first, scratch)
-    rows = -(-out_width // _ROW_THREADS), min(out_height, _ROWS_MAX), images
-    yield "second_pass", rows, (_ROW_THREADS,), (files, first, scratch, pixels)
+    threads = (_ROW_THREADS,)
+    yield "rows", (-(-height // _ROWS_AT_ONCE), images), threads, (files, first, scratch)
+    if vertical_first:
+        grid = -(-width // _ROW_THREADS), min(out_height, _ROWS_MAX), images
+        yield "columns_first", grid, threads, (files, first, scratch)
+    grid = -(-out_width // _ROW_THREADS), min(out_height, _ROWS_MAX), images
+    yield "second_pass", grid, threads, (files, first, scratch, pixels)
 
 
 class Decoder:
@@ -186,7 +187,7 @@ class StagedFiles:
         return pixels
 
     def _decode(self, chunk: Any, files: torch.Tensor, pixels: torch.Tensor, bad: torch.Tensor) -> None:
-        *_, coefficient_bytes, other_bytes, _, _, _, _ = chunk
+        coefficient_bytes, other_bytes = chunk[4:6]
         scratch = self._decoder.scratch(coefficient_bytes + other_bytes)
         scratch[:coefficient_bytes].zero_()
         launch, kernels = nvrtc.launcher(files.device), self._decoder.kernels

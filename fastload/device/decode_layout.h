@@ -8,6 +8,7 @@ constexpr int kStagedComponents = 3;
 constexpr int kStagedCodes = 4;                  // two of DC symbols, then two of AC symbols
 constexpr int kStagedCodeBytes = 272;            // 16 counts, 256 symbols
 constexpr int kSegmentMcus = 8;                  // between two points of a row
+constexpr int kStagedWidth = 8192;               // pixels of a region's row, at most
 constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image, whose end no point names
 
 // Where a segment begins. Each row of MCUs has one for each segment, and one behind the last.

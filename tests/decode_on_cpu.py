@@ -32,6 +32,8 @@ static Index threadIdx, blockIdx, gridDim, blockDim;
 #define __shared__ static
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(8) int2 { int x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static ucontext_t block, *current;
 static void __syncthreads() { swapcontext(current, &block); }
@@ -120,7 +122,8 @@ class KernelsOnCpu:
 
     def __init__(self, folder: Path) -> None:
         source = folder / "decode_on_cpu.cpp"
-        (folder / "decode_source.cu").write_text(decode.source())
+        dynamic = f"static u32 pixels[{1 << 13}];"
+        (folder / "decode_source.cu").write_text(decode.source().replace("extern __shared__ u32 pixels[];", dynamic))
         source.write_text(SHIM)
         library = source.with_suffix(".so")
         command = ["g++", "-std=c++17", "-O1", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
@@ -138,7 +141,7 @@ class KernelsOnCpu:
                 self._library.run(
                     name.encode(),
                     (ctypes.c_uint * 3)(*[*grid, 1, 1][:3]),
-                    (ctypes.c_uint * 3)(*[*block, 1, 1][:3]),
+                    (ctypes.c_uint * 3)(block[0], 1, 1),
                     (ctypes.c_int64 * len(arguments))(*arguments),
                 )
         return [int(image) for image in bad.nonzero()]

@@ -19,8 +19,8 @@ using u16 = unsigned short;
 using u32 = unsigned;
 using u64 = unsigned long long;
 
-constexpr int kWindowBits = 12;
-constexpr int kWindow = 1 << kWindowBits;
+constexpr int kDcBits = 9;  // of a code's beginning, by which symbols are looked up
+constexpr int kAcBits = 12;
 constexpr int kWorkThreads = 64;  // as in csrc/pool/staging.cpp
 constexpr int kBlocksAtOnce = 32;
 constexpr int kMostBlocks = 6;     // of an MCU
@@ -47,12 +47,15 @@ __device__ __forceinline__ u32 packed(int symbol, int length, bool ac) {
   return size | static_cast<u32>(length - 1) << 4 | advance << 8 | kKnown;
 }
 
-// A code in shared memory.
+// A code in shared memory, but for the symbols by their beginnings.
 struct Code {
-  u16 first[kWindow];
   u32 ends[17];  // behind the last code of each length, left-justified in 16 bits
   int offsets[17];
 };
+
+// Symbols by the beginnings of their codes, one code after the other.
+constexpr int kDcSymbols = 1 << kDcBits, kAcSymbols = 1 << kAcBits;
+constexpr int kSymbols = kStagedCodes / 2 * (kDcSymbols + kAcSymbols);
 
 // The symbol at the beginning of 16 bits, or 0.
 __device__ u32 symbol_of(const Code& code, const u8* symbols, u32 next, int from, int to, bool ac) {
@@ -64,20 +67,28 @@ __device__ u32 symbol_of(const Code& code, const u8* symbols, u32 next, int from
   return 0;
 }
 
-__device__ void build(Code& code, const u8* from, bool ac) {
-  if (threadIdx.x == 0) {
+__device__ void build(Code (&codes)[kStagedCodes], u16 (&first)[kSymbols], const u8* from) {
+  if (threadIdx.x < kStagedCodes) {
+    Code& code = codes[threadIdx.x];
+    const u8* const counts = from + threadIdx.x * kStagedCodeBytes;
     u32 next = 0;
     int count = 0;
     for (int length = 1; length <= 16; ++length, next <<= 1) {
       code.offsets[length] = count - static_cast<int>(next);
-      count += from[length - 1];
-      next += from[length - 1];
+      count += counts[length - 1];
+      next += counts[length - 1];
       code.ends[length] = next << (16 - length);
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < kWindow; i += blockDim.x) {
-    code.first[i] = symbol_of(code, from + 16, static_cast<u32>(i) << (16 - kWindowBits), 1, kWindowBits, ac);
+  for (int i = 0; i < kStagedCodes; ++i) {
+    const bool ac = i >= kStagedCodes / 2;
+    const int bits = ac ? kAcBits : kDcBits;
+    u16* const to = first + (ac ? kStagedCodes / 2 * kDcSymbols + (i - kStagedCodes / 2) * kAcSymbols : i * kDcSymbols);
+    const u8* const symbols = from + i * kStagedCodeBytes + 16;
+    for (int j = threadIdx.x; j < 1 << bits; j += blockDim.x) {
+      to[j] = static_cast<u16>(symbol_of(codes[i], symbols, static_cast<u32>(j) << (16 - bits), 1, bits, ac));
+    }
   }
 }
 
@@ -91,29 +102,47 @@ __device__ __forceinline__ int blocks_before(const StagedImage& image, int c) {
   return c == 0 ? 0 : mcus * (image.across * image.down + c - 1);
 }
 
-// An image's data, a bit at a time; zeros follow it.
-struct Bits {
-  const u32* words;
-  u32 count, position, now, next, after;
+constexpr int kRing = 64;             // words of its data that a thread has in shared memory
+constexpr int kLoad = 16;             // words loaded at a time
+constexpr int kSymbolsPerLoad = 16;   // that take no more bits than that, with two words to spare
+static_assert(kSymbolsPerLoad * (16 + 11) <= (kLoad - 2) * 32);
 
-  __device__ __forceinline__ u32 load(u32 i) const {
-    return i < count ? __byte_perm(__ldg(words + i), 0, 0x0123) : 0;
+// An image's data, a bit at a time; zeros follow it. A warp loads together and ahead: a load that a single thread waits
+// for would hold up the others.
+struct Bits {
+  const uint4* data;
+  u32* ring;  // of this thread; its words are kWorkThreads apart
+  u32 count;  // loads of 4 words with data
+  u32 position, loaded;
+  u32 now, next;
+
+  __device__ __forceinline__ uint4 four(u32 word) const {
+    return word / 4 < count ? __ldg(data + word / 4) : make_uint4(0, 0, 0, 0);
   }
+  __device__ __forceinline__ void keep(u32 word, const uint4& four) {
+    u32* const to = ring + word % kRing * kWorkThreads;
+    to[0] = __byte_perm(four.x, 0, 0x0123);
+    to[kWorkThreads] = __byte_perm(four.y, 0, 0x0123);
+    to[2 * kWorkThreads] = __byte_perm(four.z, 0, 0x0123);
+    to[3 * kWorkThreads] = __byte_perm(four.w, 0, 0x0123);
+  }
+  __device__ __forceinline__ u32 word(u32 i) const { return ring[i % kRing * kWorkThreads]; }
   __device__ __forceinline__ void seek(u32 bit) {
     position = bit;
-    now = load(bit >> 5);
-    next = load((bit >> 5) + 1);
-    after = load((bit >> 5) + 2);  // ahead of its use
+    loaded = bit / 128 * 4;
+    for (int i = 0; i < 2 * kLoad; i += 4, loaded += 4) keep(loaded, four(loaded));
+    now = word(bit / 32);
+    next = word(bit / 32 + 1);
   }
+  __device__ __forceinline__ bool has_room() const { return loaded - position / 32 <= kRing - kLoad; }
   __device__ __forceinline__ u32 peek() const { return __funnelshift_l(next, now, position & 31); }
   // At most 32.
   __device__ __forceinline__ void take(u32 bits) {
-    const u32 before = position >> 5;
+    const u32 before = position / 32;
     position += bits;
-    if (position >> 5 != before) {
+    if (position / 32 != before) {
       now = next;
-      next = after;
-      after = load((position >> 5) + 2);
+      next = word(position / 32 + 1);
     }
   }
   __device__ __forceinline__ void align() { take(-position & 7); }
@@ -131,22 +160,23 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
     huffman(const u8* __restrict__ batch, const StagedWork* __restrict__ work, short* __restrict__ coefficients,
             int* __restrict__ bad) {
   __shared__ Code codes[kStagedCodes];
+  __shared__ u16 first_symbols[kSymbols];
+  __shared__ u32 rings[kRing * kWorkThreads];
   __shared__ Place places[kMostBlocks];
   __shared__ u8 order[64];
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
   if (image.mcu_rows == 0) return;
   const int luma = image.across * image.down, blocks = luma + image.components - 1;
-  for (int i = 0; i < kStagedCodes; ++i) {
-    build(codes[i], batch + image.codes + i * kStagedCodeBytes, i >= kStagedCodes / 2);
-  }
+  build(codes, first_symbols, batch + image.codes);
   if (threadIdx.x < 64) order[threadIdx.x] = kNaturalOrder[threadIdx.x];
   if (threadIdx.x < blocks) {
     const int b = static_cast<int>(threadIdx.x), c = b < luma ? 0 : b - luma + 1;
     const int across = c == 0 ? image.across : 1, down = c == 0 ? image.down : 1;
     const int y = c == 0 ? b / across : 0, x = c == 0 ? b % across : 0;
     const int stride = image.mcu_columns * across;
-    places[b] = {blocks_before(image, c) + y * stride + x, down * stride, across, c, image.dc[c], image.ac[c]};
+    places[b] = {blocks_before(image, c) + y * stride + x, down * stride, across, c, image.dc[c],
+                 image.ac[c] - kStagedCodes / 2};
   }
   __syncthreads();
 
@@ -165,8 +195,9 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   u32 until_restart = interval == 0 ? 0xFFFFFFFF : interval - static_cast<u32>(scan_mcu % interval);
 
   Bits in;
-  in.words = reinterpret_cast<const u32*>(batch + image.data);
-  in.count = (image.data_bytes + 3) / 4;
+  in.data = reinterpret_cast<const uint4*>(batch + image.data);
+  in.ring = rings + threadIdx.x;
+  in.count = (image.data_bytes + 15) / 16;
   in.seek(point->bit);
   int predictor0 = point->predictors[0], predictor1 = point->predictors[1], predictor2 = point->predictors[2];
 
@@ -177,48 +208,72 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   int x = first - image.mcu_column;
   short* block = of_image + static_cast<long long>(place.base + row * place.by_row + x * place.by_column) * 64;
   // One symbol at a time: lanes do not wait for each other's blocks to end.
-  while (true) {
-    const u32 next = in.peek();
-    const int which = k == 0 ? place.dc : place.ac;
-    u32 symbol = codes[which].first[next >> (32 - kWindowBits)];
-    if (symbol == 0) {
-      const u8* const symbols = batch + image.codes + which * kStagedCodeBytes + 16;
-      symbol = symbol_of(codes[which], symbols, next >> 16, kWindowBits + 1, 16, k != 0);
-      if (symbol == 0) break;
+  bool going = true;
+  while (going) {
+    const bool loads = in.has_room();
+    uint4 ahead[kLoad / 4];
+    if (loads) {
+#pragma unroll
+      for (int i = 0; i < kLoad / 4; ++i) ahead[i] = in.four(in.loaded + 4 * i);
     }
-    const u32 size = symbol & 15, length = (symbol >> 4 & 15) + 1, advance = symbol >> 8 & 31;
-    in.take(length + size);
-    const u32 bits = next << length;
-    // A value whose first bit is 0 is negative.
-    const int negative = ~static_cast<int>(bits) >> 31;
-    int value = static_cast<int>(bits >> 1 >> (31 - size)) + (negative & (1 - (1 << size)));
-    if (k == 0) {
-      value += place.component == 0 ? predictor0 : place.component == 1 ? predictor1 : predictor2;
-      overflow |= static_cast<u32>(value + 32768) >> 16;
-      predictor0 = place.component == 0 ? value : predictor0;
-      predictor1 = place.component == 1 ? value : predictor1;
-      predictor2 = place.component == 2 ? value : predictor2;
-    }
-    if (advance != 0) {
-      const int at = k + static_cast<int>(advance) - 1;
-      if (at > 63) break;
-      if ((size != 0 || k == 0) && x >= 0) block[order[at]] = static_cast<short>(value);
-      k = at + 1;
-      if (k < 64) continue;
-    }
-    k = 0;
-    if (++b == blocks) {
-      b = 0;
-      ++x;
-      if (--until_restart == 0) {
-        until_restart = interval;
-        in.align();
-        predictor0 = predictor1 = predictor2 = 0;
+    for (int symbols = 0; symbols < kSymbolsPerLoad; ++symbols) {
+      const u32 next = in.peek();
+      u32 symbol = first_symbols[k == 0 ? place.dc * kDcSymbols + (next >> (32 - kDcBits))
+                                        : kStagedCodes / 2 * kDcSymbols + place.ac * kAcSymbols + (next >> (32 - kAcBits))];
+      if (symbol == 0) {
+        const int which = k == 0 ? place.dc : place.ac + kStagedCodes / 2;
+        symbol = symbol_of(codes[which], batch + image.codes + which * kStagedCodeBytes + 16, next >> 16,
+                           (k == 0 ? kDcBits : kAcBits) + 1, 16, k != 0);
+        if (symbol == 0) {
+          going = false;
+          break;
+        }
       }
-      if (++column == end) break;
+      const u32 size = symbol & 15, length = (symbol >> 4 & 15) + 1, advance = symbol >> 8 & 31;
+      in.take(length + size);
+      const u32 bits = next << length;
+      // A value whose first bit is 0 is negative.
+      const int negative = ~static_cast<int>(bits) >> 31;
+      int value = static_cast<int>(bits >> 1 >> (31 - size)) + (negative & (1 - (1 << size)));
+      if (k == 0) {
+        value += place.component == 0 ? predictor0 : place.component == 1 ? predictor1 : predictor2;
+        overflow |= static_cast<u32>(value + 32768) >> 16;
+        predictor0 = place.component == 0 ? value : predictor0;
+        predictor1 = place.component == 1 ? value : predictor1;
+        predictor2 = place.component == 2 ? value : predictor2;
+      }
+      if (advance != 0) {
+        const int at = k + static_cast<int>(advance) - 1;
+        if (at > 63) {
+          going = false;
+          break;
+        }
+        if ((size != 0 || k == 0) && x >= 0) block[order[at]] = static_cast<short>(value);
+        k = at + 1;
+        if (k < 64) continue;
+      }
+      k = 0;
+      if (++b == blocks) {
+        b = 0;
+        ++x;
+        if (--until_restart == 0) {
+          until_restart = interval;
+          in.align();
+          predictor0 = predictor1 = predictor2 = 0;
+        }
+        if (++column == end) {
+          going = false;
+          break;
+        }
+      }
+      place = places[b];
+      block = of_image + static_cast<long long>(place.base + row * place.by_row + x * place.by_column) * 64;
     }
-    place = places[b];
-    block = of_image + static_cast<long long>(place.base + row * place.by_row + x * place.by_column) * 64;
+    if (loads) {
+#pragma unroll
+      for (int i = 0; i < kLoad / 4; ++i) in.keep(in.loaded + 4 * i, ahead[i]);
+      in.loaded += kLoad;
+    }
   }
   bool sound = column == end && overflow == 0;
   // The segment must end where the next one begins.
@@ -384,7 +439,7 @@ __device__ __forceinline__ u32 convolve(const u8* batch, unsigned axis, int coun
 // Makes pixels of a row, and resizes it unless columns are resized first. Grid: any number of rows, images.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     rows(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory) {
-  __shared__ u32 pixels[kStagedWidth];
+  extern __shared__ u32 pixels[];  // as many as the widest region has
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.y];
   if (image.mcu_rows == 0) return;
   const u8* const samples = memory + static_cast<u64>(image.samples) * 16;

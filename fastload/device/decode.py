@@ -59,8 +59,8 @@ def _kernels(index: int) -> Any:
 
 def launches(
     chunk: tuple[int, ...], files: int, coefficients: int, scratch: int, pixels: int, bad: int
-) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """Yield each kernel's name, grid, block and arguments.
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int], tuple[int, ...]]]:
+    """Yield each kernel's name, grid, numbers of threads and of dynamic shared bytes, and arguments.
 
     Args:
         chunk: Of :meth:`_core.Staging.finish`.
@@ -71,16 +71,15 @@ def launches(
         bad: An int32 for each image of the batch.
     """
     first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height, vertical_first = chunk
-    yield "huffman", (work_items,), (_WORK_THREADS,), (files, files + work, coefficients, bad)
+    yield "huffman", (work_items,), (_WORK_THREADS, 0), (files, files + work, coefficients, bad)
     blocks = -(-coefficient_bytes // (128 * images * _BLOCKS_AT_ONCE))  # enough for most images
-    yield "transform", (blocks, images), (8 * _BLOCKS_AT_ONCE,), (files, first, coefficients, scratch, bad)
-    threads = (_ROW_THREADS,)
-    yield "rows", (-(-height // _ROWS_AT_ONCE), images), threads, (files, first, scratch)
+    yield "transform", (blocks, images), (8 * _BLOCKS_AT_ONCE, 0), (files, first, coefficients, scratch, bad)
+    yield "rows", (-(-height // _ROWS_AT_ONCE), images), (_ROW_THREADS, 4 * width), (files, first, scratch)
     if vertical_first:
         grid = -(-width // _ROW_THREADS), min(out_height, _ROWS_MAX), images
-        yield "columns_first", grid, threads, (files, first, scratch)
+        yield "columns_first", grid, (_ROW_THREADS, 0), (files, first, scratch)
     grid = -(-out_width // _ROW_THREADS), min(out_height, _ROWS_MAX), images
-    yield "second_pass", grid, threads, (files, first, scratch, pixels)
+    yield "second_pass", grid, (_ROW_THREADS, 0), (files, first, scratch, pixels)
 
 
 class Decoder:
@@ -194,7 +193,7 @@ class StagedFiles:
         coefficients = scratch.data_ptr()
         memory = files.data_ptr(), coefficients, coefficients + coefficient_bytes, pixels.data_ptr(), bad.data_ptr()
         for name, grid, block, arguments in launches(chunk, *memory):
-            launch(kernels[name], grid, block, *arguments)
+            launch(kernels[name], grid, *block, *arguments)
 
     def failed(self) -> list[int]:
         """Return the images that the kernels could not decode: their pixels are wrong. Blocks until they are known."""

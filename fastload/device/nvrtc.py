@@ -173,15 +173,17 @@ def _stream(handle: int) -> Any:
 def launcher(device: torch.device) -> Callable[..., None]:
     """Return a function that launches kernels on the device's current stream.
 
-    Its arguments are the kernel, the grid, the block, and the kernel's own: addresses and 64-bit integers.
+    Its arguments are the kernel, the grid, the number of threads of a block, that of its bytes of dynamic shared
+    memory, and the kernel's own: addresses and 64-bit integers.
     """
     core: Any = importlib.import_module("cuda.core")
     # torch's guard gives a thread no context if the device is already the thread's default one.
     core.Device(device.index).set_current()
     stream = _stream(torch.cuda.current_stream(device).cuda_stream)
 
-    def launch(kernel: Any, grid: Any, block: Any, *arguments: int) -> None:
-        core.launch(stream, core.LaunchConfig(grid=grid, block=block), kernel, *arguments)
+    def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: int) -> None:
+        config = core.LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
+        core.launch(stream, config, kernel, *arguments)
 
     return launch
 
@@ -273,5 +275,5 @@ def look_up(
         wide = is_wide(images.data_ptr(), out.data_ptr(), plane_px, value_bytes, memory_format)
         blocks = min(loaded.blocks_max, -(-out.nbytes // (THREADS * STORE_BYTES)))
         sizes = (count, plane_px, int(wide))
-        launcher(device)(loaded.kernel, blocks, THREADS, images.data_ptr(), values.data_ptr(), out.data_ptr(), *sizes)
+        launcher(device)(loaded.kernel, blocks, THREADS, 0, images.data_ptr(), values.data_ptr(), out.data_ptr(), *sizes)
     return out

@@ -37,19 +37,21 @@ bool append_data(ByteSource& source, std::size_t from, std::size_t to, std::vect
     if (span.size == 0) return false;
     const std::size_t most = std::min(span.size, to - from);
     const void* const found = std::memchr(span.data, 0xFF, most);
-    const std::size_t count =
+    std::size_t count =
         found == nullptr ? most : static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - span.data);
-    data.insert(data.end(), span.data, span.data + count);
-    from += count;
-    if (found == nullptr) continue;
-    const Span marker = source.at(from, 2);
-    if (marker.size < 2 || to - from < 2) return false;
-    if (marker.data[1] == 0) {
-      data.push_back(0xFF);
-    } else if (marker.data[1] < 0xD0 || marker.data[1] > 0xD7) {
-      return false;
+    std::size_t skipped = 0;
+    if (found != nullptr) {
+      const Span marker = source.at(from + count, 2);
+      if (marker.size < 2 || to - from - count < 2) return false;
+      const bool stuffed = marker.data[1] == 0;
+      if (!stuffed && (marker.data[1] < 0xD0 || marker.data[1] > 0xD7)) return false;
+      count += stuffed ? 1 : 0;
+      skipped = stuffed ? 1 : 2;
     }
-    from += 2;
+    const Span piece = source.at(from, count);
+    if (piece.size < count) return false;
+    data.insert(data.end(), piece.data, piece.data + count);
+    from += count + skipped;
   }
   return true;
 }

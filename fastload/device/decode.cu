@@ -23,7 +23,6 @@ constexpr int kDcBits = 9;  // of a code's beginning, by which symbols are looke
 constexpr int kAcBits = 12;
 constexpr int kWorkThreads = 64;  // as in csrc/pool/staging.cpp
 constexpr int kBlocksAtOnce = 32;
-constexpr int kMostBlocks = 6;     // of an MCU
 constexpr int kRowThreads = 128;
 
 // As in csrc/jpeg/pixel_kernels.h.
@@ -148,21 +147,15 @@ struct Bits {
   __device__ __forceinline__ void align() { take(-position & 7); }
 };
 
-// Where the coefficients of a block of each MCU are.
-struct Place {
-  int base, by_row, by_column;  // blocks
-  int component, dc, ac;
-};
-
 }  // namespace
 
+// Coefficients are stored as in the scan: MCU by MCU.
 extern "C" __global__ void __launch_bounds__(kWorkThreads)
     huffman(const u8* __restrict__ batch, const StagedWork* __restrict__ work, short* __restrict__ coefficients,
             int* __restrict__ bad) {
   __shared__ Code codes[kStagedCodes];
   __shared__ u16 first_symbols[kSymbols];
   __shared__ u32 rings[kRing * kWorkThreads];
-  __shared__ Place places[kMostBlocks];
   __shared__ u8 order[64];
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
@@ -170,14 +163,6 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   const int luma = image.across * image.down, blocks = luma + image.components - 1;
   build(codes, first_symbols, batch + image.codes);
   if (threadIdx.x < 64) order[threadIdx.x] = kNaturalOrder[threadIdx.x];
-  if (threadIdx.x < blocks) {
-    const int b = static_cast<int>(threadIdx.x), c = b < luma ? 0 : b - luma + 1;
-    const int across = c == 0 ? image.across : 1, down = c == 0 ? image.down : 1;
-    const int y = c == 0 ? b / across : 0, x = c == 0 ? b % across : 0;
-    const int stride = image.mcu_columns * across;
-    places[b] = {blocks_before(image, c) + y * stride + x, down * stride, across, c, image.dc[c],
-                 image.ac[c] - kStagedCodes / 2};
-  }
   __syncthreads();
 
   const int per_row = segments_per_row(image);
@@ -201,12 +186,20 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   in.seek(point->bit);
   int predictor0 = point->predictors[0], predictor1 = point->predictors[1], predictor2 = point->predictors[2];
 
-  short* const of_image = coefficients + static_cast<u64>(image.coefficients) * 8;
+  // For each block of an MCU its component and codes, 4 bits each, from the lowest on.
+  u32 kinds = 0;
+  for (int i = 0; i < blocks; ++i) {
+    const int c = i < luma ? 0 : i - luma + 1;
+    kinds |= static_cast<u32>(c | (image.dc[c] << 2) | ((image.ac[c] - kStagedCodes / 2) << 3)) << (4 * i);
+  }
   u32 overflow = 0;
   int column = first, b = 0, k = 0;
-  Place place = places[0];
   int x = first - image.mcu_column;
-  short* block = of_image + static_cast<long long>(place.base + row * place.by_row + x * place.by_column) * 64;
+  short* block = coefficients + static_cast<u64>(image.coefficients) * 8 +
+                 static_cast<long long>(row * image.mcu_columns + x) * blocks * 64;
+  u32 kind = kinds & 15;
+  const u16* symbols_of_code = first_symbols + (kind >> 2 & 1) * kDcSymbols;
+  int shift = 32 - kDcBits;
   // One symbol at a time: lanes do not wait for each other's blocks to end.
   bool going = true;
   while (going) {
@@ -218,10 +211,9 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
     }
     for (int symbols = 0; symbols < kSymbolsPerLoad; ++symbols) {
       const u32 next = in.peek();
-      u32 symbol = first_symbols[k == 0 ? place.dc * kDcSymbols + (next >> (32 - kDcBits))
-                                        : kStagedCodes / 2 * kDcSymbols + place.ac * kAcSymbols + (next >> (32 - kAcBits))];
+      u32 symbol = symbols_of_code[next >> shift];
       if (symbol == 0) {
-        const int which = k == 0 ? place.dc : place.ac + kStagedCodes / 2;
+        const u32 which = k == 0 ? kind >> 2 & 1 : (kind >> 3) + kStagedCodes / 2;
         symbol = symbol_of(codes[which], batch + image.codes + which * kStagedCodeBytes + 16, next >> 16,
                            (k == 0 ? kDcBits : kAcBits) + 1, 16, k != 0);
         if (symbol == 0) {
@@ -236,11 +228,14 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
       const int negative = ~static_cast<int>(bits) >> 31;
       int value = static_cast<int>(bits >> 1 >> (31 - size)) + (negative & (1 - (1 << size)));
       if (k == 0) {
-        value += place.component == 0 ? predictor0 : place.component == 1 ? predictor1 : predictor2;
+        const u32 component = kind & 3;
+        value += component == 0 ? predictor0 : component == 1 ? predictor1 : predictor2;
         overflow |= static_cast<u32>(value + 32768) >> 16;
-        predictor0 = place.component == 0 ? value : predictor0;
-        predictor1 = place.component == 1 ? value : predictor1;
-        predictor2 = place.component == 2 ? value : predictor2;
+        predictor0 = component == 0 ? value : predictor0;
+        predictor1 = component == 1 ? value : predictor1;
+        predictor2 = component == 2 ? value : predictor2;
+        symbols_of_code = first_symbols + kStagedCodes / 2 * kDcSymbols + (kind >> 3) * kAcSymbols;
+        shift = 32 - kAcBits;
       }
       if (advance != 0) {
         const int at = k + static_cast<int>(advance) - 1;
@@ -266,8 +261,10 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
           break;
         }
       }
-      place = places[b];
-      block = of_image + static_cast<long long>(place.base + row * place.by_row + x * place.by_column) * 64;
+      block += 64;
+      kind = kinds >> (4 * b) & 15;
+      symbols_of_code = first_symbols + (kind >> 2 & 1) * kDcSymbols;
+      shift = 32 - kDcBits;
     }
     if (loads) {
 #pragma unroll
@@ -314,8 +311,8 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
   __shared__ int between[kBlocksAtOnce][8][9];
   const int number = static_cast<int>(first_image) + static_cast<int>(blockIdx.y);
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[number];
-  const int blocks = image.mcu_rows == 0 ? 0 : blocks_before(image, image.components - 1) +
-                     image.mcu_rows * image.mcu_columns * (image.components == 1 ? image.across * image.down : 1);
+  const int luma = image.across * image.down, per_mcu = luma + image.components - 1;
+  const int blocks = image.mcu_rows * image.mcu_columns * per_mcu;
   const int local = static_cast<int>(threadIdx.x) / 8, lane = static_cast<int>(threadIdx.x) % 8;
   const short* const from = coefficients + static_cast<u64>(image.coefficients) * 8;
   u8* const to = samples + static_cast<u64>(image.samples) * 16;
@@ -324,14 +321,8 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
        base += static_cast<int>(gridDim.x) * kBlocksAtOnce) {
     const int block = base + local;
     const bool inside = block < blocks;
-    int c = 0, in_component = block;
+    const int mcu = block / per_mcu, in_mcu = block % per_mcu, c = in_mcu < luma ? 0 : in_mcu - luma + 1;
     if (inside) {
-      if (image.components == 3 && block >= blocks_before(image, 2)) {
-        c = 2;
-      } else if (image.components == 3 && block >= blocks_before(image, 1)) {
-        c = 1;
-      }
-      in_component = block - blocks_before(image, c);
       int in[8], out[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
@@ -357,9 +348,11 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
         fits = fits && out[k] >= -kMostBelow && out[k] < kMostResults - kMostBelow;
         words[k / 4] |= static_cast<u32>(clipped(out[k])) << (8 * (k % 4));
       }
-      const int columns = image.mcu_columns * (c == 0 ? image.across : 1);
+      const int across = c == 0 ? image.across : 1, down = c == 0 ? image.down : 1, columns = image.mcu_columns * across;
+      const int y = mcu / image.mcu_columns * down + (c == 0 ? in_mcu / across : 0);
+      const int x = mcu % image.mcu_columns * across + (c == 0 ? in_mcu % across : 0);
       u8* const at = to + static_cast<u64>(blocks_before(image, c)) * 64 +
-                     (static_cast<u64>(in_component / columns) * 8 + lane) * columns * 8 + in_component % columns * 8;
+                     (static_cast<u64>(y) * 8 + lane) * columns * 8 + x * 8;
       *reinterpret_cast<uint2*>(at) = make_uint2(words[0], words[1]);
     }
     __syncwarp();

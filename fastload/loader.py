@@ -100,10 +100,10 @@ class FastLoader(LoaderConfig[T_co]):
             note it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the
             files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:
             none.
-        decode: Where JPEG files are decoded if the native engine runs, with the same bits. ``"auto"``: on decode threads
-            while they keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files that the index
-            knows, so not in the first epoch, and those of samples that are only cropped, resized, flipped and
-            normalized. ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
+        decode: Where the native engine decodes JPEG files, with the same bits. ``"auto"``: on decode threads while they
+            keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files that the index knows, so not
+            in the first epoch, and those of samples that are only cropped, resized, flipped, normalized and erased.
+            ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 

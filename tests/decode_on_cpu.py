@@ -113,6 +113,9 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
 """
 
 
+_MARGIN = 1 << 12  # bytes that kernels must not write
+
+
 class KernelsOnCpu:
     """One compilation of the source.
 
@@ -134,8 +137,9 @@ class KernelsOnCpu:
         """Decode into ``pixels``, and return the numbers of the images that could not be."""
         bad = torch.zeros(images, dtype=torch.int32)
         for chunk in staging.finish(decode.SCRATCH_MAX_BYTES):
-            coefficients = torch.zeros(chunk[4], dtype=torch.uint8)
-            scratch = torch.zeros(chunk[5], dtype=torch.uint8)
+            blocks = [torch.full((size + 2 * _MARGIN,), 0xA5, dtype=torch.uint8) for size in chunk[4:6]]
+            coefficients, scratch = (block[_MARGIN:-_MARGIN] for block in blocks)
+            coefficients.zero_()
             addresses = [tensor.data_ptr() for tensor in (memory, coefficients, scratch, pixels, bad)]
             for name, grid, block, arguments in decode.launches(chunk, *addresses):
                 self._library.run(
@@ -144,4 +148,6 @@ class KernelsOnCpu:
                     (ctypes.c_uint * 3)(block[0], 1, 1),
                     (ctypes.c_int64 * len(arguments))(*arguments),
                 )
+            for block in blocks:
+                assert set(block[:_MARGIN].tolist() + block[-_MARGIN:].tolist()) == {0xA5}
         return [int(image) for image in bad.nonzero()]

@@ -72,13 +72,15 @@ void RegionPixels::start(const BaselineHeader& baseline, std::uint32_t image_wid
     component.rows = baseline.scan.component[i].rows;
     component.width = i == 0 ? image_width : (image_width + across - 1) / across;
     component.height = i == 0 ? image_height : (image_height + down - 1) / down;
-    component.stride = (std::size_t{mcus_.columns} * kSide * static_cast<std::size_t>(component.columns) + 63) / 64 * 64;
+    component.stride =
+        (std::size_t{mcus_.columns} * kSide * static_cast<std::size_t>(component.columns) + 63) / 64 * 64;
     std::copy(baseline.quantization[i].begin(), baseline.quantization[i].end(), component.quantization.begin());
   }
   const auto lay_out = [this](Parts parts) {
     for (int i = 0; i < count_; ++i) {
       Component& component = component_[i];
-      const std::size_t blocks = std::size_t{mcus_.columns} * static_cast<std::size_t>(component.columns * component.rows);
+      const std::size_t blocks =
+          std::size_t{mcus_.columns} * static_cast<std::size_t>(component.columns * component.rows);
       component.samples = parts.take<std::uint8_t>(
           component.stride * 2 * kSide * static_cast<std::size_t>(component.rows) + kSampleSlack);
       component.blocks = parts.take<std::int16_t>(blocks * kBlockSize);
@@ -122,9 +124,9 @@ bool RegionPixels::add(std::uint32_t row) {
     for (std::uint32_t y = 0; y < rows; ++y) {
       const BlockRows::Row& blocks = from.component[i][y];
       if (blocks.blocks == nullptr) continue;
-      fits &= kernels_->transform(blocks.blocks, blocks.last, mcus_.columns * static_cast<std::uint32_t>(component.columns),
-                                  component.quantization.data(), row_of(component, (row * rows + y) * kSide),
-                                  component.stride);
+      fits &= kernels_->transform(
+          blocks.blocks, blocks.last, mcus_.columns * static_cast<std::uint32_t>(component.columns),
+          component.quantization.data(), row_of(component, (row * rows + y) * kSide), component.stride);
     }
   }
   return fits;
@@ -165,7 +167,8 @@ const std::uint8_t* RegionPixels::stretched(const Component& component, std::uin
 
 void RegionPixels::write(std::uint32_t y, std::uint8_t* out) {
   const std::uint8_t* const luma =
-      row_of(component_[0], y) + (left_ - mcus_.first_column * kSide * static_cast<std::uint32_t>(component_[0].columns));
+      row_of(component_[0], y) +
+      (left_ - mcus_.first_column * kSide * static_cast<std::uint32_t>(component_[0].columns));
   const std::uint8_t *blue = nullptr, *red = nullptr;
   if (count_ == 3) {
     blue = stretched(component_[1], y, chroma_[0]);

@@ -146,8 +146,8 @@ bool stage_scan(ByteSource& source, const JpegHeader& header, const Region& regi
   static thread_local StagedScan staged;
   if (!read_baseline(source, header, tables, baseline)) return false;
   const Scan& scan = baseline.scan;
-  const McuWindow mcus = mcus_of(scan, header.width, header.height, region.left, region.width, region.top,
-                                 region.top + region.height);
+  const McuWindow mcus =
+      mcus_of(scan, header.width, header.height, region.left, region.width, region.top, region.top + region.height);
   JpegIndex::Key key;
   if (!index.key_of(source, key)) return false;
   const JpegIndex::Points points = index.find(key);

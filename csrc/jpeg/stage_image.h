@@ -1,4 +1,5 @@
-// Prepares one JPEG file for the CUDA kernels that decode it (fastload/device/decode.cu). Knows neither Python nor CUDA.
+// Prepares one JPEG file for the CUDA kernels that decode it (fastload/device/decode.cu). Knows neither Python nor
+// CUDA.
 #pragma once
 
 #include <cstdint>

@@ -234,8 +234,8 @@ bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& 
   return options.index != nullptr && !options.fast && geometry.steps.empty() && window.height == options.height &&
          window.width == options.width && lies_within(geometry.crop, header.width, header.height) &&
          lies_within(window, geometry.out_width, geometry.out_height) &&
-         stage_image(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
-                     *options.index, bytes, image);
+         stage_image(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options), *options.index,
+                     bytes, image);
 }
 
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail) {

@@ -80,11 +80,11 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     };
     const std::size_t coefficients = blocks * 64 * sizeof(std::int16_t), samples = blocks * 64;
     const std::size_t rgb = staged.vertical_first != 0 ? pixels(staged.height, staged.width) : 0;
-    const std::size_t between = staged.vertical_first != 0 ? pixels(staged.out_height, staged.width)
-                                                           : pixels(staged.height, staged.out_width);
-    if (chunks.empty() || chunks.back().coefficient_bytes + chunks.back().other_bytes + coefficients + samples + rgb +
-                                  between >
-                              most_bytes) {
+    const std::size_t between =
+        staged.vertical_first != 0 ? pixels(staged.out_height, staged.width) : pixels(staged.height, staged.out_width);
+    if (chunks.empty() ||
+        chunks.back().coefficient_bytes + chunks.back().other_bytes + coefficients + samples + rgb + between >
+            most_bytes) {
       chunks.emplace_back();
       chunks.back().first_image = number;
       chunks.back().work = work.size();

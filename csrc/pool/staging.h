@@ -17,7 +17,7 @@ class Staging {
   // A part of the batch whose intermediate results take up to a limit, or one image.
   struct Chunk {
     std::size_t first_image = 0, images = 0;
-    std::size_t work = 0;        // byte of the batch where its StagedWork begins
+    std::size_t work = 0;  // byte of the batch where its StagedWork begins
     std::size_t work_items = 0;
     std::size_t coefficient_bytes = 0, other_bytes = 0;  // of intermediate results
     bool any_vertical_first = false;

@@ -85,9 +85,9 @@ class Resampler {
   const PixelBox& region() const;
 
   // The weights along x and y for code that resizes by itself, in the order and with the arithmetic of the first lines
-  // above: for each of the window's columns, mirrored if requested, or rows, the first pixel of the region and the number
-  // of taps; then all first weights, all second ones and so on, with 22 fractional bits. Appends them to `numbers`, and
-  // returns the largest number of taps.
+  // above: for each of the window's columns, mirrored if requested, or rows, the first pixel of the region and the
+  // number of taps; then all first weights, all second ones and so on, with 22 fractional bits. Appends them to
+  // `numbers`, and returns the largest number of taps.
   int weights(bool along_x, std::vector<std::int32_t>& numbers) const;
   bool vertical_first() const;
 

@@ -35,8 +35,8 @@ __constant__ u8 kNaturalOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32,
                                      35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                      58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
-// A symbol: from the lowest bit on, 4 bits for the bits of the value, 4 for those of the code less one, 5 for the zigzag
-// advance (0: the end of a block); then kKnown.
+// A symbol: from the lowest bit on, 4 bits for the bits of the value, 4 for those of the code less one, 5 for the
+// zigzag advance (0: the end of a block); then kKnown.
 constexpr u32 kKnown = 1 << 15;
 
 __device__ __forceinline__ u32 packed(int symbol, int length, bool ac) {
@@ -101,9 +101,9 @@ __device__ __forceinline__ int blocks_before(const StagedImage& image, int c) {
   return c == 0 ? 0 : mcus * (image.across * image.down + c - 1);
 }
 
-constexpr int kRing = 64;             // words of its data that a thread has in shared memory
-constexpr int kLoad = 16;             // words loaded at a time
-constexpr int kSymbolsPerLoad = 16;   // that take no more bits than that, with two words to spare
+constexpr int kRing = 64;            // words of its data that a thread has in shared memory
+constexpr int kLoad = 16;            // words loaded at a time
+constexpr int kSymbolsPerLoad = 16;  // that take no more bits than that, with two words to spare
 static_assert(kSymbolsPerLoad * (16 + 11) <= (kLoad - 2) * 32);
 
 // An image's data, a bit at a time; zeros follow it. A warp loads together and ahead: a load that a single thread waits
@@ -326,7 +326,8 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
       int in[8], out[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        in[k] = from[static_cast<u64>(block) * 64 + k * 8 + lane] * static_cast<int>(image.quantization[c][k * 8 + lane]);
+        in[k] =
+            from[static_cast<u64>(block) * 64 + k * 8 + lane] * static_cast<int>(image.quantization[c][k * 8 + lane]);
         fits = fits && in[k] > -kMostValue && in[k] < kMostValue;
       }
       transform_eight(in, out, 11, 1 << 10);
@@ -348,11 +349,12 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
         fits = fits && out[k] >= -kMostBelow && out[k] < kMostResults - kMostBelow;
         words[k / 4] |= static_cast<u32>(clipped(out[k])) << (8 * (k % 4));
       }
-      const int across = c == 0 ? image.across : 1, down = c == 0 ? image.down : 1, columns = image.mcu_columns * across;
+      const int across = c == 0 ? image.across : 1, down = c == 0 ? image.down : 1,
+                columns = image.mcu_columns * across;
       const int y = mcu / image.mcu_columns * down + (c == 0 ? in_mcu / across : 0);
       const int x = mcu % image.mcu_columns * across + (c == 0 ? in_mcu % across : 0);
-      u8* const at = to + static_cast<u64>(blocks_before(image, c)) * 64 +
-                     (static_cast<u64>(y) * 8 + lane) * columns * 8 + x * 8;
+      u8* const at =
+          to + static_cast<u64>(blocks_before(image, c)) * 64 + (static_cast<u64>(y) * 8 + lane) * columns * 8 + x * 8;
       *reinterpret_cast<uint2*>(at) = make_uint2(words[0], words[1]);
     }
     __syncwarp();
@@ -369,9 +371,9 @@ __device__ __forceinline__ u32 pixel_of(int red, int green, int blue) {
 
 // Makes pixels of one row of a region.
 struct Row {
-  const u8* luma;      // of the region's first column
-  const u8* near[2];   // chroma of that row, of the image's first column
-  const u8* far[2];    // and of the one above or below it
+  const u8* luma;                // of the region's first column
+  const u8* near[2];             // chroma of that row, of the image's first column
+  const u8* far[2];              // and of the one above or below it
   int left, across, down, last;  // the last column of chroma
 
   __device__ Row(const StagedImage& image, const u8* samples, int y) {
@@ -381,7 +383,8 @@ struct Row {
     last = (image.image_width + across - 1) / across - 1;
     const int image_y = y + image.top, first_row = image.mcu_row * 8, first_column = image.mcu_column * 8;
     const int stride = image.mcu_columns * 8;
-    luma = samples + static_cast<long long>(image_y - first_row * down) * stride * across + (left - first_column * across);
+    luma =
+        samples + static_cast<long long>(image_y - first_row * down) * stride * across + (left - first_column * across);
     const int row = image_y / down, rows = (image.image_height + down - 1) / down;
     const int other = down == 1 ? row : (image_y & 1) != 0 ? min(row + 1, rows - 1) : max(row - 1, 0);
     for (int c = 0; c < 2; ++c) {

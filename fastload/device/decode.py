@@ -99,7 +99,6 @@ class Decoder:
         self._lock = threading.Lock()
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
         self._scratch: torch.Tensor | None = None
-        self.images = 0  # decoded so far
 
     def files(self, pixels: torch.Tensor) -> StagedFiles:
         """Make room for the files of a batch whose pixels on the host are ``pixels``, images first."""
@@ -166,7 +165,6 @@ class StagedFiles:
         if self._chunks is None:
             self._decoder.learn(len(staged), self.staging.wanted)
             self._chunks = self.staging.finish(SCRATCH_MAX_BYTES)
-            self._decoder.images += staged.count(True)
         files = self._memory[: self.staging.used].to(device, non_blocking=True)
         pixels = torch.empty_like(self._pixels, device=device)
         at = 0
@@ -181,7 +179,7 @@ class StagedFiles:
                 self._decode(chunk, files, pixels, bad)
         self._bad = torch.empty(len(staged), dtype=torch.int32, pin_memory=True)
         self._bad.copy_(bad, non_blocking=True)
-        self._decoded = torch.cuda.Event(blocking=True)
+        self._decoded = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._decoded.record()
         return pixels
 

@@ -1,5 +1,5 @@
-// What decode threads write of the JPEG files of a batch, and the kernels in decode.cu read. Numbers only: it is compiled
-// by the host's compiler and by NVRTC, which may lack headers.
+// What decode threads write of the JPEG files of a batch, and the kernels in decode.cu read. Numbers only: it is
+// compiled by the host's compiler and by NVRTC, which may lack headers.
 #pragma once
 
 namespace fastload {
@@ -25,17 +25,17 @@ struct StagedPoint {
 struct StagedImage {
   unsigned data, data_bytes;  // without stuffing; zeros follow
   unsigned points, codes, x_axis, y_axis;
-  int components, across, down;             // the latter two: luma blocks per MCU
-  int mcu_column, mcu_columns;              // the MCUs to decode
+  int components, across, down;  // the latter two: luma blocks per MCU
+  int mcu_column, mcu_columns;   // the MCUs to decode
   int mcu_row, mcu_rows;
-  int scan_columns;                         // MCUs per row of the scan
-  int restart_interval;                     // MCUs; 0: none
-  int image_width, image_height;            // pixels
-  int left, top, width, height;             // the pixels to make of them
+  int scan_columns;               // MCUs per row of the scan
+  int restart_interval;           // MCUs; 0: none
+  int image_width, image_height;  // pixels
+  int left, top, width, height;   // the pixels to make of them
   int out_width, out_height;
-  int x_taps, y_taps;                       // of the position with the most
+  int x_taps, y_taps;  // of the position with the most
   int vertical_first, flip_vertical;
-  unsigned long long out;                   // byte of the batch's pixels where the result begins; rows have no gaps
+  unsigned long long out;  // byte of the batch's pixels where the result begins; rows have no gaps
   int dc[kStagedComponents], ac[kStagedComponents];  // codes
   unsigned short quantization[kStagedComponents][64];
   // Set for all images at once: where intermediate results go, in units of 16 bytes.

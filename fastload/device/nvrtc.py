@@ -274,6 +274,6 @@ def look_up(
             return out
         wide = is_wide(images.data_ptr(), out.data_ptr(), plane_px, value_bytes, memory_format)
         blocks = min(loaded.blocks_max, -(-out.nbytes // (THREADS * STORE_BYTES)))
-        sizes = (count, plane_px, int(wide))
-        launcher(device)(loaded.kernel, blocks, THREADS, 0, images.data_ptr(), values.data_ptr(), out.data_ptr(), *sizes)
+        addresses = images.data_ptr(), values.data_ptr(), out.data_ptr()
+        launcher(device)(loaded.kernel, blocks, THREADS, 0, *addresses, count, plane_px, int(wide))
     return out

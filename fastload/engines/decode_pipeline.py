@@ -85,7 +85,8 @@ class DecodePipeline:
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
-        choice: Decides which batches a GPU decodes; ``None`` if none. Such a batch's files take the place of its pixels.
+        choice: Decides which batches a GPU decodes; ``None`` if none. Such a batch's files take the place of its
+            pixels.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class DecodePipeline:
         self.decoded_at = self.made_at = 0.0
         self._decoded = self._in_python_batches = self._in_python_images = 0
         self._collate_s = self._finish_s = self._in_python_s = 0.0
+        self._on_gpu = 0  # images
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -222,7 +224,9 @@ class DecodePipeline:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
         epilogue_s = self._finish_s if self._finish_is_epilogue else None
         python = self._in_python_images, self._in_python_batches, self._in_python_s
-        return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
+        totals = stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
+        totals.add({"gpu_images": float(self._on_gpu)})
+        return totals
 
     def drain(self, timeout_s: float, begin: int) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
@@ -366,6 +370,7 @@ class DecodePipeline:
             while True:
                 data = self._finish(batch.staged, batch.patches, rest, batch.number)
                 if not (failed := batch.staged.failed()):
+                    self._on_gpu += sum(batch.staged.is_staged())
                     return data
                 self._make_in_python(batch, failed, {})
         finally:

@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-index-bytes", type=at_least(0), metavar="N", help="most bytes of the JPEG files' index; 0 for none"
     )
     parser.add_argument(
+        "--decode", choices=("auto", "cpu", "gpu"), help="where JPEG files are decoded; auto: on the GPU when it waits"
+    )
+    parser.add_argument(
         "--explain", action="store_true", help="say at exit, on stderr, who uses FastLoader and every loader's plan"
     )
     program = parser.add_argument_group("the program, as Python itself takes it")

@@ -12,11 +12,11 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
+from fastload.device.decodable import not_on_gpu_because
 from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
 from fastload.pipeline.eligibility import read_loader, read_tail
-from fastload.pipeline.gpu_decoding import not_on_gpu_because
 
 if TYPE_CHECKING:
     from collections.abc import Callable

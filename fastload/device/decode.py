@@ -1,4 +1,4 @@
-"""Decode the JPEG files of a batch on a GPU, with the bits of the decode threads.
+"""Decode JPEG files on a GPU, with the bits of the decode threads.
 
 The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
 the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize.
@@ -101,7 +101,7 @@ class Decoder:
         self._scratch: torch.Tensor | None = None
 
     def files(self, pixels: torch.Tensor) -> StagedFiles:
-        """Make room for the files of a batch whose pixels on the host are ``pixels``, images first."""
+        """Make room for the files of a batch with these pixels on the host."""
         return StagedFiles(self, pixels, len(pixels) * self._bytes_per_image)
 
     def learn(self, images: int, wanted: int) -> None:
@@ -118,9 +118,9 @@ class Decoder:
 
 
 class StagedFiles:
-    """The files of one batch in pinned memory, as the decode threads prepare them for the kernels.
+    """The files of one batch in pinned memory, prepared for the kernels.
 
-    Takes the place of the batch's pixels on the host, with what of a tensor's methods their copy needs.
+    Decode threads write them. Takes the place of the batch's pixels on the host, with what of a tensor's methods their copy needs.
 
     Args:
         decoder: Decodes them.
@@ -139,7 +139,9 @@ class StagedFiles:
         self._decoded: Any = None  # an event
 
     def is_staged(self) -> list[bool]:
-        """For each image, whether the kernels decode it rather than the threads. Final once these are done."""
+        """Say of each image whether the kernels decode it.
+
+        Final once the threads are done."""
         return [flag != 0 for flag in self.staging.has()]
 
     def remove(self, image: int) -> None:
@@ -158,7 +160,7 @@ class StagedFiles:
         return True
 
     def to(self, device: torch.device, *, non_blocking: bool = True) -> torch.Tensor:
-        """Decode on the current stream; return all pixels on the device. Does not block on it."""
+        """Decode on the current stream, without blocking; return all pixels."""
         staged = self.is_staged()
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
@@ -194,7 +196,9 @@ class StagedFiles:
             launch(kernels[name], grid, *block, *arguments)
 
     def failed(self) -> list[int]:
-        """Return the images that the kernels could not decode: their pixels are wrong. Blocks until they are known."""
+        """Return the images that the kernels could not decode.
+
+        Their pixels are wrong. Blocks until they are known."""
         bad, self._bad = self._bad, None
         if bad is None:
             return []
@@ -221,7 +225,7 @@ class DecodeChoice:
         self._stay = STAY_MIN
 
     def files(self, pixels: torch.Tensor) -> StagedFiles | None:
-        """Return room for the files of the next batch, or None if the threads decode it."""
+        """Return room for the next batch, or None if the threads decode it."""
         if not self._always:
             if self._left == 0:
                 return None
@@ -229,7 +233,7 @@ class DecodeChoice:
         return self._decoder.files(pixels)
 
     def note(self, *, on_gpu: bool, late: bool) -> None:
-        """Note where a batch was decoded, and whether it was not ready when it was wanted."""
+        """Note where a batch was decoded, and whether it was late."""
         if self._always or on_gpu:
             return
         self._late = self._late + 1 if late else 0

@@ -24,7 +24,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch._utils import ExceptionWrapper
 
 from fastload import _core
 from fastload.engines.decode_batch import (
@@ -42,7 +41,8 @@ from fastload.engines.decode_batch import (
     wrapped,
 )
 from fastload.engines.loader_state import ITERATOR_CLOSED
-from fastload.engines.random_states import state_of_seed, streams_of_workers
+from fastload.engines.python_samples import PythonSamples
+from fastload.engines.random_states import streams_of_workers
 from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
 from fastload.pipeline.samples import collated
@@ -111,6 +111,7 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
+        self._python = PythonSamples(recipe, process, self._wake, lambda: self._closed, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
@@ -127,9 +128,8 @@ class DecodePipeline:
         self._pid = os.getpid()
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
-        self._decoded = self._in_python_batches = self._in_python_images = 0
-        self._collate_s = self._finish_s = self._in_python_s = 0.0
-        self._on_gpu = 0  # images
+        self._decoded = self._on_gpu = 0  # batches, images
+        self._collate_s = self._finish_s = 0.0
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -223,7 +223,7 @@ class DecodePipeline:
     def totals(self) -> Totals:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
         epilogue_s = self._finish_s if self._finish_is_epilogue else None
-        python = self._in_python_images, self._in_python_batches, self._in_python_s
+        python = self._python.images, self._python.batches, self._python.seconds
         totals = stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
         totals.add({"gpu_images": float(self._on_gpu)})
         return totals
@@ -392,7 +392,7 @@ class DecodePipeline:
             elif kind == "sample":
                 before = job.generator_before(sample)
                 try:
-                    made[sample], after = self._in_python(batch, sample, before)
+                    made[sample], after = self._python.sample(batch, sample, before)
                 except PythonError:
                     self._raise_earlier(batch, sample, made)
                     raise
@@ -407,64 +407,27 @@ class DecodePipeline:
         """Make ``samples`` in Python, except those that are ``made``."""
         for sample in samples:
             if sample not in made:
-                before = self._before(batch, sample)
-                made[sample], after = self._in_python(batch, sample, before)
+                before = self._python.before(batch, sample)
+                made[sample], after = self._python.sample(batch, sample, before)
                 if before is None or self._by_index:
                     continue
                 if after != drawn(self._recipe.plan, batch.job, sample, before, self._views):
                     self._finish_in_python(batch, sample + 1, after, made)
                     break
-        self._in_python_batches += bool(made)
-        self._in_python_images += len(made)
-        by_view = self._recipe.pipeline.by_view(batch.pixels)
-        for sample, (pixels, patches) in made.items():
-            index, view = divmod(sample, self._views)
-            by_view[view][index] = torch.from_numpy(pixels)
-            batch.patches[sample] = patches
-            if batch.staged is not None:
-                batch.staged.remove(sample)
+        self._python.put(batch, made)
 
     def _raise_earlier(self, batch: Batch, sample: int, made: dict[int, _Made]) -> None:
         """Raise an earlier undecodable sample's error, if any: a worker would stop there."""
         batch.job.cancel()
         for earlier, status in enumerate(batch.job.statuses()[:sample]):
             if status and earlier not in made:
-                self._in_python(batch, earlier, self._before(batch, earlier))
-
-    def _before(self, batch: Batch, sample: int) -> bytes | None:
-        """The generator state before a sample; ``None`` if the recipe draws nothing."""
-        if not self._recipe.pipeline.draws:
-            return None
-        if self._by_index:
-            return state_of_seed(batch.seeds[sample], others=self._recipe.pipeline.draws_others)
-        return batch.job.generator_before(sample)  # type: ignore[no-any-return]
+                self._python.sample(batch, earlier, self._python.before(batch, earlier))
 
     def _finish_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
         """Finish a batch in Python: Pillow read a file differently, so later draws are invalid."""
         for sample in range(begin, len(batch.sources) * self._views):
-            made[sample], state = self._in_python(batch, sample, state)
+            made[sample], state = self._python.sample(batch, sample, state)
         self._rewind_rng(batch, state)
-
-    def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
-        """Make a sample with the user's transforms; also return the worker's generator state after it."""
-        index, view = divmod(sample, self._views)
-        source = batch.sources[index]
-        where = f"sample {batch.indices[index]!r}"
-        where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
-        begun = time.monotonic()
-        try:
-            size = self._recipe.pipeline.sizes[view]
-            self._process.wait_started(self._wake)
-            made, after = self._process.sample(source, before, size=size, worker=batch.worker, where=where, view=view)
-        except RuntimeError:
-            if self._closed:
-                raise ClosedError from None
-            raise
-        finally:
-            self._in_python_s += time.monotonic() - begun
-        if isinstance(made, ExceptionWrapper):
-            raise PythonError(sample, made, None if before is None or self._by_index else after)
-        return made, after
 
     def _rewind_rng(self, batch: Batch, state: bytes | None) -> None:
         """Set the worker's generator after ``batch`` to ``state``, and redraw its later batches."""

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
+from fastload.device.decodable import not_on_gpu_because
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
 from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
-from fastload.pipeline.gpu_decoding import not_on_gpu_because
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down
@@ -96,7 +96,9 @@ class LoaderState:
             return self._pool[1]
 
     def decoder(self, loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Decoder | None:
-        """Return what decodes on the device, kept across epochs; None if the decode threads have to do it.
+        """Return what decodes on the device, or None if the threads decode.
+
+        It is kept across epochs.
 
         Raises:
             RuntimeError: They have to, and ``decode="gpu"``.

@@ -1,4 +1,4 @@
-"""Test JPEG files decoded on a GPU: same bits as the decode threads', whatever the files."""
+"""Test that a GPU decodes JPEG files as the threads do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the kernels that decode JPEG files, run on the CPU: bits, parts of a batch and hostile data."""
+"""Test the kernels that decode JPEG files, on the CPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FILES = files()
 
 
 def geometry(seed: int | None) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Random crops, one of them a narrow one, with random flips; without a seed, whole images."""
+    """Random crops and flips; without a seed, whole images."""
     if seed is None:
         return np.array([[0, 0, 0, 0, SIDE, SIDE, 0, 0, SIDE, SIDE, 0, 0]] * len(FILES), np.int32)
     rng = np.random.default_rng(seed)

@@ -120,7 +120,8 @@ class Decoder:
 class StagedFiles:
     """The files of one batch in pinned memory, prepared for the kernels.
 
-    Decode threads write them. Takes the place of the batch's pixels on the host, with what of a tensor's methods their copy needs.
+    Decode threads write them. Takes the place of the batch's pixels on the host, with those of a tensor's methods that
+    their copy needs.
 
     Args:
         decoder: Decodes them.
@@ -141,7 +142,8 @@ class StagedFiles:
     def is_staged(self) -> list[bool]:
         """Say of each image whether the kernels decode it.
 
-        Final once the threads are done."""
+        Final once the threads are done.
+        """
         return [flag != 0 for flag in self.staging.has()]
 
     def remove(self, image: int) -> None:
@@ -198,7 +200,8 @@ class StagedFiles:
     def failed(self) -> list[int]:
         """Return the images that the kernels could not decode.
 
-        Their pixels are wrong. Blocks until they are known."""
+        Their pixels are wrong. Blocks until they are known.
+        """
         bad, self._bad = self._bad, None
         if bad is None:
             return []

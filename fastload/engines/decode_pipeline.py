@@ -111,7 +111,7 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
-        self._python = PythonSamples(recipe, process, self._wake, lambda: self._closed, by_index=by_index)
+        self._python = PythonSamples(recipe, process, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
@@ -392,7 +392,7 @@ class DecodePipeline:
             elif kind == "sample":
                 before = job.generator_before(sample)
                 try:
-                    made[sample], after = self._python.sample(batch, sample, before)
+                    made[sample], after = self._in_python(batch, sample, before)
                 except PythonError:
                     self._raise_earlier(batch, sample, made)
                     raise
@@ -408,7 +408,7 @@ class DecodePipeline:
         for sample in samples:
             if sample not in made:
                 before = self._python.before(batch, sample)
-                made[sample], after = self._python.sample(batch, sample, before)
+                made[sample], after = self._in_python(batch, sample, before)
                 if before is None or self._by_index:
                     continue
                 if after != drawn(self._recipe.plan, batch.job, sample, before, self._views):
@@ -421,13 +421,19 @@ class DecodePipeline:
         batch.job.cancel()
         for earlier, status in enumerate(batch.job.statuses()[:sample]):
             if status and earlier not in made:
-                self._python.sample(batch, earlier, self._python.before(batch, earlier))
+                self._in_python(batch, earlier, self._python.before(batch, earlier))
 
     def _finish_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
         """Finish a batch in Python: Pillow read a file differently, so later draws are invalid."""
         for sample in range(begin, len(batch.sources) * self._views):
-            made[sample], state = self._python.sample(batch, sample, state)
+            made[sample], state = self._in_python(batch, sample, state)
         self._rewind_rng(batch, state)
+
+    def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
+        try:
+            return self._python.sample(batch, sample, before, self._wake)
+        except RuntimeError as error:
+            raise (ClosedError if self._closed else error) from None
 
     def _rewind_rng(self, batch: Batch, state: bytes | None) -> None:
         """Set the worker's generator after ``batch`` to ``state``, and redraw its later batches."""

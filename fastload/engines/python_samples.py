@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._utils import ExceptionWrapper
 
-from fastload.engines.decode_batch import ClosedError, PythonError
+from fastload.engines.decode_batch import PythonError
 from fastload.engines.random_states import state_of_seed
 
 if TYPE_CHECKING:
@@ -26,24 +26,13 @@ class PythonSamples:
     Args:
         recipe: How to make samples.
         process: Makes them.
-        wake: Called when the process has to be started in another thread.
-        closed: Whether the pipeline is closed.
         by_index: Whether a sample's random numbers depend on its index.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        process: SampleProcess,
-        wake: Callable[[], None],
-        closed: Callable[[], bool],
-        *,
-        by_index: bool,
-    ) -> None:
+    def __init__(self, recipe: Recipe, process: SampleProcess, *, by_index: bool) -> None:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
-        self._wake, self._closed = wake, closed
         self._by_index = by_index
         self.images = self.batches = 0
         self.seconds = 0.0
@@ -56,12 +45,14 @@ class PythonSamples:
             return state_of_seed(batch.seeds[sample], others=self._recipe.pipeline.draws_others)
         return batch.job.generator_before(sample)  # type: ignore[no-any-return]
 
-    def sample(self, batch: Batch, sample: int, before: bytes | None) -> tuple[Any, bytes]:
+    def sample(self, batch: Batch, sample: int, before: bytes | None, wake: Callable[[], None]) -> tuple[Any, bytes]:
         """Make a sample's pixels and patches; also return the worker's generator state after it.
+
+        ``wake`` is called when another thread has to start the process.
 
         Raises:
             PythonError: The user's code raised an error.
-            ClosedError: The pipeline was closed meanwhile.
+            RuntimeError: The process has ended.
         """
         index, view = divmod(sample, self._views)
         source = batch.sources[index]
@@ -70,12 +61,8 @@ class PythonSamples:
         begun = time.monotonic()
         try:
             size = self._recipe.pipeline.sizes[view]
-            self._process.wait_started(self._wake)
+            self._process.wait_started(wake)
             made, after = self._process.sample(source, before, size=size, worker=batch.worker, where=where, view=view)
-        except RuntimeError:
-            if self._closed():
-                raise ClosedError from None
-            raise
         finally:
             self.seconds += time.monotonic() - begun
         if isinstance(made, ExceptionWrapper):

@@ -337,6 +337,18 @@ TOPICS = {
         "bf16 training with torchvision's policies and RandomErasing, as a share of the same step with its data on the "
         "GPU already. Loader and training loop may use no more than these cores.",
     ),
+    "loaders-decode": Topic(
+        loaders,
+        "Decoding on threads and on the GPU, the loader alone",
+        "Images per second once the index knows the files, from the second epoch on; delivered as above.",
+        drawn=("16 threads",),
+    ),
+    "train-decode": Topic(
+        train,
+        "Decoding on threads and on the GPU, training",
+        "bf16 training once the index knows the files, as a share of the same step with its data on the GPU already. "
+        "Loader and training loop may use no more than these cores. FastLoader, native chooses batch by batch.",
+    ),
     "train-shared": Topic(
         train,
         "Training on a shared machine",

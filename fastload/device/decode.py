@@ -35,8 +35,8 @@ FIRST_BYTES_PER_IMAGE: Final = 96 << 10
 LATE_MIN: Final = 3
 """Batches in succession that the threads have to be late with before the GPU takes over."""
 
-STAY_MIN: Final = 16
-STAY_MAX: Final = 1024
+STAY_MIN: Final = 64
+STAY_MAX: Final = 4096
 """For how many batches."""
 
 _WORK_THREADS: Final = 64  # threads of a block; these are as in decode.cu

@@ -973,13 +973,13 @@ def ended(root, then, *, persistent=False):
     return interpreters.run(["-c", code])
 
 
-def test_what_a_dropped_iterator_held_is_freed_without_the_collector(mixed):
+def test_what_a_dropped_iterator_held_is_freed_without_the_collector(folder):
     """A worker forked later would otherwise collect it, and pinned memory cannot be freed there."""
     gc.collect()
     gc.disable()
     try:
-        iterator = iter(FastLoader(ImageFolder(mixed, train_v1()), 4, num_workers=2, device="cpu", engine="native"))
-        assert len(list(drained(iterator))) == 3
+        iterator = iter(FastLoader(ImageFolder(folder, train_v1()), 6, num_workers=2, device="cpu", engine="native"))
+        assert len(list(iterator)) == 3
         freed = weakref.ref(iterator.decode_pipeline)
         del iterator
         until = time.monotonic() + 10

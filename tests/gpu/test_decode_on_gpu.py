@@ -13,7 +13,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.device.decode import DecodeChoice, Decoder
+from fastload.device.decode import STAY_MIN, DecodeChoice, Decoder
 
 pytestmark = pytest.mark.gpu
 
@@ -123,5 +123,4 @@ def test_auto_turns_to_the_gpu_when_threads_are_late() -> None:
         choice.note(on_gpu=False, late=late)
     assert choice.files(pixels) is None
     choice.note(on_gpu=False, late=True)
-    stays = sum(choice.files(pixels) is not None for _ in range(40))
-    assert stays == 16
+    assert sum(choice.files(pixels) is not None for _ in range(2 * STAY_MIN)) == STAY_MIN

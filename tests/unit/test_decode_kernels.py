@@ -190,7 +190,7 @@ def test_auto_turns_to_the_gpu_when_threads_are_late_three_times():
     for _ in range(2):
         for _ in range(3):
             choice.note(on_gpu=False, late=True)
-        stays.append(next(number for number in range(100) if choice.files(pixels) is None))
+        stays.append(next(number for number in range(4 * STAY_MIN) if choice.files(pixels) is None))
     assert stays == [STAY_MIN, 2 * STAY_MIN]
     choice.note(on_gpu=True, late=True)  # says nothing about the threads
     assert choice.files(pixels) is None

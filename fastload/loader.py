@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
+from fastload.device.decodable import not_on_gpu_because
 from fastload.device.replay import Replay
 from fastload.engines import state as position
 from fastload.engines.iterators import (
@@ -189,6 +190,12 @@ class FastLoader(LoaderConfig[T_co]):
             recipe = read_loader(self, resolve_device(self.device))
             if isinstance(recipe, tuple):
                 raise ValueError(f"engine='native', but {'; '.join(recipe)}")
+        if self.decode == "gpu":
+            device = resolve_device(self.device)
+            recipe = read_loader(self, device)
+            why = "; ".join(recipe) if isinstance(recipe, tuple) else not_on_gpu_because(self, recipe, device)
+            if why is not None:
+                raise ValueError(f"decode='gpu', but {why}")
 
     @classmethod
     def wrap(cls, loader: DataLoader[T_co], **own: Unpack[OwnArguments]) -> FastLoader[T_co]:

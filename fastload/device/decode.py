@@ -99,6 +99,7 @@ class Decoder:
         self._lock = threading.Lock()
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
         self._scratch: torch.Tensor | None = None
+        self.out_of_memory = False  # once: then the threads decode everything
 
     def files(self, pixels: torch.Tensor) -> StagedFiles:
         """Make room for the files of a batch with these pixels on the host."""
@@ -177,10 +178,14 @@ class StagedFiles:
             if not on_gpu:
                 pixels[at:end].copy_(self._pixels[at:end], non_blocking=True)
             at = end
+        bad = torch.zeros(len(staged), dtype=torch.int32, device=device)
         with stage("decode"):
-            bad = torch.zeros(len(staged), dtype=torch.int32, device=device)
-            for chunk in self._chunks:
-                self._decode(chunk, files, pixels, bad)
+            try:
+                for chunk in self._chunks:
+                    self._decode(chunk, files, pixels, bad)
+            except torch.OutOfMemoryError:
+                self._decoder.out_of_memory = True
+                bad.fill_(1)
         self._bad = torch.empty(len(staged), dtype=torch.int32, pin_memory=True)
         self._bad.copy_(bad, non_blocking=True)
         self._decoded = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -206,7 +211,7 @@ class StagedFiles:
         if bad is None:
             return []
         self._decoded.synchronize()
-        return [int(image) for image in bad.nonzero()]
+        return [int(image) for image in bad.nonzero() if self.staging.has()[image]]
 
 
 class DecodeChoice:
@@ -229,6 +234,8 @@ class DecodeChoice:
 
     def files(self, pixels: torch.Tensor) -> StagedFiles | None:
         """Return room for the next batch, or None if the threads decode it."""
+        if self._decoder.out_of_memory:
+            return None
         if not self._always:
             if self._left == 0:
                 return None
@@ -243,5 +250,3 @@ class DecodeChoice:
         if self._late >= LATE_MIN and self._left == 0:
             self._late, self._left = 0, self._stay
             self._stay = min(2 * self._stay, STAY_MAX)
-        elif self._stay > STAY_MIN and not late:
-            self._stay -= 1

@@ -61,7 +61,7 @@ class LoaderState:
         self._closed = False
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
-        self._decoder: Decoder | None = None
+        self._decoders: dict[torch.device, Decoder] = {}
         self._indexed = 0, 0, 0  # bytes, files and images of the index, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
@@ -106,15 +106,15 @@ class LoaderState:
         if loader.decode == "cpu":
             return None
         reason = not_on_gpu_because(loader, recipe, device)
-        if reason is None and self._decoder is None:
+        if reason is None and device not in self._decoders:
             from fastload.device.decode import Decoder
 
             try:
-                self._decoder = Decoder(device)
+                self._decoders[device] = Decoder(device)
             except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
                 reason = f"the kernels cannot be compiled: {type(error).__name__}: {error}"
         if reason is None:
-            return self._decoder
+            return self._decoders[device]
         if loader.decode == "gpu":
             raise RuntimeError(f"decode='gpu' cannot be used: {reason}")
         return None
@@ -245,6 +245,7 @@ class LoaderState:
         for iterator in list(self.live):
             _close(iterator)
         self._streams.clear()
+        self._decoders.clear()
         pool, self._pool = self._pool, None
         if pool is not None and pool[0] == os.getpid():
             pool[1].close()

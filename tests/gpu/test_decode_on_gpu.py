@@ -115,6 +115,20 @@ def test_what_kernels_refuse_is_made_in_python(folder: Path, monkeypatch: pytest
     assert loader.stats().python_images >= len(refused)
 
 
+def test_threads_decode_when_the_device_has_no_memory_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scratch(self: Decoder, nbytes: int) -> torch.Tensor:
+        asked.append(nbytes)
+        raise torch.OutOfMemoryError("as if")
+
+    asked: list[int] = []
+    want, _ = epochs(folder, "train", decode="cpu")
+    monkeypatch.setattr(Decoder, "scratch", scratch)
+    got, loader = epochs(folder, "train", decode="gpu")
+    assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
+    assert 1 <= len(asked) <= 4  # of batches that were staged already
+    assert loader.stats().gpu_images == 0
+
+
 def test_auto_turns_to_the_gpu_when_threads_are_late() -> None:
     choice = DecodeChoice(Decoder(torch.device("cuda", 0)), always=False)
     pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).pin_memory()

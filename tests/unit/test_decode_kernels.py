@@ -11,8 +11,10 @@ import pytest
 import torch
 from decode_on_cpu import KernelsOnCpu
 from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 
-from fastload import _core
+from fastload import FastLoader, _core
 from fastload.device import decode
 from fastload.device.decode import STAY_MIN, DecodeChoice
 from fastload.options import Options
@@ -177,6 +179,8 @@ def test_memory_has_to_fit():
 
 
 class FilesOf:
+    out_of_memory = False
+
     def files(self, pixels: torch.Tensor) -> str:
         return "files"
 
@@ -200,6 +204,26 @@ def test_gpu_decodes_every_batch_if_told_so():
     choice = DecodeChoice(FilesOf(), always=True)  # type: ignore[arg-type]
     choice.note(on_gpu=False, late=False)
     assert [choice.files(torch.zeros(1)) for _ in range(3)] == ["files"] * 3
+
+
+def test_nothing_goes_to_the_gpu_once_it_has_no_memory():
+    for always in (True, False):
+        decoder = FilesOf()
+        decoder.out_of_memory = True
+        choice = DecodeChoice(decoder, always=always)  # type: ignore[arg-type]
+        for _ in range(4):
+            choice.note(on_gpu=False, late=True)
+        assert choice.files(torch.zeros(1)) is None
+
+
+def test_gpu_needs_one_and_the_native_engine(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.jpg").write_bytes(FILES[0])
+    dataset = ImageFolder(tmp_path, Compose([RandomResizedCrop(8), ToTensor()]))
+    with pytest.raises(ValueError, match="decode='gpu', but batches go to cpu, and the kernels are CUDA's"):
+        FastLoader(dataset, num_workers=1, device="cpu", decode="gpu")
+    with pytest.raises(ValueError, match=r"decode='gpu', but .* is not known"):
+        FastLoader([1, 2], num_workers=1, device="cpu", decode="gpu")
 
 
 def test_decode_is_one_of_three():

@@ -408,9 +408,9 @@ class RarelyOlder:
 class RarelyUnbound:
     def __call__(self, img):
         if random.random() < 1e-9:
-            return PIL.ImageOps.invert(img)
+            return PIL.ImageOps.invert(img)  # noqa: F823 - it raises
         PIL = img
-        return PIL
+        return PIL  # noqa: RET504
 
 
 class RoundedSlope:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 Device: TypeAlias = str | int | torch.device
 Engine: TypeAlias = Literal["auto", "torch", "native"]
+Decode: TypeAlias = Literal["auto", "cpu", "gpu"]
 Randomness: TypeAlias = Literal["worker", "sample"]
 T_co = TypeVar("T_co", covariant=True)
 
@@ -34,6 +35,7 @@ class Options:
     randomness: Randomness = "worker"
     exact: bool = True
     max_index_bytes: int = INDEX_BYTES
+    decode: Decode = "auto"
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -44,6 +46,8 @@ class Options:
             raise ValueError(f"engine must be 'auto', 'torch' or 'native', got {self.engine!r}")
         if self.randomness not in ("worker", "sample"):
             raise ValueError(f"randomness must be 'worker' or 'sample', got {self.randomness!r}")
+        if self.decode not in ("auto", "cpu", "gpu"):
+            raise ValueError(f"decode must be 'auto', 'cpu' or 'gpu', got {self.decode!r}")
         if not isinstance(self.exact, bool):
             raise TypeError(f"exact must be True or False, got {self.exact!r}")
         index = self.max_index_bytes
@@ -70,6 +74,7 @@ class OwnArguments(TypedDict, total=False):
     randomness: Randomness
     exact: bool
     max_index_bytes: int
+    decode: Decode
 
 
 class LoaderConfig(DataLoader[T_co]):
@@ -88,6 +93,7 @@ class LoaderConfig(DataLoader[T_co]):
     randomness: Randomness = Options.randomness
     exact: bool = Options.exact
     max_index_bytes: int = Options.max_index_bytes
+    decode: Decode = Options.decode
 
 
 def named_options(own: OwnArguments) -> Options:

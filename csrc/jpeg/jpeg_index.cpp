@@ -55,7 +55,7 @@ class Checksum {
 
 }  // namespace
 
-JpegIndex::JpegIndex(std::size_t most_bytes) : most_bytes_(most_bytes) {
+JpegIndex::JpegIndex(std::size_t most_bytes, bool whole) : most_bytes_(most_bytes), whole_(whole) {
   std::random_device random;
   for (std::uint64_t& secret : secrets_) secret = (std::uint64_t{random()} << 32 | random()) | 1;
 }

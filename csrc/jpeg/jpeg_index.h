@@ -18,7 +18,8 @@ namespace fastload {
 // The points (see CodedPoints) of as many files as fit. Thread-safe.
 class JpegIndex {
  public:
-  explicit JpegIndex(std::size_t most_bytes);
+  // With `whole`, a file's first decode goes on to the file's end, so that there are points for any crop.
+  explicit JpegIndex(std::size_t most_bytes, bool whole = false);
   JpegIndex(const JpegIndex&) = delete;
   JpegIndex& operator=(const JpegIndex&) = delete;
 
@@ -48,6 +49,7 @@ class JpegIndex {
   // Takes no lock.
   Totals totals() const;
   std::size_t most_bytes() const { return most_bytes_; }
+  bool whole() const { return whole_; }
 
  private:
   struct Entry {
@@ -74,6 +76,7 @@ class JpegIndex {
   void drop_last(Shard& shard);
 
   const std::size_t most_bytes_;
+  const bool whole_;
   std::uint64_t secrets_[4];  // so that nobody can make two files with one key
   std::array<Shard, kShards> shards_;
   std::atomic<std::size_t> bytes_{0}, files_{0};

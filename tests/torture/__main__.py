@@ -28,7 +28,10 @@ from .outcome import Outcome, Setting
 from .programs import Launcher
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("interrupts", "starts", "timers", "kills", "forks", "mutations", "pipelines", "leaks", "threads", "soak")
+FAMILIES = (
+    *("interrupts", "starts", "timers", "kills", "forks", "mutations", "crops", "damage"),
+    *("pipelines", "leaks", "threads", "soak"),
+)
 SOAK_MINUTES = 120.0
 COUNTS = ("counts", "torch")
 KEPT = 25  # failures per family that the record keeps in full

@@ -14,6 +14,7 @@ import pytest
 from effort import examples
 from jpeg_writer import FACTORS, segment, write_jpeg
 from PIL import Image
+from torture.damage import damaged, scan_of
 
 from fastload import _core
 
@@ -213,37 +214,6 @@ def test_data_behind_the_last_block_is_left_to_libjpeg() -> None:
     block = b"\x08\xff\0\0"
     for scan, who in ((block * 4, "own"), (block * 4 + b"\x55", "replaced"), (block * 3, "neither")):
         assert decoded_by(gray_of(32, scan), (0, 0, 8, 8)) == who
-
-
-def scan_of(data: bytes) -> int:
-    """Where the data of the scan begins."""
-    at = data.index(b"\xff\xda")
-    return at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-
-
-def damaged(draw: random.Random, data: bytes) -> bytes:
-    """Change one to three things in the scan, rarely before it."""
-    file = bytearray(data)
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        at = draw.randrange(scan_of(data) if draw.random() < 0.93 and scan_of(data) < len(file) else 0, len(file))
-        kind = draw.randrange(9)
-        if kind <= 2:
-            file[at] ^= 1 << draw.randrange(8)
-        elif kind == 3:
-            file[at] = draw.randrange(256)
-        elif kind == 4:
-            del file[at : at + draw.choice((1, 1, 2, 9))]
-        elif kind == 5:
-            file[at:at] = draw.randbytes(draw.choice((1, 1, 2, 9)))
-        elif kind == 6:
-            file[at:at] = bytes([0xFF, draw.choice((0, 0xFF, 0xD0 + draw.randrange(8), 0xD9, 0xC4, 1))])
-        elif kind == 7:
-            del file[at : len(file) - draw.choice((0, 2, 2, 2))]
-        else:
-            file[at : at + 6] = bytes([draw.choice((0, 0xFF, 0xAA))]) * draw.randint(1, 6)
-        if len(file) < 3:
-            break
-    return bytes(file)
 
 
 @pytest.mark.parametrize("subsampling", ["gray", "4:4:4", "4:2:2", "4:2:0"])

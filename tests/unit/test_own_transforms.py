@@ -361,7 +361,7 @@ def test_an_image_that_is_no_jpeg_is_made_by_the_users_own(tmp_path):
 
 
 class RarelyUnused:
-    """Seldom comes to what is not known, unlike a comparison on a few seeds."""
+    """Seldom does what is not known: a comparison on few seeds misses it."""
 
     def __call__(self, img):
         if random.random() < 1e-9:

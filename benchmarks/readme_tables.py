@@ -178,6 +178,11 @@ def programs(record: dict[str, Any]) -> str:
         f"{counts['decoding_faster']} of the {counts['decoding']} among them whose samples take a third of their time "
         f"or more to decode."
     )
+    for row in record["not_compared"]:
+        text += (
+            f" Not counted: {row['repository']}, {row['program']}, where two epochs of torch's own loader differ "
+            f"({row['speedup']['median']:.2f}×)."
+        )
     rows = []
     for row in record["rows"]:
         rates = [f"{_median(row['images_per_s'][name]):,.0f}" for name in ("torch", "fastload")]

@@ -261,3 +261,5 @@ def test_programs_are_counted_as_their_record_says(results):
     text = shown("programs", record)
     assert "| slow.py |" in text
     assert "| 0.93 ± 0.09× |" in text
+    record["not_compared"] = [{**rows[0], "program": "chance.py"}]
+    assert "chance.py, where two epochs of torch's own loader differ" in shown("programs", record)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 from jpeg_writer import FACTORS, write_jpeg
-from PIL import Image
+from PIL import Image, ImageFile
+
+ImageFile.MAXBLOCK = 1 << 22  # or Pillow fails to write some files with options
 
 
 def picture(rng: random.Random) -> Image.Image:

@@ -129,9 +129,9 @@ def decode(
         antialias: Must be True, because Pillow's resize always antialiases.
         hflip: Mirror left and right, after the resize.
         vflip: Mirror top and bottom, after the resize.
-        fast: Let the JPEG decoder shrink the image by 2, 4 or 8 if the crop is at least that much larger than ``size``.
-            No longer Pillow's exact pixels, and slower than exact ones where the core's own decoder makes these: of
-            baseline files, on CPUs with AVX2 or NEON. Of use for large progressive photos.
+        fast: Let libjpeg-turbo shrink the image by 2, 4 or 8 if the crop is at least that much larger than ``size`` and
+            this takes less time: of files that are progressive, or strongly compressed, and on CPUs without AVX2 and
+            NEON of all. Those are not Pillow's exact pixels.
         index: Where decoding can begin within files that were decoded with it before. Changes the time only.
         out: ``(height, width, 3)`` uint8 array or CPU tensor with contiguous rows, to write to and return.
 

@@ -34,6 +34,7 @@ from fastload.options import (
     INDEX_BYTES,
     Device,
     Engine,
+    IndexPath,
     LoaderConfig,
     Options,
     OwnArguments,
@@ -98,7 +99,9 @@ class FastLoader(LoaderConfig[T_co]):
         max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads
             note it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the
             files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:
-            none.
+            none, nor ``jpeg_index``.
+        jpeg_index: What ``fastload index`` has written: then the first epoch begins within files, too. ``None`` takes
+            ``fastload.index`` in the dataset's ``root``, if it is there and can be used; the plan says so.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 
@@ -139,6 +142,7 @@ class FastLoader(LoaderConfig[T_co]):
         randomness: Randomness = "worker",
         exact: bool = True,
         max_index_bytes: int = INDEX_BYTES,
+        jpeg_index: IndexPath = None,
     ) -> None:
         auto = auto_workers(num_workers, dataset)
         super().__init__(
@@ -163,7 +167,7 @@ class FastLoader(LoaderConfig[T_co]):
         if auto is not None:
             self.num_workers = auto
         own = (device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
-        self._take_options(Options(*own, max_index_bytes))
+        self._take_options(Options(*own, max_index_bytes, jpeg_index))
 
     def _take_options(self, options: Options) -> None:
         # Public attributes, because frameworks rebuild a loader from vars(loader).
@@ -176,6 +180,7 @@ class FastLoader(LoaderConfig[T_co]):
         self.randomness = options.randomness
         self.exact = options.exact
         self.max_index_bytes = options.max_index_bytes
+        self.jpeg_index = options.jpeg_index
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
         if self.engine == "native":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar
 
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 Device: TypeAlias = str | int | torch.device
 Engine: TypeAlias = Literal["auto", "torch", "native"]
 Randomness: TypeAlias = Literal["worker", "sample"]
+IndexPath: TypeAlias = str | os.PathLike[str] | None
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -34,6 +36,7 @@ class Options:
     randomness: Randomness = "worker"
     exact: bool = True
     max_index_bytes: int = INDEX_BYTES
+    jpeg_index: IndexPath = None
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -46,6 +49,8 @@ class Options:
             raise ValueError(f"randomness must be 'worker' or 'sample', got {self.randomness!r}")
         if not isinstance(self.exact, bool):
             raise TypeError(f"exact must be True or False, got {self.exact!r}")
+        if self.jpeg_index is not None and not isinstance(self.jpeg_index, str | os.PathLike):
+            raise TypeError(f"jpeg_index must be a path or None, got {type(self.jpeg_index).__name__}")
         index = self.max_index_bytes
         if isinstance(index, bool) or not isinstance(index, int):
             raise TypeError(f"max_index_bytes must be an int, got {type(index).__name__}")
@@ -70,6 +75,7 @@ class OwnArguments(TypedDict, total=False):
     randomness: Randomness
     exact: bool
     max_index_bytes: int
+    jpeg_index: IndexPath
 
 
 class LoaderConfig(DataLoader[T_co]):
@@ -88,6 +94,7 @@ class LoaderConfig(DataLoader[T_co]):
     randomness: Randomness = Options.randomness
     exact: bool = Options.exact
     max_index_bytes: int = Options.max_index_bytes
+    jpeg_index: IndexPath = Options.jpeg_index
 
 
 def named_options(own: OwnArguments) -> Options:

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fastload.pipeline.index_file import open_index
+
 if TYPE_CHECKING:
     from fastload import _core
 
@@ -20,6 +22,7 @@ class JpegIndexTotals:
         found: Images that were decoded with it.
         missed: Images whose file it did not know yet.
         evicted: Files that made room for others.
+        from_file: Images that were decoded with what ``fastload index`` has written.
     """
 
     bytes: int
@@ -27,6 +30,7 @@ class JpegIndexTotals:
     found: int
     missed: int
     evicted: int
+    from_file: int
 
 
 class JpegIndex:
@@ -35,13 +39,14 @@ class JpegIndex:
     Pass it to :func:`~fastload.vision.decode` or :func:`~fastload.vision.decode_batch`. The first decode of a baseline
     file notes positions every eighth MCU; later ones skip what a crop does not need. Pixels and errors are the same
     with and without. Files are known by a checksum of all their bytes with secret keys, never by name: a file that has
-    changed is decoded anew. Thread-safe; a forked child begins with an empty one.
+    changed is decoded anew. Thread-safe; a forked child begins with one of its own.
 
     Args:
         max_bytes: Most bytes of memory; positions take about 1% of a file's bytes. At least 1.
+        path: What ``fastload index`` has written, to begin with. By default nothing.
 
     Raises:
-        ValueError: ``max_bytes`` is less than 1.
+        ValueError: ``max_bytes`` is less than 1, or ``path`` cannot be used.
 
     Example:
         >>> from fastload.vision import JpegIndex
@@ -49,10 +54,10 @@ class JpegIndex:
         0
     """
 
-    def __init__(self, max_bytes: int = 256 << 20) -> None:
+    def __init__(self, max_bytes: int = 256 << 20, *, path: str | os.PathLike[str] | None = None) -> None:
         if max_bytes < 1:
             raise ValueError(f"max_bytes must be >= 1, got {max_bytes}")
-        self._max_bytes = max_bytes
+        self._max_bytes, self._path = max_bytes, path
         self._made: tuple[int, _core.JpegIndex] | None = None  # with its process: a fork may copy held locks
         self.native()  # so that threads share it
 
@@ -67,7 +72,8 @@ class JpegIndex:
 
         made = self._made
         if made is None or made[0] != os.getpid():
-            made = self._made = os.getpid(), _core.JpegIndex(self._max_bytes)
+            file = None if self._path is None else open_index(self._path, self._max_bytes)
+            made = self._made = os.getpid(), _core.JpegIndex(self._max_bytes, file)
         return made[1]
 
     def totals(self) -> JpegIndexTotals:

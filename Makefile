@@ -6,7 +6,7 @@ JOBS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
-CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu)
+CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h fastload/device/*.cu fastload/device/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo bench test test-all torture mutants lint format figures docs wheel matrix sanitize simd unsimd clean

@@ -13,7 +13,8 @@ from typing import Any
 
 from fastload.bench._steps import whole_bursts
 
-NATIVE, WORKERS = OURS = ("fastload", "fastload-workers")
+NATIVE, WORKERS = "fastload", "fastload-workers"
+OURS = (NATIVE, WORKERS, "fastload-cpu", "fastload-gpu")
 NO_PEER = (*OURS, "ceiling")
 MARK = " ▲"
 _GAP = "–"
@@ -120,7 +121,7 @@ def _with_spread(text: str, spread: str) -> str:
 def who_is_ahead(record: dict[str, Any], columns: list[Column]) -> str:
     """In which columns a peer is ahead of which engine, and by how much."""
     sentences = []
-    for engine in OURS:
+    for engine in (NATIVE, WORKERS):
         if not any(engine in one.values and set(one.values) - set(NO_PEER) for one in columns):
             continue
         title = record["contenders"][engine]["title"]
@@ -335,6 +336,18 @@ TOPICS = {
         "Training with augmentation",
         "bf16 training with torchvision's policies and RandomErasing, as a share of the same step with its data on the "
         "GPU already. Loader and training loop may use no more than these cores.",
+    ),
+    "loaders-decode": Topic(
+        loaders,
+        "Decoding on threads and on the GPU, the loader alone",
+        "Images per second once the index knows the files, from the second epoch on; delivered as above.",
+        drawn=("16 threads",),
+    ),
+    "train-decode": Topic(
+        train,
+        "Decoding on threads and on the GPU, training",
+        "bf16 training once the index knows the files, as a share of the same step with its data on the GPU already. "
+        "Loader and training loop may use no more than these cores. FastLoader, native chooses batch by batch.",
     ),
     "train-shared": Topic(
         train,

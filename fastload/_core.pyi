@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import Buffer
 
@@ -115,6 +115,23 @@ class Job:
     def geometry(self, sample: int) -> _Geometry | None: ...
     def erased(self) -> list[_Erased]: ...
 
+# The files of a batch, prepared in `memory` (uint8, aligned to 16 bytes) for the kernels of decode.cu. finish() may be
+# called once, when no thread adds files any more, and returns parts of the batch whose intermediate results take at
+# most so many bytes: (first image, images, byte of the work list, its items, bytes of coefficients, other bytes, most
+# columns and rows of regions, and of results, whether any image's columns are resized first).
+class Staging:
+    bytes_per_image: ClassVar[int]
+    def __init__(self, memory: _Array, images: int) -> None: ...
+    # One byte per image: whether it is in here.
+    def has(self) -> bytes: ...
+    def remove(self, image: int) -> None: ...
+    def finish(self, most_bytes: int) -> list[tuple[int, int, int, int, int, int, int, int, int, int, bool]]: ...
+    @property
+    def used(self) -> int: ...
+    # The bytes that all files together would have taken.
+    @property
+    def wanted(self) -> int: ...
+
 # Decode threads. submit() returns at once. Each image is decoded, cropped, resized and flipped by its row of `geometry`
 # (int32, as _Geometry; a height of 0 for crop, output or window means all of it), or by `plan`, which draws from
 # `stream`, from one generator per entry of `seeds`, or not at all. `out` is NHWC with contiguous rows; or, if views
@@ -126,7 +143,8 @@ class Job:
 # are left to end by themselves. A dropped pool closes itself.
 # Where to begin within JPEG files that were decoded before, whatever their names. Thread-safe.
 class JpegIndex:
-    def __init__(self, max_bytes: int, file: IndexFile | None = None) -> None: ...
+    # `whole`: a file's first decode goes on to the file's end, so that there are points for any crop.
+    def __init__(self, max_bytes: int, whole: bool = False, file: IndexFile | None = None) -> None: ...
     @property
     def max_bytes(self) -> int: ...
     # (bytes kept, files kept, images whose file was found, images whose file was not, files evicted, found in the file)
@@ -168,6 +186,7 @@ class Pool:
         arrays: bool = False,
         sizes: Sequence[tuple[int, int]] = (),
         index: JpegIndex | None = None,
+        staging: Staging | None = None,
     ) -> Job: ...
     def close(self, timeout_s: float = 5.0) -> bool: ...
 

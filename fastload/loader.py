@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
+from fastload.device.decodable import not_on_gpu_because
 from fastload.device.replay import Replay
 from fastload.engines import state as position
 from fastload.engines.iterators import (
@@ -32,6 +33,7 @@ from fastload.engines.workers import first_call_of
 from fastload.nvtx import stages
 from fastload.options import (
     INDEX_BYTES,
+    Decode,
     Device,
     Engine,
     IndexPath,
@@ -102,6 +104,10 @@ class FastLoader(LoaderConfig[T_co]):
             none, nor ``jpeg_index``.
         jpeg_index: What ``fastload index`` has written: then the first epoch begins within files, too. ``None`` takes
             ``fastload.index`` in the dataset's ``root``, if it is there and can be used; the plan says so.
+        decode: Where the native engine decodes JPEG files, with the same bits. ``"auto"``: on decode threads while they
+            keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files that the index knows (so in
+            the first epoch only with ``jpeg_index``), of samples that are only cropped, resized, flipped, normalized
+            and erased. ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 
@@ -143,6 +149,7 @@ class FastLoader(LoaderConfig[T_co]):
         exact: bool = True,
         max_index_bytes: int = INDEX_BYTES,
         jpeg_index: IndexPath = None,
+        decode: Decode = "auto",
     ) -> None:
         auto = auto_workers(num_workers, dataset)
         super().__init__(
@@ -167,7 +174,7 @@ class FastLoader(LoaderConfig[T_co]):
         if auto is not None:
             self.num_workers = auto
         own = (device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
-        self._take_options(Options(*own, max_index_bytes, jpeg_index))
+        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode))
 
     def _take_options(self, options: Options) -> None:
         # Public attributes, because frameworks rebuild a loader from vars(loader).
@@ -181,12 +188,19 @@ class FastLoader(LoaderConfig[T_co]):
         self.exact = options.exact
         self.max_index_bytes = options.max_index_bytes
         self.jpeg_index = options.jpeg_index
+        self.decode = options.decode
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)
         if self.engine == "native":
             recipe = read_loader(self, resolve_device(self.device))
             if isinstance(recipe, tuple):
                 raise ValueError(f"engine='native', but {'; '.join(recipe)}")
+        if self.decode == "gpu":
+            device = resolve_device(self.device)
+            recipe = read_loader(self, device)
+            why = "; ".join(recipe) if isinstance(recipe, tuple) else not_on_gpu_because(self, recipe, device)
+            if why is not None:
+                raise ValueError(f"decode='gpu', but {why}")
 
     @classmethod
     def wrap(cls, loader: DataLoader[T_co], **own: Unpack[OwnArguments]) -> FastLoader[T_co]:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 Device: TypeAlias = str | int | torch.device
 Engine: TypeAlias = Literal["auto", "torch", "native"]
+Decode: TypeAlias = Literal["auto", "cpu", "gpu"]
 Randomness: TypeAlias = Literal["worker", "sample"]
 IndexPath: TypeAlias = str | os.PathLike[str] | None
 T_co = TypeVar("T_co", covariant=True)
@@ -37,6 +38,7 @@ class Options:
     exact: bool = True
     max_index_bytes: int = INDEX_BYTES
     jpeg_index: IndexPath = None
+    decode: Decode = "auto"
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -47,6 +49,8 @@ class Options:
             raise ValueError(f"engine must be 'auto', 'torch' or 'native', got {self.engine!r}")
         if self.randomness not in ("worker", "sample"):
             raise ValueError(f"randomness must be 'worker' or 'sample', got {self.randomness!r}")
+        if self.decode not in ("auto", "cpu", "gpu"):
+            raise ValueError(f"decode must be 'auto', 'cpu' or 'gpu', got {self.decode!r}")
         if not isinstance(self.exact, bool):
             raise TypeError(f"exact must be True or False, got {self.exact!r}")
         if self.jpeg_index is not None and not isinstance(self.jpeg_index, str | os.PathLike):
@@ -76,6 +80,7 @@ class OwnArguments(TypedDict, total=False):
     exact: bool
     max_index_bytes: int
     jpeg_index: IndexPath
+    decode: Decode
 
 
 class LoaderConfig(DataLoader[T_co]):
@@ -95,6 +100,7 @@ class LoaderConfig(DataLoader[T_co]):
     exact: bool = Options.exact
     max_index_bytes: int = Options.max_index_bytes
     jpeg_index: IndexPath = Options.jpeg_index
+    decode: Decode = Options.decode
 
 
 def named_options(own: OwnArguments) -> Options:

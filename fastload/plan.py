@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
+from fastload.device.decodable import not_on_gpu_because
 from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
@@ -224,6 +225,7 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
 
         if (why := nvrtc.lacking(device, table.dtype, len(table))) is not None:
             notes.append(f"torch looks values up instead of one CUDA kernel, same bits but slower: {why}")
+    notes.append(_decoded_on_gpu(loader, recipe, device))
     where = "copy stream" if loader.device_prefetch else "consumer's stream"
     memory = "pinned memory" if pins(loader, device) else "pageable memory"
     erasing = recipe.pipeline.erasing
@@ -258,6 +260,16 @@ def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     if file is None:
         return f"; {most}" + (f" ({why_not})" if why_not else "")
     return f"; a file says where to begin in {file.files:,} images, and {most}"
+
+
+def _decoded_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> str:
+    if loader.decode == "cpu":
+        return "decode='cpu': decode threads decode every image"
+    if (why := not_on_gpu_because(loader, recipe, device)) is not None:
+        return f"decode threads decode every image: {why}"
+    what = "files that the index knows, of samples that are only cropped, resized, flipped and normalized"
+    when = "the GPU decodes" if loader.decode == "gpu" else "the GPU decodes, while the threads cannot keep it fed,"
+    return f"{when} {what}"
 
 
 def _becomes(recipe: Recipe) -> str:

@@ -103,6 +103,14 @@ _FFCV = Contender(
     draws_itself=True,
 )
 
+_FASTLOAD = Contender(
+    title="FastLoader, native",
+    module="fastload_loaders",
+    variant="native",
+    packages=("fastload", "pillow"),
+    any_recipe=True,
+)
+
 CONTENDERS: dict[str, Contender] = {
     "torch": Contender(
         title="DataLoader", module="torch_loaders", variant="plain", packages=("pillow",), any_recipe=True
@@ -163,12 +171,20 @@ CONTENDERS: dict[str, Contender] = {
         packages=("fastload", "pillow"),
         any_recipe=True,
     ),
-    "fastload": Contender(
-        title="FastLoader, native",
-        module="fastload_loaders",
-        variant="native",
-        packages=("fastload", "pillow"),
-        any_recipe=True,
+    "fastload": _FASTLOAD,
+    "fastload-cpu": replace(
+        _FASTLOAD,
+        title="FastLoader, native, decoding on the CPU",
+        variant="native-cpu",
+        any_recipe=False,
+        needs_gpu=True,
+    ),
+    "fastload-gpu": replace(
+        _FASTLOAD,
+        title="FastLoader, native, decoding on the GPU",
+        variant="native-gpu",
+        any_recipe=False,
+        needs_gpu=True,
     ),
     "ceiling": Contender(title="data on the GPU already", module="ceiling", loads=False, any_recipe=True),
 }

@@ -15,7 +15,7 @@ from fastload.bench._rungs import in_workers
 def missing(variant: str, device: str) -> str | None:
     """Why this cannot take part."""
     del device
-    if variant == "native" and importlib.util.find_spec("fastload._core") is None:
+    if variant != "workers" and importlib.util.find_spec("fastload._core") is None:
         return "fastload._core is not built"
     return None
 
@@ -28,9 +28,11 @@ def open_feed(job: Job, variant: str) -> Feed:
     """
     torch.manual_seed(job.seed)
     dataset = job.dataset()
-    own: dict[str, Any] = {"engine": "native"} if variant == "native" else {}
+    own: dict[str, Any] = {}
     if variant == "workers":
         dataset = in_workers(dataset)
+    else:
+        own = {"engine": "native", "decode": variant.partition("-")[2] or "auto"}
     loader = FastLoader(
         dataset,
         batch_size=job.batch_size,
@@ -39,7 +41,7 @@ def open_feed(job: Job, variant: str) -> Feed:
         device=job.device,
         **own,
     )
-    wanted = "torch" if variant == "workers" and not job.on_gpu else variant
+    wanted = "native" if own else "workers" if job.on_gpu else "torch"
     if (engine := loader.plan.engine) != wanted:
         raise RuntimeError(f"the {wanted} engine is to be measured, but the plan says {engine}:\n{loader.plan}")
     has_slots = variant == "workers" and job.on_gpu

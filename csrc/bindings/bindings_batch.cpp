@@ -37,11 +37,20 @@ nb::tuple to_tuple(const Outcome& outcome) {
                         outcome.detail);
 }
 
+using Memory = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A batch's staging, and the Python object whose memory it uses.
+struct BoundStaging {
+  std::shared_ptr<Staging> staging;
+  Memory memory;
+};
+
 // A core job and the Python objects whose memory it uses. Requires the GIL except where it is explicitly released.
 struct Held {
   std::shared_ptr<Job> job;
   std::vector<BytesView> views;
   Images out;
+  Memory staging;
 };
 
 // Abandoned jobs for which a thread is stuck reading a file. Their memory stays until the thread stops using it, or
@@ -62,7 +71,8 @@ void free_given_up() {
 
 class BoundJob {
  public:
-  BoundJob(std::vector<BytesView> views, Images out) : held_{nullptr, std::move(views), std::move(out)} {}
+  BoundJob(std::vector<BytesView> views, Images out, Memory staging)
+      : held_{nullptr, std::move(views), std::move(out), std::move(staging)} {}
   ~BoundJob() {
     if (held_.job == nullptr) return;
     const bool waited = waited_ || held_.job->pool_closed();
@@ -326,7 +336,8 @@ BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional
                  std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
                  std::optional<std::vector<std::uint64_t>> seeds, std::uint64_t number, const std::string& filter,
                  const std::string& pass_rule, std::uint64_t max_pixels, bool fast, bool arrays,
-                 const std::vector<std::pair<int, int>>& sizes, std::shared_ptr<JpegIndex> index) {
+                 const std::vector<std::pair<int, int>>& sizes, std::shared_ptr<JpegIndex> index,
+                 const BoundStaging* staging) {
   free_given_up();
   BatchSpec spec;
   std::vector<BytesView> views;
@@ -350,7 +361,9 @@ BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional
   if (seeds) spec.seeds = std::move(*seeds);
   spec.number = number;
   spec.index = std::move(index);
-  auto bound = std::make_unique<BoundJob>(std::move(views), std::move(out));
+  if (staging != nullptr) spec.staging = staging->staging;
+  auto bound =
+      std::make_unique<BoundJob>(std::move(views), std::move(out), staging != nullptr ? staging->memory : Memory());
   bound->attach(pool.pool().submit(std::move(spec)));
   return bound.release();  // Python takes ownership
 }
@@ -363,6 +376,43 @@ void bind_batch(nb::module_& m) {
   m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false, "index"_a = nb::none());
   bind_index(m);
+  nb::class_<BoundStaging>(m, "Staging")
+      .def(
+          "__init__",
+          [](BoundStaging* self, Memory memory, std::size_t images) {
+            auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images);
+            new (self) BoundStaging{std::move(staging), std::move(memory)};
+          },
+          "memory"_a.noconvert(), "images"_a)
+      .def("has",
+           [](const BoundStaging& self) {
+             std::string flags(self.staging->size(), '\0');
+             for (std::size_t i = 0; i < flags.size(); ++i) flags[i] = static_cast<char>(self.staging->has(i));
+             return nb::bytes(flags.data(), flags.size());
+           })
+      .def(
+          "remove",
+          [](BoundStaging& self, std::size_t image) {
+            if (image >= self.staging->size()) throw nb::index_error("image out of range");
+            self.staging->remove(image);
+          },
+          "image"_a)
+      .def(
+          "finish",
+          [](BoundStaging& self, std::size_t most_bytes) {
+            nb::list chunks;
+            for (const Staging::Chunk& chunk : self.staging->finish(most_bytes)) {
+              chunks.append(nb::make_tuple(chunk.first_image, chunk.images, chunk.work, chunk.work_items,
+                                           chunk.coefficient_bytes, chunk.other_bytes, chunk.widest, chunk.highest,
+                                           chunk.widest_out, chunk.highest_out, chunk.any_vertical_first));
+            }
+            return chunks;
+          },
+          "most_bytes"_a)
+      .def_prop_ro("used", [](const BoundStaging& self) { return self.staging->used(); })
+      .def_prop_ro("wanted", [](const BoundStaging& self) { return self.staging->wanted(); })
+      .def_prop_ro_static("bytes_per_image", [](nb::handle) { return sizeof(StagedImage); });
+
   nb::class_<RandomStream>(m, "RandomStream")
       .def(nb::new_([](nb::bytes state) {
              Generator generator;
@@ -407,7 +457,8 @@ void bind_batch(nb::module_& m) {
       .def("submit", &submit, "inputs"_a, "out"_a.noconvert(), nb::kw_only(), "geometry"_a = nb::none(),
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
            "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false,
-           "arrays"_a = false, "sizes"_a = std::vector<std::pair<int, int>>{}, "index"_a = nb::none())
+           "arrays"_a = false, "sizes"_a = std::vector<std::pair<int, int>>{}, "index"_a = nb::none(),
+           "staging"_a = nb::none())
       .def("close", &BoundPool::close, "timeout_s"_a = kJoinSeconds);
 }
 

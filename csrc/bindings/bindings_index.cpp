@@ -33,8 +33,9 @@ std::shared_ptr<IndexFile> open_file(const nb::bytes& path, const nb::bytes& key
   return file;
 }
 
-std::shared_ptr<JpegIndex> make_index(std::size_t max_bytes, const std::shared_ptr<IndexFile>& file) {
-  return file == nullptr ? std::make_shared<JpegIndex>(max_bytes) : std::make_shared<JpegIndex>(max_bytes, file);
+std::shared_ptr<JpegIndex> make_index(std::size_t max_bytes, bool whole, const std::shared_ptr<IndexFile>& file) {
+  return file == nullptr ? std::make_shared<JpegIndex>(max_bytes, whole)
+                         : std::make_shared<JpegIndex>(max_bytes, whole, file);
 }
 
 nb::tuple index_points(const nb::bytes& path, const nb::bytes& key) {
@@ -62,7 +63,7 @@ void bind_index(nb::module_& m) {
       .def_prop_ro("files", &IndexFile::files)
       .def_prop_ro("bytes", &IndexFile::bytes);
   nb::class_<JpegIndex>(m, "JpegIndex")
-      .def(nb::new_(&make_index), "max_bytes"_a, "file"_a = nb::none())
+      .def(nb::new_(&make_index), "max_bytes"_a, "whole"_a = false, "file"_a = nb::none())
       .def_prop_ro("max_bytes", &JpegIndex::most_bytes)
       .def("totals", [](const JpegIndex& self) {
         const JpegIndex::Totals totals = self.totals();

@@ -62,7 +62,8 @@ const std::uint8_t kNaturalOrder[256] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24,
                                          35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                          58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
-bool SymbolTable::build(const HuffmanCode& code, bool ac) {
+bool SymbolTable::build(const HuffmanCode& from, bool ac) {
+  code = from;
   std::uint32_t next = 0;  // code of the current length
   int count = 0;
   for (int length = 1; length <= 16; ++length, next <<= 1) {

@@ -40,6 +40,7 @@ struct SymbolTable {
     return found != 0 ? found : long_symbol(static_cast<std::uint32_t>(bits >> 48));
   }
 
+  HuffmanCode code;
   std::uint32_t first[1 << kBits];
   std::uint32_t ends[17];    // behind the last code of each length, left-justified in 16 bits
   std::int32_t offsets[17];  // of a code's symbol, from the code

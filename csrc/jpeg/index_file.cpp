@@ -182,7 +182,7 @@ Points IndexFile::find(const FileKey& key) const try {
 
 Status points_of(const char* path, const IndexSecrets& secrets, FileKey& key, Points& points) {
   static thread_local RegionDecoder decoder;
-  JpegIndex index(std::numeric_limits<std::size_t>::max(), secrets);
+  JpegIndex index(std::numeric_limits<std::size_t>::max(), false, secrets);
   ByteSource source;
   Status status = source.open(path);
   if (status != Status::ok) return status;

@@ -55,11 +55,12 @@ class Checksum {
 
 }  // namespace
 
-JpegIndex::JpegIndex(std::size_t most_bytes, const IndexSecrets& secrets)
-    : most_bytes_(most_bytes), secrets_(secrets), room_(most_bytes) {}
+JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, const IndexSecrets& secrets)
+    : most_bytes_(most_bytes), whole_(whole), secrets_(secrets), room_(most_bytes) {}
 
-JpegIndex::JpegIndex(std::size_t most_bytes, std::shared_ptr<const IndexFile> file)
+JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, std::shared_ptr<const IndexFile> file)
     : most_bytes_(most_bytes),
+      whole_(whole),
       secrets_(file->secrets()),
       file_(std::move(file)),
       room_(most_bytes - std::min(most_bytes, file_->bytes())) {}

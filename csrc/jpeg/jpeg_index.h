@@ -19,9 +19,10 @@ namespace fastload {
 // The points (see CodedPoints) of as many files as fit, beside those of a file that was made ahead. Thread-safe.
 class JpegIndex {
  public:
-  explicit JpegIndex(std::size_t most_bytes, const IndexSecrets& secrets = IndexSecrets::random());
-  // The file's table, which may not be larger, is part of `most_bytes`.
-  JpegIndex(std::size_t most_bytes, std::shared_ptr<const IndexFile> file);
+  // With `whole`, a file's first decode goes on to the file's end, so that there are points for any crop.
+  explicit JpegIndex(std::size_t most_bytes, bool whole = false, const IndexSecrets& secrets = IndexSecrets::random());
+  // The index file's table, which may not be larger, is part of `most_bytes`.
+  JpegIndex(std::size_t most_bytes, bool whole, std::shared_ptr<const IndexFile> file);
   JpegIndex(const JpegIndex&) = delete;
   JpegIndex& operator=(const JpegIndex&) = delete;
 
@@ -47,6 +48,7 @@ class JpegIndex {
   // Takes no lock.
   Totals totals() const;
   std::size_t most_bytes() const { return most_bytes_; }
+  bool whole() const { return whole_; }
 
  private:
   struct Entry {
@@ -73,6 +75,7 @@ class JpegIndex {
   void drop_last(Shard& shard);
 
   const std::size_t most_bytes_;
+  const bool whole_;
   const IndexSecrets secrets_;
   const std::shared_ptr<const IndexFile> file_;  // or null
   const std::size_t room_;                       // bytes beside the file's table

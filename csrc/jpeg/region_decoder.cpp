@@ -15,7 +15,7 @@ struct RegionDecoder::State {
   RegionPixels pixels;
   std::uint32_t row;          // of pixels: the next one
   std::uint32_t next_row;     // of MCUs
-  std::uint32_t checked_row;  // of MCUs: the last one that libjpeg decodes for the region
+  std::uint32_t checked_row;  // of MCUs: the last one to look at
   ByteSource* source;
   JpegIndex* index;  // null: decode without
   JpegIndex::Key key;
@@ -40,14 +40,13 @@ bool RegionDecoder::State::start(ByteSource& from, const JpegHeader& header, con
       !read_baseline(from, header, tables, baseline)) {
     return false;
   }
-  const std::uint32_t bottom = region.top + region.height;
-  pixels.start(baseline, header.width, header.height, region.left, region.width, region.top, bottom);
+  pixels.start(baseline, header.width, header.height, region.left, region.width, region.top,
+               region.top + region.height);
   row = region.top;
-  next_row = pixels.first_row();
-  // With two rows of luma blocks in an MCU, libjpeg decodes the MCUs below before it puts out an MCU's last two rows.
-  const auto down = static_cast<std::uint32_t>(baseline.scan.component[0].rows);
-  checked_row = std::min(bottom - 1 + 2 * (down - 1), header.height - 1) / (8 * down);
-  return start_scan(first_mcu(next_row) + pixels.first_column());
+  next_row = pixels.mcus().first_row;
+  // An index for kernels on a GPU names points in all rows.
+  checked_row = index != nullptr && index->whole() ? baseline.scan.mcu_rows - 1 : pixels.mcus().checked_row;
+  return start_scan(first_mcu(next_row) + pixels.mcus().first_column);
 }
 
 bool RegionDecoder::State::start_scan(std::uint64_t mcu) {
@@ -62,8 +61,8 @@ bool RegionDecoder::State::start_scan(std::uint64_t mcu) {
 }
 
 bool RegionDecoder::State::decode_row() {
-  return scan.skip_to(first_mcu(next_row) + pixels.first_column()) &&
-         scan.decode(pixels.columns(), pixels.blocks(next_row)) && pixels.add(next_row++);
+  return scan.skip_to(first_mcu(next_row) + pixels.mcus().first_column) &&
+         scan.decode(pixels.mcus().columns, pixels.blocks(next_row)) && pixels.add(next_row++);
 }
 
 // Of rows with points, the rest was sound when it was first decoded: all that scan.finish() could see behind the last

@@ -38,6 +38,22 @@ class Parts {
 
 }  // namespace
 
+McuWindow mcus_of(const Scan& scan, std::uint32_t image_width, std::uint32_t image_height, std::uint32_t left,
+                  std::uint32_t width, std::uint32_t top, std::uint32_t bottom) {
+  const auto across = static_cast<std::uint32_t>(scan.component[0].columns);
+  const auto down = static_cast<std::uint32_t>(scan.component[0].rows);
+  McuWindow mcus;
+  // Where chroma is stretched, a pixel depends on its neighbours' chroma.
+  const std::uint32_t right = std::min(left + width - 1 + (across - 1), image_width - 1);
+  mcus.first_column = (left - std::min(left, across - 1)) / (kSide * across);
+  mcus.columns = right / (kSide * across) - mcus.first_column + 1;
+  mcus.first_row = (top - std::min(top, down - 1)) / (kSide * down);
+  mcus.last_row = std::min(bottom - 1 + (down - 1), image_height - 1) / (kSide * down);
+  // With two rows of luma blocks in an MCU, libjpeg decodes the MCUs below before it puts out an MCU's last two rows.
+  mcus.checked_row = std::min(bottom - 1 + 2 * (down - 1), image_height - 1) / (kSide * down);
+  return mcus;
+}
+
 void RegionPixels::start(const BaselineHeader& baseline, std::uint32_t image_width, std::uint32_t image_height,
                          std::uint32_t left, std::uint32_t width, std::uint32_t top, std::uint32_t bottom) {
   kernels_ = &kernels();
@@ -49,30 +65,28 @@ void RegionPixels::start(const BaselineHeader& baseline, std::uint32_t image_wid
   bottom_ = bottom;
   const auto across = static_cast<std::uint32_t>(baseline.scan.component[0].columns);
   const auto down = static_cast<std::uint32_t>(baseline.scan.component[0].rows);
-  // Where chroma is stretched, a pixel depends on its neighbours' chroma.
-  const std::uint32_t right = std::min(left + width - 1 + (across - 1), image_width - 1);
-  first_column_ = (left - std::min(left, across - 1)) / (kSide * across);
-  columns_ = right / (kSide * across) - first_column_ + 1;
-  first_row_ = (top - std::min(top, down - 1)) / (kSide * down);
+  mcus_ = mcus_of(baseline.scan, image_width, image_height, left, width, top, bottom);
   for (int i = 0; i < count_; ++i) {
     Component& component = component_[i];
     component.columns = baseline.scan.component[i].columns;
     component.rows = baseline.scan.component[i].rows;
     component.width = i == 0 ? image_width : (image_width + across - 1) / across;
     component.height = i == 0 ? image_height : (image_height + down - 1) / down;
-    component.stride = (std::size_t{columns_} * kSide * static_cast<std::size_t>(component.columns) + 63) / 64 * 64;
+    component.stride =
+        (std::size_t{mcus_.columns} * kSide * static_cast<std::size_t>(component.columns) + 63) / 64 * 64;
     std::copy(baseline.quantization[i].begin(), baseline.quantization[i].end(), component.quantization.begin());
   }
   const auto lay_out = [this](Parts parts) {
     for (int i = 0; i < count_; ++i) {
       Component& component = component_[i];
-      const std::size_t blocks = std::size_t{columns_} * static_cast<std::size_t>(component.columns * component.rows);
+      const std::size_t blocks =
+          std::size_t{mcus_.columns} * static_cast<std::size_t>(component.columns * component.rows);
       component.samples = parts.take<std::uint8_t>(
           component.stride * 2 * kSide * static_cast<std::size_t>(component.rows) + kSampleSlack);
       component.blocks = parts.take<std::int16_t>(blocks * kBlockSize);
       component.last = parts.take<std::uint8_t>(blocks);
     }
-    const std::size_t samples = std::size_t{columns_} * kSide;
+    const std::size_t samples = std::size_t{mcus_.columns} * kSide;
     sums_ = parts.take<std::uint16_t>(samples + 2 + kStretchSlack);
     for (auto& chroma : chroma_) chroma = parts.take<std::uint8_t>(2 * (samples + kStretchSlack) + kSampleSlack);
     return parts.used();
@@ -94,7 +108,7 @@ BlockRows RegionPixels::blocks(std::uint32_t row) {
       // Rows of luma above and below the region are there for their chroma.
       const std::uint32_t first = (row * rows + y) * kSide;
       if (i == 0 && (first >= bottom_ || first + kSide <= top_)) continue;
-      const std::size_t at = std::size_t{y} * columns_ * static_cast<std::size_t>(component.columns);
+      const std::size_t at = std::size_t{y} * mcus_.columns * static_cast<std::size_t>(component.columns);
       to.component[i][y] = {component.blocks + at * kBlockSize, component.last + at};
     }
   }
@@ -110,9 +124,9 @@ bool RegionPixels::add(std::uint32_t row) {
     for (std::uint32_t y = 0; y < rows; ++y) {
       const BlockRows::Row& blocks = from.component[i][y];
       if (blocks.blocks == nullptr) continue;
-      fits &= kernels_->transform(blocks.blocks, blocks.last, columns_ * static_cast<std::uint32_t>(component.columns),
-                                  component.quantization.data(), row_of(component, (row * rows + y) * kSide),
-                                  component.stride);
+      fits &= kernels_->transform(
+          blocks.blocks, blocks.last, mcus_.columns * static_cast<std::uint32_t>(component.columns),
+          component.quantization.data(), row_of(component, (row * rows + y) * kSide), component.stride);
     }
   }
   return fits;
@@ -125,12 +139,12 @@ std::uint8_t* RegionPixels::row_of(const Component& component, std::uint32_t y) 
 // Row `y` of the image of a chroma component, as wide as luma; returns the sample of column `left_`.
 const std::uint8_t* RegionPixels::stretched(const Component& component, std::uint32_t y, std::uint8_t* out) {
   const Component& luma = component_[0];
-  const std::uint32_t origin = first_column_ * kSide;
+  const std::uint32_t origin = mcus_.first_column * kSide;
   if (luma.columns == 1) return row_of(component, y) + (left_ - origin);
   const std::uint32_t first = left_ / 2, last = (left_ + width_ - 1) / 2;
   // With a neighbour on each side; at the image's edges, and where no pixel depends on it, the same sample again.
   const std::uint32_t begin = std::max(first, origin + 1) - 1;
-  const std::uint32_t end = std::min({last + 2, component.width, origin + columns_ * kSide});
+  const std::uint32_t end = std::min({last + 2, component.width, origin + mcus_.columns * kSide});
   std::uint16_t* const sums = sums_ + (begin + 1 - first);
   if (luma.rows == 2) {
     const std::uint32_t near = y / 2;
@@ -153,7 +167,8 @@ const std::uint8_t* RegionPixels::stretched(const Component& component, std::uin
 
 void RegionPixels::write(std::uint32_t y, std::uint8_t* out) {
   const std::uint8_t* const luma =
-      row_of(component_[0], y) + (left_ - first_column_ * kSide * static_cast<std::uint32_t>(component_[0].columns));
+      row_of(component_[0], y) +
+      (left_ - mcus_.first_column * kSide * static_cast<std::uint32_t>(component_[0].columns));
   const std::uint8_t *blue = nullptr, *red = nullptr;
   if (count_ == 3) {
     blue = stretched(component_[1], y, chroma_[0]);

@@ -11,6 +11,16 @@
 
 namespace fastload {
 
+// The MCUs that a region's pixels depend on.
+struct McuWindow {
+  std::uint32_t first_column = 0, columns = 0;
+  std::uint32_t first_row = 0, last_row = 0;
+  std::uint32_t checked_row = 0;  // the last one that libjpeg decodes for the region
+};
+
+McuWindow mcus_of(const Scan& scan, std::uint32_t image_width, std::uint32_t image_height, std::uint32_t left,
+                  std::uint32_t width, std::uint32_t top, std::uint32_t bottom);
+
 // The rows of MCUs and pixels of one region at a time, from the top down. Not thread-safe. Throws std::bad_alloc.
 class RegionPixels {
  public:
@@ -18,10 +28,7 @@ class RegionPixels {
   void start(const BaselineHeader& baseline, std::uint32_t image_width, std::uint32_t image_height, std::uint32_t left,
              std::uint32_t width, std::uint32_t top, std::uint32_t bottom);
 
-  // The MCUs that the region's pixels depend on.
-  std::uint32_t first_column() const { return first_column_; }
-  std::uint32_t columns() const { return columns_; }
-  std::uint32_t first_row() const { return first_row_; }
+  const McuWindow& mcus() const { return mcus_; }
   // The row of MCUs that must have been added before row `y` of pixels can be written.
   std::uint32_t needed_row(std::uint32_t y) const;
 
@@ -50,7 +57,7 @@ class RegionPixels {
   int count_ = 0;
   Component component_[kMaxComponents];
   std::uint32_t image_height_, left_, width_, top_, bottom_;
-  std::uint32_t first_column_, columns_, first_row_;
+  McuWindow mcus_;
   AlignedBuffer memory_;
   std::uint16_t* sums_ = nullptr;
   std::uint8_t* chroma_[2] = {};

@@ -117,24 +117,34 @@ bool CodedPoints::open(const std::uint8_t* data, std::size_t size, const Scan& s
 
 ScanPoint CodedPoints::before(std::uint64_t mcu) const {
   mcu = std::min(mcu, std::uint64_t{rows_} * columns_ - 1);
-  const std::uint64_t row = mcu / columns_, number = mcu % columns_ / kPointSpacing;
+  ScanPoint point;
+  walk_row(mcu / columns_, mcu % columns_ / kPointSpacing, [&](const ScanPoint& at) { point = at; });
+  return point;
+}
+
+void CodedPoints::read_row(std::uint32_t row, std::vector<ScanPoint>& points) const {
+  points.clear();
+  walk_row(row, points_in_row(columns_) - 1, [&](const ScanPoint& at) { points.push_back(at); });
+}
+
+// Visits the row's points up to one of them.
+template <typename Visit>
+void CodedPoints::walk_row(std::uint64_t row, std::uint64_t last, Visit visit) const {
   BitReader in(data_, kHeaderBits + row_bits_ * row);
   std::uint64_t place = std::uint64_t{data_at_} * 8 + in.read(first_widths_[0]);
   ScanPoint point;
-  const auto add_differences = [&](const int* widths) {
+  for (std::uint64_t number = 0;; ++number) {
+    const int* const widths = number == 0 ? first_widths_ : next_widths_;
+    if (number > 0) place += least_ + in.read(widths[0]);
     for (int c = 0; c < kMaxComponents; ++c) {
       point.predictors[c] = static_cast<std::int16_t>(point.predictors[c] + unfolded(in.read(widths[c + 1])));
     }
-  };
-  add_differences(first_widths_);
-  for (std::uint64_t i = 0; i < number; ++i) {
-    place += least_ + in.read(next_widths_[0]);
-    add_differences(next_widths_);
+    point.mcu = row * columns_ + number * kPointSpacing;
+    point.byte = static_cast<std::size_t>(place / 8);
+    point.bit = static_cast<int>(place % 8);
+    visit(point);
+    if (number == last) return;
   }
-  point.mcu = row * columns_ + number * kPointSpacing;
-  point.byte = static_cast<std::size_t>(place / 8);
-  point.bit = static_cast<int>(place % 8);
-  return point;
 }
 
 bool PointRecorder::takes(const Scan& scan) {

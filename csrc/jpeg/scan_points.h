@@ -25,9 +25,14 @@ class CodedPoints {
   // The last point at or before an MCU; there must be points. It may lie outside of the file if the bytes are not those
   // that encode() made of this scan.
   ScanPoint before(std::uint64_t mcu) const;
+  // All points of a row that has some, from the left on.
+  void read_row(std::uint32_t row, std::vector<ScanPoint>& points) const;
 
  private:
   static constexpr int kFields = 1 + kMaxComponents;  // the place and the predictors
+
+  template <typename Visit>
+  void walk_row(std::uint64_t row, std::uint64_t last, Visit visit) const;
 
   const std::uint8_t* data_ = nullptr;
   std::uint32_t rows_ = 0;

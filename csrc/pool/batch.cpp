@@ -25,6 +25,7 @@ void check(const BatchSpec& spec) {
     require(height > 0 && width > 0, "a view's height and width must be at least 1");
   require(spec.plan != nullptr || (spec.stream == nullptr && spec.seeds.empty()), "only a plan draws random numbers");
   require(spec.stream == nullptr || spec.seeds.empty(), "draws come from a stream or from seeds, not from both");
+  require(spec.staging == nullptr || spec.staging->size() == count, "there must be staging memory for each image");
   require(spec.seeds.empty() || spec.seeds.size() == count, "there must be one seed for each image");
   if (spec.plan == nullptr) return;
   require(count % spec.plan->views() == 0, "there must be one input for each view of each image");

@@ -19,6 +19,7 @@
 #include "jpeg/jpeg_index.h"
 #include "pool/decode_sample.h"
 #include "pool/source.h"
+#include "pool/staging.h"
 #include "rng/draw_plan.h"
 
 namespace fastload {
@@ -45,6 +46,9 @@ struct BatchSpec {
   std::vector<Input> inputs;
   SampleOptions options;
   std::shared_ptr<JpegIndex> index;  // or null
+  // Takes the images that a GPU can decode, so that `out` has none of them; or null. Its memory must stay valid as that
+  // of `out`.
+  std::shared_ptr<Staging> staging;
   // Sample 0. Samples whose status is not ok are black, unless the job was cancelled. This memory and the inputs' bytes
   // must stay valid until the job is done or, if it was cancelled, until idle().
   std::uint8_t* out = nullptr;

@@ -131,9 +131,9 @@ Resampler& thread_resampler() {
   return resampler;
 }
 
-// Completes the job of resizing `source`, which has its size in pixels of libjpeg's output.
-bool prepare(const PixelBox& source, const Geometry& geometry, const SampleOptions& options, ResizeJob& job,
-             std::string& detail) {
+// The job of resizing `source`, which has its size in pixels of libjpeg's output.
+ResizeJob job_of(const PixelBox& source, const Geometry& geometry, const SampleOptions& options) {
+  ResizeJob job;
   job.width = source.width;
   job.height = source.height;
   job.out_width = geometry.out_width;
@@ -143,7 +143,7 @@ bool prepare(const PixelBox& source, const Geometry& geometry, const SampleOptio
   job.flip_vertical = geometry.flip_vertical;
   job.filter = geometry.filter.value_or(options.filter);
   job.order = pass_order(options.pass_rule, job.width, job.height, job.out_width, job.out_height);
-  return thread_resampler().prepare(job, detail);
+  return job;
 }
 
 Status resize_window(const Encoded& image, const Geometry& geometry, const SampleOptions& options, const Target& target,
@@ -152,12 +152,14 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
   const int by = options.fast ? shrinkage(image, geometry) : 1;
   const PixelBox& crop = geometry.crop;
   PixelBox source = crop;  // in pixels of libjpeg's output
-  ResizeJob job;
   if (by > 1) {
     source.left = crop.left / by;
     source.top = crop.top / by;
     source.width = (crop.left + crop.width + by - 1) / by - source.left;
     source.height = (crop.top + crop.height + by - 1) / by - source.top;
+  }
+  ResizeJob job = job_of(source, geometry, options);
+  if (by > 1) {
     job.whole = false;
     const auto scaled = [by](int position, int origin) {
       return static_cast<float>(static_cast<double>(position) / by - origin);
@@ -167,7 +169,7 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
     job.box_right = scaled(crop.left + crop.width, source.left);
     job.box_bottom = scaled(crop.top + crop.height, source.top);
   }
-  if (!prepare(source, geometry, options, job, detail)) return Status::bad_geometry;
+  if (!resampler.prepare(job, detail)) return Status::bad_geometry;
   return stream(
       image, moved(resampler.region(), source.top, source.left), decode_options(options, by), detail,
       [&](const RowLayout& layout) {
@@ -222,8 +224,7 @@ Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, co
   return with_steps(header, geometry, options, target, [&](bool resizes, const Target& first) {
     const PixelBox &crop = geometry.crop, &window = geometry.window;
     if (resizes) {
-      ResizeJob job;
-      if (!prepare(crop, geometry, options, job, detail)) return Status::bad_geometry;
+      if (!thread_resampler().prepare(job_of(crop, geometry, options), detail)) return Status::bad_geometry;
       const PixelBox whole{-crop.top, -crop.left, static_cast<int>(header.height), static_cast<int>(header.width)};
       thread_resampler().run({pixels, stride, whole}, first.data, first.row_stride);
       return Status::ok;
@@ -236,6 +237,16 @@ Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, co
     }
     return Status::ok;
   });
+}
+
+bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+                  std::vector<std::uint8_t>& bytes, StagedImage& image) {
+  const PixelBox& window = geometry.window;
+  return options.index != nullptr && !options.fast && geometry.steps.empty() && window.height == options.height &&
+         window.width == options.width && lies_within(geometry.crop, header.width, header.height) &&
+         lies_within(window, geometry.out_width, geometry.out_height) &&
+         stage_image(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options), *options.index,
+                     bytes, image);
 }
 
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail) {

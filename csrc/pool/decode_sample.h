@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "jpeg/file.h"
 #include "jpeg/jpeg.h"
+#include "jpeg/stage_image.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
 
@@ -39,6 +41,10 @@ Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometr
 // The same for an image that is RGB pixels, row by row; of the header only the size counts.
 Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, const Geometry& geometry,
                         const SampleOptions& options, const Target& target, std::string& detail);
+
+// Prepares the image for kernels on a GPU instead: see stage_image(), which this calls if they make all of `geometry`.
+bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
+                  std::vector<std::uint8_t>& bytes, StagedImage& image);
 
 // Only libjpeg-turbo's region decode: rows are decoded and dropped, the rest of the file is not read. The lower bound
 // for benchmarks.

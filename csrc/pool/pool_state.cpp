@@ -195,8 +195,7 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   const double read_busy = seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy, read = seconds_of(CLOCK_MONOTONIC) - begun;
   if (!failed && !ordered) {
     resolved = draw_alone(job, task.sample, header, known, outcome, unresolved);
-    if (outcome.drawn)
-      decode(input, source, header, options_of(job, task.sample), target_of(job, task.sample), outcome);
+    if (outcome.drawn) make(job, task.sample, source, header, outcome);
     failed = resolved && outcome.status != Status::ok;
   }
   if (failed && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
@@ -232,8 +231,7 @@ void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
   const JpegHeader header = sample.header;
   Outcome outcome = sample.outcome;
   lock.unlock();
-  decode(job.spec_.inputs[task.sample], source, header, options_of(job, task.sample), target_of(job, task.sample),
-         outcome);
+  make(job, task.sample, source, header, outcome);
   if (outcome.status != Status::ok && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
   lock.lock();
   give_buffer(source.take_buffer());
@@ -276,6 +274,21 @@ void PoolState::complete_decoded(const Task& task, std::unique_lock<std::mutex>&
     job.samples_[numbers[i]].outcome = std::move(outcomes[i]);
     finish(job, numbers[i]);
   }
+}
+
+// Prepares the image for a GPU, or makes its pixels.
+void PoolState::make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header,
+                     Outcome& outcome) {
+  const Input& input = job.spec_.inputs[sample];
+  const Target target = target_of(job, sample);
+  const SampleOptions options = options_of(job, sample);
+  if (job.spec_.staging != nullptr && !input.is_decoded() && source.is_open() &&
+      job.spec_.staging->add(sample, source, header, outcome.geometry, options,
+                             static_cast<std::size_t>(target.data - job.spec_.out))) {
+    outcome.status = Status::ok;
+    return;
+  }
+  decode(input, source, header, options, target, outcome);
 }
 
 // So that no caller mistakes a partial image for a complete one.

@@ -307,6 +307,31 @@ bool Resampler::prepare(const ResizeJob& job, std::string& error) { return state
 
 const PixelBox& Resampler::region() const { return state_->region; }
 
+int Resampler::weights(bool along_x, std::vector<std::int32_t>& numbers) const {
+  const State& s = *state_;
+  const Pass pass = along_x ? s.x_pass : s.y_pass;
+  const int count = along_x ? s.job.window.width : s.job.window.height;
+  if (pass == Pass::convolve) {
+    const Axis& axis = along_x ? s.x_axis : s.y_axis;
+    for (int i = 0; i < count; ++i) numbers.insert(numbers.end(), {axis.start[i], axis.size[i]});
+    const int taps = *std::max_element(axis.size.begin(), axis.size.begin() + count);
+    for (int t = 0; t < taps; ++t) {
+      for (int i = 0; i < count; ++i) numbers.push_back(t < axis.size[i] ? axis.row(i)[t] : 0);
+    }
+    return taps;
+  }
+  // A single weight of one; of zero where nearest picks nothing.
+  const std::vector<int>& picks = along_x ? s.x_picks : s.y_picks;
+  const auto pick = [&](int i) {
+    return pass == Pass::pick ? picks[i] : along_x && s.job.flip_horizontal ? count - 1 - i : i;
+  };
+  for (int i = 0; i < count; ++i) numbers.insert(numbers.end(), {std::max(pick(i), 0), 1});
+  for (int i = 0; i < count; ++i) numbers.push_back(pick(i) < 0 ? 0 : 1 << kPrecisionBits);
+  return 1;
+}
+
+bool Resampler::vertical_first() const { return state_->vertical_first; }
+
 bool Resampler::finished() const { return state_->written == state_->job.window.height; }
 
 void Resampler::run(const SourceView& source, std::uint8_t* out, std::ptrdiff_t out_stride) {

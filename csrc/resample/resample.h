@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace fastload {
 
@@ -82,6 +83,13 @@ class Resampler {
 
   // The source pixels that the window needs. Never empty; within the source.
   const PixelBox& region() const;
+
+  // The weights along x and y for code that resizes by itself, in the order and with the arithmetic of the first lines
+  // above: for each of the window's columns, mirrored if requested, or rows, the first pixel of the region and the
+  // number of taps; then all first weights, all second ones and so on, with 22 fractional bits. Appends them to
+  // `numbers`, and returns the largest number of taps.
+  int weights(bool along_x, std::vector<std::int32_t>& numbers) const;
+  bool vertical_first() const;
 
   // Resizes from a buffer into `out`: window.height rows of window.width * channels bytes, `out_stride` bytes apart.
   // Reads nothing outside the view, writes nothing outside these rows.

@@ -89,7 +89,7 @@ bool write_region(RegionPixels& pixels, const Picture& picture, std::uint32_t le
                   std::uint32_t width, std::uint32_t height, std::uint8_t* out) {
   const Scan& scan = picture.header.scan;
   pixels.start(picture.header, picture.width, picture.height, left, width, top, top + height);
-  std::uint32_t next = pixels.first_row();
+  std::uint32_t next = pixels.mcus().first_row;
   for (std::uint32_t y = top; y < top + height; ++y, out += std::size_t{3} * width) {
     for (; next <= pixels.needed_row(y); ++next) {
       const BlockRows rows = pixels.blocks(next);
@@ -100,9 +100,9 @@ bool write_region(RegionPixels& pixels, const Picture& picture, std::uint32_t le
           const BlockRows::Row& to = rows.component[c][row];
           if (to.blocks == nullptr) continue;
           const std::size_t first =
-              std::size_t{next * down + row} * picture.blocks_across(c) + pixels.first_column() * across;
+              std::size_t{next * down + row} * picture.blocks_across(c) + pixels.mcus().first_column * across;
           const std::int16_t* const from = picture.blocks[c].data() + first * kBlockSize;
-          const std::uint32_t count = pixels.columns() * across;
+          const std::uint32_t count = pixels.mcus().columns * across;
           std::copy(from, from + count * kBlockSize, to.blocks);
           for (std::uint32_t i = 0; i < count; ++i) {
             int last = 63;

@@ -115,7 +115,7 @@ class Crops:
         return index
 
     def share_of_index(self) -> float:
-        """Bytes of all files' points, as ``fastload index`` writes them, as a share of the files'."""
+        """Share of the files' bytes that ``fastload index`` writes."""
         points = [len(_core.index_points(os.fsencode(path), bytes(48))[2]) + 16 for path in self.paths]
         return sum(points) / sum(map(len, self.files))
 

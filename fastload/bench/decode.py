@@ -98,7 +98,7 @@ def single_core_contenders(crops: Crops, pool: _core.Pool) -> dict[str, Callable
 
 
 def ratios(seconds: dict[str, Spread], crops: Crops) -> dict[str, Any]:
-    """How the core compares with each other contender: by itself, and under ``indexed`` with an index."""
+    """Compare the core with each contender, without and with an index."""
     others = [name for name in ("torchvision", "DALI", "fastload on libjpeg-turbo") if name in seconds]
 
     def beside(core: str) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Compile and launch the epilogue's CUDA kernel: NVRTC through ``cuda.core``, no compiler needed.
+"""Compile and launch CUDA kernels: NVRTC through ``cuda.core``, no compiler needed.
 
-Its source, ``normalize.cu``, is in this folder and not with the native core's sources, because it is not compiled when
-the package is built: the package contains it as a file. Compiling takes about 0.2 s, once per device, value size and
-number of channels; ``cuda.core`` caches the result on disk for later processes.
+Their sources, ``normalize.cu`` and ``decode.cu``, are in this folder and not with the native core's, because they are
+not compiled when the package is built: the package contains them as files. Compiling takes about 0.2 s, once per
+device and set of macros; ``cuda.core`` caches the result on disk for later processes.
 
-If ``cuda.core`` is missing or compilation fails, :func:`look_up` returns None; torch can do the same, only slower.
+If ``cuda.core`` is missing or compilation fails, :func:`look_up`, the epilogue, returns None; torch can do the same,
+only slower.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-__all__ = ["lacking", "look_up", "unavailable"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["build", "lacking", "lacking_package", "launcher", "look_up", "unavailable"]
 
 SOURCE: Final = Path(__file__).with_name("normalize.cu")
 THREADS: Final = 256  # per block; the same number as in normalize.cu
@@ -118,17 +122,24 @@ def _disk_cache() -> Any:
         return None
 
 
-def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_format, _Kernel]:
+def build(index: int, name: str, source: str, kernels: Iterable[str], macros: Iterable[tuple[str, str]] = ()) -> Any:
+    """Compile a program's kernels for a device, which must be the current one.
+
+    Args:
+        index: The device's.
+        name: The program's, for tools.
+        source: C++.
+        kernels: Names of the kernels to return.
+        macros: Names and values to define.
+
+    Returns:
+        The kernels by name.
+    """
     core: Any = importlib.import_module("cuda.core")
     device = core.Device(index)
     device.set_current()
-    options = core.ProgramOptions(
-        name="fastload_epilogue",
-        arch=f"sm_{device.arch}",
-        std="c++17",
-        define_macro=[("VALUE_BYTES", str(value_bytes)), ("CHANNELS", str(channels))],
-    )
-    program = core.Program(SOURCE.read_text(encoding="utf-8"), "c++", options)
+    options = core.ProgramOptions(name=name, arch=f"sm_{device.arch}", std="c++17", define_macro=list(macros) or None)
+    program = core.Program(source, "c++", options)
     try:
         cache = _disk_cache()
         try:
@@ -137,13 +148,18 @@ def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_f
             code = program.compile("cubin")
     finally:
         program.close()
+    _stream(0)  # fails now, rather than at a launch, if cuda.core is too old
+    return {kernel: code.get_kernel(kernel) for kernel in kernels}
+
+
+def _compile(index: int, value_bytes: int, channels: int) -> dict[torch.memory_format, _Kernel]:
+    macros = [("VALUE_BYTES", str(value_bytes)), ("CHANNELS", str(channels))]
+    built = build(index, "fastload_epilogue", SOURCE.read_text(encoding="utf-8"), KERNELS.values(), macros)
     processors = torch.cuda.get_device_properties(index).multi_processor_count
     kernels = {}
     for memory_format, name in KERNELS.items():
-        kernel = code.get_kernel(name)
-        per_processor = kernel.occupancy.max_active_blocks_per_multiprocessor(THREADS, 0)
-        kernels[memory_format] = _Kernel(kernel, processors * max(1, per_processor))
-    _stream(0)  # fails now, rather than at a launch, if cuda.core is too old
+        per_processor = built[name].occupancy.max_active_blocks_per_multiprocessor(THREADS, 0)
+        kernels[memory_format] = _Kernel(built[name], processors * max(1, per_processor))
     return kernels
 
 
@@ -152,6 +168,24 @@ def _stream(handle: int) -> Any:
     """``cuda.core``'s object for one of torch's streams; 0 is the legacy default stream."""
     core: Any = importlib.import_module("cuda.core")
     return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
+
+
+def launcher(device: torch.device) -> Callable[..., None]:
+    """Return a function that launches kernels on the device's current stream.
+
+    Its arguments are the kernel, the grid, the number of threads of a block, that of its bytes of dynamic shared
+    memory, and the kernel's own: addresses and 64-bit integers.
+    """
+    core: Any = importlib.import_module("cuda.core")
+    # torch's guard gives a thread no context if the device is already the thread's default one.
+    core.Device(device.index).set_current()
+    stream = _stream(torch.cuda.current_stream(device).cuda_stream)
+
+    def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: int) -> None:
+        config = core.LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
+        core.launch(stream, config, kernel, *arguments)
+
+    return launch
 
 
 def unavailable(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
@@ -176,17 +210,20 @@ def unavailable(device: torch.device, dtype: torch.dtype, channels: int) -> str 
     return _loaded.failure(index, dtype.itemsize, channels)
 
 
-def lacking(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
-    """:func:`unavailable` as far as known without compiling; ``None`` if not on CUDA."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return None
+def lacking_package() -> str | None:
+    """Say that ``cuda.core`` is not installed, and how to install it; None if it is."""
     try:
         found = importlib.util.find_spec("cuda.core") is not None
     except (ImportError, ValueError):  # no package cuda at all
         found = False
-    if not found:
-        return f"cuda.core is not installed; {INSTALL}"
-    return _loaded.failure(device.index or 0, dtype.itemsize, channels)
+    return None if found else f"cuda.core is not installed; {INSTALL}"
+
+
+def lacking(device: torch.device, dtype: torch.dtype, channels: int) -> str | None:
+    """:func:`unavailable` as far as known without compiling; ``None`` if not on CUDA."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    return lacking_package() or _loaded.failure(device.index or 0, dtype.itemsize, channels)
 
 
 def is_wide(levels: int, out: int, plane_px: int, value_bytes: int, memory_format: torch.memory_format) -> bool:
@@ -235,13 +272,8 @@ def look_up(
         out = torch.empty(shape, dtype=values.dtype, device=device, memory_format=memory_format)
         if out.numel() == 0:
             return out
-        core: Any = importlib.import_module("cuda.core")
-        # torch's guard gives a thread no context if the device is already the thread's default one.
-        core.Device(device.index).set_current()
-        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
         wide = is_wide(images.data_ptr(), out.data_ptr(), plane_px, value_bytes, memory_format)
         blocks = min(loaded.blocks_max, -(-out.nbytes // (THREADS * STORE_BYTES)))
-        config = core.LaunchConfig(grid=blocks, block=THREADS)
-        sizes = (count, plane_px, int(wide))
-        core.launch(stream, config, loaded.kernel, images.data_ptr(), values.data_ptr(), out.data_ptr(), *sizes)
+        addresses = images.data_ptr(), values.data_ptr(), out.data_ptr()
+        launcher(device)(loaded.kernel, blocks, THREADS, 0, *addresses, count, plane_px, int(wide))
     return out

@@ -47,6 +47,7 @@ class Batch:
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
     error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
     pixels: Any = None  # the tensor that `job` fills
+    staged: Any = None  # its files, if a GPU decodes it
     job: Any = None
     after: bytes | None = None  # the worker's generator after it, if Python has drawn
     awaited: tuple[float, float] = (0.0, 0.0)  # begin and end of the pipeline's wait for the pixels
@@ -86,9 +87,10 @@ class Batch:
             for index, entry in zip(self.indices, resolved, strict=True):
                 seed = 0 if seed_of is None else seed_of(index)
                 source, target = locate(entry)
-                if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
+                usual = type(source) is str and "\0" not in source
+                if not usual and isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
                     open(source, "rb").close()  # raises the same error as in a worker
-                self.sources.append(unchanging(source))
+                self.sources.append(source if usual else unchanging(source))
                 self.targets.append(target)
                 self.seeds.append(seed)
         except Exception:  # noqa: BLE001 - any error of the user's dataset or sampler; raised in the batch's turn
@@ -206,6 +208,8 @@ def working_directory() -> str | None:
 
 def as_seen_from(directory: str | None, source: Any) -> Any:
     """Resolve ``source`` against ``directory`` if it is a relative path."""
+    if type(source) is str and source[:1] == "/":  # the usual case, decided quickly
+        return source
     if directory is None or not isinstance(source, str | os.PathLike):
         return source
     path = os.fspath(source)

@@ -24,7 +24,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch._utils import ExceptionWrapper
 
 from fastload import _core
 from fastload.engines.decode_batch import (
@@ -42,7 +41,8 @@ from fastload.engines.decode_batch import (
     wrapped,
 )
 from fastload.engines.loader_state import ITERATOR_CLOSED
-from fastload.engines.random_states import state_of_seed, streams_of_workers
+from fastload.engines.python_samples import PythonSamples
+from fastload.engines.random_states import streams_of_workers
 from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
 from fastload.pipeline.samples import collated
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from fastload.device.decode import DecodeChoice
     from fastload.engines.sample_process import SampleProcess
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], list[Patch]]"  # a sample's pixels, and what erases them
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
+LATE_S = 0.002  # shorter waits for the decode threads are no sign that they are too slow
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
 
 
@@ -83,6 +85,8 @@ class DecodePipeline:
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
+        choice: Decides which batches a GPU decodes; ``None`` if none. Such a batch's files take the place of its
+            pixels.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class DecodePipeline:
         ahead: int,
         finish_is_epilogue: bool = False,
         device: torch.device | None = None,
+        choice: DecodeChoice | None = None,
         first_states: Sequence[bytes | None] | None = None,
     ) -> None:
         self.epoch = 0  # this and the next line: set by the iterator
@@ -106,12 +111,13 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
+        self._python = PythonSamples(recipe, process, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
         self._finish = finish
         self._finish_is_epilogue = finish_is_epilogue
-        self._pin, self._device, self._ahead = pin, device, ahead
+        self._pin, self._device, self._ahead, self._choice = pin, device, ahead, choice
         first_states = first_states or [None] * workers
         self.states = StreamStates(first_states)
         self._streams = streams_of_workers(base_seed, first_states, others=recipe.pipeline.draws_others)
@@ -122,8 +128,8 @@ class DecodePipeline:
         self._pid = os.getpid()
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
-        self._decoded = self._in_python_batches = self._in_python_images = 0
-        self._collate_s = self._finish_s = self._in_python_s = 0.0
+        self._decoded = self._on_gpu = 0  # batches, images
+        self._collate_s = self._finish_s = 0.0
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -217,8 +223,10 @@ class DecodePipeline:
     def totals(self) -> Totals:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
         epilogue_s = self._finish_s if self._finish_is_epilogue else None
-        python = self._in_python_images, self._in_python_batches, self._in_python_s
-        return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
+        python = self._python.images, self._python.batches, self._python.seconds
+        totals = stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
+        totals.add({"gpu_images": float(self._on_gpu)})
+        return totals
 
     def drain(self, timeout_s: float, begin: int) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
@@ -302,7 +310,10 @@ class DecodePipeline:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
             batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
             _core.advise_large_pages(batch.pixels)
+            batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
             options = {**self._recipe.options, "max_pixels": self._process.max_pixels}
+            if batch.staged is not None:
+                options["staging"] = batch.staged.staging
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
             inputs = [as_seen_from(self._directory, source) for source in batch.sources for _ in range(self._views)]
@@ -317,7 +328,7 @@ class DecodePipeline:
         self.states.add(batch, self._recipe.pipeline.draws and not self._by_index, self.handed_over())
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
-        batch.pixels = batch.job = None  # a copy in flight holds its own reference
+        batch.pixels = batch.staged = batch.job = None  # a copy in flight holds its own reference
         batch.data, batch.failure = data, failure
         batch.made = True
         batch.release()
@@ -336,9 +347,12 @@ class DecodePipeline:
     def _make(self, batch: Batch) -> Any:
         try:
             self._complete(batch)
+            return self._finished(batch)
         except PythonError as error:
             self._rewind_rng(batch, error.state)
             return error.wrapper
+
+    def _finished(self, batch: Batch) -> Any:
         if batch.error is not None or batch.dropped:
             return batch.error
         begun = time.monotonic()
@@ -351,9 +365,20 @@ class DecodePipeline:
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)
         try:
-            return self._finish(batch.pixels, batch.patches, rest, batch.number)
+            if batch.staged is None:
+                return self._finish(batch.pixels, batch.patches, rest, batch.number)
+            while True:
+                data = self._finish(batch.staged, batch.patches, rest, batch.number)
+                if not (failed := batch.staged.failed()):
+                    self._on_gpu += sum(batch.staged.is_staged())
+                    return data
+                self._make_in_python(batch, failed, {})
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
+            if self._choice is not None:
+                awaited_s = batch.awaited[1] - batch.awaited[0]
+                late = awaited_s > max(LATE_S, time.monotonic() - batch.decoded_at)
+                self._choice.note(on_gpu=batch.staged is not None, late=late)
 
     def _complete(self, batch: Batch) -> None:
         """Wait for the pixels, and make unsupported samples in Python."""
@@ -374,39 +399,29 @@ class DecodePipeline:
                 job.skip(after)
         if self._closed:  # samples not decoded by then are cancelled
             raise ClosedError
-        for sample, status in enumerate(job.statuses()):
-            if status and sample not in made:
-                before = self._before(batch, sample)
+        batch.patches = self._recipe.pipeline.patches(job)
+        self._make_in_python(batch, [sample for sample, status in enumerate(job.statuses()) if status], made)
+        batch.awaited = begun, time.monotonic()
+
+    def _make_in_python(self, batch: Batch, samples: list[int], made: dict[int, _Made]) -> None:
+        """Make ``samples`` in Python, except those that are ``made``."""
+        for sample in samples:
+            if sample not in made:
+                before = self._python.before(batch, sample)
                 made[sample], after = self._in_python(batch, sample, before)
                 if before is None or self._by_index:
                     continue
-                if after != drawn(self._recipe.plan, job, sample, before, self._views):
+                if after != drawn(self._recipe.plan, batch.job, sample, before, self._views):
                     self._finish_in_python(batch, sample + 1, after, made)
                     break
-        batch.awaited = begun, time.monotonic()
-        self._in_python_batches += bool(made)
-        self._in_python_images += len(made)
-        batch.patches = self._recipe.pipeline.patches(job)
-        by_view = self._recipe.pipeline.by_view(batch.pixels)
-        for sample, (pixels, patches) in made.items():
-            index, view = divmod(sample, self._views)
-            by_view[view][index] = torch.from_numpy(pixels)
-            batch.patches[sample] = patches
+        self._python.put(batch, made)
 
     def _raise_earlier(self, batch: Batch, sample: int, made: dict[int, _Made]) -> None:
         """Raise an earlier undecodable sample's error, if any: a worker would stop there."""
         batch.job.cancel()
         for earlier, status in enumerate(batch.job.statuses()[:sample]):
             if status and earlier not in made:
-                self._in_python(batch, earlier, self._before(batch, earlier))
-
-    def _before(self, batch: Batch, sample: int) -> bytes | None:
-        """The generator state before a sample; ``None`` if the recipe draws nothing."""
-        if not self._recipe.pipeline.draws:
-            return None
-        if self._by_index:
-            return state_of_seed(batch.seeds[sample], others=self._recipe.pipeline.draws_others)
-        return batch.job.generator_before(sample)  # type: ignore[no-any-return]
+                self._in_python(batch, earlier, self._python.before(batch, earlier))
 
     def _finish_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
         """Finish a batch in Python: Pillow read a file differently, so later draws are invalid."""
@@ -415,25 +430,10 @@ class DecodePipeline:
         self._rewind_rng(batch, state)
 
     def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
-        """Make a sample with the user's transforms; also return the worker's generator state after it."""
-        index, view = divmod(sample, self._views)
-        source = batch.sources[index]
-        where = f"sample {batch.indices[index]!r}"
-        where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
-        begun = time.monotonic()
         try:
-            size = self._recipe.pipeline.sizes[view]
-            self._process.wait_started(self._wake)
-            made, after = self._process.sample(source, before, size=size, worker=batch.worker, where=where, view=view)
-        except RuntimeError:
-            if self._closed:
-                raise ClosedError from None
-            raise
-        finally:
-            self._in_python_s += time.monotonic() - begun
-        if isinstance(made, ExceptionWrapper):
-            raise PythonError(sample, made, None if before is None or self._by_index else after)
-        return made, after
+            return self._python.sample(batch, sample, before, self._wake)
+        except RuntimeError as error:
+            raise (ClosedError if self._closed else error) from None
 
     def _rewind_rng(self, batch: Batch, state: bytes | None) -> None:
         """Set the worker's generator after ``batch`` to ``state``, and redraw its later batches."""

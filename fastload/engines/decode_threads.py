@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from fastload.device.decode import DecodeChoice
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
     from fastload.pipeline.erasing import Patch
@@ -58,6 +59,7 @@ class NativeIterator(_BaseDataLoaderIter):
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
+        choice: See the pipeline's.
         device_totals: Returns the device clock's measurements of the consumer's steps; ``None`` without a clock.
     """
 
@@ -72,6 +74,7 @@ class NativeIterator(_BaseDataLoaderIter):
         pin: bool = False,
         ahead: int = 1,
         device: torch.device | None = None,
+        choice: DecodeChoice | None = None,
         device_totals: Callable[[], Totals] | None = None,
     ) -> None:
         super().__init__(loader)  # draws the base seed
@@ -100,7 +103,7 @@ class NativeIterator(_BaseDataLoaderIter):
         try:
             with deferred_signals():  # an interrupt in between would leave the pipeline's threads running
                 self.decode_pipeline = DecodePipeline(
-                    state_of(loader).with_index(loader, recipe),
+                    state_of(loader).with_index(loader, recipe, whole=choice is not None),
                     process,
                     threads,
                     base_seed=int(self._base_seed) if epochs is None or epochs.seed is None else epochs.seed,
@@ -112,6 +115,7 @@ class NativeIterator(_BaseDataLoaderIter):
                     pin=pin,
                     ahead=ahead,
                     device=device,
+                    choice=choice,
                 )
                 self._finalizer = weakref.finalize(self, self.decode_pipeline.close)
                 # Python drops an interrupt of the finalizer. It cannot interrupt this callback, which is C code.

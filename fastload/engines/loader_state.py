@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
+from fastload.device.decodable import not_on_gpu_because
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from fastload import _core
+    from fastload.device.decode import Decoder
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.engines.resumption import Resumption
     from fastload.options import LoaderConfig
@@ -60,6 +62,7 @@ class LoaderState:
         self._closed = False
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
+        self._decoders: dict[torch.device, Decoder] = {}
         self._indexed = 0, 0, 0  # bytes of the index, images, and those by its file, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
@@ -93,8 +96,37 @@ class LoaderState:
                 self._pool = os.getpid(), _core.Pool(cores_for_loading())
             return self._pool[1]
 
-    def with_index(self, loader: LoaderConfig[Any], recipe: Recipe) -> Recipe:
+    def decoder(self, loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Decoder | None:
+        """Return what decodes on the device, or None if the threads decode.
+
+        It is kept across epochs.
+
+        Raises:
+            RuntimeError: They have to, and ``decode="gpu"``.
+        """
+        if loader.decode == "cpu":
+            return None
+        reason = not_on_gpu_because(loader, recipe, device)
+        if reason is None and device not in self._decoders:
+            from fastload.device.decode import Decoder
+
+            try:
+                self._decoders[device] = Decoder(device)
+            except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
+                reason = f"the kernels cannot be compiled: {type(error).__name__}: {error}"
+        if reason is None:
+            return self._decoders[device]
+        if loader.decode == "gpu":
+            raise RuntimeError(f"decode='gpu' cannot be used: {reason}")
+        return None
+
+    def with_index(self, loader: LoaderConfig[Any], recipe: Recipe, *, whole: bool = False) -> Recipe:
         """Add the index of JPEG files to what decodes them; it is kept across epochs.
+
+        Args:
+            loader: Bounds it.
+            recipe: How to make the loader's samples.
+            whole: Whether files are indexed to their ends, for a GPU.
 
         Raises:
             IndexFileError: ``jpeg_index`` cannot be used.
@@ -105,7 +137,8 @@ class LoaderState:
 
         with self._lock:
             if self._index is None or self._index[0] != os.getpid():
-                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes, index_file_of(loader)[0])
+                file = index_file_of(loader)[0]
+                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes, whole, file)
             return replace(recipe, options={**recipe.options, "index": self._index[1]})
 
     def size_workers(self, loader: LoaderConfig[Any], *, native: bool = False) -> None:
@@ -217,6 +250,7 @@ class LoaderState:
         for iterator in list(self.live):
             _close(iterator)
         self._streams.clear()
+        self._decoders.clear()
         pool, self._pool = self._pool, None
         if pool is not None and pool[0] == os.getpid():
             pool[1].close()

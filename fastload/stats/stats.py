@@ -100,6 +100,7 @@ class Stats:
         batches: Batches handed to the consumer.
         images: Images (samples of any kind) in them.
         python_images: Part of them that the native engine left to the user's own Python, such as PNG files.
+        gpu_images: Part of them that the GPU decoded.
         copied: Batches copied to the device.
         device_bytes: Their bytes, as copied.
         slot_batches: Part of ``copied`` that workers wrote straight into pinned slots: hits.
@@ -133,6 +134,7 @@ class Stats:
     batches: int = 0
     images: int = 0
     python_images: int = 0
+    gpu_images: int = 0
     copied: int = 0
     device_bytes: int = 0
     slot_batches: int = 0
@@ -315,6 +317,7 @@ def make_stats(
         batches=int(totals["batches"]),
         images=int(totals["images"]),
         python_images=int(totals["python_images"]),
+        gpu_images=int(totals["gpu_images"]),
         copied=int(totals["copied"]),
         device_bytes=int(totals["device_bytes"]),
         slot_batches=int(totals["slot_batches"]),

@@ -73,7 +73,7 @@ class JpegIndex:
         made = self._made
         if made is None or made[0] != os.getpid():
             file = None if self._path is None else open_index(self._path, self._max_bytes)
-            made = self._made = os.getpid(), _core.JpegIndex(self._max_bytes, file)
+            made = self._made = os.getpid(), _core.JpegIndex(self._max_bytes, file=file)
         return made[1]
 
     def totals(self) -> JpegIndexTotals:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
@@ -970,6 +971,23 @@ next(iterator)
 def ended(root, then, *, persistent=False):
     code = SCRIPT.format(root=str(root), then=then, persistent=persistent)
     return interpreters.run(["-c", code])
+
+
+def test_what_a_dropped_iterator_held_is_freed_without_the_collector(folder):
+    """A worker forked later would otherwise collect it, and pinned memory cannot be freed there."""
+    gc.collect()
+    gc.disable()
+    try:
+        iterator = iter(FastLoader(ImageFolder(folder, train_v1()), 6, num_workers=2, device="cpu", engine="native"))
+        assert len(list(iterator)) == 3
+        freed = weakref.ref(iterator.decode_pipeline)
+        del iterator
+        until = time.monotonic() + 10
+        while freed() is not None and time.monotonic() < until:  # its thread ends
+            time.sleep(0.01)
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("persistent", [True, False])

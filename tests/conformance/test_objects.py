@@ -29,6 +29,7 @@ OWN = {
     "exact": False,
     "max_index_bytes": 2000,
     "jpeg_index": "some.index",
+    "decode": "cpu",
 }
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}
 

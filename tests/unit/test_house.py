@@ -62,6 +62,7 @@ OWN = {
     "exact": True,
     "max_index_bytes": 256 << 20,
     "jpeg_index": None,
+    "decode": "auto",
 }
 
 

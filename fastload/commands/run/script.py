@@ -27,7 +27,7 @@ BOOTSTRAP: Final = Path(__file__).resolve().parent / "bootstrap"
 
 _DEFAULTS: Final = (
     *("device", "memory_format", "dtype", "device_prefetch", "engine", "max_pinned_bytes", "randomness", "exact"),
-    *("max_index_bytes", "jpeg_index"),
+    *("max_index_bytes", "jpeg_index", "decode"),
 )
 
 
@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-index-bytes", type=at_least(0), metavar="N", help="most bytes of the JPEG files' index; 0 for none"
     )
     parser.add_argument("--jpeg-index", metavar="FILE", help="what `fastload index` has written")
+    parser.add_argument(
+        "--decode", choices=("auto", "cpu", "gpu"), help="where JPEG files are decoded; auto: on the GPU when it waits"
+    )
     parser.add_argument(
         "--explain", action="store_true", help="say at exit, on stderr, who uses FastLoader and every loader's plan"
     )

@@ -1,0 +1,129 @@
+#include "pool/staging.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+namespace fastload {
+namespace {
+
+constexpr std::size_t kAlignment = 16;
+constexpr std::size_t kMostBytes = std::size_t{1} << 31;  // offsets have 32 bits
+constexpr int kWorkThreads = 64;                          // of a block of the first kernel; see decode.cu
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+int blocks_of(const StagedImage& image) {
+  return image.mcu_rows * image.mcu_columns * (image.across * image.down + image.components - 1);
+}
+
+int segments_of(const StagedImage& image) {
+  const int last = (image.mcu_column + image.mcu_columns - 1) / kSegmentMcus;
+  return image.mcu_rows * (last - image.mcu_column / kSegmentMcus + 1);
+}
+
+std::size_t work_bytes_of(const StagedImage& image) {
+  const auto segments = static_cast<std::size_t>(segments_of(image));
+  return (segments + kWorkThreads - 1) / kWorkThreads * sizeof(StagedWork);
+}
+
+}  // namespace
+
+Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count)
+    : memory_(memory), size_(std::min(size, kMostBytes)), count_(count) {
+  used_ = wanted_ = aligned(count * sizeof(StagedImage));
+  if (used_ > size_) throw std::invalid_argument("staging memory must have room for its images' numbers");
+  if (reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0) {
+    throw std::invalid_argument("staging memory must be aligned to 16 bytes");
+  }
+  std::memset(memory_, 0, used_);
+}
+
+bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+                  const SampleOptions& options, std::size_t out) try {
+  static thread_local std::vector<std::uint8_t> bytes;
+  StagedImage staged;
+  if (!stage_sample(source, header, geometry, options, bytes, staged)) return false;
+  const std::size_t needed = aligned(bytes.size()), work = work_bytes_of(staged);
+  std::size_t at = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wanted_ += needed + work;
+    if (needed + work > size_ - used_ - work_bytes_) return false;
+    at = used_;
+    used_ += needed;
+    work_bytes_ += work;
+  }
+  std::memcpy(memory_ + at, bytes.data(), bytes.size());
+  for (unsigned* offset : {&staged.data, &staged.points, &staged.codes, &staged.x_axis, &staged.y_axis}) {
+    *offset += static_cast<unsigned>(at);
+  }
+  staged.out = out;
+  image(number) = staged;
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+void Staging::remove(std::size_t number) { image(number) = StagedImage{}; }
+
+std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
+  std::vector<Chunk> chunks;
+  std::vector<StagedWork> work;
+  for (std::size_t number = 0; number < count_; ++number) {
+    StagedImage& staged = image(number);
+    if (staged.mcu_rows == 0) continue;
+    const auto blocks = static_cast<std::size_t>(blocks_of(staged));
+    const auto pixels = [](int height, int width) {
+      return aligned(std::size_t{4} * static_cast<std::size_t>(height) * static_cast<std::size_t>(width));
+    };
+    const std::size_t coefficients = blocks * 64 * sizeof(std::int16_t), samples = blocks * 64;
+    const std::size_t rgb = staged.vertical_first != 0 ? pixels(staged.height, staged.width) : 0;
+    const std::size_t between =
+        staged.vertical_first != 0 ? pixels(staged.out_height, staged.width) : pixels(staged.height, staged.out_width);
+    if (chunks.empty() ||
+        chunks.back().coefficient_bytes + chunks.back().other_bytes + coefficients + samples + rgb + between >
+            most_bytes) {
+      chunks.emplace_back();
+      chunks.back().first_image = number;
+      chunks.back().work = work.size();
+    }
+    Chunk& chunk = chunks.back();
+    chunk.images = number + 1 - chunk.first_image;
+    const auto place = [](std::size_t& used, std::size_t bytes) {
+      const auto at = static_cast<unsigned>(used / kAlignment);
+      used += bytes;
+      return at;
+    };
+    staged.coefficients = place(chunk.coefficient_bytes, coefficients);
+    staged.samples = place(chunk.other_bytes, samples);
+    staged.rgb = place(chunk.other_bytes, rgb);
+    staged.between = place(chunk.other_bytes, between);
+    chunk.any_vertical_first |= staged.vertical_first != 0;
+    chunk.widest = std::max(chunk.widest, staged.width);
+    chunk.highest = std::max(chunk.highest, staged.height);
+    chunk.widest_out = std::max(chunk.widest_out, staged.out_width);
+    chunk.highest_out = std::max(chunk.highest_out, staged.out_height);
+    for (int segment = 0; segment < segments_of(staged); segment += kWorkThreads) {
+      work.push_back({static_cast<int>(number), segment});
+      ++chunk.work_items;
+    }
+  }
+  std::copy(work.begin(), work.end(), reinterpret_cast<StagedWork*>(memory_ + used_));
+  for (Chunk& chunk : chunks) chunk.work = used_ + chunk.work * sizeof(StagedWork);
+  used_ += work.size() * sizeof(StagedWork);
+  return chunks;
+}
+
+std::size_t Staging::used() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return used_;
+}
+
+std::size_t Staging::wanted() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return wanted_;
+}
+
+}  // namespace fastload

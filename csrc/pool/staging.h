@@ -1,0 +1,57 @@
+// The memory in which decode threads prepare a batch's files for a GPU. Knows neither Python nor CUDA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "fastload/device/decode_layout.h"
+#include "pool/decode_sample.h"
+
+namespace fastload {
+
+// One batch: first a StagedImage for each, then what these refer to, last the StagedWork. Thread-safe.
+class Staging {
+ public:
+  // A part of the batch whose intermediate results take up to a limit, or one image.
+  struct Chunk {
+    std::size_t first_image = 0, images = 0;
+    std::size_t work = 0;  // byte of the batch where its StagedWork begins
+    std::size_t work_items = 0;
+    std::size_t coefficient_bytes = 0, other_bytes = 0;  // of intermediate results
+    bool any_vertical_first = false;
+    // Of its images' regions and results, pixels.
+    int widest = 0, highest = 0, widest_out = 0, highest_out = 0;
+  };
+
+  // `memory` must stay valid while threads use it.
+  Staging(std::uint8_t* memory, std::size_t size, std::size_t count);
+
+  // Prepares one image, whose result begins at byte `out` of the batch's pixels. False if it has to be decoded here:
+  // see stage_image(), or there is no room. Never throws.
+  bool add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
+           const SampleOptions& options, std::size_t out);
+  bool has(std::size_t number) const { return image(number).mcu_rows > 0; }
+  // Only once no thread adds images: takes one out again.
+  void remove(std::size_t number);
+  // Only once no thread adds images, and only once: divides the batch into chunks of at most `most_bytes` of
+  // intermediate results.
+  std::vector<Chunk> finish(std::size_t most_bytes);
+
+  std::size_t size() const { return count_; }
+  std::size_t used() const;
+  // The bytes that all images together would have taken.
+  std::size_t wanted() const;
+
+ private:
+  StagedImage& image(std::size_t number) const { return reinterpret_cast<StagedImage*>(memory_)[number]; }
+
+  std::uint8_t* const memory_;
+  const std::size_t size_, count_;
+  mutable std::mutex mutex_;
+  std::size_t used_ = 0, wanted_ = 0;
+  std::size_t work_bytes_ = 0;  // kept free for finish()
+};
+
+}  // namespace fastload

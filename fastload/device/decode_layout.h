@@ -1,0 +1,51 @@
+// What decode threads write of the JPEG files of a batch, and the kernels in decode.cu read. Numbers only: it is
+// compiled by the host's compiler and by NVRTC, which may lack headers.
+#pragma once
+
+namespace fastload {
+
+constexpr int kStagedComponents = 3;
+constexpr int kStagedCodes = 4;                  // two of DC symbols, then two of AC symbols
+constexpr int kStagedCodeBytes = 272;            // 16 counts, 256 symbols
+constexpr int kSegmentMcus = 8;                  // between two points of a row
+constexpr int kStagedWidth = 8192;               // pixels of a region's row, at most
+constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image, whose end no point names
+
+// Where a segment begins. Each row of MCUs has one for each segment, and one behind the last.
+struct StagedPoint {
+  unsigned bit;  // of the image's data
+  short predictors[kStagedComponents];
+  short unused;
+};
+
+// One image, or none if `mcu_rows` is 0. Offsets are bytes from the batch's beginning, multiples of 16.
+//
+// An axis is, for each of its `count` positions, the first source pixel in the region and the number of taps; then all
+// first weights, all second ones and so on.
+struct StagedImage {
+  unsigned data, data_bytes;  // without stuffing; zeros follow
+  unsigned points, codes, x_axis, y_axis;
+  int components, across, down;  // the latter two: luma blocks per MCU
+  int mcu_column, mcu_columns;   // the MCUs to decode
+  int mcu_row, mcu_rows;
+  int scan_columns;               // MCUs per row of the scan
+  int restart_interval;           // MCUs; 0: none
+  int image_width, image_height;  // pixels
+  int left, top, width, height;   // the pixels to make of them
+  int out_width, out_height;
+  int x_taps, y_taps;  // of the position with the most
+  int vertical_first, flip_vertical;
+  unsigned long long out;  // byte of the batch's pixels where the result begins; rows have no gaps
+  int dc[kStagedComponents], ac[kStagedComponents];  // codes
+  unsigned short quantization[kStagedComponents][64];
+  // Set for all images at once: where intermediate results go, in units of 16 bytes.
+  unsigned coefficients, samples, rgb, between;
+};
+
+// A block of threads of the first kernel: segments of one image, from the upper left on.
+struct StagedWork {
+  int image;
+  int segment;
+};
+
+}  // namespace fastload

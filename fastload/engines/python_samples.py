@@ -1,0 +1,82 @@
+"""Make the samples that the core does not support with the user's transforms."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._utils import ExceptionWrapper
+
+from fastload.engines.decode_batch import PythonError
+from fastload.engines.random_states import state_of_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload.engines.decode_batch import Batch
+    from fastload.engines.sample_process import SampleProcess
+    from fastload.pipeline.reader import Recipe
+
+
+class PythonSamples:
+    """Makes single samples of batches, and counts them.
+
+    Args:
+        recipe: How to make samples.
+        process: Makes them.
+        by_index: Whether a sample's random numbers depend on its index.
+    """
+
+    def __init__(self, recipe: Recipe, process: SampleProcess, *, by_index: bool) -> None:
+        self._recipe = recipe
+        self._views = recipe.pipeline.views
+        self._process = process
+        self._by_index = by_index
+        self.images = self.batches = 0
+        self.seconds = 0.0
+
+    def before(self, batch: Batch, sample: int) -> bytes | None:
+        """The generator state before a sample; ``None`` if the recipe draws nothing."""
+        if not self._recipe.pipeline.draws:
+            return None
+        if self._by_index:
+            return state_of_seed(batch.seeds[sample], others=self._recipe.pipeline.draws_others)
+        return batch.job.generator_before(sample)  # type: ignore[no-any-return]
+
+    def sample(self, batch: Batch, sample: int, before: bytes | None, wake: Callable[[], None]) -> tuple[Any, bytes]:
+        """Make a sample's pixels and patches; also return the worker's generator state after it.
+
+        ``wake`` is called when another thread has to start the process.
+
+        Raises:
+            PythonError: The user's code raised an error.
+            RuntimeError: The process has ended.
+        """
+        index, view = divmod(sample, self._views)
+        source = batch.sources[index]
+        where = f"sample {batch.indices[index]!r}"
+        where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
+        begun = time.monotonic()
+        try:
+            size = self._recipe.pipeline.sizes[view]
+            self._process.wait_started(wake)
+            made, after = self._process.sample(source, before, size=size, worker=batch.worker, where=where, view=view)
+        finally:
+            self.seconds += time.monotonic() - begun
+        if isinstance(made, ExceptionWrapper):
+            raise PythonError(sample, made, None if before is None or self._by_index else after)
+        return made, after
+
+    def put(self, batch: Batch, made: dict[int, Any]) -> None:
+        """Put samples into their batch."""
+        self.batches += bool(made)
+        self.images += len(made)
+        by_view = self._recipe.pipeline.by_view(batch.pixels)
+        for sample, (pixels, patches) in made.items():
+            index, view = divmod(sample, self._views)
+            by_view[view][index] = torch.from_numpy(pixels)
+            batch.patches[sample] = patches
+            if batch.staged is not None:
+                batch.staged.remove(sample)

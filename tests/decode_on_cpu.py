@@ -1,0 +1,153 @@
+"""Compile ``decode.cu`` with g++ and run its threads one by one, without a GPU.
+
+This checks indices, memory accesses and bits. Speed, races and NVRTC's compilation need a device (tests/gpu).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastload.device import decode
+
+# Each thread of a block is a context of its own, which a barrier leaves for the next one.
+SHIM = """
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+#include <ucontext.h>
+struct Index { unsigned x, y, z; };
+static Index threadIdx, blockIdx, gridDim, blockDim;
+#define __global__
+#define __device__
+#define __constant__ static const
+#define __forceinline__ inline
+#define __restrict__
+#define __launch_bounds__(threads)
+#define __shared__ static
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static ucontext_t block, *current;
+static void __syncthreads() { swapcontext(current, &block); }
+static void __syncwarp() { __syncthreads(); }
+template <class T> static T __ldg(const T* from) { return *from; }
+static unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+    return shift == 0 ? high : high << shift | low >> (32 - shift);
+}
+static unsigned __byte_perm(unsigned word, unsigned, unsigned) { return __builtin_bswap32(word); }
+using std::max;
+using std::min;
+#include "decode_source.cu"
+struct Thread {
+    ucontext_t context;
+    Index index;
+    bool ended;
+    std::vector<char> stack = std::vector<char>(1 << 15);
+};
+static std::vector<Thread> threads(1024);
+static const void* launched;
+static void (*called)(const void*);
+static void enter() {
+    called(launched);
+    for (Thread& thread : threads)
+        if (current == &thread.context) thread.ended = true;
+}
+static void run_block(unsigned count) {
+    for (unsigned i = 0; i < count; ++i) {
+        Thread& thread = threads[i];
+        thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+        thread.ended = false;
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.data();
+        thread.context.uc_stack.ss_size = thread.stack.size();
+        thread.context.uc_link = &block;
+        makecontext(&thread.context, enter, 0);
+    }
+    for (bool all_ended = false; !all_ended;) {
+        all_ended = true;
+        for (unsigned i = 0; i < count; ++i) {
+            if (threads[i].ended) continue;
+            current = &threads[i].context;
+            threadIdx = threads[i].index;
+            swapcontext(&block, current);
+            all_ended = all_ended && threads[i].ended;
+        }
+    }
+}
+template <class F>
+static void all(const unsigned* grid, const unsigned* shape, const F& kernel) {
+    launched = &kernel;
+    called = [](const void* f) { (*static_cast<const F*>(f))(); };
+    gridDim = {grid[0], grid[1], grid[2]};
+    blockDim = {shape[0], shape[1], shape[2]};
+    for (unsigned i = 0; i < grid[0] * grid[1] * grid[2]; ++i) {
+        blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
+        run_block(shape[0] * shape[1] * shape[2]);
+    }
+}
+using namespace fastload;
+extern "C" void run(const char* name, const unsigned* grid, const unsigned* shape, const std::int64_t* a) {
+    const auto at = [&](int i) { return reinterpret_cast<unsigned char*>(a[i]); };
+    const std::string_view kernel(name);
+    all(grid, shape, [&] {
+        if (kernel == "huffman")
+            huffman(at(0), (const StagedWork*)at(1), (short*)at(2), (int*)at(3));
+        else if (kernel == "transform")
+            transform(at(0), a[1], (const short*)at(2), at(3), (int*)at(4));
+        else if (kernel == "rows")
+            rows(at(0), a[1], at(2));
+        else if (kernel == "columns_first")
+            columns_first(at(0), a[1], at(2));
+        else
+            second_pass(at(0), a[1], at(2), at(3));
+    });
+}
+"""
+
+
+_MARGIN = 1 << 12  # bytes that kernels must not write
+
+
+class KernelsOnCpu:
+    """One compilation of the source.
+
+    Args:
+        folder: Folder for build products.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        source = folder / "decode_on_cpu.cpp"
+        dynamic = f"static u32 pixels[{1 << 13}];"
+        (folder / "decode_source.cu").write_text(decode.source().replace("extern __shared__ u32 pixels[];", dynamic))
+        source.write_text(SHIM)
+        library = source.with_suffix(".so")
+        command = ["g++", "-std=c++17", "-O1", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
+        subprocess.run([*command, "-o", str(library), str(source)], check=True)
+        self._library = ctypes.CDLL(str(library))
+
+    def decode(self, staging: Any, memory: torch.Tensor, pixels: torch.Tensor, images: int) -> list[int]:
+        """Decode into ``pixels``, and return the numbers of the images that could not be."""
+        bad = torch.zeros(images, dtype=torch.int32)
+        for chunk in staging.finish(decode.SCRATCH_MAX_BYTES):
+            blocks = [torch.full((size + 2 * _MARGIN,), 0xA5, dtype=torch.uint8) for size in chunk[4:6]]
+            coefficients, scratch = (block[_MARGIN:-_MARGIN] for block in blocks)
+            coefficients.zero_()
+            addresses = [tensor.data_ptr() for tensor in (memory, coefficients, scratch, pixels, bad)]
+            for name, grid, block, arguments in decode.launches(chunk, *addresses):
+                self._library.run(
+                    name.encode(),
+                    (ctypes.c_uint * 3)(*[*grid, 1, 1][:3]),
+                    (ctypes.c_uint * 3)(block[0], 1, 1),
+                    (ctypes.c_int64 * len(arguments))(*arguments),
+                )
+            for block in blocks:
+                assert set(block[:_MARGIN].tolist() + block[-_MARGIN:].tolist()) == {0xA5}
+        return [int(image) for image in bad.nonzero()]

@@ -1,0 +1,140 @@
+"""Test that a GPU decodes JPEG files as the threads do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from fastload import FastLoader
+from fastload.device.decode import STAY_MIN, DecodeChoice, Decoder
+
+pytestmark = pytest.mark.gpu
+
+SIDE = 96
+KINDS: list[dict[str, Any]] = [
+    {"quality": 90},
+    {"quality": 75, "subsampling": 0},
+    {"quality": 60, "subsampling": 1},
+    {"quality": 100, "subsampling": 0},
+    {"quality": 95, "restart_marker_blocks": 5},
+    {"quality": 80, "restart_marker_rows": 1},
+    {"quality": 30, "optimize": True},
+    {"quality": 90, "progressive": True},
+]
+
+
+def noise(height: int, width: int, seed: int) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    levels = [127 + 90 * np.sin(x / 9 + y / 31 + c) + 25 * rng.standard_normal((height, width)) for c in range(3)]
+    return Image.fromarray(np.stack(levels, -1).clip(0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("files")
+    (root / "a").mkdir()
+    sizes = [(120, 200), (333, 222), (31, 50), (500, 400), (200, 1201)]
+    for number in range(64):
+        kind, size = KINDS[number % len(KINDS)], sizes[number % len(sizes)]
+        image = noise(*size, number)
+        if number % 11 == 3:
+            image = image.convert("L")
+        if number % 23 == 5:
+            image.save(root / "a" / f"{number:03}.png")
+        else:
+            image.save(root / "a" / f"{number:03}.jpg", **kind)
+    return root
+
+
+STEPS = {
+    "train": [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()],
+    "bicubic": [
+        transforms.RandomResizedCrop(SIDE, interpolation=transforms.InterpolationMode.BICUBIC),
+        transforms.RandomVerticalFlip(),
+    ],
+    "test": [transforms.Resize(128), transforms.CenterCrop(SIDE)],
+    "enlarged": [transforms.RandomResizedCrop(512, scale=(0.05, 0.2))],
+}
+
+
+def dataset(root: Path, steps: str) -> ImageFolder:
+    tail = [transforms.ToTensor(), transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.2))]
+    return ImageFolder(str(root), transforms.Compose([*STEPS[steps], *tail]))
+
+
+def epochs(root: Path, steps: str, count: int = 3, **options: Any) -> tuple[list[list[torch.Tensor]], FastLoader[Any]]:
+    loader = FastLoader(dataset(root, steps), batch_size=16, num_workers=3, shuffle=True, engine="native", **options)
+    torch.manual_seed(5)
+    return [[images.cpu() for images, _ in loader] for _ in range(count)], loader
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_same_bits_as_on_threads(folder: Path, steps: str) -> None:
+    want, _ = epochs(folder, steps, decode="cpu")
+    got, loader = epochs(folder, steps, decode="gpu")
+    for batches, others in zip(got, want, strict=True):
+        for batch, other in zip(batches, others, strict=True):
+            assert torch.equal(batch, other)
+    stats = loader.stats()
+    assert stats.gpu_images + stats.python_images < stats.images == 192
+    assert stats.gpu_images > 60  # of two epochs with an index
+
+
+def test_parts_of_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    want, _ = epochs(folder, "train", decode="cpu")
+    monkeypatch.setattr("fastload.device.decode.SCRATCH_MAX_BYTES", 1 << 20)
+    got, _ = epochs(folder, "train", decode="gpu")
+    assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_what_kernels_refuse_is_made_in_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the first image that is staged in each batch had turned out bad."""
+    from fastload.device.decode import StagedFiles
+
+    want, _ = epochs(folder, "train", decode="cpu")
+    refused = []
+
+    def failed(self: StagedFiles) -> list[int]:
+        if self in refused or True not in self.is_staged():
+            return []
+        refused.append(self)
+        return [self.is_staged().index(True)]
+
+    monkeypatch.setattr(StagedFiles, "failed", failed)
+    got, loader = epochs(folder, "train", decode="gpu")
+    assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
+    assert len(refused) >= 4
+    assert loader.stats().python_images >= len(refused)
+
+
+def test_threads_decode_when_the_device_has_no_memory_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scratch(self: Decoder, nbytes: int) -> torch.Tensor:
+        asked.append(nbytes)
+        raise torch.OutOfMemoryError("as if")
+
+    asked: list[int] = []
+    want, _ = epochs(folder, "train", decode="cpu")
+    monkeypatch.setattr(Decoder, "scratch", scratch)
+    got, loader = epochs(folder, "train", decode="gpu")
+    assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
+    assert 1 <= len(asked) <= 4  # of batches that were staged already
+    assert loader.stats().gpu_images == 0
+
+
+def test_auto_turns_to_the_gpu_when_threads_are_late() -> None:
+    choice = DecodeChoice(Decoder(torch.device("cuda", 0)), always=False)
+    pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).pin_memory()
+    assert choice.files(pixels) is None
+    for late in (True, True, False, True, True):
+        choice.note(on_gpu=False, late=late)
+    assert choice.files(pixels) is None
+    choice.note(on_gpu=False, late=True)
+    assert sum(choice.files(pixels) is not None for _ in range(2 * STAY_MIN)) == STAY_MIN

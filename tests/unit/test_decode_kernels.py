@@ -1,0 +1,231 @@
+"""Test the kernels that decode JPEG files, on the CPU."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decode_on_cpu import KernelsOnCpu
+from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
+
+from fastload import FastLoader, _core
+from fastload.device import decode
+from fastload.device.decode import STAY_MIN, DecodeChoice
+from fastload.options import Options
+
+SIDE = 32
+KINDS: list[dict[str, Any]] = [
+    {"quality": 90},
+    {"quality": 75, "subsampling": 0},
+    {"quality": 60, "subsampling": 1},
+    {"quality": 95, "restart_marker_blocks": 5},
+    {"quality": 80, "restart_marker_rows": 1},
+    {"quality": 30, "optimize": True},
+    {"quality": 90, "progressive": True},
+]
+RULES = [
+    ("bilinear", "horizontal_first"),
+    ("lanczos", "tall_vertical_first"),
+    ("bicubic", "sliver_vertical_first"),
+    ("nearest", "horizontal_first"),
+]
+
+
+def noise(height: int, width: int, seed: int) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    levels = [127 + 90 * np.sin(x / 9 + y / 31 + c) + 25 * rng.standard_normal((height, width)) for c in range(3)]
+    return Image.fromarray(np.stack(levels, -1).clip(0, 255).astype(np.uint8))
+
+
+def files() -> list[bytes]:
+    found = []
+    for number, kind in enumerate([*KINDS, KINDS[0]]):
+        image = noise(120 + 7 * number, 140 + number, number)
+        data = io.BytesIO()
+        (image.convert("L") if number == len(KINDS) else image).save(data, "JPEG", **kind)
+        found.append(data.getvalue())
+    return found
+
+
+FILES = files()
+
+
+def geometry(seed: int | None) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Random crops and flips; without a seed, whole images."""
+    if seed is None:
+        return np.array([[0, 0, 0, 0, SIDE, SIDE, 0, 0, SIDE, SIDE, 0, 0]] * len(FILES), np.int32)
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number, data in enumerate(FILES):
+        width, height = Image.open(io.BytesIO(data)).size
+        top, left = rng.integers(0, height // 2), rng.integers(0, width // 2)
+        size = rng.integers(9, height - top + 1), 9 if number == 1 else rng.integers(9, width - left + 1)
+        rows.append([top, left, *size, SIDE, SIDE, 0, 0, SIDE, SIDE, rng.integers(2), rng.integers(2)])
+    return np.array(rows, np.int32)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> KernelsOnCpu:
+    return KernelsOnCpu(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def pool() -> Iterator[_core.Pool]:
+    pool = _core.Pool(2)
+    yield pool
+    pool.close()
+
+
+def room() -> torch.Tensor:
+    return torch.full((len(FILES), SIDE, SIDE, 3), 7, dtype=torch.uint8)
+
+
+class Staged:
+    """The files of a batch, staged from the second visit on."""
+
+    def __init__(self, pool: _core.Pool, seed: int | None, *, nbytes: int = 1 << 20, **options: Any) -> None:
+        index = _core.JpegIndex(1 << 20, whole=True)
+        crops = geometry(seed)
+        self.want, self.pixels = room(), room()
+        pool.submit(FILES, self.want, geometry=crops, index=index, **options).wait()
+        self.memory = torch.zeros(nbytes, dtype=torch.uint8)
+        self.staging = _core.Staging(self.memory, len(FILES))
+        job = pool.submit(FILES, self.pixels, geometry=crops, index=index, staging=self.staging, **options)
+        job.wait()
+        assert set(job.statuses()) == {0}
+        self.is_staged = [flag != 0 for flag in self.staging.has()]
+
+    def same(self) -> list[bool]:
+        return [torch.equal(a, b) for a, b in zip(self.pixels, self.want, strict=True)]
+
+
+@pytest.mark.parametrize(("filter", "pass_rule"), RULES)
+def test_same_bits_as_on_threads(kernels, pool, filter, pass_rule):
+    staged = Staged(pool, len(filter), filter=filter, pass_rule=pass_rule)
+    assert staged.is_staged == [not kind.get("progressive") for kind in [*KINDS, KINDS[0]]]
+    assert staged.same() == [not on_gpu for on_gpu in staged.is_staged]
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == []
+    assert all(staged.same())
+
+
+def test_parts_of_a_batch(kernels, pool, monkeypatch):
+    monkeypatch.setattr(decode, "SCRATCH_MAX_BYTES", 1)
+    staged = Staged(pool, 1)
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == []
+    assert all(staged.same())
+
+
+def test_files_without_room_are_decoded_by_the_threads(kernels, pool):
+    staged = Staged(pool, 2, nbytes=len(FILES) * _core.Staging.bytes_per_image + 30_000)
+    assert 0 < sum(staged.is_staged) < len(FILES) - 1
+    assert staged.staging.wanted > len(staged.memory)
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == []
+    assert all(staged.same())
+
+
+def test_what_is_taken_out_is_left_alone(kernels, pool):
+    staged = Staged(pool, 3)
+    staged.staging.remove(0)
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == []
+    assert staged.same() == [False, *[True] * (len(FILES) - 1)]
+    assert set(staged.pixels[0].flatten().tolist()) == {7}
+    with pytest.raises(IndexError, match="out of range"):
+        staged.staging.remove(len(FILES))
+
+
+def scan_of(memory: torch.Tensor, image: int) -> torch.Tensor:
+    """The bytes of an image's scan, as staged."""
+    at = image * _core.Staging.bytes_per_image
+    begin, size = memory[at : at + 8].view(torch.int32).tolist()
+    return memory[begin : begin + size]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hostile_bits_are_refused_and_nothing_else_is_written(kernels, pool, seed):
+    staged = Staged(pool, 4)
+    generator = torch.Generator().manual_seed(seed)
+    hostile = [number for number, on_gpu in enumerate(staged.is_staged) if on_gpu][:: 1 + seed % 2]
+    for number in hostile:
+        scan = scan_of(staged.memory, number)
+        scan.copy_(
+            torch.randint(256, scan.shape, dtype=torch.uint8, generator=generator) if seed else torch.tensor(255)
+        )
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == hostile
+    assert all(same for number, same in enumerate(staged.same()) if number not in hostile)
+
+
+def test_a_segment_that_begins_elsewhere_is_refused(kernels, pool):
+    """As if a point of the index were a bit, or a level, off."""
+    staged = Staged(pool, None)
+    for number, field in ((0, 0), (1, 4)):
+        at = number * _core.Staging.bytes_per_image + 8
+        points = int(staged.memory[at : at + 4].view(torch.int32))
+        staged.memory[points + 12 + field] += 1  # the second segment's bit, or predictor
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0, 1]
+
+
+def test_memory_has_to_fit():
+    with pytest.raises(ValueError, match="room for its images' numbers"):
+        _core.Staging(torch.zeros(64, dtype=torch.uint8), 1)
+    with pytest.raises(ValueError, match="aligned to 16 bytes"):
+        _core.Staging(torch.zeros(1 << 14, dtype=torch.uint8)[1:], 1)
+
+
+class FilesOf:
+    out_of_memory = False
+
+    def files(self, pixels: torch.Tensor) -> str:
+        return "files"
+
+
+def test_auto_turns_to_the_gpu_when_threads_are_late_three_times():
+    choice, pixels = DecodeChoice(FilesOf(), always=False), torch.zeros(1)  # type: ignore[arg-type]
+    for late in (True, True, False, True, True):
+        choice.note(on_gpu=False, late=late)
+        assert choice.files(pixels) is None
+    stays = []
+    for _ in range(2):
+        for _ in range(3):
+            choice.note(on_gpu=False, late=True)
+        stays.append(next(number for number in range(4 * STAY_MIN) if choice.files(pixels) is None))
+    assert stays == [STAY_MIN, 2 * STAY_MIN]
+    choice.note(on_gpu=True, late=True)  # says nothing about the threads
+    assert choice.files(pixels) is None
+
+
+def test_gpu_decodes_every_batch_if_told_so():
+    choice = DecodeChoice(FilesOf(), always=True)  # type: ignore[arg-type]
+    choice.note(on_gpu=False, late=False)
+    assert [choice.files(torch.zeros(1)) for _ in range(3)] == ["files"] * 3
+
+
+def test_nothing_goes_to_the_gpu_once_it_has_no_memory():
+    for always in (True, False):
+        decoder = FilesOf()
+        decoder.out_of_memory = True
+        choice = DecodeChoice(decoder, always=always)  # type: ignore[arg-type]
+        for _ in range(4):
+            choice.note(on_gpu=False, late=True)
+        assert choice.files(torch.zeros(1)) is None
+
+
+def test_gpu_needs_one_and_the_native_engine(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.jpg").write_bytes(FILES[0])
+    dataset = ImageFolder(tmp_path, Compose([RandomResizedCrop(8), ToTensor()]))
+    with pytest.raises(ValueError, match="decode='gpu', but batches go to cpu, and the kernels are CUDA's"):
+        FastLoader(dataset, num_workers=1, device="cpu", decode="gpu")
+    with pytest.raises(ValueError, match=r"decode='gpu', but .* is not known"):
+        FastLoader([1, 2], num_workers=1, device="cpu", decode="gpu")
+
+
+def test_decode_is_one_of_three():
+    with pytest.raises(ValueError, match="decode must be 'auto', 'cpu' or 'gpu', got 'cuda'"):
+        Options(decode="cuda")  # type: ignore[arg-type]

@@ -175,6 +175,31 @@ def onecore(record: dict[str, Any]) -> str:
     return _table(header, rows, texts=3)
 
 
+def programs(record: dict[str, Any]) -> str:
+    """Programs as their authors wrote them, one by one."""
+    counts = record["counts"]
+    text = (
+        f"{counts['same']} of {counts['programs']} runs get torch's batches, bit for bit; {counts['native']} run "
+        f"wholly on decode threads; {counts['faster']} are faster than 1.3 times torch's DataLoader, "
+        f"{counts['decoding_faster']} of the {counts['decoding']} among them whose samples take a third of their time "
+        f"or more to decode."
+    )
+    for row in record["not_compared"]:
+        text += (
+            f" Not counted: {row['repository']}, {row['program']}, where two epochs of torch's own loader differ "
+            f"({row['speedup']['median']:.2f}×)."
+        )
+    rows = []
+    for row in record["rows"]:
+        rates = [f"{_median(row['images_per_s'][name]):,.0f}" for name in ("torch", "fastload")]
+        gain = row["speedup"]
+        spread = max(gain["max"] - gain["median"], gain["median"] - gain["min"])
+        texts = [row["repository"], row["program"], str(row["workers"]), row["where"].removeprefix("workers, ")]
+        rows.append([*texts, _percent(row["decode_share"]), *rates, f"{gain['median']:.2f} ± {spread:.2f}×"])
+    header = ["repository", "program", "workers", "runs on", "decoding", "torch, images/s", "fastload, images/s"]
+    return f"{text}\n\n{_table([*header, 'speed-up'], rows, texts=4)}"
+
+
 def _counted(record: dict[str, Any]) -> str:
     counts = record["counts"]
     text = "{same} of {recipes} give torch's batches, bit for bit; {native} run wholly on decode threads; {faster} are"
@@ -225,6 +250,7 @@ PAGES: Final[dict[Path, Sections]] = {
         "recipes": recipes,
         "recipes-h200": recipes,
         "onecore": onecore,
+        "programs": programs,
         **{name: functools.partial(_peer_tables.long, name) for name in _peer_tables.TOPICS},
     },
 }

@@ -149,6 +149,8 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         elif loader.device == "auto":
             this = "" if lazy else "this is torch's DataLoader, "
             notes.append(f"no accelerator here: {this}batches stay in host memory")
+        if not workers and around is None:
+            notes.append("num_workers=0: the main process loads between steps; num_workers >= 1 loads beside them")
         if loader.pin_memory and can_pin():
             where = "pin-memory thread" if workers else "main process"
             steps.append(Step("pin", where, "page-locked copy, as pin_memory=True asks"))

@@ -44,13 +44,18 @@ if TYPE_CHECKING:
 def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Any:
     """Start an iterator that runs a loader's recipe natively.
 
-    Returns ``None`` if the recipe fails its check or its process cannot be started.
+    Returns ``None`` if the recipe cannot be copied or fails its check, or its process cannot be started.
 
     Raises:
         RuntimeError: The check fails and ``engine="native"``.
     """
     state, native = state_of(loader), cast("Any", None)
-    recipe = recipe.snapshot()
+    try:
+        recipe = recipe.snapshot()
+    except Exception:  # a transform holds, say, a lock; torch's workers copy nothing if they are forked
+        if loader.engine == "native":
+            raise
+        return None
     process = _sample_process(loader, recipe)
     if process is None:
         return None

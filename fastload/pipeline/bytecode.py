@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 ABSENT: Final = object()
 
 _ATTRIBUTES: Final = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_FIXED: Final = ("LOAD_ATTR", "LOAD_CONST", "LOAD_SMALL_INT")
 _NAMING: Final = frozenset(dis.opname[number] for number in dis.hasname)
 _CHANGES: Final = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_DEREF", "YIELD_VALUE", "LOAD_BUILD_CLASS")
 _FLAGS: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -30,6 +31,7 @@ class Uses:
         imports: Modules that it imports.
         changes: Whether it stores into anything but its local variables, or is a generator.
         conditions: Names of the attributes whose truth it asks; ``""`` is any other condition.
+        multiplies: Whether it multiplies, which may repeat a sequence, by neither a constant nor an attribute.
     """
 
     names: frozenset[str]
@@ -37,6 +39,7 @@ class Uses:
     imports: frozenset[str]
     changes: bool
     conditions: frozenset[str]
+    multiplies: bool
 
 
 @functools.lru_cache(maxsize=64)
@@ -44,9 +47,11 @@ def uses_of(code: CodeType) -> Uses:
     """Read a function's code."""
     names, attributes, imports, conditions = set(), set(), set(), set()
     changes = bool(code.co_flags & _FLAGS)
-    before = ""
+    before, multiplies, is_fixed = "", False, False
     for step in dis.get_instructions(code):
         name, value = step.opname, step.argval
+        multiplies = multiplies or (name == "BINARY_OP" and step.argrepr == "*" and not is_fixed)
+        is_fixed = name in _FIXED
         if name == "LOAD_GLOBAL":
             names.add(value)
         elif name in _ATTRIBUTES:
@@ -68,8 +73,9 @@ def uses_of(code: CodeType) -> Uses:
             attributes |= inner.attributes
             imports |= inner.imports
             conditions |= inner.conditions
-            changes = changes or inner.changes
-    return Uses(frozenset(names), frozenset(attributes), frozenset(imports), changes, frozenset(conditions))
+            changes, multiplies = changes or inner.changes, multiplies or inner.multiplies
+    found = frozenset(names), frozenset(attributes), frozenset(imports)
+    return Uses(*found, changes, frozenset(conditions), multiplies)
 
 
 def global_of(function: FunctionType, name: str) -> Any:

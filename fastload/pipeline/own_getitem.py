@@ -68,6 +68,8 @@ def _why_impure(method: Any, dataset: Any) -> str | None:
         return "changes or imports something"
     if uses.conditions - {"transform", "target_transform"}:
         return "depends on a condition"
+    if uses.multiplies:  # of some samples, it may return the image several times
+        return "may repeat something by a number that depends on the sample"
     known = (*_PURE, *_MODULES, *type(dataset).__mro__[:-1])
     for name in sorted(uses.names):
         value = global_of(method, name)

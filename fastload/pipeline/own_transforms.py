@@ -15,6 +15,7 @@ from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleT
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 from PIL import ImageFilter, ImageOps
 
 from fastload import _core
@@ -37,9 +38,12 @@ _COMPARED: Final = {ast.Lt: "less", ast.LtE: "less_or_equal", ast.Gt: "less_or_e
 _MIRRORED: Final = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
 _SEEDS: Final = range(8)
 _RESOLVED: Final = (ModuleType, FunctionType, BuiltinMethodType, MethodType, type)
+_COPYING: Final = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__new__")
 _INNER: Final[list[Node]] = [("invert", {})]  # stands for a transform within, in comparisons
 
-_trees: Final[weakref.WeakKeyDictionary[FunctionType, ast.FunctionDef | None]] = weakref.WeakKeyDictionary()
+_trees: Final[weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, ast.FunctionDef | None]]] = (
+    weakref.WeakKeyDictionary()
+)
 _known: Final[weakref.WeakKeyDictionary[FunctionType, bool]] = weakref.WeakKeyDictionary()
 _same: Final[dict[tuple[Any, ...], bool]] = {}
 
@@ -47,7 +51,7 @@ _same: Final[dict[tuple[Any, ...], bool]] = {}
 def is_read(transform: Any) -> bool:
     """Whether a transform's class is of the user's own, and of such code."""
     method = method_of(transform)
-    if method is None or parts_of(transform) is not None:
+    if method is None or parts_of(transform) is not None or _copies_itself(type(transform)):
         return False
     if method not in _known:
         try:
@@ -56,6 +60,12 @@ def is_read(transform: Any) -> bool:
         except (Refused, LookupError):
             _known[method] = False
     return _known[method]
+
+
+def _copies_itself(kind: type) -> bool:
+    """Whether copies, which the engine makes for each epoch, run the user's code."""
+    bases = [base for base in kind.__mro__[:-1] if base is not torch.nn.Module]
+    return any(name in vars(base) for base in bases for name in _COPYING)
 
 
 def own_transform(step: Any, place: Place) -> list[Node]:
@@ -72,7 +82,7 @@ def own_transform(step: Any, place: Place) -> list[Node]:
     if place.size != before:
         raise Refused(f"{name_of(step)} changes the size of some images; put what resizes or crops outside of it")
     shown = _Reading(step, method, None)
-    key = method, repr(shown.nodes())
+    key = method.__code__, repr(shown.nodes())
     if key not in _same:
         _same[key] = all(_is_same(step, method, shown, seed) for seed in _SEEDS)
     if not _same[key]:
@@ -301,7 +311,7 @@ class _Reading:
     def _resolved(self, expression: ast.expr) -> Any:
         """Look up a global name or a module's attribute; return ``None`` for all else."""
         match expression:
-            case ast.Name(name) if name not in self.variables and name != self._self:
+            case ast.Name(name) if name not in self.method.__code__.co_varnames:  # also those that are not yet set
                 found = self.method.__globals__.get(name)
             case ast.Attribute(inner, name):
                 module = self._resolved(inner)
@@ -312,10 +322,11 @@ class _Reading:
 
 
 def _tree_of(method: FunctionType) -> ast.FunctionDef | None:
-    """The method's source, if its code results from it."""
-    if method not in _trees:
-        _trees[method] = _parsed(method)
-    return _trees[method]
+    """The method's source, if its code, which may have been replaced since, results from it."""
+    code, tree = _trees.get(method, (None, None))
+    if code is not method.__code__:
+        code, tree = _trees[method] = method.__code__, _parsed(method)
+    return tree
 
 
 def _parsed(method: FunctionType) -> ast.FunctionDef | None:

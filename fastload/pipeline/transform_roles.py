@@ -15,6 +15,7 @@ from fastload.pipeline.monkeypatch_check import Originals, imported
 from fastload.pipeline.ops import OPS, TIMMS_OPS, Op
 from fastload.pipeline.ops_common import V2
 from fastload.pipeline.own_transforms import is_read, own_transform
+from fastload.pipeline.pointwise import is_pointwise
 from fastload.pipeline.timm_functions import MODULES as TIMMS_MODULES
 
 ROLES: Final = {
@@ -53,7 +54,13 @@ def role_of(transform: Any) -> str | None:
             _learn(module)
             _learnt.add(name)
     role = _roles.get(type(transform))
+    if role is None and is_pointwise(transform.lambd if _is_lambda(type(transform)) else transform):
+        return "elementwise"
     return "op" if role is None and is_read(transform) else role
+
+
+def _is_lambda(cls: type) -> bool:
+    return cls.__name__ == "Lambda" and cls.__module__.startswith("torchvision.transforms.")
 
 
 def op_of(transform: Any) -> Op:

@@ -22,6 +22,7 @@ from fastload.pipeline.monkeypatch_check import is_own
 from fastload.pipeline.ops_blur import check_behind
 from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.ops_tensor import TENSOR_OPS
+from fastload.pipeline.own_transforms import own_transform
 from fastload.pipeline.python_stream import check_others, draws_from_others
 from fastload.pipeline.step_calibration import leaves
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS
@@ -251,6 +252,8 @@ def _check_on_tensor(step: Any, tensor: list[Any]) -> None:
     name = name_of(step)
     before = f"put it before {name_of(tensor[0])}"
     if not op_of(step).moves:
+        if op_of(step).read is own_transform:
+            raise Refused(f"{name} runs your own code on tensors, which is not run natively; run it on whole batches")
         if not is_v2(step) or type(step).__name__ not in TENSOR_OPS or not _is_uint8(tensor):
             raise Refused(f"{name} comes after {name_of(tensor[-1])}, and changes such tensors otherwise; {before}")
         for inner in _flat_all(getattr(step, "transforms", ())):

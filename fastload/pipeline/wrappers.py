@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _ORIGINALS: Final = Originals((torch.nn.Sequential, Lambda, _presets.ImageClassification))
 _CALL: Final = ("__call__", "forward")
+# A module's call goes through these before it comes to ``forward``.
+_MODULE_CALL: Final = ("_call_impl", "_slow_forward", "_compiled_call_impl")
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KINDS: Final = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_VARARGS | CO_VARKEYWORDS
 
 
@@ -80,7 +83,9 @@ def method_of(transform: Any) -> FunctionType | None:
     if isinstance(transform, torch.nn.Module):
         if method is not torch.nn.Module.__call__ or _ORIGINALS.patched(torch.nn.Sequential()) is not None:
             return None
-        if any(held.get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
+        if any(name in held or getattr(kind, name) is not getattr(torch.nn.Module, name) for name in _MODULE_CALL):
+            return None
+        if any(held.get(name) for name in _HOOKS):
             return None
         method = kind.forward
     if type(method) is not FunctionType or hasattr(method, "__wrapped__") or any(call in held for call in _CALL):
@@ -97,7 +102,9 @@ def held_by(transform: Any, name: str) -> Any:
     held = getattr(transform, "__dict__", {})
     if any(name in vars(base) for base in type(transform).__mro__):
         raise LookupError(name)
-    return held[name] if name in held else held.get("_modules", {})[name]
+    if name not in held and isinstance(transform, torch.nn.Module):
+        held = held["_modules"]
+    return held[name]
 
 
 def _is_plain(function: Any, arguments: int) -> bool:

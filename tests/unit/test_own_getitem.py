@@ -194,6 +194,17 @@ def by_condition(self, index):
     return (image, target) if index else (target, image)
 
 
+def repeated(self, index):
+    """By a number that is 1 for the samples that are looked at."""
+    image, _ = ImageFolder.__getitem__(self, index)
+    return (image,) * self.samples[index][1]
+
+
+def repeated_by_a_number_before(self, index):
+    image, _ = ImageFolder.__getitem__(self, index)
+    return self.samples[index][1] * (image,)
+
+
 def by_global(self, index):
     image, target = ImageFolder.__getitem__(self, index)
     return image, target + OFFSET
@@ -233,6 +244,8 @@ OTHERS = {
     changed: "raises TypeError",
     sized: "uses the attribute shape",
     by_condition: "depends on a condition",
+    repeated: "may repeat",
+    repeated_by_a_number_before: "may repeat",
     by_global: "uses OFFSET",
     imports: "changes or imports",
     calls: "uses the attribute helper",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from random import uniform
 
 import numpy as np
@@ -357,6 +358,152 @@ def test_an_image_that_is_no_jpeg_is_made_by_the_users_own(tmp_path):
             num_workers=2,
         )
     )
+
+
+class RarelyUnused:
+    """Seldom does what is not known: a comparison on few seeds misses it."""
+
+    def __call__(self, img):
+        if random.random() < 1e-9:
+            sigma = random.uniform(0.1, 2.0)  # noqa: F841
+            return img
+        return img
+
+
+class RarelyLate:
+    def __call__(self, img):
+        if random.random() < 1e-9:
+            sigma = random.uniform(0.1, 2.0)
+            img = ImageOps.invert(img)
+            return img.filter(ImageFilter.GaussianBlur(sigma))
+        return img
+
+
+class RarelyTwoDraws:
+    def __call__(self, img):
+        if random.random() < 1e-9:
+            first = random.uniform(0.1, 2.0)  # noqa: F841
+            second = random.uniform(0.1, 2.0)
+            return img.filter(ImageFilter.GaussianBlur(second))
+        return img
+
+
+class RarelyUsedTwice:
+    def __call__(self, img):
+        if random.random() < 1e-9:
+            sigma = random.uniform(0.1, 2.0)
+            img = img.filter(ImageFilter.GaussianBlur(sigma))
+            return img.filter(ImageFilter.GaussianBlur(sigma))
+        return img
+
+
+class RarelyOlder:
+    def __call__(self, img):
+        if random.random() < 1e-9:
+            other = ImageOps.invert(img)  # noqa: F841
+            return ImageOps.equalize(img)
+        return img
+
+
+class RarelyUnbound:
+    def __call__(self, img):
+        if random.random() < 1e-9:
+            return PIL.ImageOps.invert(img)  # noqa: F823 - it raises
+        PIL = img
+        return PIL  # noqa: RET504
+
+
+class RoundedSlope:
+    """The width of the core's interval would differ by a bit."""
+
+    def __call__(self, img):
+        return img.filter(ImageFilter.GaussianBlur(random.random() * 1.9 + 0.3))
+
+
+class OddNumber(float):
+    """No number of Python's own."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(RarelyUnused, RarelyLate, RarelyTwoDraws, RarelyUsedTwice, RarelyOlder, RarelyUnbound, RoundedSlope),
+        lambda: Blur(p=OddNumber(0.5)),
+        lambda: Starred((0.1, OddNumber(2.0))),
+    ],
+)
+def test_what_a_comparison_could_miss_is_not_known_by_its_code(root, make, monkeypatch):
+    monkeypatch.setattr(own_transforms, "_known", type(own_transforms._known)())
+    recipe = read_recipe(ImageFolder(root, with_step(make())))
+    assert isinstance(recipe, Refusal)
+    assert "what the native core does not know" in recipe.reasons[0]
+
+
+def test_a_comparison_sees_a_draw_that_changes_no_image(root, monkeypatch):
+    monkeypatch.setattr(own_transforms, "_known", type(own_transforms._known)())
+    monkeypatch.setattr(own_transforms._Reading, "_draw", lambda reading, value: value)  # forgets it
+    recipe = read_recipe(ImageFolder(root, with_step(Unused())))
+    assert isinstance(recipe, Refusal)
+    assert "something else" in recipe.reasons[0]
+
+
+def test_instructions_are_part_of_the_code(root, monkeypatch):
+    source = own_transforms.inspect.getsource(Blur.__call__)
+    for cache in ("_known", "_trees"):
+        monkeypatch.setattr(own_transforms, cache, type(own_transforms._known)())
+    monkeypatch.setattr(own_transforms.inspect, "getsource", lambda method: source.replace("<=", "<"))
+    recipe = read_recipe(ImageFolder(root, with_step(Blur())))
+    assert isinstance(recipe, Refusal)
+    assert "what the native core does not know" in recipe.reasons[0]
+
+
+def test_code_that_was_replaced_in_place_is_read_anew(root):
+    class Own:
+        def __call__(self, img):
+            return ImageOps.invert(img)
+
+    assert isinstance(read_recipe(ImageFolder(root, with_step(Own()))), Recipe)
+    Own.__call__.__code__ = Reading.__call__.__code__
+    assert isinstance(read_recipe(ImageFolder(root, with_step(Own()))), Refusal)
+
+
+class Held:
+    """Attributes that only a module would look up."""
+
+    def __init__(self):
+        self._modules = {"p": 0.5}
+
+    def __call__(self, img):
+        return ImageOps.invert(img) if random.random() < self.p else img
+
+
+class Reduced(Blur):
+    def __reduce__(self):
+        return Solarize, ()
+
+
+@pytest.mark.parametrize("make", [Held, Reduced])
+def test_attributes_and_copies_are_pythons_own(root, make):
+    assert isinstance(read_recipe(ImageFolder(root, with_step(make()))), Refusal)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_cannot_be_copied_runs_in_torchs_workers(root, workers):
+    """They are forked."""
+
+    def dataset():
+        step = Blur()
+        step.lock = threading.Lock()
+        random.seed(5)
+        return ImageFolder(root, with_step(step))
+
+    assert_same(*both(dataset, FastLoader, {"device": "cpu"}, batch_size=4, num_workers=workers))
+    if workers:
+        with (
+            FastLoader(dataset(), 4, num_workers=1, **NATIVE) as loader,
+            pytest.raises(TypeError, match="cannot pickle"),
+        ):
+            iter(loader)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,10 @@ def with_hue(most):
 TO_TENSOR = v1.ToTensor()
 REFUSED = {
     "lambda": ([v1.Lambda(lambda x: x), v1.RandomResizedCrop(8), TO_TENSOR], "transform <lambda> is your own"),
+    "lambda on tensors": (
+        [v1.RandomResizedCrop(8), TO_TENSOR, v1.Lambda(lambda x: x - x.mean())],
+        "Lambda runs your own code on tensors, which is not run natively; run it on whole batches",
+    ),
     "function": ([lambda x: x, v1.RandomResizedCrop(8), TO_TENSOR], "<lambda>"),
     "manual_seed": (
         [Seeding(), v1.RandomResizedCrop(8), TO_TENSOR],

@@ -65,6 +65,12 @@ def test_on_the_cpu_it_is_torchs_loader():
     assert "default_collate" in str(plan)
 
 
+def test_the_main_process_that_loads_is_told_of_workers():
+    note = "num_workers=0: the main process loads between steps; num_workers >= 1 loads beside them"
+    assert note in FastLoader(Numbers(4), device="cpu").plan.notes
+    assert note not in FastLoader(Numbers(4), device="cpu", num_workers=1).plan.notes
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_without_an_accelerator_auto_says_so():
     assert any("no accelerator here" in note for note in FastLoader(Numbers(4)).plan.notes)

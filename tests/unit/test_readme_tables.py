@@ -242,3 +242,24 @@ def test_every_result_says_what_it_ran_on():
     for file in files:
         ran = json.loads(file.read_text())["environment"]
         assert {"cpu", "gpu", "torch", "date", "commit", "driver", "usable_cpus"} <= set(ran), file.name
+
+
+def test_programs_are_counted_as_their_record_says(results):
+    record = json.loads((results / "programs.json").read_text())
+    rows, counts = record["rows"], record["counts"]
+    decoding = [row for row in rows if row["decode_share"] >= 1 / 3]
+    assert counts == {
+        "programs": len(rows),
+        "same": sum(row["same"] for row in rows),
+        "states_same": sum(row["states_same"] for row in rows),
+        "native": sum(row["where"] == "threads" for row in rows),
+        "faster": sum(row["speedup"]["median"] > 1.3 for row in rows),
+        "decoding": len(decoding),
+        "decoding_faster": sum(row["speedup"]["median"] > 1.3 for row in decoding),
+    }
+    record["rows"] = [{**rows[0], "program": "slow.py", "speedup": spread(0.93)}]
+    text = shown("programs", record)
+    assert "| slow.py |" in text
+    assert "| 0.93 ± 0.09× |" in text
+    record["not_compared"] = [{**rows[0], "program": "chance.py"}]
+    assert "chance.py, where two epochs of torch's own loader differ" in shown("programs", record)

@@ -123,6 +123,23 @@ def patched():
     return module
 
 
+class OwnCall(Module):
+    def _call_impl(self, x):
+        return x
+
+
+def called(name):
+    module = Module(v1.Compose(STEPS))
+    setattr(module, name, lambda x: x)
+    return module
+
+
+def hooked_backwards():
+    module = Module(v1.Compose(STEPS))
+    module.register_full_backward_pre_hook(lambda *_: None)
+    return module
+
+
 OTHERS = {
     "twice": lambda: Twice(v1.Compose(STEPS)),
     "drawing": lambda: Drawing(v1.Compose(STEPS)),
@@ -131,6 +148,10 @@ OTHERS = {
     "answering": lambda: Answering(v1.Compose(STEPS)),
     "slots": Slotted,
     "hook": hooked,
+    "backward hook": hooked_backwards,
+    "a call of its class": lambda: OwnCall(v1.Compose(STEPS)),
+    "a call of its own": lambda: called("_call_impl"),
+    "compiled": lambda: called("_compiled_call_impl"),
     "patched": patched,
     "other mode": lambda: v1.Lambda(lambda image: image.convert("L")),
     "other method": lambda: v1.Lambda(lambda image: image.quantize("RGB")),

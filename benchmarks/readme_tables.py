@@ -127,8 +127,11 @@ def decode(record: dict[str, Any]) -> str:
         "torchvision": "torchvision on Pillow",
         "DALI": "DALI, CPU",
         "libjpeg-turbo alone": "libjpeg-turbo's region decode alone, no resize (from memory)",
+        "fastload on libjpeg-turbo": "fastload with libjpeg-turbo in the place of its own decoder",
         "fastload": "fastload",
         "fastload, from memory": "fastload, from memory",
+        "fastload, indexed": "fastload, with an index",
+        "fastload, indexed, from memory": "fastload, with an index, from memory",
     }
     rows = []
     for name, shown in names.items():
@@ -138,6 +141,9 @@ def decode(record: dict[str, Any]) -> str:
         ratio = ""
         if quotient is not None:
             ratio = f"{quotient:.2f}× its time" if name == "libjpeg-turbo alone" else f"{quotient:.1f}× as fast"
+        indexed = core.get("indexed", {}).get(name)
+        if indexed is not None:
+            ratio += f", with an index {_median(indexed):.2f}×"
         rows.append([shown, f"{_median(times[name]):,.0f} µs", ratio])
     elsewhere = []
     for path in sorted(RESULTS.glob("decode-*.json")):

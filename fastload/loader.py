@@ -36,6 +36,7 @@ from fastload.options import (
     Decode,
     Device,
     Engine,
+    IndexPath,
     LoaderConfig,
     Options,
     OwnArguments,
@@ -100,11 +101,13 @@ class FastLoader(LoaderConfig[T_co]):
         max_index_bytes: Maximum bytes of host memory for where decoding can begin within JPEG files. Decode threads
             note it when they first decode a file, and later decode only what a crop needs. It takes about 1% of the
             files' bytes. Files are known by a checksum of all their bytes: one that has changed is decoded anew. 0:
-            none.
+            none, nor ``jpeg_index``.
+        jpeg_index: What ``fastload index`` has written: then the first epoch begins within files, too. ``None`` takes
+            ``fastload.index`` in the dataset's ``root``, if it is there and can be used; the plan says so.
         decode: Where the native engine decodes JPEG files, with the same bits. ``"auto"``: on decode threads while they
-            keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files that the index knows, so not
-            in the first epoch, and those of samples that are only cropped, resized, flipped, normalized and erased.
-            ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
+            keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files that the index knows (so in
+            the first epoch only with ``jpeg_index``), of samples that are only cropped, resized, flipped, normalized
+            and erased. ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 
@@ -145,6 +148,7 @@ class FastLoader(LoaderConfig[T_co]):
         randomness: Randomness = "worker",
         exact: bool = True,
         max_index_bytes: int = INDEX_BYTES,
+        jpeg_index: IndexPath = None,
         decode: Decode = "auto",
     ) -> None:
         auto = auto_workers(num_workers, dataset)
@@ -170,7 +174,7 @@ class FastLoader(LoaderConfig[T_co]):
         if auto is not None:
             self.num_workers = auto
         own = (device, memory_format, dtype, device_prefetch, engine, max_pinned_bytes, randomness, exact)
-        self._take_options(Options(*own, max_index_bytes, decode))
+        self._take_options(Options(*own, max_index_bytes, jpeg_index, decode))
 
     def _take_options(self, options: Options) -> None:
         # Public attributes, because frameworks rebuild a loader from vars(loader).
@@ -183,6 +187,7 @@ class FastLoader(LoaderConfig[T_co]):
         self.randomness = options.randomness
         self.exact = options.exact
         self.max_index_bytes = options.max_index_bytes
+        self.jpeg_index = options.jpeg_index
         self.decode = options.decode
         vars(self)["_state"] = LoaderState()
         check_seedable(self, self.randomness)

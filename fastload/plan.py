@@ -17,6 +17,7 @@ from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
 from fastload.pipeline.eligibility import read_loader, read_tail
+from fastload.pipeline.index_file import IndexFileError, index_file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,7 +254,14 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
 def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     if recipe.in_memory or not loader.max_index_bytes:
         return ""
-    return f"; an index of at most {loader.max_index_bytes / 1e6:.0f} MB says where to begin in files decoded before"
+    most = f"an index of at most {loader.max_index_bytes / 1e6:.0f} MB says where to begin in files decoded before"
+    try:
+        file, why_not = index_file_of(loader)
+    except IndexFileError as error:
+        file, why_not = None, str(error)
+    if file is None:
+        return f"; {most}" + (f" ({why_not})" if why_not else "")
+    return f"; a file says where to begin in {file.files:,} images, and {most}"
 
 
 def _decoded_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> str:

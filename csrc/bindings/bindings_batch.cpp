@@ -375,14 +375,7 @@ void bind_batch(nb::module_& m) {
   m.def("scan_end", &scan_end, "data"_a, "max_pixels"_a = 0);
   m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false, "index"_a = nb::none());
-  nb::class_<JpegIndex>(m, "JpegIndex")
-      .def(nb::new_([](std::size_t max_bytes, bool whole) { return std::make_shared<JpegIndex>(max_bytes, whole); }),
-           "max_bytes"_a, "whole"_a = false)
-      .def_prop_ro("max_bytes", &JpegIndex::most_bytes)
-      .def("totals", [](const JpegIndex& self) {
-        const JpegIndex::Totals totals = self.totals();
-        return nb::make_tuple(totals.bytes, totals.files, totals.found, totals.missed, totals.evicted);
-      });
+  bind_index(m);
   nb::class_<BoundStaging>(m, "Staging")
       .def(
           "__init__",

@@ -165,7 +165,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     again.check();
     demand(again.bytes == resized.bytes, "a resize of rows as they come is the whole image's");
   }
-  options.fast = true;
-  run(input, geometry, options, resized);
+  options.fast = true;  // which of both decoders takes it does not depend on the index
+  const Outcome reduced = run_once(input, geometry, options, resized);
+  options.index = &index();
+  Output indexed(resized.height, resized.width);
+  check(run_once(input, geometry, options, indexed), indexed, reduced, resized);
   return 0;
 }

@@ -70,6 +70,10 @@ Status Decoder::State::read_replacement(std::uint8_t* const* rows, int count) {
 Decoder::Decoder() : state_(new State) {}
 Decoder::~Decoder() = default;
 
+std::size_t Decoder::own_scan_bytes(ByteSource& source, const JpegHeader& header) {
+  return uses_own_decoder() ? state_->own.scan_bytes(source, header) : 0;
+}
+
 Status Decoder::start(ByteSource& source, const JpegHeader& header, const Region& region, const DecodeOptions& options,
                       RowLayout& layout) {
   State& s = *state_;

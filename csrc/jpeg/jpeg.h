@@ -71,6 +71,8 @@ class Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
+  // Bytes behind the header of a file that the core's own decoder takes at its full size; 0 if libjpeg-turbo does.
+  std::size_t own_scan_bytes(ByteSource& source, const JpegHeader& header);
   // `header` is scan_header's result for the same bytes. The region must lie within the (scaled) image. An image with
   // too many scans for its size is `unsupported` (see kMaxScannedPixels).
   Status start(ByteSource& source, const JpegHeader& header, const Region& region, const DecodeOptions& options,

@@ -1,7 +1,7 @@
 #include "jpeg/jpeg_index.h"
 
+#include <algorithm>
 #include <cstring>
-#include <random>
 #include <utility>
 
 namespace fastload {
@@ -32,12 +32,12 @@ class Checksum {
  public:
   static constexpr std::size_t kBlock = 64;
 
-  explicit Checksum(const std::uint64_t (&secrets)[4]) : secrets_(secrets) {
-    for (int lane = 0; lane < 4; ++lane) lanes_[lane] = secrets[lane];
+  explicit Checksum(const std::array<std::uint64_t, 4>& secrets) : secrets_(secrets) {
+    std::copy(secrets.begin(), secrets.end(), lanes_);
   }
   void add(const std::uint8_t* data, std::size_t blocks) {
     for (; blocks > 0; --blocks, data += kBlock) {
-      for (int lane = 0; lane < 4; ++lane) {
+      for (std::size_t lane = 0; lane < 4; ++lane) {
         lanes_[lane] = mixed(load64(data + 16 * lane) ^ lanes_[lane], load64(data + 16 * lane + 8) ^ secrets_[lane]);
       }
     }
@@ -49,19 +49,24 @@ class Checksum {
   }
 
  private:
-  const std::uint64_t (&secrets_)[4];
+  const std::array<std::uint64_t, 4>& secrets_;
   std::uint64_t lanes_[4];
 };
 
 }  // namespace
 
-JpegIndex::JpegIndex(std::size_t most_bytes, bool whole) : most_bytes_(most_bytes), whole_(whole) {
-  std::random_device random;
-  for (std::uint64_t& secret : secrets_) secret = (std::uint64_t{random()} << 32 | random()) | 1;
-}
+JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, const IndexSecrets& secrets)
+    : most_bytes_(most_bytes), whole_(whole), secrets_(secrets), room_(most_bytes) {}
+
+JpegIndex::JpegIndex(std::size_t most_bytes, bool whole, std::shared_ptr<const IndexFile> file)
+    : most_bytes_(most_bytes),
+      whole_(whole),
+      secrets_(file->secrets()),
+      file_(std::move(file)),
+      room_(most_bytes - std::min(most_bytes, file_->bytes())) {}
 
 bool JpegIndex::key_of(ByteSource& source, Key& key) const {
-  Checksum checksum(secrets_);
+  Checksum checksum(secrets_.checksum);
   const std::size_t size = source.size();
   std::size_t at = 0;
   while (size - at >= Checksum::kBlock) {
@@ -85,6 +90,13 @@ bool JpegIndex::key_of(ByteSource& source, Key& key) const {
 std::size_t JpegIndex::bytes_of(const Entry& entry) { return entry.points->size() + kEntryBytes; }
 
 JpegIndex::Points JpegIndex::find(const Key& key) {
+  if (file_ != nullptr) {
+    if (Points points = file_->find(key)) {
+      found_.fetch_add(1, std::memory_order_relaxed);
+      from_file_.fetch_add(1, std::memory_order_relaxed);
+      return points;
+    }
+  }
   Shard& shard = shard_of(key);
   const std::lock_guard<std::mutex> lock(shard.mutex);
   const auto found = shard.by_key.find(key);
@@ -118,7 +130,7 @@ void JpegIndex::keep(const Key& key, std::vector<std::uint8_t>&& points) {
   points.shrink_to_fit();
   Entries made;  // so that nothing below can throw once the shard has changed
   made.push_back({key, std::make_shared<const std::vector<std::uint8_t>>(std::move(points)), 0});
-  const std::size_t size = bytes_of(made.front()), most = most_bytes_ / kShards;
+  const std::size_t size = bytes_of(made.front()), most = room_ / kShards;
   Shard& shard = shard_of(key);
   const std::lock_guard<std::mutex> lock(shard.mutex);
   const auto known = shard.by_key.find(key);
@@ -146,9 +158,12 @@ void JpegIndex::keep(const Key& key, std::vector<std::uint8_t>&& points) {
 }
 
 JpegIndex::Totals JpegIndex::totals() const {
-  return {bytes_.load(std::memory_order_relaxed), files_.load(std::memory_order_relaxed),
-          found_.load(std::memory_order_relaxed), missed_.load(std::memory_order_relaxed),
-          evicted_.load(std::memory_order_relaxed)};
+  return {bytes_.load(std::memory_order_relaxed) + most_bytes_ - room_,
+          files_.load(std::memory_order_relaxed),
+          found_.load(std::memory_order_relaxed),
+          missed_.load(std::memory_order_relaxed),
+          evicted_.load(std::memory_order_relaxed),
+          from_file_.load(std::memory_order_relaxed)};
 }
 
 }  // namespace fastload

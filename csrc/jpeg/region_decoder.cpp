@@ -95,6 +95,13 @@ bool RegionDecoder::start(ByteSource& source, const JpegHeader& header, const Re
   return false;
 }
 
+std::size_t RegionDecoder::scan_bytes(ByteSource& source, const JpegHeader& header) try {
+  if (!read_baseline(source, header, state_->tables, state_->baseline)) return 0;
+  return source.size() - std::min(state_->baseline.scan.data_at, source.size());
+} catch (const std::bad_alloc&) {
+  return 0;
+}
+
 bool RegionDecoder::read(std::uint8_t* const* rows, int count) try {
   State& s = *state_;
   for (int i = 0; i < count; ++i, ++s.row) {

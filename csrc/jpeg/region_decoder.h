@@ -24,6 +24,8 @@ class RegionDecoder {
   // Rows and results are the same.
   bool start(ByteSource& source, const JpegHeader& header, const Region& region, RowLayout& layout,
              JpegIndex* index = nullptr);
+  // Bytes behind the header of a file that start() takes; 0 if it does not. Ends the image begun before.
+  std::size_t scan_bytes(ByteSource& source, const JpegHeader& header);
   // All or none of the rows.
   bool read(std::uint8_t* const* rows, int count);
   bool finish();

@@ -107,10 +107,21 @@ Status copy_window(const Encoded& image, const Geometry& geometry, const SampleO
   return status;
 }
 
-// Largest denominator at which libjpeg's reduced crop is no smaller than the resize's target.
-int shrinkage(const Geometry& geometry) {
+// The fewest bytes of a scan for each pixel of the crop at which the core's own decoder takes less time for all pixels
+// than libjpeg-turbo for those of an image reduced by n. Measured with AVX-512, on photos of 512 to 4000 pixels, 4:2:0
+// and 4:4:4, whole and halved, with an index and without: the lowest of all, as the other is slower by up to 4.7 times.
+constexpr double bytes_per_pixel_for_own(int reduced_by) {
+  return reduced_by == 8 ? 0.19 : reduced_by == 4 ? 0.12 : 0.04;
+}
+
+// Largest denominator at which libjpeg's reduced crop is no smaller than the resize's target; 1 if the whole one is
+// made in less time.
+int shrinkage(const Encoded& image, const Geometry& geometry) {
+  const PixelBox& crop = geometry.crop;
   for (const int by : {8, 4, 2}) {
-    if (geometry.crop.width >= by * geometry.out_width && geometry.crop.height >= by * geometry.out_height) return by;
+    if (crop.width < by * geometry.out_width || crop.height < by * geometry.out_height) continue;
+    const double least = bytes_per_pixel_for_own(by) * crop.width * crop.height;
+    return static_cast<double>(image.decoder.own_scan_bytes(image.source, image.header)) >= least ? 1 : by;
   }
   return 1;
 }
@@ -138,7 +149,7 @@ ResizeJob job_of(const PixelBox& source, const Geometry& geometry, const SampleO
 Status resize_window(const Encoded& image, const Geometry& geometry, const SampleOptions& options, const Target& target,
                      std::string& detail) {
   Resampler& resampler = thread_resampler();
-  const int by = options.fast ? shrinkage(geometry) : 1;
+  const int by = options.fast ? shrinkage(image, geometry) : 1;
   const PixelBox& crop = geometry.crop;
   PixelBox source = crop;  // in pixels of libjpeg's output
   if (by > 1) {

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,9 @@ class Crops:
         return np.array(geometry, np.int32)
 
     def _submit(self, pool: _core.Pool, inputs: Sequence[Any], **how: Any) -> _core.Job:
-        if not how:
+        if "geometry" not in how:
             stream = _core.RandomStream(torch.Generator().manual_seed(SEED).get_state().numpy().tobytes())
-            how = {"plan": self._plan(), "stream": stream}
+            how |= {"plan": self._plan(), "stream": stream}
         job = pool.submit(inputs, self.out, pass_rule=self._pass_rule, **how)
         _finish(job, self.paths)
         return job
@@ -87,9 +88,36 @@ class Crops:
                 if keep is not None:
                     keep.append(tensor)
 
-    def core(self, pool: _core.Pool) -> None:
+    def core(self, pool: _core.Pool, *, index: _core.JpegIndex | None = None) -> None:
         """The core, from files, drawing as torch does."""
-        self._submit(pool, self.paths)
+        self._submit(pool, self.paths, index=index)
+
+    def core_on_libjpeg(self, pool: _core.Pool) -> None:
+        """The core with libjpeg-turbo in the place of its own decoder, from files."""
+        uses_own = _core.uses_own_decoder()
+        _core.set_own_decoder(False)
+        try:
+            self.core(pool)
+        finally:
+            _core.set_own_decoder(uses_own)
+
+    def core_making_index(self, pool: _core.Pool) -> None:
+        """The core on a first visit, noting where later ones can begin."""
+        self.core(pool, index=_core.JpegIndex(1 << 30))
+
+    def index(self) -> _core.JpegIndex:
+        """An index of all rows of all files."""
+        index = _core.JpegIndex(1 << 30)
+        out = np.empty((1, 1, 1, 3), np.uint8)
+        for data in self.files:
+            below = _core.jpeg_header(data)[4] - 1  # the last row's first pixel comes behind all others
+            _core.decode(data, out, (below, 0, 1, 1, 0, 0, 0, 0, 0, 0, False, False), index=index)
+        return index
+
+    def share_of_index(self) -> float:
+        """Share of the files' bytes that ``fastload index`` writes."""
+        points = [len(_core.index_points(os.fsencode(path), bytes(48))[2]) + 16 for path in self.paths]
+        return sum(points) / sum(map(len, self.files))
 
     def core_in_flight(self, pool: _core.Pool, images: int, batch_size: int = 256, ahead: int = 3) -> None:
         """Run the core on at least ``images`` images, with several batches in flight.
@@ -110,9 +138,9 @@ class Crops:
         for job in jobs:
             _finish(job, paths)
 
-    def core_from_memory(self, pool: _core.Pool, *, fast: bool = False) -> None:
+    def core_from_memory(self, pool: _core.Pool, *, fast: bool = False, index: _core.JpegIndex | None = None) -> None:
         """The core, from bytes in memory to given crops."""
-        self._submit(pool, self.files, geometry=self.geometry, fast=fast)
+        self._submit(pool, self.files, geometry=self.geometry, fast=fast, index=index)
 
     def floor(self) -> None:
         """What libjpeg-turbo alone takes to decode the same regions from memory."""
@@ -127,7 +155,7 @@ class Crops:
         expected: list[torch.Tensor] = []
         self.torchvision(expected)
         with _core_pool(1) as pool:
-            for run in (self.core, self.core_from_memory):
+            for run in (self.core, self.core_from_memory, partial(self.core, index=self.index())):
                 self.out[:] = 0
                 run(pool)
                 for index, tensor in enumerate(expected):

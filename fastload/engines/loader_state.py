@@ -16,6 +16,7 @@ from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
 from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
+from fastload.pipeline.index_file import index_file_of
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down
@@ -62,7 +63,7 @@ class LoaderState:
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
         self._decoders: dict[torch.device, Decoder] = {}
-        self._indexed = 0, 0, 0  # bytes, files and images of the index, once it is closed
+        self._indexed = 0, 0, 0  # bytes of the index, images, and those by its file, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:
@@ -126,6 +127,9 @@ class LoaderState:
             loader: Bounds it.
             recipe: How to make the loader's samples.
             whole: Whether files are indexed to their ends, for a GPU.
+
+        Raises:
+            IndexFileError: ``jpeg_index`` cannot be used.
         """
         if not loader.max_index_bytes:
             return recipe
@@ -133,7 +137,8 @@ class LoaderState:
 
         with self._lock:
             if self._index is None or self._index[0] != os.getpid():
-                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes, whole)
+                file = index_file_of(loader)[0]
+                self._index = os.getpid(), _core.JpegIndex(loader.max_index_bytes, whole, file)
             return replace(recipe, options={**recipe.options, "index": self._index[1]})
 
     def size_workers(self, loader: LoaderConfig[Any], *, native: bool = False) -> None:
@@ -230,7 +235,7 @@ class LoaderState:
             workers=workers,
             slots=(counts.slots, counts.slot_bytes, counts.pinned_bytes),
             queues=queues,
-            index=self._indexed if index is None else index[1].totals()[:3],
+            index=self._indexed if index is None else _counts(index[1]),
         )
 
     def check_open(self) -> None:
@@ -251,9 +256,14 @@ class LoaderState:
             pool[1].close()
         index, self._index = self._index, None
         if index is not None:
-            self._indexed = 0, 0, index[1].totals()[2]
+            self._indexed = 0, *_counts(index[1])[1:]
         if self.slots is not None:
             self.slots.close()
+
+
+def _counts(index: _core.JpegIndex) -> tuple[int, int, int]:
+    size, _, found, _, _, from_file = index.totals()
+    return size, found, from_file
 
 
 def state_of(loader: Any) -> LoaderState:

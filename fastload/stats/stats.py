@@ -110,6 +110,7 @@ class Stats:
         pinned_bytes: Bytes of pinned memory that the slots hold.
         index_bytes: Bytes of the index of JPEG files.
         indexed: Images that were decoded with it.
+        indexed_by_file: Part of them by what ``fastload index`` has written.
         epochs: Epochs begun.
         startup_s: Seconds that the consumer waited for the first batch of its epochs.
         wait_s: Seconds that it waited for the other batches.
@@ -143,6 +144,7 @@ class Stats:
     pinned_bytes: int = 0
     index_bytes: int = 0
     indexed: int = 0
+    indexed_by_file: int = 0
     epochs: int = 0
     startup_s: float = 0.0
     wait_s: float = 0.0
@@ -280,7 +282,7 @@ class Stats:
             missed={why: count - earlier.missed.get(why, 0) for why, count in self.missed.items()},
             workers=self.workers,
             slots=(self.slots, self.slot_bytes, self.pinned_bytes),
-            index=(self.index_bytes, 0, self.indexed - earlier.indexed),
+            index=(self.index_bytes, self.indexed - earlier.indexed, self.indexed_by_file - earlier.indexed_by_file),
             queues=self.queues,
             stack_totals=self.totals,
         )
@@ -305,7 +307,7 @@ def make_stats(
         missed: See :class:`Stats`.
         workers: See :class:`Stats`.
         slots: Their number, the bytes of each, and of all.
-        index: Bytes and files in it, and images that were decoded with it.
+        index: Its bytes, the images that were decoded with it, and those of them by its file.
         queues: See :class:`Stats`.
         stack_totals: Counts whose stack samples are used if ``totals`` has none: workers are sampled for some seconds
             only.
@@ -324,7 +326,8 @@ def make_stats(
         slot_bytes=slots[1],
         pinned_bytes=slots[2],
         index_bytes=index[0],
-        indexed=index[2],
+        indexed=index[1],
+        indexed_by_file=index[2],
         epochs=int(totals["epochs"]),
         startup_s=totals["startup_s"],
         wait_s=totals["wait_s"],

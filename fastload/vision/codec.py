@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Buffer
 
+    from fastload.vision.jpeg_index import JpegIndex
+
     Source: TypeAlias = Buffer | str | os.PathLike[str] | os.PathLike[bytes]
     _Geometry: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, bool, bool]
 
@@ -85,6 +87,7 @@ def decode(
     hflip: bool = False,
     vflip: bool = False,
     fast: bool = False,
+    index: JpegIndex | None = None,
     out: None = None,
 ) -> NDArray[np.uint8]: ...
 @overload
@@ -98,6 +101,7 @@ def decode(
     hflip: bool = False,
     vflip: bool = False,
     fast: bool = False,
+    index: JpegIndex | None = None,
     out: _Out,
 ) -> _Out: ...
 def decode(
@@ -110,6 +114,7 @@ def decode(
     hflip: bool = False,
     vflip: bool = False,
     fast: bool = False,
+    index: JpegIndex | None = None,
     out: Any = None,
 ) -> Any:
     """Decode, crop, resize and flip one JPEG image.
@@ -124,9 +129,10 @@ def decode(
         antialias: Must be True, because Pillow's resize always antialiases.
         hflip: Mirror left and right, after the resize.
         vflip: Mirror top and bottom, after the resize.
-        fast: Let the JPEG decoder shrink the image by 2, 4 or 8 if the crop is at least that much larger than ``size``.
-            No longer Pillow's exact pixels, and slower than exact ones where the core's own decoder makes these: of
-            baseline files, on CPUs with AVX2 or NEON. Of use for large progressive photos.
+        fast: Let libjpeg-turbo shrink the image by 2, 4 or 8 if the crop is at least that much larger than ``size`` and
+            this takes less time: of files that are progressive, or strongly compressed, and on CPUs without AVX2 and
+            NEON of all. Those are not Pillow's exact pixels.
+        index: Where decoding can begin within files that were decoded with it before. Changes the time only.
         out: ``(height, width, 3)`` uint8 array or CPU tensor with contiguous rows, to write to and return.
 
     Returns:
@@ -140,7 +146,7 @@ def decode(
 
     boxes = None if crop is None else _boxes([crop], 1)
     shape = _shape_of(data, boxes, size)
-    options = _options(interpolation, antialias, fast, resizes=size is not None)
+    options = _options(interpolation, antialias, fast, index, resizes=size is not None)
     result = np.empty((*shape, 3), np.uint8) if out is None else out
     if tuple(result.shape) != (*shape, 3):
         raise ValueError(f"out must have shape {(*shape, 3)} for this crop and size, got {tuple(result.shape)}")
@@ -162,6 +168,7 @@ def decode_batch(
     hflip: bool | Sequence[bool] = False,
     vflip: bool | Sequence[bool] = False,
     fast: bool = False,
+    index: JpegIndex | None = None,
     out: Any = None,
     num_threads: int | None = None,
     statuses: list[str] | None = None,
@@ -177,6 +184,7 @@ def decode_batch(
         hflip: Mirror left and right after the resize: one flag for all images, or one each.
         vflip: Mirror top and bottom after the resize: one flag for all images, or one each.
         fast: As in :func:`decode`.
+        index: As in :func:`decode`; threads and calls share it.
         out: ``(N, height, width, 3)`` uint8 array or CPU tensor with contiguous rows, to write to and return.
         num_threads: Threads that work on the batch. By default one per usable CPU. They are kept for later calls.
         statuses: A list to clear and fill with one status per image (``"ok"``, or a reason as in
@@ -193,7 +201,7 @@ def decode_batch(
     from fastload import _core
 
     boxes = None if crops is None else _boxes(crops, len(images))
-    options = _options(interpolation, antialias, fast, resizes=size is not None)
+    options = _options(interpolation, antialias, fast, index, resizes=size is not None)
     if statuses is not None:
         statuses.clear()
     if out is not None and len(out) != len(images):
@@ -211,8 +219,8 @@ def decode_batch(
     if statuses is not None:
         names = _core.status_names()
         statuses.extend(names[code] for code in job.statuses())
-    for index, image in enumerate(images):
-        _check(job.outcome(index), image, index, raises=statuses is None)
+    for number, image in enumerate(images):
+        _check(job.outcome(number), image, number, raises=statuses is None)
     return result
 
 
@@ -232,7 +240,9 @@ def _check(outcome: tuple[str, int, int, int, int, str], data: Source, index: in
         )
 
 
-def _options(interpolation: str, antialias: bool, fast: bool, *, resizes: bool) -> dict[str, Any]:
+def _options(
+    interpolation: str, antialias: bool, fast: bool, index: JpegIndex | None, *, resizes: bool
+) -> dict[str, Any]:
     if interpolation not in FILTERS:
         raise ValueError(f"interpolation must be one of {', '.join(FILTERS)}, got {interpolation!r}")
     if not antialias:
@@ -248,6 +258,7 @@ def _options(interpolation: str, antialias: bool, fast: bool, *, resizes: bool) 
         "pass_rule": calibration.pass_rule or "horizontal_first",
         "max_pixels": _max_pixels(),
         "fast": fast,
+        "index": None if index is None else index.native(),
     }
 
 

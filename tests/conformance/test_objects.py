@@ -28,6 +28,7 @@ OWN = {
     "randomness": "sample",
     "exact": False,
     "max_index_bytes": 2000,
+    "jpeg_index": "some.index",
     "decode": "cpu",
 }
 COPIES = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy, "copy": copy.copy}

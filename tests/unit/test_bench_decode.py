@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
+from fastload import _core
 from fastload.bench import _decoders, decode
 from fastload.bench._decoders import Crops, one_core
 from fastload.bench.photos import PhotoSet, write_photos
@@ -44,7 +45,14 @@ def test_quick_run_writes_every_figure(
     assert record["bench"] == "decode"
     assert set(record["environment"]) >= {"commit", "cpu", "torch", "pillow"}
     one_core_times = record["one core"]["microseconds_per_image"]
-    assert set(one_core_times) == {"torchvision", "fastload", "fastload, from memory", "libjpeg-turbo alone"}
+    assert set(one_core_times) == {
+        *("torchvision", "fastload", "fastload, from memory", "fastload on libjpeg-turbo", "libjpeg-turbo alone"),
+        *("fastload, indexed", "fastload, indexed, from memory", "fastload, making an index"),
+    }
+    for figures in (record["one core"], record["one core"]["indexed"], record["large photos"]["indexed"]):
+        assert all(figures[name]["median"] > 0.1 for name in ("torchvision", "fastload on libjpeg-turbo"))
+    assert 0 < record["one core"]["index"]["share_of_bytes"] < 0.1
+    assert record["one core"]["index"]["making"]["median"] > 0.5
     assert record["one core"]["skipped"] == ["DALI: nvidia.dali is not importable here"]
     assert record["one core"]["libjpeg-turbo alone"]["median"] > 0.5
     assert set(record["threads"]["speedup"]) == {"1", "2"}
@@ -53,6 +61,28 @@ def test_quick_run_writes_every_figure(
     shown = capsys.readouterr().out
     assert "DALI: nvidia.dali is not importable here" in shown
     assert "2 threads" in shown
+    assert "with an index" in shown
+    assert "making it:" in shown
+
+
+def test_the_index_knows_every_row_and_changes_no_pixel(paths: list[str]) -> None:
+    crops = Crops(paths)
+    index = crops.index()
+    with one_core():
+        pool = _core.Pool(1)
+        crops.core(pool)
+        without = crops.out.copy()
+        crops.core(pool, index=index)
+        assert np.array_equal(crops.out, without)
+        _, files, found, missed, *_ = index.totals()  # small files have no points
+        assert (found, missed) == (files, 2 * len(paths) - files)
+        assert files > 0
+        before = _core.decode_counts()[0]
+        crops.core_on_libjpeg(pool)
+        assert np.array_equal(crops.out, without)
+        assert _core.decode_counts()[0] == before
+        pool.close()
+    assert _core.uses_own_decoder()
 
 
 def test_differing_pixels_end_the_benchmark(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ OWN = {
     "randomness": "worker",
     "exact": True,
     "max_index_bytes": 256 << 20,
+    "jpeg_index": None,
     "decode": "auto",
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from fastload import FastLoader, _core
+from fastload import FastLoader
+from fastload.vision import DecodeError, JpegIndex, decode, decode_batch
 
 COUNT = 9
 
@@ -143,15 +146,103 @@ def test_a_child_has_one_of_its_own(root):
         assert loader.stats().indexed >= COUNT
 
 
-def test_decode_takes_an_index():
-    index = _core.JpegIndex(1 << 20)
-    content = jpeg(1, 300, 300, subsampling=2)
+CROP = (200, 180, 40, 50)
+
+
+def cut(content, crop=CROP):
+    top, left, height, width = crop
     whole = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    return whole[top : top + height, left : left + width]
+
+
+def test_decode_takes_an_index():
+    index = JpegIndex(1 << 20)
+    content = jpeg(1, 300, 300, subsampling=2)
     for _ in range(2):
-        out = np.empty((1, 40, 50, 3), np.uint8)
-        geometry = (200, 180, 40, 50, 40, 50, 0, 0, 40, 50, 0, 0)
-        assert _core.decode(content, out, geometry, index=index)[0] == "ok"
-        assert np.array_equal(out[0], whole[200:240, 180:230])
-    size, files, found, missed, evicted = index.totals()
-    assert (files, found, missed, evicted) == (1, 1, 1, 0)
-    assert 0 < size < 1 << 20
+        assert np.array_equal(decode(content, CROP, index=index), cut(content))
+    totals = index.totals()
+    assert (totals.files, totals.found, totals.missed, totals.evicted) == (1, 1, 1, 0)
+    assert 0 < totals.bytes < index.max_bytes == 1 << 20
+
+
+def test_an_index_knows_files_by_all_their_bytes(tmp_path):
+    path = tmp_path / "photo.jpg"
+    contents = [bytearray(jpeg(1, 300, 300, subsampling=2)), bytearray(jpeg(2, 300, 300, subsampling=2))]
+    longest = max(map(len, contents))
+    contents = [content.ljust(longest, b"\0") for content in contents]  # of one size, under one name
+    changed = bytearray(contents[0])
+    changed[500] ^= 1  # of a table, or the first coefficients
+    index = JpegIndex()
+    for content in (*contents, changed, *contents, changed):
+        path.write_bytes(content)
+        os.utime(path, ns=(0, 0))
+        outcomes = []
+        for given in (None, index):
+            try:
+                outcomes.append(decode(path, CROP, index=given).tobytes())
+            except DecodeError as error:
+                outcomes.append(error.status)
+        assert outcomes[0] == outcomes[1]
+    assert index.totals().files in (2, 3)
+
+
+def test_threads_share_an_index():
+    contents = [jpeg(number, 200 + number, 260, subsampling=number % 3) for number in range(6)]
+    index = JpegIndex(1 << 20)
+    random = np.random.default_rng(0)
+    crops = [[int(v) for v in (*random.integers(0, 150, 2), 30, 40)] for _ in range(120)]
+
+    def one(number):
+        content = contents[number % len(contents)]
+        return np.array_equal(decode(content, crops[number], index=index), cut(content, crops[number]))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(one, range(len(crops))))
+    assert index.totals().files == len(contents)
+    assert index.totals().found + index.totals().missed == len(crops)
+    assert index.totals().found > len(crops) / 2
+
+
+def test_a_batch_takes_an_index(no_pool_stays):
+    contents = [jpeg(number, 300, 300, subsampling=2) for number in range(4)]
+    index = JpegIndex()
+    for _ in range(2):
+        batch = decode_batch(contents, [CROP] * 4, index=index, num_threads=2)
+        assert all(np.array_equal(image, cut(content)) for image, content in zip(batch, contents, strict=True))
+    assert (index.totals().found, index.totals().missed) == (4, 4)
+
+
+def test_an_index_makes_the_second_visit_faster():
+    content = jpeg(3, 1200, 1600, subsampling=2)
+    crop = (1100, 1400, 64, 64)
+    index = JpegIndex()
+    decode(content, crop, index=index)
+
+    def quickest(given):
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            decode(content, crop, index=given)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert quickest(index) < 0.7 * quickest(None)
+
+
+def test_a_child_begins_with_an_empty_index():
+    index = JpegIndex()
+    content = jpeg(1, 300, 300, subsampling=2)
+    decode(content, index=index)
+
+    def in_child():
+        assert index.totals().files == 0
+        decode(content, index=index)
+        assert index.totals().files == 1
+
+    assert exit_code(forked(in_child)) == 0
+    assert index.totals().missed == 1
+
+
+def test_an_index_needs_room():
+    with pytest.raises(ValueError, match="max_bytes must be >= 1, got 0"):
+        JpegIndex(0)

@@ -1,0 +1,203 @@
+#include "jpeg/index_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <random>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "jpeg/jpeg_index.h"
+#include "jpeg/region_decoder.h"
+
+namespace fastload {
+namespace {
+
+constexpr std::uint8_t kMagic[8] = {'F', 'L', 'I', 'N', 'D', 'E', 'X', 1};
+constexpr std::size_t kTagBytes = 8, kEntryBytes = 16;
+constexpr int kLengthBits = 24;
+
+std::uint64_t little_endian(const std::uint8_t* data) {
+  std::uint64_t value = 0;
+  for (int i = 7; i >= 0; --i) value = value << 8 | data[i];
+  return value;
+}
+
+// All bytes or none.
+bool read_at(int descriptor, std::uint64_t offset, std::uint8_t* to, std::size_t size) {
+  while (size > 0) {
+    const ssize_t count = ::pread(descriptor, to, size, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    offset += static_cast<std::uint64_t>(count);
+    to += count;
+    size -= static_cast<std::size_t>(count);
+  }
+  return true;
+}
+
+// SipHash-2-4, by Aumasson and Bernstein, of bytes that come in parts of any length.
+class SipHash {
+ public:
+  explicit SipHash(const std::array<std::uint64_t, 2>& key)
+      : v_{key[0] ^ 0x736f6d6570736575, key[1] ^ 0x646f72616e646f6d, key[0] ^ 0x6c7967656e657261,
+           key[1] ^ 0x7465646279746573} {}
+  void add_word(std::uint64_t word) {
+    v_[3] ^= word;
+    rounds(2);
+    v_[0] ^= word;
+    size_ += 8;
+  }
+  std::uint64_t finish(const std::uint8_t* data, std::size_t size) {
+    for (; size >= 8; data += 8, size -= 8) add_word(little_endian(data));
+    std::uint64_t last = std::uint64_t{size_ + size} << 56;
+    for (std::size_t i = 0; i < size; ++i) last |= std::uint64_t{data[i]} << 8 * i;
+    add_word(last);
+    v_[2] ^= 0xFF;
+    rounds(4);
+    return v_[0] ^ v_[1] ^ v_[2] ^ v_[3];
+  }
+
+ private:
+  static std::uint64_t rotated(std::uint64_t value, int by) { return value << by | value >> (64 - by); }
+  void rounds(int count) {
+    for (; count > 0; --count) {
+      v_[0] += v_[1];
+      v_[1] = rotated(v_[1], 13) ^ v_[0];
+      v_[0] = rotated(v_[0], 32);
+      v_[2] += v_[3];
+      v_[3] = rotated(v_[3], 16) ^ v_[2];
+      v_[0] += v_[3];
+      v_[3] = rotated(v_[3], 21) ^ v_[0];
+      v_[2] += v_[1];
+      v_[1] = rotated(v_[1], 17) ^ v_[2];
+      v_[2] = rotated(v_[2], 32);
+    }
+  }
+
+  std::uint64_t v_[4];
+  std::size_t size_ = 0;
+};
+
+}  // namespace
+
+IndexSecrets IndexSecrets::random() {
+  std::random_device random;
+  std::uint8_t bytes[kBytes];
+  for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random());
+  return of(bytes);
+}
+
+IndexSecrets IndexSecrets::of(const std::uint8_t* bytes) {
+  IndexSecrets secrets;
+  for (std::size_t i = 0; i < 4; ++i) secrets.checksum[i] = little_endian(bytes + 8 * i) | 1;
+  for (std::size_t i = 0; i < 2; ++i) secrets.tag[i] = little_endian(bytes + 8 * (4 + i));
+  return secrets;
+}
+
+std::uint64_t IndexSecrets::tag_of(const std::uint8_t* data, std::size_t size) const {
+  return SipHash(tag).finish(data, size);
+}
+
+std::uint64_t IndexSecrets::tag_of(const FileKey& key, const std::uint8_t* points, std::size_t size) const {
+  SipHash hash(tag);
+  hash.add_word(key.size);
+  hash.add_word(key.checksum);
+  return hash.finish(points, size);
+}
+
+IndexFile::~IndexFile() { ::close(descriptor_); }
+
+std::shared_ptr<IndexFile> IndexFile::open(const char* path, const IndexSecrets& secrets, std::string& error) {
+  int descriptor;
+  do {
+    descriptor = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  } while (descriptor < 0 && errno == EINTR);
+  if (descriptor < 0) {
+    error = std::strerror(errno);
+    return nullptr;
+  }
+  std::shared_ptr<IndexFile> file(new IndexFile(descriptor, secrets));
+  return file->read_table(error) ? file : nullptr;
+}
+
+bool IndexFile::read_table(std::string& error) {
+  struct stat about;
+  std::uint8_t header[kHeaderBytes];
+  if (::fstat(descriptor_, &about) != 0 || !S_ISREG(about.st_mode) || !read_at(descriptor_, 0, header, sizeof header) ||
+      std::memcmp(header, kMagic, sizeof kMagic - 1) != 0) {
+    error = "not an index of JPEG files";
+    return false;
+  }
+  if (header[7] != kMagic[7]) {
+    error = "written by another version of fastload";
+    return false;
+  }
+  if (secrets_.tag_of(header, kHeaderBytes - kTagBytes) != little_endian(header + kHeaderBytes - kTagBytes)) {
+    error = "made with another key, on another machine or by another user, or damaged";
+    return false;
+  }
+  const std::uint64_t count = little_endian(header + 8), begin = little_endian(header + 16),
+                      end = little_endian(header + 24), size = little_endian(header + 32);
+  if (size != static_cast<std::uint64_t>(about.st_size) || begin > end || end > size ||
+      count != (end - begin) / kEntryBytes) {
+    error = "cut short, or damaged";
+    return false;
+  }
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(count) * kEntryBytes);
+  if (!read_at(descriptor_, begin, bytes.data(), bytes.size())) {
+    error = "cut short, or damaged";
+    return false;
+  }
+  table_.resize(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < table_.size(); ++i) {
+    table_[i] = {little_endian(&bytes[kEntryBytes * i]), little_endian(&bytes[kEntryBytes * i + 8])};
+  }
+  return true;
+}
+
+Points IndexFile::find(const FileKey& key) const try {
+  const std::uint64_t id = secrets_.id_of(key);
+  const auto found = std::lower_bound(table_.begin(), table_.end(), id,
+                                      [](const Entry& entry, std::uint64_t wanted) { return entry.id < wanted; });
+  if (found == table_.end() || found->id != id) return nullptr;
+  const auto size = static_cast<std::size_t>(found->place & ((1u << kLengthBits) - 1));
+  if (size < kTagBytes) return nullptr;
+  std::uint8_t tag[kTagBytes];
+  auto points = std::make_shared<std::vector<std::uint8_t>>(size - kTagBytes);
+  const std::uint64_t at = found->place >> kLengthBits;
+  if (!read_at(descriptor_, at, tag, sizeof tag) ||
+      !read_at(descriptor_, at + kTagBytes, points->data(), points->size()) ||
+      secrets_.tag_of(key, points->data(), points->size()) != little_endian(tag)) {
+    return nullptr;
+  }
+  return points;
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
+
+Status points_of(const char* path, const IndexSecrets& secrets, FileKey& key, Points& points) {
+  static thread_local RegionDecoder decoder;
+  JpegIndex index(std::numeric_limits<std::size_t>::max(), false, secrets);
+  ByteSource source;
+  Status status = source.open(path);
+  if (status != Status::ok) return status;
+  JpegHeader header;
+  status = scan_header(source, header);
+  if (!index.key_of(source, key)) return source.failure_or(Status::unreadable);
+  if (status != Status::ok) return status;
+  // The last row's first pixel comes behind all others.
+  RowLayout layout;
+  if (decoder.start(source, header, {header.height - 1, 0, 1, 1}, layout, &index)) {
+    std::vector<std::uint8_t> row(std::size_t{3} * layout.width);
+    std::uint8_t* const rows = row.data();
+    if (decoder.read(&rows, 1) && decoder.finish()) points = index.find(key);
+  }
+  return Status::ok;
+}
+
+}  // namespace fastload

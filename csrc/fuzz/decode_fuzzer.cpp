@@ -7,10 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "jpeg/jpeg_index.h"
+#include "pool/decode_sample.h"
 #include "pool/source.h"
 
 using namespace fastload;
@@ -43,10 +45,8 @@ struct Output {
   }
 };
 
-JpegIndex& index() {
-  static JpegIndex kept(std::size_t{16} << 20);
-  return kept;
-}
+// Of one input: what it finds does not depend on the inputs before.
+std::unique_ptr<JpegIndex> learned;
 
 Outcome run_once(const Input& input, const Geometry& geometry, SampleOptions options, Output& output) {
   options.height = output.height;
@@ -73,10 +73,25 @@ Status run(const Input& input, const Geometry& geometry, const SampleOptions& op
   const Outcome outcome = run_once(input, geometry, options, output);
   check(outcome, output, reference, expected);
   SampleOptions indexed = options;
-  indexed.index = &index();
-  Output again(output.height, output.width);
-  check(run_once(input, geometry, indexed, again), again, reference, expected);
+  indexed.index = learned.get();
+  for (int visit = 0; visit < 2; ++visit) {
+    Output again(output.height, output.width);
+    check(run_once(input, geometry, indexed, again), again, reference, expected);
+  }
   return outcome.status;
+}
+
+// Prepares the file for a GPU, by what the index has learned of it.
+void stage(const Input& input, const JpegHeader& header, Geometry geometry, SampleOptions options) {
+  static std::vector<std::uint8_t> bytes;
+  options.index = learned.get();
+  options.height = geometry.window.height;
+  options.width = geometry.window.width;
+  ByteSource source(input.data, input.size);
+  StagedImage image;
+  if (!stage_sample(source, header, geometry, options, bytes, image)) return;
+  demand(image.data + std::size_t{image.data_bytes} <= bytes.size(), "a staged scan lies within its bytes");
+  demand(image.mcu_rows > 0 && image.mcu_columns > 0, "a staged image has MCUs");
 }
 
 // The case that the control bytes choose.
@@ -110,6 +125,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Outcome seen;
   load_header(input, header, seen);
   if (seen.status != Status::ok || check_supported(header, kMaxPixels) != Status::ok) return 0;
+  learned = std::make_unique<JpegIndex>(std::size_t{1} << 20, size % 3 == 0);
   set_simd_level(size % 4 == 0 ? SimdLevel::portable : best_simd_level());
   const int height = static_cast<int>(header.height), width = static_cast<int>(header.width);
 
@@ -165,9 +181,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     again.check();
     demand(again.bytes == resized.bytes, "a resize of rows as they come is the whole image's");
   }
+  stage(input, header, geometry, options);
   options.fast = true;  // which of both decoders takes it does not depend on the index
   const Outcome reduced = run_once(input, geometry, options, resized);
-  options.index = &index();
+  options.index = learned.get();
   Output indexed(resized.height, resized.width);
   check(run_once(input, geometry, options, indexed), indexed, reduced, resized);
   return 0;

@@ -62,7 +62,7 @@ class LoaderState:
         self._closed = False
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
-        self._decoders: dict[torch.device, Decoder] = {}
+        self._decoders: dict[torch.device, Decoder | str] = {}  # or why there is none
         self._indexed = 0, 0, 0  # bytes of the index, images, and those by its file, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
@@ -113,11 +113,12 @@ class LoaderState:
             try:
                 self._decoders[device] = Decoder(device)
             except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
-                reason = f"the kernels cannot be compiled: {type(error).__name__}: {error}"
-        if reason is None:
-            return self._decoders[device]
+                self._decoders[device] = f"the kernels cannot be compiled: {type(error).__name__}: {error}"
+        known = self._decoders[device] if reason is None else reason
+        if not isinstance(known, str):
+            return known
         if loader.decode == "gpu":
-            raise RuntimeError(f"decode='gpu' cannot be used: {reason}")
+            raise RuntimeError(f"decode='gpu' cannot be used: {known}")
         return None
 
     def with_index(self, loader: LoaderConfig[Any], recipe: Recipe, *, whole: bool = False) -> Recipe:

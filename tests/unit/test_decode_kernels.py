@@ -17,6 +17,7 @@ from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 from fastload import FastLoader, _core
 from fastload.device import decode
 from fastload.device.decode import STAY_MIN, DecodeChoice
+from fastload.engines import loader_state
 from fastload.options import Options
 
 SIDE = 32
@@ -229,3 +230,24 @@ def test_gpu_needs_one_and_the_native_engine(tmp_path):
 def test_decode_is_one_of_three():
     with pytest.raises(ValueError, match="decode must be 'auto', 'cpu' or 'gpu', got 'cuda'"):
         Options(decode="cuda")  # type: ignore[arg-type]
+
+
+def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(monkeypatch):
+    def refuse(device: torch.device) -> None:
+        asked.append(device)
+        raise ImportError("no cuda.core")
+
+    asked: list[torch.device] = []
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(decode, "Decoder", refuse)
+    monkeypatch.setattr(loader_state, "not_on_gpu_because", lambda *_: None)
+    loader, state = FastLoader([0], device="cpu"), loader_state.LoaderState()
+    assert state.decoder(loader, None, device) is None  # type: ignore[arg-type]
+    loader.decode = "gpu"
+    with pytest.raises(
+        RuntimeError, match="decode='gpu' cannot be used: the kernels cannot be compiled: ImportError: no"
+    ):
+        state.decoder(loader, None, device)  # type: ignore[arg-type]
+    assert asked == [device]
+    loader.decode = "cpu"
+    assert state.decoder(loader, None, device) is None  # type: ignore[arg-type]

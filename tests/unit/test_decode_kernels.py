@@ -21,6 +21,7 @@ from fastload.engines import loader_state
 from fastload.options import Options
 
 SIDE = 32
+QUANTIZATION = 144  # of the first component: its place in StagedImage, bytes
 KINDS: list[dict[str, Any]] = [
     {"quality": 90},
     {"quality": 75, "subsampling": 0},
@@ -165,10 +166,19 @@ def test_hostile_bits_are_refused_and_nothing_else_is_written(kernels, pool, see
 def test_a_segment_that_begins_elsewhere_is_refused(kernels, pool):
     """As if a point of the index were a bit, or a level, off."""
     staged = Staged(pool, None)
-    for number, field in ((0, 0), (1, 4)):
-        at = number * _core.Staging.bytes_per_image + 8
-        points = int(staged.memory[at : at + 4].view(torch.int32))
-        staged.memory[points + 12 + field] += 1  # the second segment's bit, or predictor
+    for number, at in ((0, 12), (1, 12 + 4), (2, 24)):  # the second segment's bit, or predictor; a row's end
+        where = number * _core.Staging.bytes_per_image + 8
+        points = int(staged.memory[where : where + 4].view(torch.int32))
+        staged.memory[points + at] ^= 1
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0, 1, 2]
+
+
+def test_coefficients_out_of_range_are_refused(kernels, pool):
+    """As the decode threads refuse them, which leave such files to libjpeg-turbo."""
+    staged = Staged(pool, None)
+    for number, factor in ((0, -1), (1, 400)):
+        at = number * _core.Staging.bytes_per_image + QUANTIZATION
+        staged.memory[at : at + 128].view(torch.int16)[:] = factor
     assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0, 1]
 
 

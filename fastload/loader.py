@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from fastload._display import card, table
 from fastload.autoscale.policy import AutoWorkers, auto_workers
-from fastload.device.decodable import not_on_gpu_because
 from fastload.device.replay import Replay
 from fastload.engines import state as position
 from fastload.engines.iterators import (
@@ -196,6 +195,8 @@ class FastLoader(LoaderConfig[T_co]):
             if isinstance(recipe, tuple):
                 raise ValueError(f"engine='native', but {'; '.join(recipe)}")
         if self.decode == "gpu":
+            from fastload.device.decodable import not_on_gpu_because
+
             device = resolve_device(self.device)
             recipe = read_loader(self, device)
             why = "; ".join(recipe) if isinstance(recipe, tuple) else not_on_gpu_because(self, recipe, device)

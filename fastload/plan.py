@@ -12,12 +12,10 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
-from fastload.device.decodable import not_on_gpu_because
 from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
 from fastload.pipeline.eligibility import read_loader, read_tail
-from fastload.pipeline.index_file import IndexFileError, index_file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,6 +252,8 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
 def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     if recipe.in_memory or not loader.max_index_bytes:
         return ""
+    from fastload.pipeline.index_file import IndexFileError, index_file_of
+
     most = f"an index of at most {loader.max_index_bytes / 1e6:.0f} MB says where to begin in files decoded before"
     try:
         file, why_not = index_file_of(loader)
@@ -267,6 +267,8 @@ def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
 def _decoded_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> str:
     if loader.decode == "cpu":
         return "decode='cpu': decode threads decode every image"
+    from fastload.device.decodable import not_on_gpu_because
+
     if (why := not_on_gpu_because(loader, recipe, device)) is not None:
         return f"decode threads decode every image: {why}"
     what = "files that the index knows, of samples that are only cropped, resized, flipped and normalized"

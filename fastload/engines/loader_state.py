@@ -10,13 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
-from fastload.device.decodable import not_on_gpu_because
 from fastload.device.transfer import Transfer, new_stream
 from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
 from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
 from fastload.memory.slots import SlotCounts, SlotPool
-from fastload.pipeline.index_file import index_file_of
 from fastload.stats.meter import Meter, Meters
 from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down
@@ -106,6 +104,8 @@ class LoaderState:
         """
         if loader.decode == "cpu":
             return None
+        from fastload.device.decodable import not_on_gpu_because
+
         reason = not_on_gpu_because(loader, recipe, device)
         if reason is None and device not in self._decoders:
             from fastload.device.decode import Decoder
@@ -135,6 +135,7 @@ class LoaderState:
         if not loader.max_index_bytes:
             return recipe
         from fastload import _core
+        from fastload.pipeline.index_file import index_file_of
 
         with self._lock:
             if self._index is None or self._index[0] != os.getpid():

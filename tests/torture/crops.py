@@ -1,4 +1,4 @@
-"""Crops of varied JPEG files: the core returns Pillow's pixels, at first and with an index."""
+"""Crops of varied JPEG files: the core returns Pillow's pixels."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _decoded(data: bytes, box: tuple[int, ...], *, own: bool, index: _core.JpegI
 
 
 def trial(number: int, setting: Setting) -> Outcome:
-    """Decode a region of one file, with an index that knows the undamaged file and learns the damaged one."""
+    """Decode a region of one damaged file, with an index of both."""
     rng = random.Random(f"damage {setting.seed} {number}")
     outcome = Outcome()
     whole = varied(rng)

@@ -250,7 +250,7 @@ def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(monkeypat
     asked: list[torch.device] = []
     device = torch.device("cuda", 0)
     monkeypatch.setattr(decode, "Decoder", refuse)
-    monkeypatch.setattr(loader_state, "not_on_gpu_because", lambda *_: None)
+    monkeypatch.setattr("fastload.device.decodable.not_on_gpu_because", lambda *_: None)
     loader, state = FastLoader([0], device="cpu"), loader_state.LoaderState()
     assert state.decoder(loader, None, device) is None  # type: ignore[arg-type]
     loader.decode = "gpu"

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from photos import make_folder
 
 from benchmarks.__main__ import BENCHMARKS
 from fastload.commands import cli
@@ -103,6 +104,7 @@ def test_command_of_the_pages_runs(line: str, tmp_path: Path) -> None:
     (tmp_path / "my_training.py").write_text(
         "from fastload import DataLoader\ndef make_loader():\n    return DataLoader(range(8), batch_size=2)\n"
     )
+    make_folder(tmp_path / "data" / "train", 4)
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(line)], cwd=tmp_path, capture_output=True, text=True, check=False
     )

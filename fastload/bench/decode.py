@@ -299,17 +299,18 @@ def _show(results: dict[str, Any], images: int) -> None:
     for title in ("one core", "large photos"):
         record = results[title]
         table = Table(title=f"RandomResizedCrop(224) and flip, {title}")
-        for column in ("", "µs per image", "spread", "fastload is", "asked", "with an index", "asked"):
+        for column in ("", "µs an image", "spread", "fastload", "with index"):
             table.add_column(column, justify="right" if column else "left")
         for name, spread in record["microseconds_per_image"].items():
-            is_floor = name == "libjpeg-turbo alone"
             cells = [name, f"{spread['median']:,.0f}", f"{spread['min']:,.0f} to {spread['max']:,.0f}"]
+            bound = "≤" if name == "libjpeg-turbo alone" else "≥"
             for of, aims in ((record, AIMS), (record["indexed"], AIMS | INDEX_AIMS)):
                 quotient, asked = of.get(name, {}).get("median"), aims.get(name) if title == "one core" else None
-                cells.append("" if quotient is None else f"{quotient:.2f}× " + ("its time" if is_floor else "as fast"))
-                cells.append("" if asked is None else f"{'at most' if is_floor else 'at least'} {asked}×")
+                note = "" if asked is None else f" ({bound} {asked})"
+                cells.append("" if quotient is None else f"{quotient:.2f}×{note}")
             table.add_row(*cells)
         console().print(table)
+        console().print("  fastload: times as fast, and what is asked; of libjpeg-turbo alone, its share of that time")
         index = record["index"]
         console().print(
             f"  the index: {index['share_of_bytes']:.2%} of the files' bytes (asked: at most "

@@ -95,7 +95,7 @@ def test_benchmark_of_the_pages_is_run_before_a_merge(line: str) -> None:
 
 @pytest.mark.parametrize("line", [line for line in shell_lines("fastload", PAGES) if " bench " not in line])
 @pytest.mark.slow
-def test_command_of_the_pages_runs(line: str, tmp_path: Path) -> None:
+def test_command_of_the_pages_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder with the files that it speaks of."""
     script = "from torch.utils.data import DataLoader; print([batch.tolist() for batch in DataLoader(range(30))])"
     (tmp_path / "train.py").write_text(script)
@@ -105,6 +105,7 @@ def test_command_of_the_pages_runs(line: str, tmp_path: Path) -> None:
         "from fastload import DataLoader\ndef make_loader():\n    return DataLoader(range(8), batch_size=2)\n"
     )
     make_folder(tmp_path / "data" / "train", 4)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(line)], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -50,6 +50,9 @@ def _runs(step: dis.Instruction, stack: list[str]) -> bool:
     if name in ("LOAD_FAST", "LOAD_FAST_BORROW"):
         stack.append(_TENSOR)
         return True
+    if name in ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"):
+        stack += [_TENSOR, _TENSOR]
+        return True
     if name in ("LOAD_CONST", "LOAD_SMALL_INT"):
         stack.append(_NUMBER)
         return type(step.argval) in (int, float)

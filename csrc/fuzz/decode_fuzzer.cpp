@@ -2,13 +2,16 @@
 //
 // Besides crashes and sanitizer reports, it checks that the core's own decoder gives the same pixels, status and
 // message as libjpeg-turbo, with an index and without, that a region equals that part of the whole image, that a
-// streamed resize equals that of the whole image, and that nothing is written outside the output.
+// streamed resize equals that of the whole image, and that nothing is written outside the output. The same of the bytes
+// with a few changes, with the index of the unchanged ones. Lists of points that are not of the file give some pixels.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "jpeg/jpeg_index.h"
@@ -23,6 +26,7 @@ constexpr std::uint64_t kMaxPixels = 1 << 18;  // larger images only take longer
 constexpr std::size_t kControlBytes = 8;
 constexpr std::uint8_t kGuard = 0xA5;
 constexpr std::size_t kGuardBytes = 64;
+constexpr std::size_t kPointsHeader = 15;  // bytes of a list of points before its first one
 
 void demand(bool condition, const char* what) {
   if (condition) return;
@@ -100,6 +104,52 @@ struct Choice {
   int at = 0;
   int below(int limit) { return static_cast<int>(bytes[at++ % kControlBytes]) * limit / 256; }
 };
+
+// Numbers that the control bytes decide.
+std::minstd_rand numbers_of(const std::uint8_t* control) {
+  std::seed_seq seed(control, control + kControlBytes);
+  return std::minstd_rand(seed);
+}
+
+void change_bits(std::vector<std::uint8_t>& bytes, std::size_t first, std::minstd_rand& draw) {
+  if (bytes.size() <= first) return;
+  for (auto left = 1 + draw() % 3; left > 0; --left) {
+    bytes[first + draw() % (bytes.size() - first)] ^= static_cast<std::uint8_t>(1u << draw() % 8);
+  }
+}
+
+// Bytes that differ from what the index has learned, mostly in the scan.
+void run_changed(const Input& input, Geometry geometry, std::minstd_rand& draw) {
+  std::vector<std::uint8_t> bytes(input.data, input.data + input.size);
+  change_bits(bytes, draw() % 4 != 0 ? bytes.size() / 2 : 0, draw);
+  const Input changed{"", bytes.data(), bytes.size()};
+  JpegHeader header;
+  Outcome seen;
+  load_header(changed, header, seen);
+  if (seen.status != Status::ok || check_supported(header, kMaxPixels) != Status::ok) return;
+  const int height = static_cast<int>(header.height), width = static_cast<int>(header.width);
+  PixelBox& crop = geometry.crop;
+  crop.top = std::min(crop.top, height - 1);
+  crop.left = std::min(crop.left, width - 1);
+  crop.height = std::min(crop.height, height - crop.top);
+  crop.width = std::min(crop.width, width - crop.left);
+  Output part(crop.height, crop.width);
+  run(changed, geometry, SampleOptions{}, part);
+}
+
+// Leaves an index whose points of the input were changed.
+void spoil_points(const Input& input, std::minstd_rand& draw) {
+  ByteSource source(input.data, input.size);
+  JpegIndex::Key key;
+  if (!learned->key_of(source, key)) return;
+  const JpegIndex::Points points = learned->find(key);
+  if (points == nullptr) return;
+  std::vector<std::uint8_t> changed = *points;
+  change_bits(changed, draw() % 4 != 0 ? kPointsHeader : 0, draw);
+  auto spoiled = std::make_unique<JpegIndex>(std::size_t{1} << 20);
+  if (spoiled->key_of(source, key)) spoiled->keep(key, std::move(changed));
+  learned = std::move(spoiled);
+}
 
 PixelBox choose_box(Choice& choice, int height, int width) {
   PixelBox box;
@@ -187,5 +237,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   options.index = learned.get();
   Output indexed(resized.height, resized.width);
   check(run_once(input, geometry, options, indexed), indexed, reduced, resized);
+
+  std::minstd_rand draw = numbers_of(choice.bytes);
+  Geometry cropped;
+  cropped.crop = crop;
+  run_changed(input, cropped, draw);
+  spoil_points(input, draw);
+  SampleOptions spoiled;
+  spoiled.index = learned.get();
+  run_once(input, cropped, spoiled, part);
+  stage(input, header, geometry, options);
   return 0;
 }

@@ -29,7 +29,7 @@ LAYERS = [
     ["measurement", "verification"],
     ["loader"],
     ["plan"],
-    ["engines", "prefetch"],
+    ["engines", "prefetch", "sources"],
     ["autoscale", "device", "profiling", "vision"],
     ["memory", "pipeline", "stats"],
     ["nvtx", "torch_workers", "options", "_batch", "_core", "_display", "_factory", "_lazy", "_machine", "_version"],

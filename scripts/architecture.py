@@ -132,7 +132,7 @@ def place_across(rows: list[list[str]], segments: list[tuple[str, str]]) -> dict
         for row in rows:
             for name in row:
                 joined = [x[b if a == name else a] for a, b in segments if name in (a, b)]
-                x[name] = (x[name] + sum(joined) / len(joined)) / 2
+                x[name] = (x[name] + sum(joined) / len(joined)) / 2 if joined else x[name]
             least = GAP / 2
             for name in row:
                 x[name] = max(x[name], least + width_of(name) / 2)

@@ -34,17 +34,17 @@ echo "points of files, address and undefined-behaviour sanitizers"
 build/sanitize-address/points 1000
 echo "pixels of coefficients, address and undefined-behaviour sanitizers"
 build/sanitize-address/pixels 3000
-fuzz() { # target, most bytes of an input, folders of seeds
+fuzz() { # target, most bytes of an input
   echo "${1%_fuzzer}, address and undefined-behaviour sanitizers, $seconds s of fuzzing"
   local corpus="build/fuzz/corpus-$1"
   mkdir -p "$corpus"
   if ! build/sanitize-address/"$1" -max_total_time="$seconds" -max_len="$2" -timeout=20 -rss_limit_mb=2048 \
-    -artifact_prefix=build/fuzz/found/ -print_final_stats=1 "$corpus" "${@:3}" >build/fuzz/log 2>&1; then
+    -artifact_prefix=build/fuzz/found/ -print_final_stats=1 "$corpus" build/fuzz/seeds >build/fuzz/log 2>&1; then
     tail -60 build/fuzz/log
     exit 1
   fi
   grep -E '^Done|^stat::' build/fuzz/log
 }
 
-fuzz decode_fuzzer 4096 build/fuzz/seeds
+fuzz decode_fuzzer 4096
 fuzz index_file_fuzzer 512

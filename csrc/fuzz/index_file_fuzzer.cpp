@@ -48,7 +48,8 @@ void fit(Bytes& bytes) {
   std::memcpy(bytes.data(), "FLINDEX\1", 8);
   const std::uint64_t begin = std::min<std::uint64_t>(word(bytes, 16), bytes.size());
   const std::uint64_t end = std::min<std::uint64_t>(std::max(word(bytes, 24), begin), bytes.size());
-  if (bytes[9] % 8 != 0) {
+  const int choice = bytes[40];  // of the tag, which is computed anyway
+  if (choice % 8 != 1) {
     put(bytes, 8, (end - begin) / kEntry);
     put(bytes, 16, begin);
     put(bytes, 24, end);
@@ -62,7 +63,7 @@ void fit(Bytes& bytes) {
   for (int i = kKeys; i-- > 0 && entry - begin >= kEntry;) {
     entry -= kEntry;
     if (entry >= kHeader) put(bytes, entry, ids[i]);
-    if (bytes[10] % 4 != 0 && entry >= kHeader && begin >= kHeader + kTag) {
+    if (choice % 8 < 6 && entry >= kHeader && begin >= kHeader + kTag) {
       const std::uint64_t room = begin - kHeader - kTag + 1, place = word(bytes, entry + 8) % room;
       put(bytes, entry + 8, (kHeader + place) << 24 | (kTag + word(bytes, entry + 8) / room % (room - place)));
     }

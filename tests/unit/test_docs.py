@@ -21,7 +21,7 @@ import torch
 pytest.importorskip("skimage")
 
 import fastload
-from fastload import vision
+from fastload import sources, vision
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.options import Options
 from scripts import native_list
@@ -143,11 +143,13 @@ def test_api_reference_has_every_public_name_and_the_types_that_they_return_alon
     exported, _, returned = page.partition("## Types that these return or raise")
     pattern = r"^\.\. (?:auto|py:)\w+:: ([\w.]+)$"
     described = set(re.findall(pattern, exported, flags=re.MULTILINE))
-    public = {name for name in fastload.__all__ if name != "__version__"} | set(vision.__all__)
+    public = {name for name in fastload.__all__ if name != "__version__"} | set(vision.__all__) | set(sources.__all__)
     assert described == public, f"docs/api.md describes exactly the public names: {sorted(described ^ public)}"
 
     types = {name.rpartition(".")[2]: resolve(name) for name in re.findall(pattern, returned, flags=re.MULTILINE)}
-    shown = [getattr(fastload, name, None) or getattr(vision, name) for name in public] + list(types.values())
+    shown = [
+        next(getattr(of, name) for of in (fastload, vision, sources) if hasattr(of, name)) for name in public
+    ] + list(types.values())
     words = set().union(*map(annotated, shown)) | {"StatefulPrefetcher", "VerificationInterrupted"}
     assert set(types) <= words, "nothing public returns these"
     loaded = [module for name, module in list(sys.modules.items()) if name.startswith("fastload.")]

@@ -1,0 +1,82 @@
+"""Files kept on a disk, of at most so many bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+_KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
+_TEMPORARY: Final = ".part"
+
+
+class DiskCache:
+    """A folder of files by name; those not read for longest are removed.
+
+    Several processes may share it.
+
+    Args:
+        folder: Made if there is none.
+        max_bytes: Of all files; other processes may exceed it for a moment.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
+        self._folder = Path(folder)
+        self._max_bytes = max_bytes
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._bytes = sum(size for _, size, _ in self._files())
+
+    def get(self, name: str, size: int | None = None) -> bytes | None:
+        """Return a file's bytes; ``None`` if there is none, or it has another size."""
+        path = self._path(name)
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        return data if size is None or len(data) == size else None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep a file, unless the disk refuses. Others see all or nothing."""
+        if len(data) > self._max_bytes:
+            return
+        path = self._path(name)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(_TEMPORARY, dir=path.parent)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+            self._bytes += len(data)
+        if self._bytes > self._max_bytes:
+            self._remove_oldest()
+
+    def _path(self, name: str) -> Path:
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
+        return self._folder / digest[:2] / digest[2:]
+
+    def _files(self) -> list[tuple[float, int, str]]:
+        """When each file was last read, its bytes and path."""
+        found = []
+        for folder, _, names in os.walk(self._folder):
+            for name in names:
+                with contextlib.suppress(OSError):  # another process has removed it
+                    about = os.stat(path := os.path.join(folder, name))
+                    found.append((about.st_mtime, about.st_size, path))
+        return found
+
+    def _remove_oldest(self) -> None:
+        files = sorted(self._files(), reverse=True)
+        self._bytes = sum(size for _, size, _ in files)
+        while files and self._bytes > _KEPT_SHARE * self._max_bytes:
+            _, size, path = files.pop()
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            self._bytes -= size

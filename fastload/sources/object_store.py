@@ -1,0 +1,165 @@
+"""An ``ImageFolder`` of objects in S3, Google Cloud Storage, Azure or behind HTTP."""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from fastload.sources.fetcher import Setup
+from fastload.sources.requests import Requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_NOT_LISTED: Final = ("http", "https")
+
+
+class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
+    """Images in an object store, one folder of keys per class.
+
+    Classes, order and samples are those of torchvision's ``ImageFolder`` over the same files.
+
+    Natively, objects are requested for several batches ahead, in a process of its own, and arrive in the batches'
+    order. Torch's workers request a batch at once.
+
+    Args:
+        url: ``"s3://bucket/folder"``, ``gs://``, ``az://``, ``https://`` or ``file://``: what classes lie in.
+        transform: Of images, which are RGB.
+        target_transform: Of class indices.
+        keys: ``"class/name.jpg"``, below the URL; needed for ``https://``, which cannot be listed.
+        requests: Requests in flight; ``None`` tries more while that makes the rate grow, up to 512.
+        retries: Of a request that fails with anything but a missing object or permission, with back-off: about 0.1 s,
+            then twice as long each time, up to 8 s. A body that is shorter than announced is such a failure.
+        cache_dir: Where objects are kept on a disk; other processes may use the same.
+        max_cache_bytes: Most bytes there; what was not read for longest is removed.
+        options: Further arguments of ``obstore.store.from_url``, such as ``config`` and ``client_options``.
+
+    Attributes:
+        classes: Their names, sorted.
+        class_to_idx: From name to index.
+        samples: Keys, below the URL, and class indices.
+        targets: Class indices.
+
+    Raises:
+        FileNotFoundError: There are no images.
+        ImportError: ``obstore`` is missing: ``pip install fastload[stores]``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[int], Any] | None = None,
+        *,
+        keys: Iterable[str] | None = None,
+        requests: int | None = None,
+        retries: int = 8,
+        cache_dir: str | os.PathLike[str] | None = None,
+        max_cache_bytes: int = 64 << 30,
+        **options: Any,
+    ) -> None:
+        for name, number, least in (("requests", requests, 1), ("retries", retries, 0)):
+            if number is not None and number < least:
+                raise ValueError(f"{name} must be >= {least}, got {number}")
+        self.root = url.rstrip("/")
+        self.transform = transform
+        self._target_transform = target_transform
+        cache = None if cache_dir is None else os.path.abspath(cache_dir)
+        # Retried by the fetcher, which also knows of bodies that are cut short.
+        without = {**options, "retry_config": {"max_retries": 0}}
+        self._setup = Setup(self.root, without, requests, retries, cache, max_cache_bytes)
+        self._requests: tuple[int, Requests] | None = None
+        found: Iterable[tuple[str, int | None, str | None]]
+        found = self._listed() if keys is None else [(key, None, None) for key in keys]
+        found = sorted((one for one in found if _is_image(one[0])), key=lambda one: _place(one[0]))
+        self.classes = sorted({key.partition("/")[0] for key, _, _ in found})
+        if not self.classes:
+            raise FileNotFoundError(f"{self.root} has no images in folders, one for each class")
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.samples = [(key, self.class_to_idx[key.partition("/")[0]]) for key, _, _ in found]
+        self.imgs, self.targets = self.samples, [target for _, target in self.samples]
+        self._about = [(size, etag) for _, size, etag in found]
+
+    def _listed(self) -> list[tuple[str, int, str | None]]:
+        if urlsplit(self.root).scheme in _NOT_LISTED:
+            raise ValueError(f"{self.root} cannot be listed; give keys=['class/name.jpg', ...]")
+        return self._asked().list()
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_requests": None}
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self._sample(*self.encoded(index))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        """Make a batch's samples, whose objects are requested at once; torch's workers call this."""
+        entries = []
+        for entry in self.encoded_many(indices).result():
+            if isinstance(entry, Exception):
+                raise entry
+            entries.append(self._sample(*entry))
+        return entries
+
+    def _sample(self, data: Any, target: Any) -> tuple[Any, Any]:
+        with Image.open(io.BytesIO(data)) as image:
+            pixels = image.convert("RGB")
+        return pixels if self.transform is None else self.transform(pixels), target
+
+    def encoded(self, index: int) -> tuple[Any, Any]:
+        """Return a sample's encoded image and target. Blocks."""
+        (entry,) = self.encoded_many([index]).result()
+        if isinstance(entry, Exception):
+            raise entry
+        source, target = entry
+        return source, target
+
+    def encoded_many(self, indices: Sequence[int]) -> Future[list[Any]]:
+        """Ask for samples' encoded images and targets. Does not block."""
+        wanted, made = [self.samples[index] for index in indices], Future[list[Any]]()
+        asked = self._asked().ask([(self.samples[i][0], *self._about[i]) for i in indices])
+
+        def finish(answer: Future[Any]) -> None:
+            if answer.cancelled() or not made.set_running_or_notify_cancel():
+                return
+            try:
+                made.set_result([self._entry(*pair) for pair in zip(answer.result(), wanted, strict=True)])
+            except BaseException as error:  # noqa: BLE001 - raised where the answer is taken
+                made.set_exception(error)
+
+        asked.add_done_callback(finish)
+        made.add_done_callback(lambda future: asked.cancel() if future.cancelled() else None)
+        return made
+
+    def _entry(self, data: Any, sample: tuple[str, int]) -> Any:
+        if isinstance(data, Exception) or self._target_transform is None:
+            return data if isinstance(data, Exception) else (data, sample[1])
+        try:
+            return data, self._target_transform(sample[1])
+        except Exception as error:  # noqa: BLE001 - raised in the sample's turn
+            return error
+
+    def _asked(self) -> Requests:
+        """The process's own; a forked child makes another."""
+        if self._requests is None or self._requests[0] != os.getpid():
+            self._requests = os.getpid(), Requests(self._setup)
+        return self._requests[1]
+
+
+def _is_image(key: str) -> bool:
+    return "/" in key and key.lower().endswith(IMG_EXTENSIONS)
+
+
+def _place(key: str) -> tuple[str, str, str]:
+    """Sort as ``ImageFolder`` does: by class, then by folder, then by name."""
+    folder, _, name = key.rpartition("/")
+    return key.partition("/")[0], folder, name

@@ -1,0 +1,200 @@
+"""Test images in an object store, on a real server with latency and faults."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from photos import make_folder, train_v1
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+from fastload import FastLoader
+from fastload.sources import ObjectStoreImageFolder
+
+pytest.importorskip("obstore")
+pytest.importorskip("moto")
+from object_store import OPTIONS, store_of
+
+COUNT, BATCH = 36, 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = make_folder(tmp_path_factory.mktemp("images"), COUNT)
+    nested = root / "class1" / "nested"
+    nested.mkdir()
+    shutil.copy(root / "class1" / "001.jpg", nested / "a.JPEG")
+    (root / "class1" / "notes.txt").write_text("no image")
+    (root / "top.jpg").write_bytes(b"in no class")
+    return root
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    with store_of(folder) as (store, client):
+        yield store, client
+
+
+@pytest.fixture
+def store(served):
+    served[0].set()
+    return served[0]
+
+
+def dataset(store, **options):
+    return ObjectStoreImageFolder("s3://bucket/", train_v1(), **store.options, **options)
+
+
+def batches(kind, data, workers=2, **options):
+    torch.manual_seed(3)
+    loader = kind(data, batch_size=BATCH, shuffle=True, num_workers=workers, **options)
+    return [(images.clone(), target) for images, target in loader]
+
+
+def assert_same(ours, folder):
+    theirs = batches(DataLoader, ImageFolder(folder, train_v1()))
+    assert len(ours) == len(theirs) == -(-(COUNT + 1) // BATCH)
+    for (images, target), (expected, labels) in zip(ours, theirs, strict=True):
+        assert torch.equal(images, expected)
+        assert torch.equal(target, labels)
+
+
+def test_classes_and_samples_are_those_of_the_folder(store, folder):
+    ours, theirs = dataset(store), ImageFolder(folder)
+    assert (ours.classes, ours.class_to_idx, ours.targets) == (theirs.classes, theirs.class_to_idx, theirs.targets)
+    assert [key for key, _ in ours.samples] == [os.path.relpath(path, folder) for path, _ in theirs.samples]
+    assert len(ours) == len(theirs) == COUNT + 1
+
+
+def test_same_batches_natively(store, folder):
+    data = dataset(store)
+    assert_same(batches(FastLoader, data, engine="native"), folder)
+    assert len(store.reads) == COUNT + 1
+    assert sum(store.reads.values()) <= COUNT + 1 + 2 * 8  # eight samples were compared first
+
+
+def test_same_batches_in_torchs_workers(store, folder):
+    data = dataset(store)
+    data.encoded(0)  # so that there is a process that workers must not use
+    assert_same(batches(DataLoader, data), folder)
+    assert_same(batches(FastLoader, pickle.loads(pickle.dumps(data)), engine="torch"), folder)
+
+
+FAULTS = {4: "busy", 7: "cut", 9: "drop"}
+
+
+@pytest.mark.slow
+def test_faults_lose_nothing(store, folder):
+    store.set(fault=lambda number: next((FAULTS[by] for by in FAULTS if number % by == 0), "none"))
+    assert_same(batches(FastLoader, dataset(store), engine="native"), folder)
+    assert len(store.reads) == COUNT + 1
+    assert sum(store.reads.values()) > 1.3 * COUNT
+
+
+def test_requests_wait_together(store, folder):
+    store.set(latency_s=0.05)
+    data = dataset(store)
+    data.encoded(0)
+    begun = time.monotonic()
+    answers = data.encoded_many(range(COUNT)).result()
+    assert time.monotonic() - begun < COUNT * 0.05 / 3
+    files = [Path(path).read_bytes() for path, _ in ImageFolder(folder).samples[:COUNT]]
+    assert [bytes(source) for source, _ in answers] == files
+
+
+@pytest.mark.parametrize("fault", ["busy", "cut", "drop"])
+def test_a_store_that_only_fails_is_an_error_with_the_key(store, fault):
+    store.set(fault=lambda number: fault)
+    with pytest.raises(OSError, match=r"s3://bucket/class0/000.jpg cannot be read: "):
+        dataset(store, retries=1).encoded(0)
+    assert sum(store.reads.values()) == 2
+
+
+@pytest.mark.parametrize(("engine", "workers"), [("native", 1), ("torch", 0)])
+def test_a_missing_object_is_an_error_with_the_key(store, engine, workers):
+    data = dataset(store)
+    data.samples[9] = ("class0/gone.jpg", 0)
+    loader = FastLoader(data, batch_size=BATCH, num_workers=workers, engine=engine)
+    iterator = iter(loader)
+    assert next(iterator)[1].tolist() == [0] * BATCH
+    next(iterator)
+    with pytest.raises(FileNotFoundError, match=r"s3://bucket/class0/gone.jpg cannot be read: "):
+        next(iterator)
+
+
+def test_cached_objects_are_not_requested_again(store, folder, tmp_path):
+    data = dataset(store, cache_dir=tmp_path)
+    first = batches(FastLoader, data, engine="native")
+    store.set()
+    assert_same(first, folder)
+    assert_same(batches(FastLoader, data, engine="native"), folder)
+    assert_same(batches(DataLoader, dataset(store, cache_dir=tmp_path)), folder)
+    assert not store.reads
+
+
+def test_the_cache_keeps_its_bound(store, folder, tmp_path):
+    most = 20_000
+    data = dataset(store, cache_dir=tmp_path, max_cache_bytes=most)
+    data.encoded_many(range(COUNT)).result()
+    kept = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept
+    assert sum(kept) <= most
+
+
+def test_a_damaged_cache_is_read_from_the_store(store, tmp_path):
+    data = dataset(store, cache_dir=tmp_path)
+    source, _ = data.encoded(0)
+    (kept,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    kept.write_bytes(b"short")
+    assert data.encoded(0)[0] == source
+    assert kept.read_bytes() == source
+
+
+def test_break_ends_requests(store):
+    store.set(latency_s=0.05)
+    for _ in FastLoader(dataset(store), batch_size=BATCH, num_workers=2, engine="native"):
+        break
+
+
+def test_the_end_of_the_process_is_an_error(store):
+    store.set(latency_s=30)
+    data = dataset(store)
+    answer = data.encoded_many([0, 1])
+    data._asked()._process.kill()
+    with pytest.raises(RuntimeError, match="the process that reads objects has ended"):
+        answer.result(20)
+
+
+def test_http_takes_a_list_of_keys(store, folder):
+    keys = [os.path.relpath(path, folder) for path, _ in ImageFolder(folder).samples]
+    data = ObjectStoreImageFolder(store.url, train_v1(), keys=reversed(keys), **OPTIONS)
+    assert_same(batches(FastLoader, data, engine="native"), folder)
+    with pytest.raises(ValueError, match=r"cannot be listed; give keys="):
+        ObjectStoreImageFolder(store.url, **OPTIONS)
+
+
+def test_wrong_arguments(store):
+    with pytest.raises(ValueError, match="requests must be >= 1, got 0"):
+        dataset(store, requests=0)
+    with pytest.raises(ValueError, match="retries must be >= 0, got -1"):
+        dataset(store, retries=-1)
+    with pytest.raises(FileNotFoundError, match="has no images in folders"):
+        ObjectStoreImageFolder("s3://bucket/nothing", **store.options)
+
+
+def test_targets_are_transformed(store):
+    def target_of(number):
+        if number == 2:
+            raise ValueError("no such class")
+        return -number
+
+    data = ObjectStoreImageFolder("s3://bucket", train_v1(), target_of, **store.options)
+    assert data.encoded(len(data) // 2)[1] == -1
+    with pytest.raises(ValueError, match="no such class"):
+        data.encoded(len(data) - 1)

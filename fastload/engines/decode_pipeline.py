@@ -33,10 +33,10 @@ from fastload.engines.decode_batch import (
     StreamStates,
     TookTooLongError,
     answer_to,
-    as_seen_from,
     drawn,
     first_untaken,
     stage_totals,
+    submitted,
     working_directory,
     wrapped,
 )
@@ -111,7 +111,7 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
-        self._python = PythonSamples(recipe, process, by_index=by_index)
+        self._python = PythonSamples(recipe.pipeline, process, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
@@ -283,6 +283,7 @@ class DecodePipeline:
             pass
         finally:
             self._process.close()
+            self._recipe = self._recipe.without_dataset()  # the loader still asks for totals
 
     def _advance(self) -> None:
         """Start and finish batches while there is room for them."""
@@ -316,8 +317,8 @@ class DecodePipeline:
                 options["staging"] = batch.staged.staging
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
-            inputs = [as_seen_from(self._directory, source) for source in batch.sources for _ in range(self._views)]
-            batch.job = self.pool.submit(inputs, batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
+            options |= submitted(batch.sources, self._views, self._directory)
+            batch.job = self.pool.submit(out=batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch.utils.data import Subset, default_collate
 
 from fastload.pipeline.calibration import calibrate
-from fastload.pipeline.datasets import PIL_LOADER, copied, is_true, leaves_of, locate, size_of, transforms_of
+from fastload.pipeline.datasets import PIL_LOADER, copied, is_true, leaves_of, locate, pixels_of, size_of, transforms_of
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream
@@ -27,11 +27,12 @@ from fastload.pipeline.transforms import read_transform
 from fastload.pipeline.worker_seeds import only_seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from fastload import _core
+    from fastload.pipeline.arrays import Pixels
     from fastload.pipeline.transforms import Pipeline
 
 
@@ -76,16 +77,30 @@ class Recipe:
         """Whether all samples are pixels in memory."""
         return all(size_of(leaf) is not None for leaf in leaves_of(self.dataset))
 
-    def snapshot(self) -> Recipe:
+    def snapshot(self, spares: list[Any] | None = None) -> Recipe:
         """Copy the recipe, so that later changes to samples, indices or transforms don't affect it.
 
         torch's workers have such copies too. A dataset with ``encoded()`` is not copied.
+
+        Args:
+            spares: Arrays of an earlier snapshot, whose memory is used again if that is gone; then those of this one.
         """
-        return replace(self, dataset=copied(self.dataset), pipeline=copy.deepcopy(self.pipeline))
+        former = [] if spares is None else spares
+        made = replace(self, dataset=copied(self.dataset, former), pipeline=copy.deepcopy(self.pipeline))
+        former[:] = [leaf.data for leaf in leaves_of(made.dataset) if size_of(leaf) is not None]
+        return made
+
+    def without_dataset(self) -> Recipe:
+        """Return the recipe without its dataset, whose memory is then free."""
+        return replace(self, dataset=None)
 
     def locate(self, index: Any) -> tuple[Any, Any]:
         """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
         return self.locate_resolved(self.resolve([index])[0])
+
+    def pixels_of(self, indices: Sequence[Any]) -> tuple[Pixels, list[Any]] | None:
+        """Locate a batch's images and targets in arrays; ``None`` if only one by one."""
+        return pixels_of(self.dataset, indices)
 
     def resolve(self, indices: list[Any]) -> list[Any]:
         """Map a batch's indices through all subsets but the innermost, as torch does.

@@ -16,7 +16,8 @@ from torchvision import datasets
 from torchvision.datasets import VisionDataset
 from torchvision.transforms import v2
 
-from fastload import FastLoader
+from fastload import FastLoader, _core
+from fastload.engines.loader_state import state_of
 from fastload.pipeline.datasets import locate
 from fastload.pipeline.reader import Refusal, read_recipe
 
@@ -227,7 +228,7 @@ def test_memory_that_workers_share_is_refused(tmp_path):
 
 
 def test_large_data_must_be_constant(monkeypatch):
-    monkeypatch.setattr("fastload.pipeline.datasets._COPIED_MAX", 1000)
+    monkeypatch.setattr("fastload.pipeline.arrays._COPIED_MAX", 1000)
     dataset = stored("CIFAR10", random_crop())
     assert "flags.writeable = False" in refusal(dataset)
     whole = dataset.data
@@ -309,3 +310,82 @@ def test_data_replaced_within_an_epoch_raises_as_torchs():
         return seen
 
     assert_same(epoch(FastLoader, device="cpu", engine="native"), epoch(DataLoader))
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations("NHWC")], ids="".join)
+def test_images_lie_in_memory_in_any_order(order):
+    """Torchvision's CIFAR10 has channels before rows; its SVHN also columns before rows."""
+    dataset = stored("CIFAR10", random_crop())
+    axes = ["NHWC".index(axis) for axis in order]
+    dataset.data = np.ascontiguousarray(dataset.data.transpose(axes)).transpose(np.argsort(axes))
+    check(lambda: dataset)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_batch_sampler_may_give_any_numbers(kind, workers):
+    batches = [kind([3, -1, 7]), kind([np.int64(5), True]), kind([2]), kind([torch.tensor(4), 1]), kind([])][:4]
+    check(
+        lambda: stored("CIFAR10", random_crop()),
+        batch_sampler=batches,
+        num_workers=workers,
+        batch_size=1,
+        shuffle=False,
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["CIFAR10", "SVHN"])
+def test_an_index_out_of_range_raises_torchs_error_after_the_batches_before(name, workers):
+    def epoch(kind, **own):
+        seen, loader = (
+            [],
+            kind(stored(name, random_crop()), batch_sampler=[[1, 2], [3, COUNT]], num_workers=workers, **own),
+        )
+        with pytest.raises(IndexError, match=f"index {COUNT} is out of bounds|list index out of range"):
+            seen.extend(loader)
+        return seen
+
+    torch.manual_seed(2)
+    theirs = epoch(DataLoader)
+    torch.manual_seed(2)
+    assert_same(epoch(FastLoader, device="cpu", engine="native"), theirs)
+
+
+def test_subsets_may_hold_any_integers():
+    for indices in (np.arange(9), torch.arange(9), range(3, 9), [np.int32(3), -2]):
+        check(lambda indices=indices: Subset(Subset(stored("CIFAR10", random_crop()), range(20)), indices))
+
+
+def test_the_copy_of_an_epoch_gives_its_memory_to_the_next():
+    dataset = stored("CIFAR10", random_crop())
+    recipe, spares = read_recipe(dataset), []
+    assert not isinstance(recipe, Refusal)
+    first = recipe.snapshot(spares)
+    dataset.data[0] = 7
+    second = recipe.snapshot(spares)  # while an iterator has the first
+    assert second.dataset.data is not first.dataset.data
+    assert not (first.dataset.data[0] == 7).all()
+    place = second.dataset.data.ctypes.data
+    del first, second
+    dataset.data[1] = 9
+    third = recipe.snapshot(spares)
+    assert third.dataset.data.ctypes.data == place
+    assert np.array_equal(third.dataset.data, dataset.data)
+
+
+def test_a_finished_epoch_releases_its_copy():
+    with FastLoader(stored("CIFAR10", random_crop()), num_workers=1, device="cpu", engine="native") as loader:
+        list(loader)
+        place = state_of(loader).spares[0].ctypes.data
+        list(loader)
+        assert state_of(loader).spares[0].ctypes.data == place
+
+
+def test_the_core_refuses_indices_beyond_the_array():
+    images, out = np.zeros((3, 4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
+    pool = _core.Pool(1)
+    for broken, indices, error in [(images, [0, 3], IndexError), (images[:, :0], [0, 1], ValueError)]:
+        with pytest.raises(error):
+            pool.submit(broken, out, plan=_core.DrawPlan(), indices=indices)
+    pool.close()

@@ -136,7 +136,7 @@ class Staging:
 # (int32, as _Geometry; a height of 0 for crop, output or window means all of it), or by `plan`, which draws from
 # `stream`, from one generator per entry of `seeds`, or not at all. `out` is NHWC with contiguous rows; or, if views
 # differ in `sizes` (height, width), (1, 1, pixels, 3) for all first views, then all second ones. `inputs` may also be
-# pixels (N, height, width, 3) with any strides, of which `indices` are taken. `number` is the
+# pixels (N, height, width, 3 or, gray, 1) with any strides, of which `indices` are taken. `number` is the
 # batch's number in a profile. resize() changes the number of threads, even while they work, and returns the new number.
 # work_done() returns the total seconds of work over all threads, and the number of images.
 #

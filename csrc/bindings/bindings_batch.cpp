@@ -29,7 +29,7 @@ namespace fastload {
 namespace {
 
 using Images = nb::ndarray<std::uint8_t, nb::ndim<4>, nb::device::cpu>;
-using Pixels = nb::ndarray<const std::uint8_t, nb::shape<-1, -1, -1, 3>, nb::device::cpu>;
+using Pixels = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::device::cpu>;
 using Geometries = nb::ndarray<const std::int32_t, nb::shape<-1, 12>, nb::c_contig, nb::device::cpu>;
 
 // How often a wait checks for Python signals (Ctrl-C).
@@ -262,10 +262,11 @@ Input input_from(nb::handle object, std::vector<BytesView>& views, bool arrays =
     views.emplace_back(object);
     input.data = views.back().data() != nullptr ? views.back().data() : &nothing;
     input.size = views.back().size();
-    if (arrays && views.back().is_rgb()) {
+    if (arrays && views.back().is_pixels()) {
       input.height = views.back().height();
       input.width = views.back().width();
-      input.strides = {std::ptrdiff_t{3} * input.width, 3, 1};
+      const std::ptrdiff_t channels = views.back().channels();
+      input.strides = {channels * input.width, channels, channels == 3};
     }
     return input;
   }
@@ -285,13 +286,14 @@ Input input_from(nb::handle object, std::vector<BytesView>& views, bool arrays =
   return input;
 }
 
-// Some images of an array of shape (N, height, width, 3) with any strides, each `times` times.
+// Some images of an array of shape (N, height, width, 3 or 1) with any strides, each `times` times.
 std::vector<Input> inputs_from(const Pixels& pixels, const std::vector<std::size_t>& indices, std::size_t times) {
   if (pixels.size() == 0) throw nb::value_error("pixels must have at least one image, row and column");
+  if (pixels.shape(3) != 3 && pixels.shape(3) != 1) throw nb::value_error("pixels must have 3 channels or one");
   Input input;
   input.height = static_cast<std::uint32_t>(pixels.shape(1));
   input.width = static_cast<std::uint32_t>(pixels.shape(2));
-  input.strides = {pixels.stride(1), pixels.stride(2), pixels.stride(3)};
+  input.strides = {pixels.stride(1), pixels.stride(2), pixels.shape(3) == 1 ? 0 : pixels.stride(3)};
   std::vector<Input> inputs(indices.size() * times, input);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const std::size_t index = indices[i / times];

@@ -23,7 +23,7 @@ struct Input {
   std::size_t size = 0;  // of an encoded image
   std::uint32_t height = 0;
   std::uint32_t width = 0;
-  // Bytes from a row, a pixel, a channel to the next.
+  // Bytes from a row, a pixel, a channel to the next. Gray pixels have channels 0 bytes apart.
   std::array<std::ptrdiff_t, 3> strides{};
 
   bool is_decoded() const { return height != 0; }

@@ -202,6 +202,8 @@ def unchanging(source: Any) -> Any:
     if isinstance(source, str | os.PathLike | np.ndarray):  # an array is a copy
         return source
     data = memoryview(source)
+    if data.ndim != 1:  # the core would take it for pixels
+        return bytes(data)
     return data if data.readonly and data.c_contiguous else bytes(data)
 
 

@@ -49,6 +49,12 @@ _FIELDS: Final[dict[type, tuple[str, ...]]] = {
     datasets.CIFAR100: ("data", "targets"),
     datasets.SVHN: ("data", "labels"),
     datasets.STL10: ("data", "labels"),
+    datasets.MNIST: ("data", "targets"),
+    datasets.FashionMNIST: ("data", "targets"),
+    datasets.KMNIST: ("data", "targets"),
+    datasets.EMNIST: ("data", "targets"),
+    datasets.QMNIST: ("data", "targets", "compat"),
+    datasets.USPS: ("data", "targets"),
 }
 OF_FILES: Final = tuple(known for known in _FIELDS if known not in OF_ARRAYS)
 """Torchvision's datasets whose samples can be located in files."""
@@ -95,7 +101,10 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
     known = _known(kind)
     if known is None:
         source, target = dataset.encoded(index)
-        return bytes(source) if isinstance(source, np.ndarray) else source, target
+        if isinstance(source, np.ndarray):
+            is_image = source.dtype == np.uint8 and source.ndim == 3 and source.shape[2] == 3
+            return np.array(source, order="C") if is_image else bytes(source), target
+        return source, target
     if _has_own_getitem(kind, known):
         source, target = own_getitem.trace(dataset, index)
     else:
@@ -149,6 +158,12 @@ def size_of(dataset: Any) -> tuple[int, int] | None:
     if (known := _known(type(dataset))) is None or known not in OF_ARRAYS:
         return None
     return arrays.size_of_images(dataset, known)
+
+
+def is_gray(dataset: Any) -> bool:
+    """Whether a leaf's images are gray, Pillow's mode ``"L"``."""
+    known = _known(type(dataset))
+    return known is not None and arrays.is_gray(known)
 
 
 def copied(dataset: Any, spares: list[Any]) -> Any:

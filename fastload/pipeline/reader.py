@@ -17,7 +17,17 @@ from PIL import Image
 from torch.utils.data import Subset, default_collate
 
 from fastload.pipeline.calibration import calibrate
-from fastload.pipeline.datasets import PIL_LOADER, copied, is_true, leaves_of, locate, pixels_of, size_of, transforms_of
+from fastload.pipeline.datasets import (
+    PIL_LOADER,
+    copied,
+    is_gray,
+    is_true,
+    leaves_of,
+    locate,
+    pixels_of,
+    size_of,
+    transforms_of,
+)
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream
@@ -161,14 +171,15 @@ def read_recipe(
     try:
         first, *others = leaves_of(dataset)
         transform, target_transform = transforms_of(first)
-        pipeline = read_transform(transform, exact=exact, size=size_of(first))
+        gray = is_gray(first)
+        pipeline = read_transform(transform, exact=exact, size=size_of(first), gray=gray)
         for other in others:
             theirs, of_target = transforms_of(other)
             if of_target is not target_transform:
                 raise Refused("parts of the ConcatDataset have different target_transforms; give all the same one")
-            if theirs is transform and size_of(other) == size_of(first):
+            if theirs is transform and (size_of(other), is_gray(other)) == (size_of(first), gray):
                 continue
-            if _made(read_transform(theirs, exact=exact, size=size_of(other))) != _made(pipeline):
+            if _made(read_transform(theirs, exact=exact, size=size_of(other), gray=is_gray(other))) != _made(pipeline):
                 raise Refused(
                     "parts of the ConcatDataset have different transforms, or images of sizes that make them differ; "
                     "give all the same transform, behind a crop or resize to one size"
@@ -208,7 +219,7 @@ def _made(pipeline: Pipeline) -> Any:
     table = pipeline.table
     values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
     erasing = pipeline.erasing and (id(pipeline.erasing.step), repr(pipeline.erasing.color))
-    return repr(pipeline.nodes), pipeline.sizes, pipeline.image, values, erasing
+    return repr(pipeline.nodes), pipeline.sizes, pipeline.channels, pipeline.image, values, erasing
 
 
 def _plan(pipeline: Pipeline) -> _core.DrawPlan:

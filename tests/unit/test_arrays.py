@@ -11,18 +11,16 @@ import torchvision.transforms as v1
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from photos import assert_same, both, jpeg
+from PIL import Image
+from stored import COLORED, COUNT, stored
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate, random_split
 from torchvision import datasets
-from torchvision.datasets import VisionDataset
 from torchvision.transforms import v2
 
 from fastload import FastLoader, _core
 from fastload.engines.loader_state import state_of
 from fastload.pipeline.datasets import locate
 from fastload.pipeline.reader import Refusal, read_recipe
-
-NAMES = ("CIFAR10", "CIFAR100", "SVHN", "STL10")
-COUNT = 29
 
 
 def random_crop():
@@ -40,22 +38,6 @@ PROGRAMS = {
 }
 
 
-def stored(name, transform=None, kind=None, target_transform=None, **changes):
-    """A dataset of torchvision's with random images, without its archive."""
-    dataset = object.__new__(kind or getattr(datasets, name))
-    VisionDataset.__init__(dataset, "", transform=transform, target_transform=target_transform)
-    rng = np.random.default_rng(5)
-    planes = name in ("SVHN", "STL10")
-    dataset.data = rng.integers(0, 256, (COUNT, 3, 32, 32) if planes else (COUNT, 32, 32, 3), dtype=np.uint8)
-    targets = rng.integers(0, 10, COUNT)
-    if planes:
-        dataset.labels = targets
-    else:
-        dataset.targets = targets.tolist()
-    vars(dataset).update(changes)
-    return dataset
-
-
 def check(dataset_of, own=None, **arguments):
     arguments = {"batch_size": 6, "num_workers": 2, "shuffle": True, **arguments}
     own = {"device": "cpu", "engine": "native", **(own or {})}
@@ -69,7 +51,7 @@ def refusal(dataset) -> str:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COLORED)
 def test_batches_are_torchs(name, workers):
     check(lambda: stored(name, random_crop()), num_workers=workers)
 
@@ -267,7 +249,7 @@ def test_parts_of_other_sizes_may_share_a_transform_that_erases():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COLORED)
 def test_no_sample_is_made_in_python(name, workers):
     own = {"batch_size": 6, "num_workers": workers, "device": "cpu", "engine": "native"}
     with FastLoader(stored(name, random_crop()), **own) as loader:
@@ -280,7 +262,7 @@ def test_a_crop_larger_than_the_images_raises_torchs_error():
     check(lambda: stored("CIFAR10", v1.Compose([v1.RandomCrop(40), v1.ToTensor()])), own={"engine": "auto"})
 
 
-def test_an_array_of_the_users_own_is_encoded_bytes():
+def test_an_array_of_the_users_own_may_be_encoded_bytes():
     class Own(torch.utils.data.Dataset):
         transform = v1.Compose([v1.CenterCrop(16), v1.ToTensor()])
 
@@ -289,6 +271,32 @@ def test_an_array_of_the_users_own_is_encoded_bytes():
 
     source, _ = locate(Own(), 4)
     assert source == jpeg(4)
+
+
+class OwnPixels(torch.utils.data.Dataset):
+    """Images of the user's own, by the protocol."""
+
+    def __init__(self):
+        self.transform = random_crop()
+        self.images = [np.random.default_rng(i).integers(0, 256, (40 + i, 37, 3), np.uint8) for i in range(9)]
+
+    def __len__(self):
+        return len(self.images)
+
+    def encoded(self, index):
+        return self.images[index][:, ::-1], index % 3
+
+    def __getitem__(self, index):
+        image, target = self.encoded(index)
+        return self.transform(Image.fromarray(image)), target
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_of_the_users_own_may_be_an_array(workers):
+    check(OwnPixels, num_workers=workers)
+    with FastLoader(OwnPixels(), num_workers=workers, batch_size=3, device="cpu", engine="native") as loader:
+        list(loader)
+        assert loader.stats().python_images == 0
 
 
 def test_the_plan_names_arrays():

@@ -158,9 +158,10 @@ def read_recipe(
 ) -> Recipe | Refusal:
     """Read what a loader's workers would do.
 
-    A custom dataset needs a method ``encoded(index)`` that returns the encoded image (bytes, or a path) and the target,
-    and an attribute ``transform``. Its ``__getitem__`` must return ``(transform(image), target)``, where ``image`` is
-    the encoded image opened by Pillow and converted to RGB. ``encoded`` is called in the main process.
+    A custom dataset needs a method ``encoded(index)`` that returns the encoded image (bytes, or a path) or its pixels
+    (a uint8 array ``(H, W, 3)``), and the target; and an attribute ``transform``. Its ``__getitem__`` must return
+    ``(transform(image), target)``, where ``image`` is the encoded image opened by Pillow and converted to RGB, or
+    Pillow's image of the pixels. ``encoded`` is called in the main process.
 
     Args:
         dataset: The loader's.

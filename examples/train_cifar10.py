@@ -21,7 +21,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 
 def resnet18() -> torch.nn.Module:
-    """A ResNet-18 for images of 32 pixels: a small first convolution, and no pooling behind it."""
+    """Make a ResNet-18 for images of 32 pixels."""
     model = models.resnet18(num_classes=10)
     model.conv1 = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)
     model.maxpool = torch.nn.Identity()

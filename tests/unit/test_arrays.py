@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 
 import numpy as np
@@ -273,6 +274,26 @@ def test_an_array_of_the_users_own_may_be_encoded_bytes():
     assert source == jpeg(4)
 
 
+def test_encoded_bytes_may_have_rows():
+    """The core must not take them for gray pixels."""
+
+    class Rows(torch.utils.data.Dataset):
+        transform = v1.Compose([v1.CenterCrop(16), v1.ToTensor()])
+
+        def __len__(self):
+            return 4
+
+        def encoded(self, index):
+            data = jpeg(index)
+            return memoryview(data + bytes(len(data) % 2)).cast("B", (2, -(-len(data) // 2))), index
+
+        def __getitem__(self, index):
+            source, target = self.encoded(index)
+            return self.transform(Image.open(io.BytesIO(source)).convert("RGB")), target
+
+    check(Rows)
+
+
 class OwnPixels(torch.utils.data.Dataset):
     """Images of the user's own, by the protocol."""
 
@@ -329,17 +350,18 @@ def test_images_lie_in_memory_in_any_order(order):
     check(lambda: dataset)
 
 
+SINGLE = {"batch_size": 1, "shuffle": False}  # as torch asks beside a batch sampler
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_batch_sampler_may_give_any_numbers(kind, workers):
-    batches = [kind([3, -1, 7]), kind([np.int64(5), True]), kind([2]), kind([torch.tensor(4), 1]), kind([])][:4]
-    check(
-        lambda: stored("CIFAR10", random_crop()),
-        batch_sampler=batches,
-        num_workers=workers,
-        batch_size=1,
-        shuffle=False,
-    )
+    batches = [kind([3, -1, 7]), kind([2]), kind([torch.tensor(4), 1]), kind([np.int64(5), 6])]
+    transform = v1.Compose([v1.RandomCrop(28), v1.ToTensor()])
+    for name in ("CIFAR10", "MNIST"):
+        check(lambda name=name: stored(name, transform), batch_sampler=batches, num_workers=workers, **SINGLE)
+    raising = {"batch_sampler": [[2, True]], **SINGLE}
+    check(lambda: stored("CIFAR10", random_crop()), own={"engine": "auto"}, **raising)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -358,6 +380,11 @@ def test_an_index_out_of_range_raises_torchs_error_after_the_batches_before(name
     theirs = epoch(DataLoader)
     torch.manual_seed(2)
     assert_same(epoch(FastLoader, device="cpu", engine="native"), theirs)
+
+
+def test_more_targets_than_images_give_torchs_error():
+    loaders = {"batch_sampler": [[1], [COUNT + 1]], **SINGLE}
+    check(lambda: stored("CIFAR10", random_crop(), targets=[1] * (COUNT + 5)), own={"engine": "auto"}, **loaders)
 
 
 def test_subsets_may_hold_any_integers():
@@ -380,6 +407,17 @@ def test_the_copy_of_an_epoch_gives_its_memory_to_the_next():
     third = recipe.snapshot(spares)
     assert third.dataset.data.ctypes.data == place
     assert np.array_equal(third.dataset.data, dataset.data)
+
+
+def test_a_constant_array_is_no_memory_for_a_copy():
+    data = stored("CIFAR10").data
+    data.flags.writeable = False
+    recipe, spares = read_recipe(stored("CIFAR10", random_crop(), data=data)), []
+    assert not isinstance(recipe, Refusal)
+    assert recipe.snapshot(spares).dataset.data is data
+    recipe.dataset.data = data.copy()
+    del data
+    assert np.array_equal(recipe.snapshot(spares).dataset.data, recipe.dataset.data)
 
 
 def test_a_finished_epoch_releases_its_copy():

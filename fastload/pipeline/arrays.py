@@ -69,7 +69,7 @@ def entries(
         ``None`` where samples have to be located one by one, for the errors that this raises, too.
     """
     try:
-        for subset in subsets if _are_numbers(indices) else ():
+        for subset in subsets:
             indices = [subset.indices[index] for index in indices]
         data = dataset.data
         if not (_are_numbers(indices) and _fits(data, known)):

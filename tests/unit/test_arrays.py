@@ -198,6 +198,13 @@ def test_other_data_is_refused(data):
     assert "is no uint8 array of shape (N, H, W, 3)" in refusal(stored("CIFAR10", random_crop(), data=data))
 
 
+def test_data_replaced_by_a_list_is_not_read_at_once():
+    recipe = read_recipe(stored("CIFAR10", random_crop()))
+    assert not isinstance(recipe, Refusal)
+    recipe.dataset.data = list(recipe.dataset.data)
+    assert recipe.pixels_of([1, 2]) is None
+
+
 def test_memory_that_workers_share_is_refused(tmp_path):
     data = stored("CIFAR10").data
     np.save(tmp_path / "images.npy", data)
@@ -285,7 +292,7 @@ def test_encoded_bytes_may_have_rows():
 
         def encoded(self, index):
             data = jpeg(index)
-            return memoryview(data + bytes(len(data) % 2)).cast("B", (2, -(-len(data) // 2))), index
+            return memoryview(data + bytes(-len(data) % 64)).cast("B", (64, -(-len(data) // 64))), index
 
         def __getitem__(self, index):
             source, target = self.encoded(index)
@@ -353,6 +360,7 @@ def test_images_lie_in_memory_in_any_order(order):
 SINGLE = {"batch_size": 1, "shuffle": False}  # as torch asks beside a batch sampler
 
 
+@pytest.mark.filterwarnings("error:not run natively")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_batch_sampler_may_give_any_numbers(kind, workers):
@@ -360,6 +368,9 @@ def test_a_batch_sampler_may_give_any_numbers(kind, workers):
     transform = v1.Compose([v1.RandomCrop(28), v1.ToTensor()])
     for name in ("CIFAR10", "MNIST"):
         check(lambda name=name: stored(name, transform), batch_sampler=batches, num_workers=workers, **SINGLE)
+
+
+def test_a_truth_value_is_no_index():
     raising = {"batch_sampler": [[2, True]], **SINGLE}
     check(lambda: stored("CIFAR10", random_crop()), own={"engine": "auto"}, **raising)
 

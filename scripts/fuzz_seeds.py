@@ -1,4 +1,4 @@
-"""Write small JPEG files of every kind as seeds for the fuzz targets, and an index file.
+"""Write seeds for the fuzz targets: small JPEG files and an index file.
 
 Needs nothing but Python.
 

@@ -19,6 +19,8 @@ from torch.utils.data import Subset, default_collate
 from fastload.pipeline.calibration import calibrate
 from fastload.pipeline.datasets import (
     PIL_LOADER,
+    ask,
+    asks_many,
     copied,
     is_gray,
     is_true,
@@ -38,6 +40,7 @@ from fastload.pipeline.worker_seeds import only_seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -104,6 +107,15 @@ class Recipe:
         """Return the recipe without its dataset, whose memory is then free."""
         return replace(self, dataset=None)
 
+    @property
+    def asks_many(self) -> bool:
+        """Whether the dataset is asked for the samples of a batch at once."""
+        return asks_many(self.dataset)
+
+    def ask(self, indices: Sequence[Any]) -> Future[Sequence[Any]]:
+        """Ask the dataset for the samples of a batch, which ``datasets.taken`` yields."""
+        return ask(self.dataset, indices)
+
     def locate(self, index: Any) -> tuple[Any, Any]:
         """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
         return self.locate_resolved(self.resolve([index])[0])
@@ -161,7 +173,10 @@ def read_recipe(
     A custom dataset needs a method ``encoded(index)`` that returns the encoded image (bytes, or a path) or its pixels
     (a uint8 array ``(H, W, 3)``), and the target; and an attribute ``transform``. Its ``__getitem__`` must return
     ``(transform(image), target)``, where ``image`` is the encoded image opened by Pillow and converted to RGB, or
-    Pillow's image of the pixels. ``encoded`` is called in the main process.
+    Pillow's image of the pixels. ``encoded`` is called in the main process. If there is a method
+    ``encoded_many(indices)``, it is asked for the samples of a batch at once: for a list with what ``encoded`` returns
+    for each, or an exception to raise in the sample's turn; or a ``concurrent.futures.Future`` of it, and then for
+    several batches ahead.
 
     Args:
         dataset: The loader's.

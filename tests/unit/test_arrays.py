@@ -319,10 +319,18 @@ class OwnPixels(torch.utils.data.Dataset):
         return self.transform(Image.fromarray(image)), target
 
 
+class ManyPixels(OwnPixels):
+    """The same, asked for a batch at once."""
+
+    def encoded_many(self, indices):
+        return [self.encoded(index) for index in indices]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_image_of_the_users_own_may_be_an_array(workers):
-    check(OwnPixels, num_workers=workers)
-    with FastLoader(OwnPixels(), num_workers=workers, batch_size=3, device="cpu", engine="native") as loader:
+@pytest.mark.parametrize("kind", [OwnPixels, ManyPixels])
+def test_an_image_of_the_users_own_may_be_an_array(kind, workers):
+    check(kind, num_workers=workers)
+    with FastLoader(kind(), num_workers=workers, batch_size=3, device="cpu", engine="native") as loader:
         list(loader)
         assert loader.stats().python_images == 0
 

@@ -135,7 +135,8 @@ class Staging:
 # Decode threads. submit() returns at once. Each image is decoded, cropped, resized and flipped by its row of `geometry`
 # (int32, as _Geometry; a height of 0 for crop, output or window means all of it), or by `plan`, which draws from
 # `stream`, from one generator per entry of `seeds`, or not at all. `out` is NHWC with contiguous rows; or, if views
-# differ in `sizes` (height, width), (1, 1, pixels, 3) for all first views, then all second ones. `number` is the
+# differ in `sizes` (height, width), (1, 1, pixels, 3) for all first views, then all second ones. `inputs` may also be
+# pixels (N, height, width, 3 or, gray, 1) with any strides, of which `indices` are taken. `number` is the
 # batch's number in a profile. resize() changes the number of threads, even while they work, and returns the new number.
 # work_done() returns the total seconds of work over all threads, and the number of images.
 #
@@ -171,7 +172,7 @@ class Pool:
     def work_times(self) -> tuple[float, float, float, float]: ...
     def submit(
         self,
-        inputs: Sequence[_Source],
+        inputs: Sequence[_Source] | _Array,
         out: _Array,
         *,
         geometry: _Array | None = None,
@@ -186,6 +187,7 @@ class Pool:
         arrays: bool = False,
         sizes: Sequence[tuple[int, int]] = (),
         index: JpegIndex | None = None,
+        indices: Sequence[int] = (),
         staging: Staging | None = None,
     ) -> Job: ...
     def close(self, timeout_s: float = 5.0) -> bool: ...

@@ -41,8 +41,12 @@ class BytesView {
   BytesView& operator=(BytesView&&) = delete;
   const std::uint8_t* data() const { return static_cast<const std::uint8_t*>(view_.buf); }
   std::size_t size() const { return static_cast<std::size_t>(view_.len); }
-  // Whether it is an array of shape (height, width, 3), of bytes.
-  bool is_rgb() const { return view_.ndim == 3 && view_.itemsize == 1 && view_.shape[2] == 3 && view_.len > 0; }
+  // Whether it is an array of bytes of shape (height, width, 3) or, for gray pixels, (height, width).
+  bool is_pixels() const {
+    const bool fits = view_.ndim == 2 || (view_.ndim == 3 && view_.shape[2] == 3);
+    return fits && view_.itemsize == 1 && view_.len > 0;
+  }
+  std::ptrdiff_t channels() const { return view_.ndim == 2 ? 1 : 3; }
   std::uint32_t height() const { return static_cast<std::uint32_t>(view_.shape[0]); }
   std::uint32_t width() const { return static_cast<std::uint32_t>(view_.shape[1]); }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <nanobind/ndarray.h>
@@ -17,6 +18,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include "pool/batch.h"
@@ -28,6 +30,7 @@ namespace fastload {
 namespace {
 
 using Images = nb::ndarray<std::uint8_t, nb::ndim<4>, nb::device::cpu>;
+using Pixels = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::device::cpu>;
 using Geometries = nb::ndarray<const std::int32_t, nb::shape<-1, 12>, nb::c_contig, nb::device::cpu>;
 
 // How often a wait checks for Python signals (Ctrl-C).
@@ -42,6 +45,7 @@ nb::tuple to_tuple(const Outcome& outcome) {
 struct Held {
   std::shared_ptr<Job> job;
   std::vector<BytesView> views;
+  Pixels pixels;
   Images out;
   StagingMemory staging;
 };
@@ -64,8 +68,8 @@ void free_given_up() {
 
 class BoundJob {
  public:
-  BoundJob(std::vector<BytesView> views, Images out, StagingMemory staging)
-      : held_{nullptr, std::move(views), std::move(out), std::move(staging)} {}
+  BoundJob(std::vector<BytesView> views, Pixels pixels, Images out, StagingMemory staging)
+      : held_{nullptr, std::move(views), std::move(pixels), std::move(out), std::move(staging)} {}
   ~BoundJob() {
     if (held_.job == nullptr) return;
     const bool waited = waited_ || held_.job->pool_closed();
@@ -251,9 +255,11 @@ Input input_from(nb::handle object, std::vector<BytesView>& views, bool arrays =
     views.emplace_back(object);
     input.data = views.back().data() != nullptr ? views.back().data() : &nothing;
     input.size = views.back().size();
-    if (arrays && views.back().is_rgb()) {
+    if (arrays && views.back().is_pixels()) {
       input.height = views.back().height();
       input.width = views.back().width();
+      const std::ptrdiff_t channels = views.back().channels();
+      input.strides = {channels * input.width, channels, channels == 3};
     }
     return input;
   }
@@ -271,6 +277,23 @@ Input input_from(nb::handle object, std::vector<BytesView>& views, bool arrays =
   const nb::bytes path = nb::steal<nb::bytes>(encoded);
   input.path.assign(path.c_str(), path.size());
   return input;
+}
+
+// Some images of an array of shape (N, height, width, 3 or 1) with any strides, each `times` times.
+std::vector<Input> inputs_from(const Pixels& pixels, const std::vector<std::size_t>& indices, std::size_t times) {
+  if (pixels.size() == 0) throw nb::value_error("pixels must have at least one image, row and column");
+  if (pixels.shape(3) != 3 && pixels.shape(3) != 1) throw nb::value_error("pixels must have 3 channels or one");
+  Input input;
+  input.height = static_cast<std::uint32_t>(pixels.shape(1));
+  input.width = static_cast<std::uint32_t>(pixels.shape(2));
+  input.strides = {pixels.stride(1), pixels.stride(2), pixels.shape(3) == 1 ? 0 : pixels.stride(3)};
+  std::vector<Input> inputs(indices.size() * times, input);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const std::size_t index = indices[i / times];
+    if (index >= pixels.shape(0)) throw nb::index_error("an index must be less than the number of images");
+    inputs[i].data = pixels.data() + pixels.stride(0) * static_cast<std::ptrdiff_t>(index);
+  }
+  return inputs;
 }
 
 // (crop, output size, window, flips): top, left, height, width; height, width; top, left, height, width; two flags.
@@ -325,19 +348,27 @@ nb::tuple decode_one(nb::handle data, Images out, const std::array<std::int32_t,
   return to_tuple(outcome);
 }
 
-BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional<Geometries> geometry,
-                 std::shared_ptr<DrawPlan> plan, std::shared_ptr<RandomStream> stream,
-                 std::optional<std::vector<std::uint64_t>> seeds, std::uint64_t number, const std::string& filter,
-                 const std::string& pass_rule, std::uint64_t max_pixels, bool fast, bool arrays,
-                 const std::vector<std::pair<int, int>>& sizes, std::shared_ptr<JpegIndex> index,
+BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Images out,
+                 std::optional<Geometries> geometry, std::shared_ptr<DrawPlan> plan,
+                 std::shared_ptr<RandomStream> stream, std::optional<std::vector<std::uint64_t>> seeds,
+                 std::uint64_t number, const std::string& filter, const std::string& pass_rule,
+                 std::uint64_t max_pixels, bool fast, bool arrays, const std::vector<std::pair<int, int>>& sizes,
+                 std::shared_ptr<JpegIndex> index, const std::vector<std::size_t>& indices,
                  const BoundStaging* staging) {
   free_given_up();
   BatchSpec spec;
   std::vector<BytesView> views;
-  const std::size_t count = nb::len(inputs);
-  views.reserve(count);
-  spec.inputs.reserve(count);
-  for (nb::handle input : inputs) spec.inputs.push_back(input_from(input, views, arrays));
+  Pixels pixels;
+  if (std::holds_alternative<Pixels>(inputs)) {
+    pixels = std::get<Pixels>(std::move(inputs));
+    spec.inputs = inputs_from(pixels, indices, plan == nullptr ? 1 : plan->views());
+  } else {
+    const nb::sequence& given = std::get<nb::sequence>(inputs);
+    views.reserve(nb::len(given));
+    spec.inputs.reserve(nb::len(given));
+    for (nb::handle input : given) spec.inputs.push_back(input_from(input, views, arrays));
+  }
+  const std::size_t count = spec.inputs.size();
   require_layout(out, sizes.empty() ? count : 1);
   if (!sizes.empty()) require_room(out, count, sizes);
   spec.sizes = sizes;
@@ -355,7 +386,7 @@ BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional
   spec.number = number;
   spec.index = std::move(index);
   if (staging != nullptr) spec.staging = staging->staging;
-  auto bound = std::make_unique<BoundJob>(std::move(views), std::move(out),
+  auto bound = std::make_unique<BoundJob>(std::move(views), std::move(pixels), std::move(out),
                                           staging != nullptr ? staging->memory : StagingMemory());
   bound->attach(pool.pool().submit(std::move(spec)));
   return bound.release();  // Python takes ownership
@@ -415,7 +446,7 @@ void bind_batch(nb::module_& m) {
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
            "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false,
            "arrays"_a = false, "sizes"_a = std::vector<std::pair<int, int>>{}, "index"_a = nb::none(),
-           "staging"_a = nb::none())
+           "indices"_a = std::vector<std::size_t>{}, "staging"_a = nb::none())
       .def("close", &BoundPool::close, "timeout_s"_a = kJoinSeconds);
 }
 

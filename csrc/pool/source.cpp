@@ -2,6 +2,7 @@
 
 #include <new>
 #include <utility>
+#include <vector>
 
 namespace fastload {
 namespace {
@@ -10,6 +11,24 @@ namespace {
 Buffer& thread_buffer() {
   static thread_local Buffer buffer;
   return buffer;
+}
+
+// The image's pixels row by row, in the caller's memory or in the thread's.
+const std::uint8_t* packed_pixels(const Input& input) {
+  const auto [row, pixel, channel] = input.strides;
+  if (channel == 1 && pixel == 3 && row == pixel * static_cast<std::ptrdiff_t>(input.width)) return input.data;
+  static thread_local std::vector<std::uint8_t> packed;
+  packed.resize(std::size_t{input.height} * input.width * 3);
+  std::uint8_t* out = packed.data();
+  for (std::uint32_t y = 0; y < input.height; ++y) {
+    const std::uint8_t* from = input.data + row * static_cast<std::ptrdiff_t>(y);
+    for (std::uint32_t x = 0; x < input.width; ++x, from += pixel, out += 3) {
+      out[0] = from[0];
+      out[1] = from[channel];
+      out[2] = from[2 * channel];
+    }
+  }
+  return packed.data();
 }
 
 Status open(const Input& input, ByteSource& source) {
@@ -52,10 +71,8 @@ void complete(Geometry& geometry, const JpegHeader& header) {
 
 bool load(const Input& input, std::uint64_t max_pixels, ByteSource& source, JpegHeader& header, Outcome& outcome) {
   if (input.is_decoded()) {
-    source.borrow(input.data, input.size);
     header.height = outcome.height = input.height;
     header.width = outcome.width = input.width;
-    outcome.bytes = input.size;
     return true;
   }
   Status status = scan(input, source, header, outcome);
@@ -75,7 +92,8 @@ void decode(const Input& input, ByteSource& source, const JpegHeader& header, co
             const Target& target, Outcome& outcome) {
   try {
     if (input.is_decoded()) {
-      outcome.status = transform_pixels(input.data, header, outcome.geometry, options, target, outcome.detail);
+      outcome.status =
+          transform_pixels(packed_pixels(input), header, outcome.geometry, options, target, outcome.detail);
       return;
     }
     outcome.status = source.is_open() ? Status::ok : open(input, source);

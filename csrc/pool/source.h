@@ -2,6 +2,7 @@
 // on their own threads. Knows neither Python nor torch.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -15,13 +16,15 @@
 namespace fastload {
 
 // One image: the file at `path` or, if data is not null, the borrowed bytes at `data`: an encoded image or, if `height`
-// is not 0, RGB pixels row by row.
+// is not 0, RGB pixels.
 struct Input {
   std::string path;
   const std::uint8_t* data = nullptr;
-  std::size_t size = 0;
+  std::size_t size = 0;  // of an encoded image
   std::uint32_t height = 0;
   std::uint32_t width = 0;
+  // Bytes from a row, a pixel, a channel to the next. Gray pixels have channels 0 bytes apart.
+  std::array<std::ptrdiff_t, 3> strides{};
 
   bool is_decoded() const { return height != 0; }
 };

@@ -165,15 +165,20 @@ def to_images(
     table: NormalizeTable | None,
     memory_format: torch.memory_format,
     erased: Erased | Noise | None = None,
+    channels: int = 3,
 ) -> torch.Tensor:
-    """Make ``(N, 3, H, W)`` images from ``(N, H, W, 3)`` uint8 pixels.
+    """Make ``(N, C, H, W)`` images from ``(N, H, W, 3)`` uint8 pixels.
 
-    Looks values up in ``table`` (without one, they stay uint8), then erases boxes.
+    Takes the first ``channels``, looks values up in ``table`` (without one, they stay uint8), then erases boxes.
     """
+    if channels < pixels.size(3):
+        pixels, memory_format = pixels[..., :channels].contiguous(), torch.contiguous_format  # one is both
     if table is not None:
         images = apply_table(pixels, table, memory_format, wait=False)
     else:
         images = pixels.permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
+        if channels == 1:
+            images = images.view(images.shape)  # the strides that torch gives a new tensor
     if erased is not None:
         erased.fill(images)
     return images
@@ -187,6 +192,7 @@ class TableImages:
         table: See :func:`to_images`.
         memory_format: The images' memory format.
         erased: See :func:`to_images`.
+        channels: See :func:`to_images`.
     """
 
     def __init__(
@@ -195,7 +201,9 @@ class TableImages:
         table: NormalizeTable | None,
         memory_format: torch.memory_format,
         erased: Erased | Noise | None = None,
+        channels: int = 3,
     ) -> None:
+        self.channels = channels
         self.pixels = pixels
         self.table = table
         self.memory_format = memory_format
@@ -208,7 +216,7 @@ class TableImages:
 
     def pin_memory(self) -> TableImages:
         """Return the same leaf with its pixels in pinned memory."""
-        return TableImages(self.pixels.pin_memory(), self.table, self.memory_format, self.erased)
+        return TableImages(self.pixels.pin_memory(), self.table, self.memory_format, self.erased, self.channels)
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
         """Return the images on ``device``, made on its current stream."""
@@ -235,7 +243,7 @@ class CopiedImages:
     def images(self) -> torch.Tensor:
         """Make the images on the current stream of their device."""
         host = self._host
-        return to_images(self._pixels, host.table, host.memory_format, self._erased)
+        return to_images(self._pixels, host.table, host.memory_format, self._erased, host.channels)
 
 
 def layout_of(memory_format: torch.memory_format | None) -> torch.memory_format:
@@ -263,10 +271,12 @@ def table_images(
     from fastload.device.erasing import to_fill
 
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
-    erasing, views = recipe.pipeline.erasing, recipe.pipeline.views
-    if views > 1:
-        return lambda pixels, _: [TableImages(view, table, memory_format) for view in recipe.pipeline.by_view(pixels)]
-    return lambda pixels, patches: TableImages(pixels, table, memory_format, to_fill(erasing, patches))
+    erasing, channels = recipe.pipeline.erasing, recipe.pipeline.channels
+    if recipe.pipeline.views > 1:
+        return lambda pixels, _: [
+            TableImages(view, table, memory_format, None, channels) for view in recipe.pipeline.by_view(pixels)
+        ]
+    return lambda pixels, patches: TableImages(pixels, table, memory_format, to_fill(erasing, patches), channels)
 
 
 def pixel_images(values: torch.Tensor, memory_format: torch.memory_format) -> Callable[[torch.Tensor], TableImages]:

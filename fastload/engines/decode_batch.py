@@ -15,6 +15,7 @@ from torchvision.transforms import functional
 
 from fastload import _core
 from fastload.engines.resumption import digest_of
+from fastload.pipeline.arrays import Pixels
 from fastload.pipeline.datasets import taken
 from fastload.stats.stats import Totals
 
@@ -45,7 +46,7 @@ class Batch:
     draw: tuple[Any]  # the indices as the sampler returned them
     answer: Future[Sequence[Any]] | None = None  # of a dataset that was asked for all samples at once
     indices: list[Any] = field(default_factory=list)
-    sources: list[Any] = field(default_factory=list)  # one for each of a sample's views is decoded
+    sources: list[Any] | Pixels = field(default_factory=list)  # one for each of a sample's views is decoded
     targets: list[Any] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
     error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
@@ -104,6 +105,12 @@ class Batch:
         index = None
         try:
             self.indices = list(self.draw[0])
+            if (arrays := recipe.pixels_of(self.indices)) is not None:
+                self.seeds = [] if seed_of is None else [*map(seed_of, self.indices)]
+                self.sources, self.targets = arrays
+                return
+            sources: list[Any] = []
+            self.sources = sources
             resolved = self.indices if seed_of is not None else recipe.resolve(self.indices)
             locate = recipe.locate if seed_of is not None else recipe.locate_resolved
             entries = map(locate, resolved) if self.answer is None else taken(self.answer, len(resolved))
@@ -113,7 +120,7 @@ class Batch:
                 usual = type(source) is str and "\0" not in source
                 if not usual and isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
                     open(source, "rb").close()  # raises the same error as in a worker
-                self.sources.append(source if usual else unchanging(source))
+                sources.append(source if usual else unchanging(source))
                 self.targets.append(target)
                 self.seeds.append(seed)
         except Exception:  # noqa: BLE001 - any error of the user's dataset or sampler; raised in the batch's turn
@@ -218,6 +225,8 @@ def unchanging(source: Any) -> Any:
     if isinstance(source, str | os.PathLike | np.ndarray):  # an array is a copy
         return source
     data = memoryview(source)
+    if data.ndim != 1:  # the core would take it for pixels
+        return bytes(data)
     return data if data.readonly and data.c_contiguous else bytes(data)
 
 
@@ -227,6 +236,19 @@ def working_directory() -> str | None:
         return os.getcwd()
     except OSError:
         return None
+
+
+def submitted(sources: Any, views: int, directory: str | None) -> dict[str, Any]:
+    """Return the arguments of ``_core.Pool.submit`` that give a batch's images.
+
+    Args:
+        sources: See :class:`Batch`.
+        views: How many of each image.
+        directory: What relative paths start from; ``None``: the working directory.
+    """
+    if isinstance(sources, Pixels):
+        return {"inputs": sources.images, "indices": sources.indices}
+    return {"inputs": [as_seen_from(directory, source) for source in sources for _ in range(views)]}
 
 
 def as_seen_from(directory: str | None, source: Any) -> Any:

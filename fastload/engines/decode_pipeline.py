@@ -33,10 +33,10 @@ from fastload.engines.decode_batch import (
     StreamStates,
     TookTooLongError,
     answer_to,
-    as_seen_from,
     drawn,
     first_untaken,
     stage_totals,
+    submitted,
     working_directory,
     wrapped,
 )
@@ -111,7 +111,7 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
-        self._python = PythonSamples(recipe, process, by_index=by_index)
+        self._python = PythonSamples(recipe.pipeline, process, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
@@ -273,6 +273,7 @@ class DecodePipeline:
             pass
         finally:
             self._process.close()
+            self._recipe = self._recipe.without_dataset()
 
     def _advance(self) -> None:
         """Start and finish batches while there is room for them."""
@@ -307,13 +308,13 @@ class DecodePipeline:
             batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
             _core.advise_large_pages(batch.pixels)
             batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
-            options = {**self._recipe.options, "max_pixels": self._process.max_pixels}
+            options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
+            options["max_pixels"] = self._process.max_pixels
             if batch.staged is not None:
                 options["staging"] = batch.staged.staging
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
-            inputs = [as_seen_from(self._directory, source) for source in batch.sources for _ in range(self._views)]
-            batch.job = self.pool.submit(inputs, batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
+            batch.job = self.pool.submit(out=batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
 
@@ -325,8 +326,7 @@ class DecodePipeline:
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
         batch.pixels = batch.staged = batch.job = None  # a copy in flight holds its own reference
-        batch.data, batch.failure = data, failure
-        batch.made = True
+        batch.data, batch.failure, batch.made = data, failure, True
         batch.release()
 
     def _finish_batch(self, batch: Batch) -> None:

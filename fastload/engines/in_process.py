@@ -23,7 +23,7 @@ from torch.utils.data import Subset
 from fastload import _core
 from fastload._batch import HostBatch
 from fastload.device.normalize import host_images, layout_of, table_images
-from fastload.engines.decode_batch import answer_to, drawn, stage_totals, unchanging
+from fastload.engines.decode_batch import answer_to, drawn, stage_totals, submitted, unchanging
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
 from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.random_states import set_state, state_now, state_of_seed
@@ -187,15 +187,19 @@ class InProcessFetcher:
             recipe = known[1]
             if recipe.pipeline.draws_others and state is not None and len(state) == _core.Generator.STATE_BYTES:
                 raise UnsupportedError  # the transforms have changed, and the others' states are not at hand
-            sources, targets = [], []
-            entries = (
-                taken(recipe.ask(indices), len(indices))
-                if recipe.asks_many
-                else map(recipe.locate_resolved, recipe.resolve(indices))
-            )
-            for source, target in entries:
-                sources.append(unchanging(source))
-                targets.append(target)
+            sources: Any
+            if (arrays := recipe.pixels_of(indices)) is not None:
+                sources, targets = arrays
+            else:
+                sources, targets = [], []
+                entries = (
+                    taken(recipe.ask(indices), len(indices))
+                    if recipe.asks_many
+                    else map(recipe.locate_resolved, recipe.resolve(indices))
+                )
+                for source, target in entries:
+                    sources.append(unchanging(source))
+                    targets.append(target)
             pin = self._pin and not self.makes_samples(recipe)
             views = recipe.pipeline.views
             pixels = recipe.pipeline.room(len(sources), pin=pin)
@@ -203,9 +207,8 @@ class InProcessFetcher:
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
                 draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}
-            inputs = [source for source in sources for _ in range(views)]
-            options = draws | self.options(recipe)
-            job = pool.submit(inputs, pixels, plan=recipe.plan, number=self._number - 1, **options)
+            options = draws | self.options(recipe) | submitted(sources, views, None)
+            job = pool.submit(out=pixels, plan=recipe.plan, number=self._number - 1, **options)
             self.known = self.read()
             if self.known is not None and self.known[0] == known[0]:
                 break

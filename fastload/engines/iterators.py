@@ -51,7 +51,7 @@ def start_native(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
     """
     state, native = state_of(loader), cast("Any", None)
     try:
-        recipe = recipe.snapshot()
+        recipe = recipe.snapshot(state.spares)
     except Exception:  # a transform holds, say, a lock; torch's workers copy nothing if they are forked
         if loader.engine == "native":
             raise

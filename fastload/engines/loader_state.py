@@ -50,6 +50,7 @@ class LoaderState:
         self.resumption: Resumption | None = None  # while an iterator is made that begins with it
         self.lost: str | None = None  # why the position is unknown
         self.warned = False  # that the loader has no state
+        self.spares: list[Any] = []  # arrays of the last epoch's samples
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()
         self._lock = threading.RLock()  # a finalizer may run in a thread that holds it

@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
     from fastload.engines.decode_batch import Batch
     from fastload.engines.sample_process import SampleProcess
-    from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.transforms import Pipeline
 
 
 class PythonSamples:
     """Makes single samples of batches, and counts them.
 
     Args:
-        recipe: How to make samples.
+        pipeline: How to make samples.
         process: Makes them.
         by_index: Whether a sample's random numbers depend on its index.
     """
 
-    def __init__(self, recipe: Recipe, process: SampleProcess, *, by_index: bool) -> None:
-        self._recipe = recipe
-        self._views = recipe.pipeline.views
+    def __init__(self, pipeline: Pipeline, process: SampleProcess, *, by_index: bool) -> None:
+        self._pipeline = pipeline
+        self._views = pipeline.views
         self._process = process
         self._by_index = by_index
         self.images = self.batches = 0
         self.seconds = 0.0
 
     def before(self, batch: Batch, sample: int) -> bytes | None:
-        """The generator state before a sample; ``None`` if the recipe draws nothing."""
-        if not self._recipe.pipeline.draws:
+        """The generator state before a sample; ``None`` if nothing is drawn."""
+        if not self._pipeline.draws:
             return None
         if self._by_index:
-            return state_of_seed(batch.seeds[sample], others=self._recipe.pipeline.draws_others)
+            return state_of_seed(batch.seeds[sample], others=self._pipeline.draws_others)
         return batch.job.generator_before(sample)  # type: ignore[no-any-return]
 
     def sample(self, batch: Batch, sample: int, before: bytes | None, wake: Callable[[], None]) -> tuple[Any, bytes]:
@@ -60,7 +60,7 @@ class PythonSamples:
         where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
         begun = time.monotonic()
         try:
-            size = self._recipe.pipeline.sizes[view]
+            size = self._pipeline.sizes[view]
             self._process.wait_started(wake)
             made, after = self._process.sample(source, before, size=size, worker=batch.worker, where=where, view=view)
         finally:
@@ -71,9 +71,11 @@ class PythonSamples:
 
     def put(self, batch: Batch, made: dict[int, Any]) -> None:
         """Put samples into their batch."""
-        self.batches += bool(made)
+        if not made:
+            return
+        self.batches += 1
         self.images += len(made)
-        by_view = self._recipe.pipeline.by_view(batch.pixels)
+        by_view = self._pipeline.by_view(batch.pixels)
         for sample, (pixels, patches) in made.items():
             index, view = divmod(sample, self._views)
             by_view[view][index] = torch.from_numpy(pixels)

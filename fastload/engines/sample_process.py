@@ -252,6 +252,7 @@ class SampleProcess:
         if self._closed or os.getpid() != self._pid:  # a forked child: the process is the parent's
             return
         self._closed = True
+        self._recipe = self._recipe.without_dataset()
         if not self.started:
             return
         with contextlib.suppress(OSError):  # it has ended

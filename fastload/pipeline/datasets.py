@@ -7,18 +7,17 @@ import copy
 import os
 from concurrent.futures import Future
 from dataclasses import dataclass
-from mmap import mmap
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 import torchvision
-from PIL import Image
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torchvision import datasets
 from torchvision.datasets import folder, vision
 
-from fastload.pipeline import own_getitem
+from fastload.pipeline import arrays, own_getitem
+from fastload.pipeline.arrays import OF_ARRAYS
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.monkeypatch_check import Originals
 
@@ -51,14 +50,13 @@ _FIELDS: Final[dict[type, tuple[str, ...]]] = {
     datasets.CIFAR100: ("data", "targets"),
     datasets.SVHN: ("data", "labels"),
     datasets.STL10: ("data", "labels"),
+    datasets.MNIST: ("data", "targets"),
+    datasets.FashionMNIST: ("data", "targets"),
+    datasets.KMNIST: ("data", "targets"),
+    datasets.EMNIST: ("data", "targets"),
+    datasets.QMNIST: ("data", "targets", "compat"),
+    datasets.USPS: ("data", "targets"),
 }
-_ARRAYS: Final = (datasets.CIFAR10, datasets.CIFAR100)
-"""They hold images as an array of shape ``(N, H, W, 3)``."""
-_PLANES: Final = (datasets.SVHN, datasets.STL10)
-"""They hold images as an array of shape ``(N, 3, H, W)``."""
-OF_ARRAYS: Final = (*_ARRAYS, *_PLANES)
-"""Torchvision's datasets whose samples are arrays."""
-_COPIED_MAX: Final = 2**30  # bytes of an array that is copied for each epoch
 OF_FILES: Final = tuple(known for known in _FIELDS if known not in OF_ARRAYS)
 """Torchvision's datasets whose samples can be located in files."""
 # They apply `transforms` to the image and its target.
@@ -104,12 +102,22 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
     known = _known(kind)
     if known is None:
         source, target = dataset.encoded(index)
-        return bytes(source) if isinstance(source, np.ndarray) else source, target
+        return _of_own(source), target
     if _has_own_getitem(kind, known):
         source, target = own_getitem.trace(dataset, index)
     else:
         source, target = _entry(dataset, known, index)
     return BytesPath(source) if isinstance(source, bytes) else source, target
+
+
+def pixels_of(dataset: Any, indices: Sequence[Any]) -> tuple[arrays.Pixels, list[Any]] | None:
+    """Locate a batch's images and targets at once; ``None`` if only one by one."""
+    subsets = []
+    while type(dataset) is Subset:
+        subsets.append(dataset)
+        dataset = dataset.dataset
+    known = _known(type(dataset))
+    return arrays.entries(dataset, known, subsets, indices) if known is not None and known in OF_ARRAYS else None
 
 
 def asks_many(dataset: Any) -> bool:
@@ -148,14 +156,22 @@ def taken(answer: Future[Sequence[Any]], count: int) -> Iterator[tuple[Any, Any]
         if isinstance(entry, BaseException):
             raise entry
         source, target = entry
-        yield source, target
+        yield _of_own(source), target
+
+
+def _of_own(source: Any) -> Any:
+    """Copy an array of the user's: pixels ``(H, W, 3)``, or else encoded bytes."""
+    if not isinstance(source, np.ndarray):
+        return source
+    is_image = source.dtype == np.uint8 and source.ndim == 3 and source.shape[2] == 3
+    return np.array(source, order="C") if is_image else bytes(source)
 
 
 def _entry(dataset: Any, known: type, index: Any) -> Any:
     """Look a sample's path or pixels and its target up."""
     fields = _FIELDS[known]
     if known in OF_ARRAYS:
-        return _array_entry(dataset, known, index)
+        return arrays.entry(dataset, known, index)
     if fields is _PETS:
         numbers = {"category": dataset._labels, "binary-category": dataset._bin_labels}
         targets = [numbers[name][index] for name in dataset._target_types]
@@ -168,20 +184,6 @@ def _entry(dataset: Any, known: type, index: Any) -> Any:
     if len(fields) == 1:
         return getattr(dataset, fields[0])[index]
     return tuple(getattr(dataset, field)[index] for field in fields)
-
-
-def _array_entry(dataset: Any, known: type, index: Any) -> tuple[Any, Any]:
-    """Copy a sample's pixels, of shape ``(H, W, 3)``, and look its target up."""
-    pixels = dataset.data[index]
-    if known in _ARRAYS:
-        target = dataset.targets[index]
-    else:
-        labels = dataset.labels
-        target = None if labels is None and known is datasets.STL10 else int(labels[index])
-        pixels = np.transpose(pixels, (1, 2, 0))
-    if pixels.ndim != 3:
-        Image.fromarray(pixels)  # raises the same error as in a worker
-    return np.array(pixels, order="C"), target
 
 
 def _one_or_more(targets: list[Any]) -> Any:
@@ -198,61 +200,39 @@ def transforms_of(dataset: Any) -> tuple[Any, Any]:
 
 def size_of(dataset: Any) -> tuple[int, int] | None:
     """Return the height and width, pixels, of a leaf's images; ``None`` if they may differ."""
-    if (known := _known(type(dataset))) not in OF_ARRAYS:
+    if (known := _known(type(dataset))) is None or known not in OF_ARRAYS:
         return None
-    height, width = dataset.data.shape[1:3] if known in _ARRAYS else dataset.data.shape[2:]
-    return int(height), int(width)
+    return arrays.size_of_images(dataset, known)
 
 
-def copied(dataset: Any) -> Any:
-    """Copy a dataset with its indices and samples. One with ``encoded()`` is not copied."""
+def is_gray(dataset: Any) -> bool:
+    """Whether a leaf's images are gray, Pillow's mode ``"L"``."""
+    known = _known(type(dataset))
+    return known is not None and arrays.is_gray(known)
+
+
+def copied(dataset: Any, spares: list[Any]) -> Any:
+    """Copy a dataset with its indices and samples. One with ``encoded()`` is not copied.
+
+    Args:
+        dataset: The user's.
+        spares: Arrays of earlier copies, whose memory is written to again if nothing else refers to it.
+    """
     kind = type(dataset)
     if kind is not Subset and kind is not ConcatDataset and _known(kind) is None:
         return dataset
     whole = copy.copy(dataset)
     if kind is Subset:
-        whole.indices = _copied_value(dataset.indices)
-        whole.dataset = copied(dataset.dataset)
+        whole.indices = arrays.copied_value(dataset.indices, spares)
+        whole.dataset = copied(dataset.dataset, spares)
     elif kind is ConcatDataset:
-        whole.datasets = [copied(part) for part in dataset.datasets]
+        whole.datasets = [copied(part, spares) for part in dataset.datasets]
         whole.cumulative_sizes = copy.copy(dataset.cumulative_sizes)
     else:
         known: Any = _known(kind)
         for field in {*_FIELDS[known], *own_getitem.attributes_of(dataset, known)}:
-            setattr(whole, field, _copied_value(getattr(dataset, field)))
+            setattr(whole, field, arrays.copied_value(getattr(dataset, field), spares))
     return whole
-
-
-def _copied_value(value: Any) -> Any:
-    """Copy a value, so that later writes don't affect it."""
-    if _is_constant(value):
-        return value
-    return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)  # copy.copy shares a tensor's memory
-
-
-def _is_constant(value: Any) -> bool:
-    """Whether a value cannot be written to, as far as NumPy knows."""
-    while isinstance(value, np.ndarray):
-        if value.flags.writeable:
-            return False
-        value = value.base
-        if value is None:
-            return True
-    return isinstance(value, bytes) or (isinstance(value, mmap) and memoryview(value).readonly)
-
-
-def _is_shared(array: Any) -> bool:
-    """Whether worker processes could see later writes to an array.
-
-    A file mapped for reading only counts as constant.
-    """
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap) and array.mode in ("r", "c"):
-            return False
-        array = array.base
-    if isinstance(array, torch.Tensor):
-        return bool(array.is_shared())  # type: ignore[no-untyped-call]
-    return not isinstance(array, bytes | None)
 
 
 def leaves_of(dataset: Any) -> list[Any]:
@@ -284,7 +264,7 @@ def _check_leaf(dataset: Any) -> None:
             if "segmentation" in dataset._target_types:
                 raise Refused("OxfordIIITPet's target_types have 'segmentation', which is an image; leave it out")
         elif known in OF_ARRAYS:
-            _check_array(dataset, known)
+            arrays.check_array(dataset, known)
         else:
             _check_loader(dataset, known)
         if known in _BY_TRANSFORMS:
@@ -325,21 +305,6 @@ def _check_loader(dataset: Any, known: type) -> None:
         raise Refused(f"the dataset's loader is {name_of(loader)}; leave it torchvision's default_loader")
     if torchvision.get_image_backend() != "PIL":
         raise Refused(f"torchvision's image backend is {torchvision.get_image_backend()}; set it to PIL")
-
-
-def _check_array(dataset: Any, known: type) -> None:
-    data, channels = dataset.data, -1 if known in _ARRAYS else 1
-    kind = type(data)
-    if kind not in (np.ndarray, np.memmap) or data.dtype != np.uint8 or data.ndim != 4 or data.shape[channels] != 3:
-        shape = "(N, H, W, 3)" if known in _ARRAYS else "(N, 3, H, W)"
-        raise Refused(f"data of {known.__name__} is no uint8 array of shape {shape}, as torchvision makes it")
-    if _is_shared(data):
-        raise Refused(f"data of {known.__name__} is in memory that others may write to; give the dataset a copy of it")
-    if data.nbytes > _COPIED_MAX and not _is_constant(data):
-        raise Refused(
-            f"data of {known.__name__} has {data.nbytes >> 20} MiB, and is copied for each epoch as long as it may be "
-            "written to; set flags.writeable = False of it, and of the arrays that it is a view of (data.base ...)"
-        )
 
 
 def _loader_name(known: type) -> str:

@@ -151,9 +151,19 @@ def _color_jitter(step: Any, place: Place) -> list[Node]:
 
 
 def _grayscale(step: Any, place: Place) -> list[Node]:
+    if place.gray and step.num_output_channels == 3:
+        place.gray = False
+        return []
     if step.num_output_channels != 3:
         raise Refused(f"{name_of(step)} leaves {step.num_output_channels} channel; give it num_output_channels=3")
     return [("grayscale", {})]
+
+
+def _rgb(step: Any, place: Place) -> list[Node]:
+    if place.gray and place.is_tensor:
+        raise Refused(f"{name_of(step)} comes where gray images are tensors; put it before")
+    place.gray = False
+    return []
 
 
 def _chance(kind: str, comparison_v1: str, value: str | None = None) -> Callable[[Any, Place], list[Node]]:
@@ -343,6 +353,7 @@ OPS: Final[dict[str, Op]] = {
     "RandomHorizontalFlip": Op(_flip("horizontal_flip"), True, True, _MOVES),
     "RandomVerticalFlip": Op(_flip("vertical_flip"), True, True, _MOVES),
     "Pad": Op(_pad, False, False, _MOVES),
+    "RGB": Op(_rgb, False, True, _MOVES),
     "Grayscale": Op(_grayscale, False, False, _INTEGERS),
     "ColorJitter": Op(_color_jitter, True, False, _FLOATS),
     "RandomGrayscale": Op(_chance("grayscale", "less"), True, False, _INTEGERS),
@@ -364,6 +375,13 @@ OPS: Final[dict[str, Op]] = {
     "AutoAugment": Op(_auto_augment, True, False, _FLOATS),
 }
 """By the name of torchvision's class, v1 and v2."""
+
+
+_FLIPS: Final = ("RandomHorizontalFlip", "RandomVerticalFlip")
+_CROPS: Final = ("RandomCrop", "CenterCrop", "RandomResizedCrop", "Resize", "Pad", "Grayscale", "RGB")
+_TURNS: Final = ("RandomRotation", "RandomAffine", "RandomPerspective", "RandomApply", "RandomOrder", "RandomChoice")
+ON_GRAY: Final = frozenset((*_FLIPS, *_CROPS, *_TURNS))
+"""Ops that do the same to a gray image as to each channel of an RGB image."""
 
 
 TIMMS_OPS: Final[dict[str, Op]] = {

@@ -39,6 +39,7 @@ class Place:
         exact: Whether each op must give the same bits.
         approximate: Name of an op before it that doesn't, if any.
         checked_v2: Whether torchvision's v2 has been checked for patches.
+        gray: Whether images have one channel. The core makes three equal ones of it, and keeps the first at the end.
     """
 
     size: tuple[int, int] | None
@@ -47,6 +48,7 @@ class Place:
     exact: bool = True
     approximate: str | None = None
     checked_v2: bool = False
+    gray: bool = False
 
     def sized(self, step: Any) -> tuple[int, int]:
         """Return the images' size.

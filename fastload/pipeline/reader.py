@@ -22,9 +22,11 @@ from fastload.pipeline.datasets import (
     ask,
     asks_many,
     copied,
+    is_gray,
     is_true,
     leaves_of,
     locate,
+    pixels_of,
     size_of,
     transforms_of,
 )
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastload import _core
+    from fastload.pipeline.arrays import Pixels
     from fastload.pipeline.transforms import Pipeline
 
 
@@ -87,12 +90,22 @@ class Recipe:
         """Whether all samples are pixels in memory."""
         return all(size_of(leaf) is not None for leaf in leaves_of(self.dataset))
 
-    def snapshot(self) -> Recipe:
+    def snapshot(self, spares: list[Any] | None = None) -> Recipe:
         """Copy the recipe, so that later changes to samples, indices or transforms don't affect it.
 
         torch's workers have such copies too. A dataset with ``encoded()`` is not copied.
+
+        Args:
+            spares: Arrays of an earlier snapshot, whose memory is used again if that is gone; then those of this one.
         """
-        return replace(self, dataset=copied(self.dataset), pipeline=copy.deepcopy(self.pipeline))
+        former = [] if spares is None else spares
+        made = replace(self, dataset=copied(self.dataset, former), pipeline=copy.deepcopy(self.pipeline))
+        former[:] = [leaf.data for leaf in leaves_of(made.dataset) if size_of(leaf) is not None]
+        return made
+
+    def without_dataset(self) -> Recipe:
+        """Return the recipe without its dataset, whose memory is then free."""
+        return replace(self, dataset=None)
 
     @property
     def asks_many(self) -> bool:
@@ -106,6 +119,10 @@ class Recipe:
     def locate(self, index: Any) -> tuple[Any, Any]:
         """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
         return self.locate_resolved(self.resolve([index])[0])
+
+    def pixels_of(self, indices: Sequence[Any]) -> tuple[Pixels, list[Any]] | None:
+        """Locate a batch's images and targets in arrays; ``None`` if only one by one."""
+        return pixels_of(self.dataset, indices)
 
     def resolve(self, indices: list[Any]) -> list[Any]:
         """Map a batch's indices through all subsets but the innermost, as torch does.
@@ -153,12 +170,13 @@ def read_recipe(
 ) -> Recipe | Refusal:
     """Read what a loader's workers would do.
 
-    A custom dataset needs a method ``encoded(index)`` that returns the encoded image (bytes, or a path) and the target,
-    and an attribute ``transform``. Its ``__getitem__`` must return ``(transform(image), target)``, where ``image`` is
-    the encoded image opened by Pillow and converted to RGB. ``encoded`` is called in the main process. If there is a
-    method ``encoded_many(indices)``, it is asked for the samples of a batch at once: for a list with what ``encoded``
-    returns for each, or an exception to raise in the sample's turn; or a ``concurrent.futures.Future`` of it, and then
-    for several batches ahead.
+    A custom dataset needs a method ``encoded(index)`` that returns the encoded image (bytes, or a path) or its pixels
+    (a uint8 array ``(H, W, 3)``), and the target; and an attribute ``transform``. Its ``__getitem__`` must return
+    ``(transform(image), target)``, where ``image`` is the encoded image opened by Pillow and converted to RGB, or
+    Pillow's image of the pixels. ``encoded`` is called in the main process. If there is a method
+    ``encoded_many(indices)``, it is asked for the samples of a batch at once: for a list with what ``encoded`` returns
+    for each, or an exception to raise in the sample's turn; or a ``concurrent.futures.Future`` of it, and then for
+    several batches ahead.
 
     Args:
         dataset: The loader's.
@@ -169,14 +187,15 @@ def read_recipe(
     try:
         first, *others = leaves_of(dataset)
         transform, target_transform = transforms_of(first)
-        pipeline = read_transform(transform, exact=exact, size=size_of(first))
+        gray = is_gray(first)
+        pipeline = read_transform(transform, exact=exact, size=size_of(first), gray=gray)
         for other in others:
             theirs, of_target = transforms_of(other)
             if of_target is not target_transform:
                 raise Refused("parts of the ConcatDataset have different target_transforms; give all the same one")
-            if theirs is transform and size_of(other) == size_of(first):
+            if theirs is transform and (size_of(other), is_gray(other)) == (size_of(first), gray):
                 continue
-            if _made(read_transform(theirs, exact=exact, size=size_of(other))) != _made(pipeline):
+            if _made(read_transform(theirs, exact=exact, size=size_of(other), gray=is_gray(other))) != _made(pipeline):
                 raise Refused(
                     "parts of the ConcatDataset have different transforms, or images of sizes that make them differ; "
                     "give all the same transform, behind a crop or resize to one size"
@@ -216,7 +235,7 @@ def _made(pipeline: Pipeline) -> Any:
     table = pipeline.table
     values = None if table is None else (table.dtype, table.contiguous().view(torch.uint8).numpy().tobytes())
     erasing = pipeline.erasing and (id(pipeline.erasing.step), repr(pipeline.erasing.color))
-    return repr(pipeline.nodes), pipeline.sizes, pipeline.image, values, erasing
+    return repr(pipeline.nodes), pipeline.sizes, pipeline.channels, pipeline.image, values, erasing
 
 
 def _plan(pipeline: Pipeline) -> _core.DrawPlan:

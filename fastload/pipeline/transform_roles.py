@@ -21,7 +21,6 @@ from fastload.pipeline.timm_functions import MODULES as TIMMS_MODULES
 ROLES: Final = {
     "Compose": "compose",
     "Identity": "identity",
-    "RGB": "identity",  # of an image that is RGB already
     "ToTensor": "to_tensor",
     "PILToTensor": "to_tensor",
     "ToImage": "to_tensor",

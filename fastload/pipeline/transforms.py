@@ -19,6 +19,7 @@ from fastload.pipeline.erasing import Erasing, Patch, erased_by, read_erasing
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_dtype, check_modes
 from fastload.pipeline.monkeypatch_check import is_own
+from fastload.pipeline.ops import ON_GRAY, OPS
 from fastload.pipeline.ops_blur import check_behind
 from fastload.pipeline.ops_common import Node, Place, is_v2, pillow_filter
 from fastload.pipeline.ops_tensor import TENSOR_OPS
@@ -53,11 +54,12 @@ class Pipeline:
         sizes: ``(height, width)`` of each view's images at the end, pixels.
         draws: Whether anything is drawn at random.
         draws_others: Whether some of it is drawn by Python's ``random`` or by NumPy.
-        table: ``(3, 256)``: value that ``tensor`` gives each level of each channel; ``None`` if images stay uint8.
+        table: ``(C, 256)``: value that ``tensor`` gives each level of each channel; ``None`` if images stay uint8.
         erasing: Random erasing at the end; ``None`` if there is none.
         image: Type of a sample's image when it is collated.
         approximate: Name of an op whose bits are not torchvision's, if any.
         layout: Memory format of a sample's image; ``None`` if it may differ between samples.
+        channels: Of a sample's image: 3, or 1 if it is gray. Pixels have three, which are then equal.
     """
 
     names: tuple[str, ...]
@@ -72,6 +74,7 @@ class Pipeline:
     image: type[torch.Tensor]
     approximate: str | None
     layout: torch.memory_format | None = None
+    channels: int = 3
 
     @property
     def resizes_tensors(self) -> bool:
@@ -113,7 +116,8 @@ class Pipeline:
         result: Any = image
         for step in self.pixel_steps[view]:
             result = pil_to_tensor(result) if role_of(step) == "to_tensor" else step(result)
-        return result.permute(1, 2, 0).numpy() if isinstance(result, torch.Tensor) else np.array(result)
+        made = result.permute(1, 2, 0).numpy() if isinstance(result, torch.Tensor) else np.array(result)
+        return made if self.channels == 3 else np.repeat(made.reshape(*made.shape[:2], 1), 3, axis=2)
 
     def patches(self, job: _core.Job) -> list[list[Patch]]:
         """Return what erases each sample of a finished job."""
@@ -124,13 +128,16 @@ class Pipeline:
         return [] if self.erasing is None else erased_by(self.erasing, pixels, self.table)
 
 
-def read_transform(transform: Any, *, exact: bool = True, size: tuple[int, int] | None = None) -> Pipeline:
+def read_transform(
+    transform: Any, *, exact: bool = True, size: tuple[int, int] | None = None, gray: bool = False
+) -> Pipeline:
     """Split a transform into its parts.
 
     Args:
         transform: The dataset's.
         exact: Whether all of it must give the same bits.
         size: ``(height, width)`` of every image at first, pixels; ``None`` if they differ.
+        gray: Whether images are gray at first.
 
     Raises:
         Refused: Part of it is not supported natively; says which, and what to change.
@@ -138,7 +145,7 @@ def read_transform(transform: Any, *, exact: bool = True, size: tuple[int, int] 
     if transform is None:
         raise Refused("the dataset has no transform, so its samples are PIL images; end one in ToTensor()")
     if role_of(transform) is None and (views := views_of(transform)) is not None:
-        return _with_views(transform, [read_transform(view, exact=exact, size=size) for view in views])
+        return _with_views(transform, [read_transform(view, exact=exact, size=size, gray=gray) for view in views])
     steps = list(_flat(transform, 0))
     roles = [role_of(step) for step in steps]
     pairs = list(zip(steps, roles, strict=True))
@@ -169,12 +176,15 @@ def read_transform(transform: Any, *, exact: bool = True, size: tuple[int, int] 
                 raise Refused(f"{name_of(late[0])} comes after {name_of(step)}; put it before")
     if not tensor:
         raise Refused("the transform ends with a PIL image; end it with ToTensor()")
-    place = Place(size, is_tensor=False, read=_read_inner, exact=exact, checked_v2=v2)
+    place = Place(size, is_tensor=False, read=_read_inner, exact=exact, checked_v2=v2, gray=gray)
     nodes = _read(steps, place)
     if place.size is None:
         raise Refused("nothing gives the images one size; add RandomResizedCrop, or Resize and CenterCrop")
-    table = table_of(tensor)
+    channels = 1 if place.gray else 3
+    table = table_of(tensor, channels)
     erasing = None
+    if "erasing" in roles and place.gray:
+        raise Refused("RandomErasing of gray images is not supported natively; leave it out")
     if "erasing" in roles:
         position = roles.index("erasing")
         parts = steps[:position], steps[position + 1 :]
@@ -185,14 +195,16 @@ def read_transform(transform: Any, *, exact: bool = True, size: tuple[int, int] 
             raise Refused(_unread(steps[position], error)) from error
         nodes.append(op)
     pixel_steps = tuple(step for step in steps if role_of(step) in ("op", "to_tensor"))
-    probe = _through(tensor, np.zeros((5, 7, 3), np.uint8))
+    probe = _through(tensor, np.zeros((5, 7, 3) if channels == 3 else (5, 7), np.uint8))
     layout = None if role_of(pixel_steps[-1]) == "op" else _LAYOUTS.get(probe.stride())
+    if place.gray and probe.is_contiguous():  # whatever the stride of its one channel
+        layout = torch.contiguous_format
     names = tuple(type(step).__name__ for step in steps if role_of(step) == "op")
     draws_others = draws_from_others(nodes)
     if draws_others:
         check_others()
     read = names, tuple(tensor), (pixel_steps,), tuple(nodes), (place.size,), draws, draws_others, table, erasing
-    return Pipeline(*read, type(probe), place.approximate, layout)
+    return Pipeline(*read, type(probe), place.approximate, layout, channels)
 
 
 def _with_views(transform: Any, views: list[Pipeline]) -> Pipeline:
@@ -229,6 +241,8 @@ def _read(steps: Iterable[Any], place: Place) -> list[Node]:
         place.is_tensor = place.is_tensor or role == "to_tensor"
         if role != "op":
             continue
+        if place.gray:
+            _check_on_gray(step, place)
         if is_v2(step) and not place.checked_v2:  # within a transform of v1
             check_libraries(v2=True)
             place.checked_v2 = True
@@ -241,6 +255,17 @@ def _read(steps: Iterable[Any], place: Place) -> list[Node]:
         check_behind(step, approximate, made)
         nodes += made
     return nodes
+
+
+def _check_on_gray(step: Any, place: Place) -> None:
+    """Refuse what may treat gray images otherwise than the channels of RGB."""
+    name = type(step).__name__
+    resizes = name in ("Resize", "RandomResizedCrop")
+    if name not in ON_GRAY or op_of(step) is not OPS[name] or (resizes and place.is_tensor):
+        raise Refused(f"{name_of(step)} of gray images is not supported natively; put Grayscale(3) before it")
+    fill = getattr(step, "fill", None)
+    if fill is not None and type(fill) is not int:
+        raise Refused(f"{name_of(step)} of gray images has fill={fill!r}; give it a whole number")
 
 
 def _unread(step: Any, error: Exception) -> str:
@@ -295,7 +320,10 @@ def _read_inner(steps: Iterable[Any], place: Place) -> list[Node]:
     inner = list(_flat_all(steps))
     if other := [step for step in inner if role_of(step) != "op"]:
         raise Refused(f"{name_of(other[0])} stands within another transform; put it outside")
-    return _read(inner, place)
+    gray, nodes = place.gray, _read(inner, place)
+    if place.gray is not gray:
+        raise Refused("Grayscale or RGB of gray images stands within another transform; put it outside")
+    return nodes
 
 
 def _flat_all(steps: Iterable[Any]) -> Iterator[Any]:
@@ -332,7 +360,7 @@ def _why_unknown(cls: type) -> str:
     )
 
 
-def table_of(tensor: list[Any]) -> torch.Tensor | None:
+def table_of(tensor: list[Any], channels: int = 3) -> torch.Tensor | None:
     """Compute each channel's value per level with the user's transforms; ``None`` if they change nothing.
 
     Raises:
@@ -340,13 +368,14 @@ def table_of(tensor: list[Any]) -> torch.Tensor | None:
     """
     ramp = np.arange(256, dtype=np.uint8)
     levels = np.stack([ramp, np.roll(ramp, 85), ramp[::-1]], axis=1)  # (256, 3): each level once per channel
-    images = [levels.reshape(16, 16, 3), np.ascontiguousarray(levels[::-1].reshape(8, 32, 3))]
+    levels = levels[:, :channels]
+    images = [levels.reshape(16, 16, channels), np.ascontiguousarray(levels[::-1].reshape(8, 32, channels))]
     tables = [_table(tensor, image) for image in images]
     if not _same(tables[0], tables[1]):
         raise Refused("what the transforms make of a pixel depends on more than its level and channel")
     table = tables[0]
     if table.dtype == torch.uint8:
-        if not torch.equal(table, torch.arange(256, dtype=torch.uint8).expand(3, 256)):
+        if not torch.equal(table, torch.arange(256, dtype=torch.uint8).expand(channels, 256)):
             raise Refused("the transforms change pixels but leave them uint8; convert to float")
         return None
     if table.dtype not in _TABLE_DTYPES:
@@ -357,14 +386,18 @@ def table_of(tensor: list[Any]) -> torch.Tensor | None:
 
 
 def _table(tensor: list[Any], pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:
-    result = _through(tensor, pixels)
-    if not isinstance(result, torch.Tensor) or result.shape != (3, *pixels.shape[:2]):
-        raise Refused("the transforms do not keep three channels; the means and deviations must be three each")
+    channels = pixels.shape[2]
+    result = _through(tensor, pixels if channels == 3 else pixels[..., 0])
+    if not isinstance(result, torch.Tensor) or result.shape != (channels, *pixels.shape[:2]):
+        raise Refused(
+            f"the transforms do not keep the channels, of which there {'is one' if channels == 1 else 'are three'}; "
+            "there must be as many means and deviations"
+        )
     if result.requires_grad:
         raise Refused("the images would require gradients, which workers cannot send; detach what the transforms hold")
-    plain = result.as_subclass(torch.Tensor).reshape(3, 256)
-    table = torch.empty(3, 256, dtype=plain.dtype)
-    for channel in range(3):
+    plain = result.as_subclass(torch.Tensor).reshape(channels, 256)
+    table = torch.empty(channels, 256, dtype=plain.dtype)
+    for channel in range(channels):
         table[channel, torch.from_numpy(pixels[..., channel].reshape(256).astype(np.int64))] = plain[channel]
     return table
 

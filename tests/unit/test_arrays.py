@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 
 import numpy as np
@@ -11,17 +12,16 @@ import torchvision.transforms as v1
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from photos import assert_same, both, jpeg
+from PIL import Image
+from stored import COLORED, COUNT, stored
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate, random_split
 from torchvision import datasets
-from torchvision.datasets import VisionDataset
 from torchvision.transforms import v2
 
-from fastload import FastLoader
+from fastload import FastLoader, _core
+from fastload.engines.loader_state import state_of
 from fastload.pipeline.datasets import locate
 from fastload.pipeline.reader import Refusal, read_recipe
-
-NAMES = ("CIFAR10", "CIFAR100", "SVHN", "STL10")
-COUNT = 29
 
 
 def random_crop():
@@ -39,22 +39,6 @@ PROGRAMS = {
 }
 
 
-def stored(name, transform=None, kind=None, target_transform=None, **changes):
-    """A dataset of torchvision's with random images, without its archive."""
-    dataset = object.__new__(kind or getattr(datasets, name))
-    VisionDataset.__init__(dataset, "", transform=transform, target_transform=target_transform)
-    rng = np.random.default_rng(5)
-    planes = name in ("SVHN", "STL10")
-    dataset.data = rng.integers(0, 256, (COUNT, 3, 32, 32) if planes else (COUNT, 32, 32, 3), dtype=np.uint8)
-    targets = rng.integers(0, 10, COUNT)
-    if planes:
-        dataset.labels = targets
-    else:
-        dataset.targets = targets.tolist()
-    vars(dataset).update(changes)
-    return dataset
-
-
 def check(dataset_of, own=None, **arguments):
     arguments = {"batch_size": 6, "num_workers": 2, "shuffle": True, **arguments}
     own = {"device": "cpu", "engine": "native", **(own or {})}
@@ -68,7 +52,7 @@ def refusal(dataset) -> str:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COLORED)
 def test_batches_are_torchs(name, workers):
     check(lambda: stored(name, random_crop()), num_workers=workers)
 
@@ -214,6 +198,13 @@ def test_other_data_is_refused(data):
     assert "is no uint8 array of shape (N, H, W, 3)" in refusal(stored("CIFAR10", random_crop(), data=data))
 
 
+def test_data_replaced_by_a_list_is_not_read_at_once():
+    recipe = read_recipe(stored("CIFAR10", random_crop()))
+    assert not isinstance(recipe, Refusal)
+    recipe.dataset.data = list(recipe.dataset.data)
+    assert recipe.pixels_of([1, 2]) is None
+
+
 def test_memory_that_workers_share_is_refused(tmp_path):
     data = stored("CIFAR10").data
     np.save(tmp_path / "images.npy", data)
@@ -227,7 +218,7 @@ def test_memory_that_workers_share_is_refused(tmp_path):
 
 
 def test_large_data_must_be_constant(monkeypatch):
-    monkeypatch.setattr("fastload.pipeline.datasets._COPIED_MAX", 1000)
+    monkeypatch.setattr("fastload.pipeline.arrays._COPIED_MAX", 1000)
     dataset = stored("CIFAR10", random_crop())
     assert "flags.writeable = False" in refusal(dataset)
     whole = dataset.data
@@ -266,7 +257,7 @@ def test_parts_of_other_sizes_may_share_a_transform_that_erases():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COLORED)
 def test_no_sample_is_made_in_python(name, workers):
     own = {"batch_size": 6, "num_workers": workers, "device": "cpu", "engine": "native"}
     with FastLoader(stored(name, random_crop()), **own) as loader:
@@ -279,7 +270,7 @@ def test_a_crop_larger_than_the_images_raises_torchs_error():
     check(lambda: stored("CIFAR10", v1.Compose([v1.RandomCrop(40), v1.ToTensor()])), own={"engine": "auto"})
 
 
-def test_an_array_of_the_users_own_is_encoded_bytes():
+def test_an_array_of_the_users_own_may_be_encoded_bytes():
     class Own(torch.utils.data.Dataset):
         transform = v1.Compose([v1.CenterCrop(16), v1.ToTensor()])
 
@@ -288,6 +279,60 @@ def test_an_array_of_the_users_own_is_encoded_bytes():
 
     source, _ = locate(Own(), 4)
     assert source == jpeg(4)
+
+
+def test_encoded_bytes_may_have_rows():
+    """The core must not take them for gray pixels."""
+
+    class Rows(torch.utils.data.Dataset):
+        transform = v1.Compose([v1.CenterCrop(16), v1.ToTensor()])
+
+        def __len__(self):
+            return 4
+
+        def encoded(self, index):
+            data = jpeg(index)
+            return memoryview(data + bytes(-len(data) % 64)).cast("B", (64, -(-len(data) // 64))), index
+
+        def __getitem__(self, index):
+            source, target = self.encoded(index)
+            return self.transform(Image.open(io.BytesIO(source)).convert("RGB")), target
+
+    check(Rows)
+
+
+class OwnPixels(torch.utils.data.Dataset):
+    """Images of the user's own, by the protocol."""
+
+    def __init__(self):
+        self.transform = random_crop()
+        self.images = [np.random.default_rng(i).integers(0, 256, (40 + i, 37, 3), np.uint8) for i in range(9)]
+
+    def __len__(self):
+        return len(self.images)
+
+    def encoded(self, index):
+        return self.images[index][:, ::-1], index % 3
+
+    def __getitem__(self, index):
+        image, target = self.encoded(index)
+        return self.transform(Image.fromarray(image)), target
+
+
+class ManyPixels(OwnPixels):
+    """The same, asked for a batch at once."""
+
+    def encoded_many(self, indices):
+        return [self.encoded(index) for index in indices]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [OwnPixels, ManyPixels])
+def test_an_image_of_the_users_own_may_be_an_array(kind, workers):
+    check(kind, num_workers=workers)
+    with FastLoader(kind(), num_workers=workers, batch_size=3, device="cpu", engine="native") as loader:
+        list(loader)
+        assert loader.stats().python_images == 0
 
 
 def test_the_plan_names_arrays():
@@ -309,3 +354,103 @@ def test_data_replaced_within_an_epoch_raises_as_torchs():
         return seen
 
     assert_same(epoch(FastLoader, device="cpu", engine="native"), epoch(DataLoader))
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations("NHWC")], ids="".join)
+def test_images_lie_in_memory_in_any_order(order):
+    """Torchvision's CIFAR10 has channels before rows; its SVHN also columns before rows."""
+    dataset = stored("CIFAR10", random_crop())
+    axes = ["NHWC".index(axis) for axis in order]
+    dataset.data = np.ascontiguousarray(dataset.data.transpose(axes)).transpose(np.argsort(axes))
+    check(lambda: dataset)
+
+
+SINGLE = {"batch_size": 1, "shuffle": False}  # as torch asks beside a batch sampler
+
+
+@pytest.mark.filterwarnings("error:not run natively")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_batch_sampler_may_give_any_numbers(kind, workers):
+    batches = [kind([3, -1, 7]), kind([2]), kind([torch.tensor(4), 1]), kind([np.int64(5), 6])]
+    transform = v1.Compose([v1.RandomCrop(28), v1.ToTensor()])
+    for name in ("CIFAR10", "MNIST"):
+        check(lambda name=name: stored(name, transform), batch_sampler=batches, num_workers=workers, **SINGLE)
+
+
+def test_a_truth_value_is_no_index():
+    raising = {"batch_sampler": [[2, True]], **SINGLE}
+    check(lambda: stored("CIFAR10", random_crop()), own={"engine": "auto"}, **raising)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["CIFAR10", "SVHN"])
+def test_an_index_out_of_range_raises_torchs_error_after_the_batches_before(name, workers):
+    def epoch(kind, **own):
+        seen, loader = (
+            [],
+            kind(stored(name, random_crop()), batch_sampler=[[1, 2], [3, COUNT]], num_workers=workers, **own),
+        )
+        with pytest.raises(IndexError, match=f"index {COUNT} is out of bounds|list index out of range"):
+            seen.extend(loader)
+        return seen
+
+    torch.manual_seed(2)
+    theirs = epoch(DataLoader)
+    torch.manual_seed(2)
+    assert_same(epoch(FastLoader, device="cpu", engine="native"), theirs)
+
+
+def test_more_targets_than_images_give_torchs_error():
+    loaders = {"batch_sampler": [[1], [COUNT + 1]], **SINGLE}
+    check(lambda: stored("CIFAR10", random_crop(), targets=[1] * (COUNT + 5)), own={"engine": "auto"}, **loaders)
+
+
+def test_subsets_may_hold_any_integers():
+    for indices in (np.arange(9), torch.arange(9), range(3, 9), [np.int32(3), -2]):
+        check(lambda indices=indices: Subset(Subset(stored("CIFAR10", random_crop()), range(20)), indices))
+
+
+def test_the_copy_of_an_epoch_gives_its_memory_to_the_next():
+    dataset = stored("CIFAR10", random_crop())
+    recipe, spares = read_recipe(dataset), []
+    assert not isinstance(recipe, Refusal)
+    first = recipe.snapshot(spares)
+    dataset.data[0] = 7
+    second = recipe.snapshot(spares)  # while an iterator has the first
+    assert second.dataset.data is not first.dataset.data
+    assert not (first.dataset.data[0] == 7).all()
+    place = second.dataset.data.ctypes.data
+    del first, second
+    dataset.data[1] = 9
+    third = recipe.snapshot(spares)
+    assert third.dataset.data.ctypes.data == place
+    assert np.array_equal(third.dataset.data, dataset.data)
+
+
+def test_a_constant_array_is_no_memory_for_a_copy():
+    data = stored("CIFAR10").data
+    data.flags.writeable = False
+    recipe, spares = read_recipe(stored("CIFAR10", random_crop(), data=data)), []
+    assert not isinstance(recipe, Refusal)
+    assert recipe.snapshot(spares).dataset.data is data
+    recipe.dataset.data = data.copy()
+    del data
+    assert np.array_equal(recipe.snapshot(spares).dataset.data, recipe.dataset.data)
+
+
+def test_a_finished_epoch_releases_its_copy():
+    with FastLoader(stored("CIFAR10", random_crop()), num_workers=1, device="cpu", engine="native") as loader:
+        list(loader)
+        place = state_of(loader).spares[0].ctypes.data
+        list(loader)
+        assert state_of(loader).spares[0].ctypes.data == place
+
+
+def test_the_core_refuses_indices_beyond_the_array():
+    images, out = np.zeros((3, 4, 5, 3), np.uint8), np.zeros((2, 4, 5, 3), np.uint8)
+    pool = _core.Pool(1)
+    for broken, indices, error in [(images, [0, 3], IndexError), (images[:, :0], [0, 1], ValueError)]:
+        with pytest.raises(error):
+            pool.submit(broken, out, plan=_core.DrawPlan(), indices=indices)
+    pool.close()

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from stored import stored
+from torchvision import datasets
 
 pytest.importorskip("skimage")
 
@@ -160,6 +162,23 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     yield run
     torch.set_rng_state(state)
     torch.backends.cudnn.benchmark = benchmark
+
+
+def test_cifar_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(self, root, train, transform, download=False):  # as from the archive, whose checksum is looked at
+        vars(self).update(vars(stored("CIFAR10", transform)), root=str(root), train=train)
+
+    monkeypatch.setattr(datasets.CIFAR10, "__init__", made)
+    arguments = [str(tmp_path), "--epochs", "1", "--batch-size", "16", "--workers", "1"]
+    monkeypatch.setattr(sys, "argv", ["train_cifar10.py", *arguments])
+    state = torch.get_rng_state()
+    runpy.run_path(str(EXAMPLES / "train_cifar10.py"), run_name="__main__")
+    torch.set_rng_state(state)
+    shown = capsys.readouterr().out
+    assert "engine native, batches on cpu" in shown
+    assert re.fullmatch(r"epoch 1: loss [\d.]+, top-1 [\d.]+%", shown.splitlines()[-1])
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

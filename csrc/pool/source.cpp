@@ -3,6 +3,8 @@
 #include <new>
 #include <utility>
 
+#include "codecs/codecs.h"
+
 namespace fastload {
 namespace {
 
@@ -30,6 +32,7 @@ Status scan(const Input& input, ByteSource& source, JpegHeader& header, Outcome&
   if (status == Status::ok) {
     outcome.bytes = source.size();
     status = scan_header(source, header);
+    if (status == Status::not_jpeg) status = scan_other_header(source, header);
     outcome.width = header.width;
     outcome.height = header.height;
   }

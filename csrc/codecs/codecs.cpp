@@ -26,7 +26,7 @@ Status scan_other_header(ByteSource& source, JpegHeader& header) {
     header = JpegHeader{};
     status = scan(source, header);
   }
-  if (status == Status::ok && (trusted_formats() & 1u << static_cast<int>(header.format)) == 0) {
+  if (status != Status::not_jpeg && (trusted_formats() & 1u << static_cast<int>(header.format)) == 0) {
     header = JpegHeader{};
     status = Status::not_jpeg;
   }

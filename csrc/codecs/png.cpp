@@ -18,7 +18,8 @@ namespace {
 constexpr std::uint8_t kSignature[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1A, '\n'};
 constexpr std::uint32_t kMostSide = 65535;                         // JPEG's, which all callers expect
 constexpr std::size_t kMostMetadata = kChunkBytes - 4;             // of one chunk, bytes
-constexpr std::uint64_t kMostText = std::uint64_t{16} << 20;       // of all; Pillow's limit is 64 MiB
+constexpr std::uint64_t kMostOfAll = std::uint64_t{16} << 20;      // of all; Pillow's limit for texts is 64 MiB
+constexpr std::size_t kMostUseless = std::size_t{1} << 20;         // bytes by which a file may exceed its pixels
 constexpr std::size_t kMostDeflateRatio = 1032;                    // of any data
 constexpr std::size_t kMostInflatedText = std::size_t{512} << 10;  // of one chunk; Pillow's limit is 1 MiB
 constexpr std::size_t kSurelySmall = kMostInflatedText / kMostDeflateRatio;
@@ -131,6 +132,15 @@ Passes passes_of(const Layout& layout) {
                            : Passes{std::begin(kWhole), std::end(kWhole)};
 }
 
+// Bytes of all rows with their filters.
+std::size_t inflated_bytes(const Layout& layout) {
+  std::size_t bytes = 0;
+  for (const Pass& pass : passes_of(layout)) {
+    bytes += (layout.row_bytes(pass.columns(layout)) + 1) * pass.rows(layout);
+  }
+  return bytes;
+}
+
 Status read_layout(ByteSource& source, Layout& layout) {
   Chunk chunk;
   Bytes data;
@@ -190,12 +200,14 @@ class Metadata {
   // `ok`, or why Pillow may not read the chunk as all others.
   Status check(const Chunk& chunk, Bytes data, bool before_pixels) {
     Bytes key;
+    bytes_ += data.size;
+    if (bytes_ > kMostOfAll) return Status::unsupported;
     switch (chunk.type) {
       case type_of("tEXt"):
       case type_of("zTXt"):
       case type_of("iTXt"):
-        text_bytes_ += chunk.type == type_of("tEXt") ? data.size : std::max(data.size, kMostInflatedText);
-        if (!data.take_string(key) || !is_harmless_key(key) || text_bytes_ > kMostText) return Status::unsupported;
+        if (chunk.type != type_of("tEXt")) bytes_ += kMostInflatedText;
+        if (!data.take_string(key) || !is_harmless_key(key)) return Status::unsupported;
         if (chunk.type == type_of("tEXt")) return Status::ok;
         return (chunk.type == type_of("zTXt") ? compressed_opens : international_opens)(data) ? Status::ok
                                                                                               : Status::unsupported;
@@ -220,7 +232,7 @@ class Metadata {
   static Status at_least(Bytes data, std::size_t size) { return data.size >= size ? Status::ok : Status::corrupt; }
 
   const Layout& layout_;
-  std::uint64_t text_bytes_ = 0;
+  std::uint64_t bytes_ = 0;  // of texts as if they were inflated
 };
 
 // Reads chunks from `at` on, up to one of type `last`, at which `at` is then.
@@ -238,10 +250,10 @@ Status skip_metadata(ByteSource& source, Metadata& metadata, std::uint32_t last,
   }
 }
 
-// Joins the data of the chunks with pixels, which begin at `at`, and checks those after them.
-Status read_encoded(ByteSource& source, Metadata& metadata, std::size_t at, Buffer& encoded) {
+// Joins the data of the chunks with pixels, at most `most` bytes, which begin at `at`, and checks those after them.
+Status read_encoded(ByteSource& source, Metadata& metadata, std::size_t at, std::size_t most, Buffer& encoded) {
   if (at > source.size()) return Status::corrupt;  // the file has shrunk
-  encoded.resize(source.size() - at);
+  encoded.resize(std::min(source.size() - at, most));
   std::size_t used = 0;
   Chunk chunk;
   while (read_chunk(source, at, chunk) && chunk.type == type_of("IDAT")) {
@@ -314,10 +326,7 @@ void unpack_pass(const std::uint8_t* rows, const Layout& layout, const Pass& pas
 
 Status decode_rows(Buffer& encoded, const Layout& layout, const Region& region, Buffer& rows, Buffer& pixels,
                    ConstImage& image) {
-  std::size_t size = 0;
-  for (const Pass& pass : passes_of(layout)) {
-    size += (layout.row_bytes(pass.columns(layout)) + 1) * pass.rows(layout);
-  }
+  const std::size_t size = inflated_bytes(layout);
   if (encoded.size() < size / kMostDeflateRatio) return Status::corrupt;  // before the memory is taken
   if (!has_sound_window(encoded, size)) return Status::unsupported;
   const std::size_t zeros = layout.row_bytes(layout.width) + 1;
@@ -381,7 +390,8 @@ Status decode_png(ByteSource& source, const JpegHeader& header, const Region& re
   if (layout.width != header.width || layout.height != header.height) return Status::corrupt;
   for (Buffer* const buffer : {&encoded, &rows, &pixels}) buffer->shrink(kKeptCodecBytes);
   Metadata metadata(layout);
-  status = read_encoded(source, metadata, header.scan_at, encoded);
+  const std::size_t size = inflated_bytes(layout);
+  status = read_encoded(source, metadata, header.scan_at, size + size / 64 + kMostUseless, encoded);
   if (status != Status::ok) return status;
   return source.stopped() ? Status::cancelled : decode_rows(encoded, layout, region, rows, pixels, image);
 }

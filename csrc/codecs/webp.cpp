@@ -13,6 +13,7 @@ namespace fastload {
 namespace {
 
 constexpr std::size_t kFileHeader = 12, kChunkHeader = 8;
+constexpr std::size_t kMostUseless = std::size_t{1} << 20;  // bytes by which a file may exceed its pixels
 
 std::uint32_t little_endian(const std::uint8_t* p, int bytes) {
   std::uint32_t value = 0;
@@ -39,6 +40,11 @@ bool read_chunk(ByteSource& source, std::size_t at, Chunk& chunk) {
   return chunk.end() <= source.size();
 }
 
+// Where the chunks are that Pillow's libwebp gets to decode: ALPH, if there is one, and the image.
+struct Frame {
+  std::size_t begin = 0, end = 0;
+};
+
 // The size in a lossy or lossless image's own header.
 bool read_size(ByteSource& source, const Chunk& chunk, JpegHeader& header) {
   const Span span = source.at(chunk.at, std::min<std::size_t>(chunk.size, 10));
@@ -61,7 +67,7 @@ bool read_size(ByteSource& source, const Chunk& chunk, JpegHeader& header) {
 }
 
 // The chunks of an extended file in their order: VP8X, perhaps ICCP and ALPH, the image, perhaps EXIF and XMP.
-Status scan_extended(ByteSource& source, const Chunk& first, JpegHeader& header) {
+Status scan_extended(ByteSource& source, const Chunk& first, JpegHeader& header, Frame& frame) {
   constexpr std::uint8_t animated = 0x02, alpha = 0x10, known = 0x3E;
   const Span span = source.at(first.at, 10);
   if (first.size != 10 || span.size < 10) return source.failure_or(Status::corrupt);
@@ -84,14 +90,34 @@ Status scan_extended(ByteSource& source, const Chunk& first, JpegHeader& header)
     if (place <= stage) return Status::unsupported;
     stage = place;
     has_alpha |= place == 2;
+    if (place == 2 || (place == 3 && !has_alpha)) frame.begin = at;
     if (!is_image) continue;
     has_image = true;
+    frame.end = chunk.end();
     if (!read_size(source, chunk, header)) return source.failure_or(Status::corrupt);
   }
   if (!has_image || header.width != width || header.height != height) return Status::corrupt;
   header.components = has_alpha ? 4 : 3;
   const bool needs_alpha = header.format == Format::webp_lossy && (flags & alpha) != 0;
   return has_alpha == needs_alpha ? Status::ok : Status::unsupported;
+}
+
+Status scan_file(ByteSource& source, JpegHeader& header, Frame& frame) {
+  const Span start = source.at(0, kFileHeader);
+  if (start.size < kFileHeader || std::memcmp(start.data, "RIFF", 4) != 0 ||
+      std::memcmp(start.data + 8, "WEBP", 4) != 0) {
+    return source.failure_or(Status::not_jpeg);
+  }
+  header.format = Format::webp_lossy;
+  Chunk chunk;
+  if (little_endian(start.data + 4, 4) + std::size_t{8} != source.size()) return Status::corrupt;
+  if (!read_chunk(source, kFileHeader, chunk)) return source.failure_or(Status::corrupt);
+  if (chunk.is("VP8X")) return scan_extended(source, chunk, header, frame);
+  if (!chunk.is("VP8 ") && !chunk.is("VP8L")) return Status::unsupported;
+  header.components = 3;
+  frame = {kFileHeader, chunk.end()};
+  if (!read_size(source, chunk, header) || chunk.end() != source.size()) return source.failure_or(Status::corrupt);
+  return Status::ok;
 }
 
 // The whole file in one piece.
@@ -120,40 +146,31 @@ std::string webp_version() {
 }
 
 Status scan_webp(ByteSource& source, JpegHeader& header) {
-  const Span start = source.at(0, kFileHeader);
-  if (start.size < kFileHeader || std::memcmp(start.data, "RIFF", 4) != 0 ||
-      std::memcmp(start.data + 8, "WEBP", 4) != 0) {
-    return source.failure_or(Status::not_jpeg);
-  }
-  header.format = Format::webp_lossy;
-  Chunk chunk;
-  if (little_endian(start.data + 4, 4) + std::size_t{8} != source.size()) return Status::corrupt;
-  if (!read_chunk(source, kFileHeader, chunk)) return source.failure_or(Status::corrupt);
-  if (chunk.is("VP8X")) return scan_extended(source, chunk, header);
-  if (!chunk.is("VP8 ") && !chunk.is("VP8L")) return Status::unsupported;
-  header.components = 3;
-  if (!read_size(source, chunk, header) || chunk.end() != source.size()) return source.failure_or(Status::corrupt);
-  return Status::ok;
+  Frame frame;
+  return scan_file(source, header, frame);
 }
 
 Status decode_webp(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image) {
   static thread_local Buffer copy, pixels;
   for (Buffer* const buffer : {&copy, &pixels}) buffer->shrink(kKeptCodecBytes);
   JpegHeader found;
-  const Status status = scan_webp(source, found);
+  Frame frame;
+  const Status status = scan_file(source, found, frame);
   if (status != Status::ok) return status;
   if (found.width != header.width || found.height != header.height || found.format != header.format) {
     return Status::corrupt;
   }
+  if (source.size() > std::size_t{4} * header.width * header.height + kMostUseless) return Status::unsupported;
   const Span file = whole(source, copy);
-  if (file.size < source.size()) return source.failure_or(Status::corrupt);
+  if (file.size < frame.end) return source.failure_or(Status::corrupt);
   if (source.stopped()) return Status::cancelled;
   // Without a place for it, the alpha channel would not be decoded, and damage to it not found.
   const auto channels = static_cast<std::size_t>(found.components);
   const std::size_t stride = channels * header.width;
   pixels.resize(stride * header.height);
   const auto decode = channels == 4 ? WebPDecodeRGBAInto : WebPDecodeRGBInto;
-  if (decode(file.data, source.size(), pixels.data(), pixels.size(), static_cast<int>(stride)) == nullptr) {
+  if (decode(file.data + frame.begin, frame.end - frame.begin, pixels.data(), pixels.size(),
+             static_cast<int>(stride)) == nullptr) {
     return Status::corrupt;
   }
   std::uint8_t* const first = pixels.data() + stride * region.top + channels * region.left;

@@ -1,7 +1,7 @@
-"""Decode JPEG files to RGB arrays in C++, bit for bit as Pillow does.
+"""Decode JPEG, PNG and WebP files to RGB arrays in C++, bit for bit as Pillow does.
 
-The pixels are those of ``Image.open(file).convert("RGB")`` and ``Image.resize``. Only the crop is decoded, and it is
-resized while its rows are still in the cache. EXIF orientation is ignored, as Pillow ignores it.
+The pixels are those of ``Image.open(file).convert("RGB")`` and ``Image.resize``. Of a JPEG file only the crop is
+decoded, and it is resized while its rows are still in the cache. EXIF orientation is ignored, as Pillow ignores it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,11 @@ def jpeg_info(data: Source) -> JpegInfo:
     """
     from fastload import _core  # not at the top: fastload doctor must run even if the core does not load
 
-    status, error_number, size_bytes, width, height, components, subsampling, progressive = _core.jpeg_header(data)
+    status, error_number, size_bytes, width, height, components, subsampling, progressive, format = _core.jpeg_header(
+        data
+    )
+    if format != "JPEG":
+        status = "not_jpeg"
     if status not in _SOUND or width == 0:
         outcome = ("corrupt" if status in _SOUND else status, error_number, width, height, size_bytes, "")
         raise DecodeError.of(outcome, data)

@@ -14,7 +14,9 @@ PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), 
 
 def chunk(name: bytes, data: bytes = b"", crc: int | None = None) -> bytes:
     """A chunk, with its checksum or a wrong one."""
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data) if crc is None else crc)
+    return (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data) if crc is None else crc)
+    )
 
 
 def header(width: int, height: int, bits: int = 8, color: int = 2, interlace: int = 0) -> bytes:
@@ -70,7 +72,9 @@ def _filtered(rows: np.ndarray, pixel: int, filters: tuple[int, ...]) -> bytes:
 
 def riff(*chunks: tuple[bytes, bytes]) -> bytes:
     """A WebP file of these chunks."""
-    body = b"WEBP" + b"".join(name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2) for name, data in chunks)
+    body = b"WEBP" + b"".join(
+        name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2) for name, data in chunks
+    )
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 

@@ -73,6 +73,8 @@ Status scan_extended(ByteSource& source, const Chunk& first, JpegHeader& header,
   if (first.size != 10 || span.size < 10) return source.failure_or(Status::corrupt);
   const std::uint8_t flags = span.data[0];
   const std::uint32_t width = little_endian(span.data + 4, 3) + 1, height = little_endian(span.data + 7, 3) + 1;
+  header.width = width;
+  header.height = height;
   if ((flags & animated) != 0 || (flags & ~known) != 0) return Status::unsupported;
   Chunk chunk;
   std::size_t at = first.end();

@@ -1,4 +1,4 @@
-"""Decode JPEG, PNG and WebP files to RGB arrays in C++, bit for bit as Pillow does.
+"""Decode JPEG, PNG and WebP files to RGB arrays with Pillow's bits.
 
 The pixels are those of ``Image.open(file).convert("RGB")`` and ``Image.resize``. Of a JPEG file only the crop is
 decoded, and it is resized while its rows are still in the cache. EXIF orientation is ignored, as Pillow ignores it.

@@ -281,7 +281,7 @@ def test_kinds_of_webp_that_are_pillows() -> None:
 
 
 def test_lossless_data_ends_with_its_chunk() -> None:
-    """libwebp given the whole file would go on in the next chunk, and find pixels where Pillow finds none."""
+    """Given the whole file, libwebp would go on in the next chunk."""
     for seed in range(30):
         chunks = riff_chunks(saved(picture("RGB", seed=seed), lossless=True, exif=b"Exif\0\0" + bytes(500)))
         image = next(data for name, data in chunks if name == b"VP8L")
@@ -327,7 +327,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def damaged(file: bytes, rng: random.Random) -> bytes:
-    """The file with a few bits changed, bytes lost or inserted; PNG chunks often with sound checksums."""
+    """The file with bits changed, bytes lost or inserted; checksums of chunks are often mended."""
     at, count, kind = rng.randrange(len(file)), rng.randrange(1, 9), rng.random()
     if kind < 0.15:
         return file[:at]

@@ -1,4 +1,4 @@
-"""Write small JPEG files of every kind as seeds for the fuzz target.
+"""Write small JPEG files of every kind, and PNG and WebP files, as seeds for the fuzz targets.
 
 Needs nothing but Python.
 
@@ -46,6 +46,10 @@ def main(folder: Path) -> int:
     for number, (name, file) in enumerate(seeds.items()):
         control = bytes((37 * number + 91 * place) % 256 for place in range(CONTROL_BYTES))
         (folder / f"{name}.jpg").write_bytes(file + control)
+    others = folder.parent / f"{folder.name}-codecs"
+    others.mkdir(exist_ok=True)
+    for path in Path(__file__).resolve().parent.parent.joinpath("fastload/pipeline/probes").glob("*.[pw]*"):
+        (others / path.name).write_bytes(path.read_bytes() + bytes(37 * place % 256 for place in range(CONTROL_BYTES)))
     return 0
 
 

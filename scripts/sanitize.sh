@@ -34,10 +34,15 @@ echo "points of files, address and undefined-behaviour sanitizers"
 build/sanitize-address/points 1000
 echo "pixels of coefficients, address and undefined-behaviour sanitizers"
 build/sanitize-address/pixels 3000
-echo "decode, address and undefined-behaviour sanitizers, $seconds s of fuzzing"
-if ! build/sanitize-address/decode_fuzzer -max_total_time="$seconds" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
-  -artifact_prefix=build/fuzz/found/ -print_final_stats=1 build/fuzz/corpus build/fuzz/seeds >build/fuzz/log 2>&1; then
-  tail -60 build/fuzz/log
-  exit 1
-fi
-grep -E '^Done|^stat::' build/fuzz/log
+fuzz() { # target, corpus, seeds, most bytes
+  echo "$1, address and undefined-behaviour sanitizers, $seconds s of fuzzing"
+  mkdir -p "$2"
+  if ! "build/sanitize-address/$1" -max_total_time="$seconds" -max_len="$4" -timeout=20 -rss_limit_mb=2048 \
+    -artifact_prefix=build/fuzz/found/ -print_final_stats=1 "$2" "$3" >build/fuzz/log 2>&1; then
+    tail -60 build/fuzz/log
+    exit 1
+  fi
+  grep -E '^Done|^stat::' build/fuzz/log
+}
+fuzz decode_fuzzer build/fuzz/corpus build/fuzz/seeds 4096
+[ ! -x build/sanitize-address/codecs_fuzzer ] || fuzz codecs_fuzzer build/fuzz/corpus-codecs build/fuzz/seeds-codecs 6144

@@ -38,7 +38,7 @@ Status decode_webp(ByteSource& source, const JpegHeader& header, const Region& r
 std::string deflate_version();  // or empty
 std::string webp_version();
 
-// Memory that a thread keeps for its next image, at most.
-inline constexpr std::size_t kKeptCodecBytes = std::size_t{8} << 20;
+// Bytes of each buffer that a thread keeps for its next image, at most.
+inline constexpr std::size_t kKeptCodecBytes = std::size_t{4} << 20;
 
 }  // namespace fastload

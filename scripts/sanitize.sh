@@ -23,9 +23,9 @@ build sanitize-thread thread
 mkdir -p build/fuzz/corpus build/fuzz/found
 
 echo "pool, thread sanitizer, $stress s"
-build/sanitize-thread/pool_stress "$stress" build/fuzz/seeds/*.jpg
+build/sanitize-thread/pool_stress "$stress" build/fuzz/seeds/*.jpg build/fuzz/seeds-codecs/*
 echo "pool, address and undefined-behaviour sanitizers, $stress s"
-build/sanitize-address/pool_stress "$stress" build/fuzz/seeds/*.jpg
+build/sanitize-address/pool_stress "$stress" build/fuzz/seeds/*.jpg build/fuzz/seeds-codecs/*
 echo "transforms, address and undefined-behaviour sanitizers"
 build/sanitize-address/transforms 20000
 echo "coefficients, address and undefined-behaviour sanitizers"

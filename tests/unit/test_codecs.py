@@ -122,9 +122,25 @@ def test_a_crop_is_resized_and_flipped_as_pillow_does() -> None:
         )
 
 
+def test_threads_decode_files_of_all_kinds_at_once() -> None:
+    files = [
+        saved(picture(mode, 61, 43, seed), format)
+        for mode in ("RGB", "RGBA")
+        for format in ("PNG", "WEBP")
+        for seed in (1, 2)
+    ]
+    expected = [pillow(file) for file in files]
+    batch = decode_batch(
+        [*files, files[0][:-1]] * 40, num_threads=6, statuses=(statuses := []), out=np.empty((360, 43, 61, 3), np.uint8)
+    )
+    assert statuses == ([*["ok"] * 8, "corrupt"] * 40)
+    for number, got in enumerate(batch):
+        np.testing.assert_array_equal(got, [*expected, np.zeros((43, 61, 3), np.uint8)][number % 9])
+
+
 def test_large_files_are_read_in_pieces(tmp_path: Path) -> None:
     """Files beyond 1 MiB are not read whole; chunks lie across the pieces."""
-    levels = noise(700, 900, 3)
+    levels = noise(500, 720, 3)
     files = {
         "one.png": write_png(levels, filters=(0,), level=0),
         "many.png": write_png(levels, filters=(4,), level=1, pieces=1000),

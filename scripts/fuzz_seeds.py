@@ -1,4 +1,4 @@
-"""Write small JPEG files of every kind, and PNG and WebP files, as seeds for the fuzz targets.
+"""Write small files as seeds for the fuzz targets: JPEG of every kind, PNG, WebP, and an index file.
 
 Needs nothing but Python.
 
@@ -7,6 +7,7 @@ python scripts/fuzz_seeds.py FOLDER
 
 from __future__ import annotations
 
+import struct
 import sys
 from pathlib import Path
 
@@ -46,10 +47,12 @@ def main(folder: Path) -> int:
     for number, (name, file) in enumerate(seeds.items()):
         control = bytes((37 * number + 91 * place) % 256 for place in range(CONTROL_BYTES))
         (folder / f"{name}.jpg").write_bytes(file + control)
-    others = folder.parent / f"{folder.name}-codecs"
-    others.mkdir(exist_ok=True)
-    for path in Path(__file__).resolve().parent.parent.joinpath("fastload/pipeline/probes").glob("*.[pw]*"):
-        (others / path.name).write_bytes(path.read_bytes() + bytes(37 * place % 256 for place in range(CONTROL_BYTES)))
+    # Lists of 56 bytes each, and a table of them, as the header says. The target puts in what needs the key.
+    begin, end = 48 + 4 * 56, 48 + 4 * (56 + 16)
+    header = struct.pack("<8s5Q", b"FLINDEX\1", 4, begin, end, end, 0)
+    (folder / "lists.index").write_bytes(header + bytes(range(begin - 48)) + bytes(range(end - begin)))
+    for path in (Path(__file__).resolve().parent.parent / "fastload" / "pipeline" / "probes").glob("*.[pw]*"):
+        (folder / path.name).write_bytes(path.read_bytes() + bytes(37 * place % 256 for place in range(CONTROL_BYTES)))
     return 0
 
 

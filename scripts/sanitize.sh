@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The native core under sanitizers: the fuzz target, the pool's stress test, random transforms of images, and
+# The native core under sanitizers: the fuzz targets, the pool's stress test, random transforms of images, and
 # coefficients and points of random files, with address and undefined behaviour, the stress test with threads. Needs clang with libFuzzer.
 #
-#   scripts/sanitize.sh [SECONDS OF FUZZING]     (default: 60)
+#   scripts/sanitize.sh [SECONDS OF FUZZING EACH]     (default: 60)
 #
-# What the fuzzer finds is left in build/fuzz/found; its corpus stays in build/fuzz/corpus for the next time.
+# What the fuzzer finds is left in build/fuzz/found; the corpora stay in build/fuzz for the next time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
@@ -20,12 +20,12 @@ build() { # folder, sanitizers
 build sanitize-address address,undefined
 build sanitize-thread thread
 "$python" scripts/fuzz_seeds.py build/fuzz/seeds
-mkdir -p build/fuzz/corpus build/fuzz/found
+mkdir -p build/fuzz/found
 
 echo "pool, thread sanitizer, $stress s"
-build/sanitize-thread/pool_stress "$stress" build/fuzz/seeds/*.jpg build/fuzz/seeds-codecs/*
+build/sanitize-thread/pool_stress "$stress" build/fuzz/seeds/*.{jpg,png,webp}
 echo "pool, address and undefined-behaviour sanitizers, $stress s"
-build/sanitize-address/pool_stress "$stress" build/fuzz/seeds/*.jpg build/fuzz/seeds-codecs/*
+build/sanitize-address/pool_stress "$stress" build/fuzz/seeds/*.{jpg,png,webp}
 echo "transforms, address and undefined-behaviour sanitizers"
 build/sanitize-address/transforms 20000
 echo "coefficients, address and undefined-behaviour sanitizers"
@@ -34,15 +34,18 @@ echo "points of files, address and undefined-behaviour sanitizers"
 build/sanitize-address/points 1000
 echo "pixels of coefficients, address and undefined-behaviour sanitizers"
 build/sanitize-address/pixels 3000
-fuzz() { # target, corpus, seeds, most bytes
-  echo "$1, address and undefined-behaviour sanitizers, $seconds s of fuzzing"
-  mkdir -p "$2"
-  if ! "build/sanitize-address/$1" -max_total_time="$seconds" -max_len="$4" -timeout=20 -rss_limit_mb=2048 \
-    -artifact_prefix=build/fuzz/found/ -print_final_stats=1 "$2" "$3" >build/fuzz/log 2>&1; then
+fuzz() { # target, most bytes of an input
+  echo "${1%_fuzzer}, address and undefined-behaviour sanitizers, $seconds s of fuzzing"
+  local corpus="build/fuzz/corpus-$1"
+  mkdir -p "$corpus"
+  if ! build/sanitize-address/"$1" -max_total_time="$seconds" -max_len="$2" -timeout=20 -rss_limit_mb=2048 \
+    -artifact_prefix=build/fuzz/found/ -print_final_stats=1 "$corpus" build/fuzz/seeds >build/fuzz/log 2>&1; then
     tail -60 build/fuzz/log
     exit 1
   fi
   grep -E '^Done|^stat::' build/fuzz/log
 }
-fuzz decode_fuzzer build/fuzz/corpus build/fuzz/seeds 4096
-[ ! -x build/sanitize-address/codecs_fuzzer ] || fuzz codecs_fuzzer build/fuzz/corpus-codecs build/fuzz/seeds-codecs 6144
+
+fuzz decode_fuzzer 4096
+fuzz index_file_fuzzer 512
+[ ! -x build/sanitize-address/codecs_fuzzer ] || fuzz codecs_fuzzer 6144

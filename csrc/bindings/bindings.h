@@ -21,6 +21,7 @@ void bind_resample(nanobind::module_& m);
 void bind_draws(nanobind::module_& m);
 void bind_batch(nanobind::module_& m);
 void bind_index(nanobind::module_& m);
+void bind_staging(nanobind::module_& m);
 void bind_color(nanobind::module_& m);
 void bind_transform(nanobind::module_& m);
 void bind_python_random(nanobind::module_& m);

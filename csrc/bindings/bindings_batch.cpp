@@ -1,4 +1,5 @@
 #include "bindings/bindings.h"
+#include "bindings/bindings_staging.h"
 
 #include <algorithm>
 #include <array>
@@ -37,20 +38,12 @@ nb::tuple to_tuple(const Outcome& outcome) {
                         outcome.detail);
 }
 
-using Memory = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// A batch's staging, and the Python object whose memory it uses.
-struct BoundStaging {
-  std::shared_ptr<Staging> staging;
-  Memory memory;
-};
-
 // A core job and the Python objects whose memory it uses. Requires the GIL except where it is explicitly released.
 struct Held {
   std::shared_ptr<Job> job;
   std::vector<BytesView> views;
   Images out;
-  Memory staging;
+  StagingMemory staging;
 };
 
 // Abandoned jobs for which a thread is stuck reading a file. Their memory stays until the thread stops using it, or
@@ -71,7 +64,7 @@ void free_given_up() {
 
 class BoundJob {
  public:
-  BoundJob(std::vector<BytesView> views, Images out, Memory staging)
+  BoundJob(std::vector<BytesView> views, Images out, StagingMemory staging)
       : held_{nullptr, std::move(views), std::move(out), std::move(staging)} {}
   ~BoundJob() {
     if (held_.job == nullptr) return;
@@ -362,8 +355,8 @@ BoundJob* submit(BoundPool& pool, nb::sequence inputs, Images out, std::optional
   spec.number = number;
   spec.index = std::move(index);
   if (staging != nullptr) spec.staging = staging->staging;
-  auto bound =
-      std::make_unique<BoundJob>(std::move(views), std::move(out), staging != nullptr ? staging->memory : Memory());
+  auto bound = std::make_unique<BoundJob>(std::move(views), std::move(out),
+                                          staging != nullptr ? staging->memory : StagingMemory());
   bound->attach(pool.pool().submit(std::move(spec)));
   return bound.release();  // Python takes ownership
 }
@@ -376,43 +369,7 @@ void bind_batch(nb::module_& m) {
   m.def("decode", &decode_one, "data"_a, "out"_a.noconvert(), "geometry"_a, nb::kw_only(), "filter"_a = "bilinear",
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false, "index"_a = nb::none());
   bind_index(m);
-  nb::class_<BoundStaging>(m, "Staging")
-      .def(
-          "__init__",
-          [](BoundStaging* self, Memory memory, std::size_t images) {
-            auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images);
-            new (self) BoundStaging{std::move(staging), std::move(memory)};
-          },
-          "memory"_a.noconvert(), "images"_a)
-      .def("has",
-           [](const BoundStaging& self) {
-             std::string flags(self.staging->size(), '\0');
-             for (std::size_t i = 0; i < flags.size(); ++i) flags[i] = static_cast<char>(self.staging->has(i));
-             return nb::bytes(flags.data(), flags.size());
-           })
-      .def(
-          "remove",
-          [](BoundStaging& self, std::size_t image) {
-            if (image >= self.staging->size()) throw nb::index_error("image out of range");
-            self.staging->remove(image);
-          },
-          "image"_a)
-      .def(
-          "finish",
-          [](BoundStaging& self, std::size_t most_bytes) {
-            nb::list chunks;
-            for (const Staging::Chunk& chunk : self.staging->finish(most_bytes)) {
-              chunks.append(nb::make_tuple(chunk.first_image, chunk.images, chunk.work, chunk.work_items,
-                                           chunk.coefficient_bytes, chunk.other_bytes, chunk.widest, chunk.highest,
-                                           chunk.widest_out, chunk.highest_out, chunk.any_vertical_first));
-            }
-            return chunks;
-          },
-          "most_bytes"_a)
-      .def_prop_ro("used", [](const BoundStaging& self) { return self.staging->used(); })
-      .def_prop_ro("wanted", [](const BoundStaging& self) { return self.staging->wanted(); })
-      .def_prop_ro_static("bytes_per_image", [](nb::handle) { return sizeof(StagedImage); });
-
+  bind_staging(m);
   nb::class_<RandomStream>(m, "RandomStream")
       .def(nb::new_([](nb::bytes state) {
              Generator generator;

@@ -159,7 +159,6 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   __shared__ u8 order[64];
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  if (image.mcu_rows == 0) return;
   const int luma = image.across * image.down, blocks = luma + image.components - 1;
   build(codes, first_symbols, batch + image.codes);
   if (threadIdx.x < 64) order[threadIdx.x] = kNaturalOrder[threadIdx.x];
@@ -437,7 +436,6 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     rows(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory) {
   extern __shared__ u32 pixels[];  // as many as the widest region has
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.y];
-  if (image.mcu_rows == 0) return;
   const u8* const samples = memory + static_cast<u64>(image.samples) * 16;
   u32* const rgb = reinterpret_cast<u32*>(memory + static_cast<u64>(image.rgb) * 16);
   u32* const between = reinterpret_cast<u32*>(memory + static_cast<u64>(image.between) * 16);
@@ -462,7 +460,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     columns_first(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory) {
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.z];
   const int x = static_cast<int>(blockIdx.x * kRowThreads + threadIdx.x);
-  if (image.mcu_rows == 0 || !image.vertical_first || x >= image.width) return;
+  if (!image.vertical_first || x >= image.width) return;
   const u32* const rgb = reinterpret_cast<const u32*>(memory + static_cast<u64>(image.rgb) * 16);
   u32* const between = reinterpret_cast<u32*>(memory + static_cast<u64>(image.between) * 16);
   for (int y = static_cast<int>(blockIdx.y); y < image.out_height; y += static_cast<int>(gridDim.y)) {
@@ -478,7 +476,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.z];
   const int width = image.out_width, height = image.out_height;
   const int x = static_cast<int>(blockIdx.x * kRowThreads + threadIdx.x);
-  if (image.mcu_rows == 0 || x >= width) return;
+  if (x >= width) return;
   const u32* const between = reinterpret_cast<const u32*>(memory + static_cast<u64>(image.between) * 16);
   for (int y = static_cast<int>(blockIdx.y); y < height; y += static_cast<int>(gridDim.y)) {
     const u32 pixel = image.vertical_first

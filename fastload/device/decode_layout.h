@@ -18,7 +18,7 @@ struct StagedPoint {
   short unused;
 };
 
-// One image, or none if `mcu_rows` is 0. Offsets are bytes from the batch's beginning, multiples of 16.
+// One image, or none: then all numbers are 0. Offsets are bytes from the batch's beginning, multiples of 16.
 //
 // An axis is, for each of its `count` positions, the first source pixel in the region and the number of taps; then all
 // first weights, all second ones and so on.

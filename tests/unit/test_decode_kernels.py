@@ -11,6 +11,7 @@ import pytest
 import torch
 from decode_on_cpu import KernelsOnCpu
 from PIL import Image
+from stageable import KINDS, noise
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 
@@ -22,28 +23,12 @@ from fastload.options import Options
 
 SIDE = 32
 QUANTIZATION = 144  # of the first component: its place in StagedImage, bytes
-KINDS: list[dict[str, Any]] = [
-    {"quality": 90},
-    {"quality": 75, "subsampling": 0},
-    {"quality": 60, "subsampling": 1},
-    {"quality": 95, "restart_marker_blocks": 5},
-    {"quality": 80, "restart_marker_rows": 1},
-    {"quality": 30, "optimize": True},
-    {"quality": 90, "progressive": True},
-]
 RULES = [
     ("bilinear", "horizontal_first"),
     ("lanczos", "tall_vertical_first"),
     ("bicubic", "sliver_vertical_first"),
     ("nearest", "horizontal_first"),
 ]
-
-
-def noise(height: int, width: int, seed: int) -> Image.Image:
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width]
-    levels = [127 + 90 * np.sin(x / 9 + y / 31 + c) + 25 * rng.standard_normal((height, width)) for c in range(3)]
-    return Image.fromarray(np.stack(levels, -1).clip(0, 255).astype(np.uint8))
 
 
 def files() -> list[bytes]:
@@ -92,14 +77,25 @@ def room() -> torch.Tensor:
 class Staged:
     """The files of a batch, staged from the second visit on."""
 
-    def __init__(self, pool: _core.Pool, seed: int | None, *, nbytes: int = 1 << 20, **options: Any) -> None:
-        index = _core.JpegIndex(1 << 20, whole=True)
+    def __init__(
+        self,
+        pool: _core.Pool,
+        seed: int | None,
+        *,
+        nbytes: int = 1 << 20,
+        first: bytes = FILES[0],
+        left: int = 0,
+        **options: Any,
+    ) -> None:
+        index, files = _core.JpegIndex(1 << 20, whole=True), [first, *FILES[1:]]
         crops = geometry(seed)
+        if left:
+            crops[0, 1:4] = left, 8, 64
         self.want, self.pixels = room(), room()
-        pool.submit(FILES, self.want, geometry=crops, index=index, **options).wait()
+        pool.submit(files, self.want, geometry=crops, index=index, **options).wait()
         self.memory = torch.zeros(nbytes, dtype=torch.uint8)
         self.staging = _core.Staging(self.memory, len(FILES))
-        job = pool.submit(FILES, self.pixels, geometry=crops, index=index, staging=self.staging, **options)
+        job = pool.submit(files, self.pixels, geometry=crops, index=index, staging=self.staging, **options)
         job.wait()
         assert set(job.statuses()) == {0}
         self.is_staged = [flag != 0 for flag in self.staging.has()]
@@ -173,13 +169,39 @@ def test_a_segment_that_begins_elsewhere_is_refused(kernels, pool):
     assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0, 1, 2]
 
 
-def test_coefficients_out_of_range_are_refused(kernels, pool):
+def gray(levels: np.ndarray[Any, Any]) -> bytes:
+    """A file whose coefficients are those of the levels, as its quantization is 1."""
+    data = io.BytesIO()
+    Image.fromarray(levels.astype(np.uint8)).save(data, "JPEG", quality=100)
+    return data.getvalue()
+
+
+FLAT = gray(np.full((96, 96), 132))  # each block has one coefficient, of 32
+DOTS = gray(np.where(np.indices((96, 96)).sum(0) % 8 + np.indices((96, 96))[0] % 8 == 3, 255, 128))
+
+
+# What fits again once it has overflowed; the first pass's results alone; the second pass's alone.
+@pytest.mark.parametrize(("file", "factor"), [(FLAT, 1 << 14), (FLAT, 64), (DOTS, 8)])
+def test_coefficients_out_of_range_are_refused(kernels, pool, file, factor):
     """As the decode threads refuse them, which leave such files to libjpeg-turbo."""
-    staged = Staged(pool, None)
-    for number, factor in ((0, -1), (1, 400)):
-        at = number * _core.Staging.bytes_per_image + QUANTIZATION
-        staged.memory[at : at + 128].view(torch.int16)[:] = factor
-    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0, 1]
+    staged = Staged(pool, None, first=file)
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == []
+    staged.memory[QUANTIZATION : QUANTIZATION + 128].view(torch.int16)[:] = factor
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0]
+
+
+def test_levels_of_more_than_16_bits_are_refused(kernels, pool):
+    """In the last segment alone, whose beginning and end are not compared with those of others."""
+    stripe = np.full((8, 4096), 128)
+    stripe[:, -8:] = 255  # whose level is 1016 above the others
+    staged = Staged(pool, None, first=gray(stripe), left=4096 - 64)
+    points = int(staged.memory[8:12].view(torch.int32))
+    level = staged.memory[points + 4 : points + 6].view(torch.int16)
+    assert staged.is_staged[0]
+    assert level == 0
+    staged.memory[QUANTIZATION : QUANTIZATION + 2] = 0  # so that no result is out of range
+    level[0] = 32000
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0]
 
 
 def test_memory_has_to_fit():

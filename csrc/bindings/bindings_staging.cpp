@@ -1,0 +1,52 @@
+#include "bindings/bindings_staging.h"
+
+#include <string>
+#include <utility>
+
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace fastload {
+
+void bind_staging(nb::module_& m) {
+  nb::class_<BoundStaging>(m, "Staging")
+      .def(
+          "__init__",
+          [](BoundStaging* self, StagingMemory memory, std::size_t images) {
+            auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images);
+            new (self) BoundStaging{std::move(staging), std::move(memory)};
+          },
+          "memory"_a.noconvert(), "images"_a)
+      .def("has",
+           [](const BoundStaging& self) {
+             std::string flags(self.staging->size(), '\0');
+             for (std::size_t i = 0; i < flags.size(); ++i) flags[i] = static_cast<char>(self.staging->has(i));
+             return nb::bytes(flags.data(), flags.size());
+           })
+      .def(
+          "remove",
+          [](BoundStaging& self, std::size_t image) {
+            if (image >= self.staging->size()) throw nb::index_error("image out of range");
+            self.staging->remove(image);
+          },
+          "image"_a)
+      .def(
+          "finish",
+          [](BoundStaging& self, std::size_t most_bytes) {
+            nb::list chunks;
+            for (const Staging::Chunk& chunk : self.staging->finish(most_bytes)) {
+              chunks.append(nb::make_tuple(chunk.first_image, chunk.images, chunk.work, chunk.work_items,
+                                           chunk.coefficient_bytes, chunk.other_bytes, chunk.widest, chunk.highest,
+                                           chunk.widest_out, chunk.highest_out, chunk.any_vertical_first));
+            }
+            return chunks;
+          },
+          "most_bytes"_a)
+      .def_prop_ro("used", [](const BoundStaging& self) { return self.staging->used(); })
+      .def_prop_ro("wanted", [](const BoundStaging& self) { return self.staging->wanted(); })
+      .def_prop_ro_static("bytes_per_image", [](nb::handle) { return sizeof(StagedImage); });
+}
+
+}  // namespace fastload

@@ -7,8 +7,6 @@
 
 #include <webp/decode.h>
 
-#include "codecs/png_rows.h"
-
 namespace fastload {
 namespace {
 
@@ -57,7 +55,7 @@ bool read_size(ByteSource& source, const Chunk& chunk, JpegHeader& header) {
     header.width = little_endian(p + 6, 2) & 0x3FFF;
     header.height = little_endian(p + 8, 2) & 0x3FFF;
   } else {
-    if (chunk.size < 5 || span.size < 5 || p[0] != 0x2F || p[4] >> 5 != 0) return false;
+    if (chunk.size < 5 || span.size < 5 || p[0] != 0x2F) return false;
     const std::uint32_t bits = little_endian(p + 1, 4);
     header.format = Format::webp_lossless;
     header.width = (bits & 0x3FFF) + 1;
@@ -99,7 +97,7 @@ Status scan_extended(ByteSource& source, const Chunk& first, JpegHeader& header,
     if (!read_size(source, chunk, header)) return source.failure_or(Status::corrupt);
   }
   if (!has_image || header.width != width || header.height != height) return Status::corrupt;
-  header.components = has_alpha ? 4 : 3;
+  header.components = 3;
   const bool needs_alpha = header.format == Format::webp_lossy && (flags & alpha) != 0;
   return has_alpha == needs_alpha ? Status::ok : Status::unsupported;
 }
@@ -115,7 +113,6 @@ Status scan_file(ByteSource& source, JpegHeader& header, Frame& frame) {
   if (little_endian(start.data + 4, 4) + std::size_t{8} != source.size()) return Status::corrupt;
   if (!read_chunk(source, kFileHeader, chunk)) return source.failure_or(Status::corrupt);
   if (chunk.is("VP8X")) return scan_extended(source, chunk, header, frame);
-  if (!chunk.is("VP8 ") && !chunk.is("VP8L")) return Status::unsupported;
   header.components = 3;
   frame = {kFileHeader, chunk.end()};
   if (!read_size(source, chunk, header) || chunk.end() != source.size()) return source.failure_or(Status::corrupt);
@@ -166,22 +163,15 @@ Status decode_webp(ByteSource& source, const JpegHeader& header, const Region& r
   const Span file = whole(source, copy);
   if (file.size < frame.end) return source.failure_or(Status::corrupt);
   if (source.stopped()) return Status::cancelled;
-  // Without a place for it, the alpha channel would not be decoded, and damage to it not found.
-  const auto channels = static_cast<std::size_t>(found.components);
-  const std::size_t stride = channels * header.width;
+  // libwebp decodes the alpha channel, too, though it has no place for it: damage to it is found.
+  const std::size_t stride = std::size_t{3} * header.width;
   pixels.resize(stride * header.height);
-  const auto decode = channels == 4 ? WebPDecodeRGBAInto : WebPDecodeRGBInto;
-  if (decode(file.data + frame.begin, frame.end - frame.begin, pixels.data(), pixels.size(),
-             static_cast<int>(stride)) == nullptr) {
+  if (WebPDecodeRGBInto(file.data + frame.begin, frame.end - frame.begin, pixels.data(), pixels.size(),
+                        static_cast<int>(stride)) == nullptr) {
     return Status::corrupt;
   }
-  std::uint8_t* const first = pixels.data() + stride * region.top + channels * region.left;
-  image = {first, static_cast<std::ptrdiff_t>(stride), static_cast<int>(region.height), static_cast<int>(region.width)};
-  if (channels == 4) {
-    for (std::uint32_t y = 0; y < region.height; ++y) {
-      unpack(first + stride * y, 8, 4, 0, region.width, first + stride * y);  // in place: no pixel moves to the right
-    }
-  }
+  image = {pixels.data() + stride * region.top + std::size_t{3} * region.left, static_cast<std::ptrdiff_t>(stride),
+           static_cast<int>(region.height), static_cast<int>(region.width)};
   return Status::ok;
 }
 

@@ -219,6 +219,9 @@ def test_kinds_of_png_that_are_pillows() -> None:
         assert status_of(write_png(noise(5, 7, CHANNELS[color], bits=16), bits, color)) == "unsupported"
     for transparent in (b"", chunk(b"tRNS", b"\0\1\2")):
         assert status_of(write_png(noise(5, 7, 1, bits=4), 4, 3, before=palette + transparent)) == "unsupported"
+    for fields in ((9, 8, 8, 2, 0, 1, 0), (9, 8, 8, 2, 0, 0, 2)):  # another filter method or interlacing
+        with_fields = chunk(b"IHDR", struct.pack(">IIBBBBB", *fields))
+        assert status_of(write_png(noise(8, 9, 3)).replace(header(9, 8), with_fields)) == "corrupt"
     assert status_of(saved(picture(), "PNG", save_all=True, append_images=[picture(seed=1)])) == "unsupported"
 
 
@@ -280,6 +283,7 @@ def test_kinds_of_webp_that_are_pillows() -> None:
     assert status_of(riff(*chunks)) == "ok"
     left = {
         "trailing bytes": file + b"\0\0",
+        "a smaller size": file[:4] + struct.pack("<I", len(file) - 10) + file[8:],
         "short": file[:-2],
         "no image": riff(*chunks[:2], chunks[3]),
         "two images": riff(*chunks[:3], chunks[2]),
@@ -292,6 +296,7 @@ def test_kinds_of_webp_that_are_pillows() -> None:
         "damaged alpha": _swapped(chunks, b"ALPH", lambda data: data[:-20]),
         "animated": _swapped(chunks, b"VP8X", lambda data: bytes([data[0] | 2]) + data[1:]),
     }
+    left["something behind a plain image"] = riff(*riff_chunks(saved(picture("RGB"))), (b"EXIF", b"x"))
     for name, data in left.items():
         assert status_of(data) != "ok", name
 

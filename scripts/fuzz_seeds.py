@@ -1,4 +1,4 @@
-"""Write small files as seeds for the fuzz targets: JPEG of every kind, PNG, WebP, and an index file.
+"""Write small images of every kind, and an index file, as seeds for the fuzz targets.
 
 Needs nothing but Python.
 

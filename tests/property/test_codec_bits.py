@@ -1,4 +1,4 @@
-"""Any PNG or WebP file, crop, size and filter gives the installed Pillow's pixels, bit for bit."""
+"""Any PNG or WebP file, crop, size and filter gives the installed Pillow's pixels."""
 
 from __future__ import annotations
 

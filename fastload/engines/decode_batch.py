@@ -15,10 +15,12 @@ from torchvision.transforms import functional
 
 from fastload import _core
 from fastload.engines.resumption import digest_of
+from fastload.pipeline.datasets import taken
 from fastload.stats.stats import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
@@ -41,6 +43,7 @@ class Batch:
     worker: int
     number: int
     draw: tuple[Any]  # the indices as the sampler returned them
+    answer: Future[Sequence[Any]] | None = None  # of a dataset that was asked for all samples at once
     indices: list[Any] = field(default_factory=list)
     sources: list[Any] = field(default_factory=list)  # one for each of a sample's views is decoded
     targets: list[Any] = field(default_factory=list)
@@ -68,6 +71,25 @@ class Batch:
         with contextlib.suppress(RuntimeError):  # it is free
             self.ready.release()
 
+    def ask(self, recipe: Recipe, wake: Callable[[Any], object]) -> None:
+        """Ask the dataset for all samples.
+
+        ``wake`` is called, in any thread, when there is an answer.
+        """
+        if self.answer is None and self.pixels is None:
+            self.answer = recipe.ask(self.draw[0])
+            self.answer.add_done_callback(lambda _: wake(None))
+
+    def cancel(self) -> None:
+        """Tell the dataset that its answer is not wanted any more."""
+        if self.answer is not None:
+            self.answer.cancel()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether :meth:`locate` will not wait for the dataset's answer."""
+        return self.answer is None or self.answer.done()
+
     def locate(self, recipe: Recipe, seed_of: Callable[[Any], int] | None) -> None:
         """Find the samples' encoded images and targets.
 
@@ -84,9 +106,10 @@ class Batch:
             self.indices = list(self.draw[0])
             resolved = self.indices if seed_of is not None else recipe.resolve(self.indices)
             locate = recipe.locate if seed_of is not None else recipe.locate_resolved
-            for index, entry in zip(self.indices, resolved, strict=True):
+            entries = map(locate, resolved) if self.answer is None else taken(self.answer, len(resolved))
+            for index in self.indices:
                 seed = 0 if seed_of is None else seed_of(index)
-                source, target = locate(entry)
+                source, target = next(entries)
                 usual = type(source) is str and "\0" not in source
                 if not usual and isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
                     open(source, "rb").close()  # raises the same error as in a worker

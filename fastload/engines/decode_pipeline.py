@@ -190,14 +190,8 @@ class DecodePipeline:
         """Return a batch's data, an ExceptionWrapper, or an error of the pipeline. Blocks.
 
         The batch stays the caller's :meth:`first` until the caller sets ``taken``, which should be its last action. A
-        signal handler may have taken the batch during the wait.
-
-        Args:
-            batch: The caller's :meth:`first`.
-            timeout_s: 0 waits indefinitely.
-
-        Raises:
-            TookTooLongError: The batch is not made in time.
+        signal handler may have taken the batch during the wait. Raises :class:`TookTooLongError` after ``timeout_s``
+        (0: never).
         """
         self._wait_for(batch, timeout_s)
         batch.owner = threading.get_ident()
@@ -231,14 +225,8 @@ class DecodePipeline:
     def drain(self, timeout_s: float, begin: int) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
 
-        After an exception the pipeline can only be closed.
-
-        Args:
-            timeout_s: Per batch; 0 waits indefinitely.
-            begin: Number of the next batch.
-
-        Raises:
-            TookTooLongError: A batch is not made in time.
+        ``begin`` is the number of the next batch. Raises :class:`TookTooLongError` after ``timeout_s`` (0: never) for
+        one batch. After an exception the pipeline can only be closed.
         """
         for batch in tuple(self._batches):
             batch.dropped = True
@@ -268,6 +256,8 @@ class DecodePipeline:
         elif self._thread is not threading.current_thread():
             self._thread.join(JOIN_S)  # bounded: the user's dataset, where it may be, cannot be interrupted
         self._number = self.handed_over()
+        for batch in tuple(self._batches):
+            batch.cancel()
         self._batches.clear()
 
     def _run(self) -> None:
@@ -291,7 +281,11 @@ class DecodePipeline:
             unmade = [batch for batch in batches if not batch.made]
             if self._last and not unmade:
                 self._process.close()
+            for batch in unmade if self._recipe.asks_many else ():
+                batch.ask(self._recipe, self.wakeups.put)
             for batch in unmade[:DECODING]:
+                if batch.job is None and not batch.is_answered:  # the answer wakes this thread
+                    break
                 if batch.job is None:
                     self._start(batch)
             # Only batches before the first unmade one: a later one that failed early takes no room.
@@ -300,8 +294,10 @@ class DecodePipeline:
             before = batches[: batches.index(unmade[0])]
             if not self._draining and sum(batch.owner is None for batch in before) >= self._ahead:
                 return
-            if not unmade[0].made:
+            if unmade[0].job is not None:
                 self._finish_batch(unmade[0])
+            elif not unmade[0].made:
+                return
 
     def _start(self, batch: Batch) -> None:
         """Submit a batch to the decode threads. The batch keeps any error."""

@@ -31,6 +31,7 @@ from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, Sampl
 from fastload.engines.sample_process import batch_of_one, located, made_here
 from fastload.engines.sample_seeding import SeededByIndex, random_states_kept
 from fastload.memory.limits import pins
+from fastload.pipeline.datasets import taken
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.samples import collated
 
@@ -187,8 +188,12 @@ class InProcessFetcher:
             if recipe.pipeline.draws_others and state is not None and len(state) == _core.Generator.STATE_BYTES:
                 raise UnsupportedError  # the transforms have changed, and the others' states are not at hand
             sources, targets = [], []
-            for entry in recipe.resolve(indices):
-                source, target = recipe.locate_resolved(entry)
+            entries = (
+                taken(recipe.ask(indices), len(indices))
+                if recipe.asks_many
+                else map(recipe.locate_resolved, recipe.resolve(indices))
+            )
+            for source, target in entries:
                 sources.append(unchanging(source))
                 targets.append(target)
             pin = self._pin and not self.makes_samples(recipe)

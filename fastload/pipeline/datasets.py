@@ -5,9 +5,10 @@ from __future__ import annotations
 import bisect
 import copy
 import os
+from concurrent.futures import Future
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from torchvision.datasets import folder, vision
 from fastload.pipeline import own_getitem
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.monkeypatch_check import Originals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 PIL_LOADER: Final = folder.pil_loader
 _LOADERS: Final = (folder.default_loader, PIL_LOADER)
@@ -106,6 +110,45 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
     else:
         source, target = _entry(dataset, known, index)
     return BytesPath(source) if isinstance(source, bytes) else source, target
+
+
+def asks_many(dataset: Any) -> bool:
+    """Whether a dataset, maybe within a ``Subset``, has :meth:`encoded_many`."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return callable(getattr(type(dataset), "encoded_many", None))
+
+
+def ask(dataset: Any, indices: Sequence[Any]) -> Future[Sequence[Any]]:
+    """Ask a dataset of :func:`asks_many` for the samples of a batch.
+
+    Returns:
+        For each index an encoded image (bytes or path) and a target, or an exception.
+    """
+    done: Future[Sequence[Any]] = Future()
+    try:
+        while type(dataset) is Subset:
+            indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
+        answer = dataset.encoded_many(list(indices))
+    except Exception as error:  # noqa: BLE001 - any error of the user's dataset; raised in the batch's turn
+        done.set_exception(error)
+        return done
+    if isinstance(answer, Future):
+        return answer
+    done.set_result(answer)
+    return done
+
+
+def taken(answer: Future[Sequence[Any]], count: int) -> Iterator[tuple[Any, Any]]:
+    """Yield the samples of an :func:`ask`. Blocks; raises what the answer says of a sample."""
+    entries = answer.result()
+    if len(entries) != count:
+        raise ValueError(f"encoded_many() must return an entry for each of {count} indices, got {len(entries)}")
+    for entry in entries:
+        if isinstance(entry, BaseException):
+            raise entry
+        source, target = entry
+        yield source, target
 
 
 def _entry(dataset: Any, known: type, index: Any) -> Any:
@@ -259,10 +302,10 @@ def _check_leaf(dataset: Any) -> None:
                 f"{name_of(dataset.transform)} has a __len__ or __bool__, and may not be applied; leave it out"
             )
     elif callable(getattr(kind, "encoded", None)) and hasattr(dataset, "transform"):
-        if isinstance(dataset, IterableDataset) or hasattr(kind, "__getitems__"):
-            raise Refused(
-                f"{kind.__name__} is iterable or fetches whole batches; only datasets by index are supported natively"
-            )
+        if isinstance(dataset, IterableDataset):
+            raise Refused(f"{kind.__name__} is iterable; only datasets by index are supported natively")
+        if hasattr(kind, "__getitems__") and not asks_many(dataset):
+            raise Refused(f"{kind.__name__} fetches whole batches by __getitems__; give it encoded_many(indices) too")
         if getattr(dataset, "target_transform", None) is not None:
             raise Refused(f"{kind.__name__} has a target_transform; apply it in encoded()")
     else:

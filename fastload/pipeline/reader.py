@@ -17,7 +17,17 @@ from PIL import Image
 from torch.utils.data import Subset, default_collate
 
 from fastload.pipeline.calibration import calibrate
-from fastload.pipeline.datasets import PIL_LOADER, copied, is_true, leaves_of, locate, size_of, transforms_of
+from fastload.pipeline.datasets import (
+    PIL_LOADER,
+    ask,
+    asks_many,
+    copied,
+    is_true,
+    leaves_of,
+    locate,
+    size_of,
+    transforms_of,
+)
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream
@@ -27,7 +37,8 @@ from fastload.pipeline.transforms import read_transform
 from fastload.pipeline.worker_seeds import only_seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -83,6 +94,15 @@ class Recipe:
         """
         return replace(self, dataset=copied(self.dataset), pipeline=copy.deepcopy(self.pipeline))
 
+    @property
+    def asks_many(self) -> bool:
+        """Whether the dataset is asked for the samples of a batch at once."""
+        return asks_many(self.dataset)
+
+    def ask(self, indices: Sequence[Any]) -> Future[Sequence[Any]]:
+        """Ask the dataset for the samples of a batch, which ``datasets.taken`` yields."""
+        return ask(self.dataset, indices)
+
     def locate(self, index: Any) -> tuple[Any, Any]:
         """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
         return self.locate_resolved(self.resolve([index])[0])
@@ -135,7 +155,10 @@ def read_recipe(
 
     A custom dataset needs a method ``encoded(index)`` that returns the encoded image (bytes, or a path) and the target,
     and an attribute ``transform``. Its ``__getitem__`` must return ``(transform(image), target)``, where ``image`` is
-    the encoded image opened by Pillow and converted to RGB. ``encoded`` is called in the main process.
+    the encoded image opened by Pillow and converted to RGB. ``encoded`` is called in the main process. If there is a
+    method ``encoded_many(indices)``, it is asked for the samples of a batch at once: for a list with what ``encoded``
+    returns for each, or an exception to raise in the sample's turn; or a ``concurrent.futures.Future`` of it, and then
+    for several batches ahead.
 
     Args:
         dataset: The loader's.

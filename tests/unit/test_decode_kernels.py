@@ -191,7 +191,7 @@ def test_coefficients_out_of_range_are_refused(kernels, pool, file, factor):
 
 
 def test_levels_of_more_than_16_bits_are_refused(kernels, pool):
-    """In the last segment alone, whose beginning and end are not compared with those of others."""
+    """In a segment alone, which is not compared with others."""
     stripe = np.full((8, 4096), 128)
     stripe[:, -8:] = 255  # whose level is 1016 above the others
     staged = Staged(pool, None, first=gray(stripe), left=4096 - 64)

@@ -1,4 +1,4 @@
-"""Write small images of every kind, and an index file, as seeds for the fuzz targets.
+"""Write small images and an index file as seeds for the fuzz targets.
 
 Needs nothing but Python.
 

@@ -1,4 +1,4 @@
-"""Write seeds for the fuzz targets: small JPEG files and an index file.
+"""Write small images and an index file as seeds for the fuzz targets.
 
 Needs nothing but Python.
 
@@ -51,6 +51,8 @@ def main(folder: Path) -> int:
     begin, end = 48 + 4 * 56, 48 + 4 * (56 + 16)
     header = struct.pack("<8s5Q", b"FLINDEX\1", 4, begin, end, end, 0)
     (folder / "lists.index").write_bytes(header + bytes(range(begin - 48)) + bytes(range(end - begin)))
+    for path in (Path(__file__).resolve().parent.parent / "fastload" / "pipeline" / "probes").glob("*.[pw]*"):
+        (folder / path.name).write_bytes(path.read_bytes() + bytes(37 * place % 256 for place in range(CONTROL_BYTES)))
     return 0
 
 

@@ -23,9 +23,9 @@ build sanitize-thread thread
 mkdir -p build/fuzz/found
 
 echo "pool, thread sanitizer, $stress s"
-build/sanitize-thread/pool_stress "$stress" build/fuzz/seeds/*.jpg
+build/sanitize-thread/pool_stress "$stress" build/fuzz/seeds/*.{jpg,png,webp}
 echo "pool, address and undefined-behaviour sanitizers, $stress s"
-build/sanitize-address/pool_stress "$stress" build/fuzz/seeds/*.jpg
+build/sanitize-address/pool_stress "$stress" build/fuzz/seeds/*.{jpg,png,webp}
 echo "transforms, address and undefined-behaviour sanitizers"
 build/sanitize-address/transforms 20000
 echo "coefficients, address and undefined-behaviour sanitizers"
@@ -48,3 +48,4 @@ fuzz() { # target, most bytes of an input
 
 fuzz decode_fuzzer 4096
 fuzz index_file_fuzzer 512
+[ ! -x build/sanitize-address/codecs_fuzzer ] || fuzz codecs_fuzzer 6144

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds a wheel that needs no system library: libjpeg-turbo is bundled by auditwheel, its license goes with it.
+# Builds a wheel that needs no system library: libjpeg-turbo, libdeflate and libwebp are bundled by auditwheel, and their
+# licenses go with them.
 #
 #   scripts/wheel.sh [FOLDER]     (default: dist)
 #
-#   PYTHON   interpreter to build for (default: python3); headers of libjpeg-turbo and a C++ compiler must be there
+#   PYTHON   interpreter to build for (default: python3); a C++ compiler and the libraries' headers must be there
 #
 # The wheel runs on systems whose C library is at least as new as this one's; its tag says which.
 set -euo pipefail
@@ -24,11 +25,22 @@ PATH="$PWD/$tools/bin:$PATH" "$tools/bin/auditwheel" repair --wheel-dir "$work/r
 "$tools/bin/wheel" unpack --dest "$work/unpacked" "$work"/repaired/*.whl
 licenses=$(echo "$work"/unpacked/fastload-*/fastload-*.dist-info/licenses)
 mkdir -p "$licenses" "$out"
-for license in /usr/share/doc/libjpeg*turbo*/copyright /usr/share/licenses/libjpeg-turbo/* /usr/share/doc/libjpeg-turbo/LICENSE*; do
-  if [ -f "$license" ]; then cp "$license" "$licenses/libjpeg-turbo-$(basename "$license")"; fi
-done
-compgen -G "$licenses/libjpeg-turbo-*" >/dev/null || {
-  echo "wheel: the license of libjpeg-turbo must go into the wheel, but is not where Debian or Fedora keep it" >&2
-  exit 1
+add_license() { # library, its name in the names of packages
+  local license
+  for license in /usr/share/doc/$2*/copyright /usr/share/licenses/$2*/* /usr/share/doc/$2*/{LICENSE,COPYING}*; do
+    if [ -f "$license" ]; then cp "$license" "$licenses/$1-$(basename "$license")"; fi
+  done
+  compgen -G "$licenses/$1-*" >/dev/null || {
+    echo "wheel: the license of $1 must go into the wheel, but is not where Debian or Fedora keep it" >&2
+    exit 1
+  }
 }
+add_license libjpeg-turbo 'libjpeg*turbo'
+for library in libdeflate libwebp; do
+  compgen -G "$work/unpacked/fastload-*/fastload.libs/$library*" >/dev/null || {
+    echo "wheel: it must decode PNG and WebP, but $library's headers were not there: apt-get install $library-dev" >&2
+    exit 1
+  }
+  add_license "$library" "$library"
+done
 "$tools/bin/wheel" pack --dest-dir "$out" "$work"/unpacked/fastload-*

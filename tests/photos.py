@@ -44,9 +44,9 @@ def make_folder(root: Path, count: int = 23) -> Path:
 
 
 def mix_in(root: Path) -> Path:
-    """Add PNG, grayscale and CMYK images, and files with the wrong extension."""
+    """Add BMP, PNG, grayscale and CMYK images, and files with the wrong extension."""
     folder = root / "class1"
-    Image.fromarray(pixels(100, 70, 80)).save(folder / "000.png")
+    Image.fromarray(pixels(100, 70, 80)).save(folder / "000.bmp")
     Image.fromarray(pixels(101, 70, 80)).convert("L").save(folder / "012.jpg", quality=90)
     (folder / "013.jpg").write_bytes(jpeg(102, mode="CMYK"))
     Image.fromarray(pixels(103, 70, 80)).convert("RGBA").save(folder / "014.jpg", "PNG")

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "codecs/codecs.h"
 #include "jpeg/jpeg.h"
 #include "pool/decode_sample.h"
 
@@ -48,6 +49,12 @@ std::vector<std::string> subsampling_names() {
   return names;
 }
 
+std::vector<std::string> format_names() {
+  std::vector<std::string> names;
+  for (int i = 0; i < format_count; ++i) names.emplace_back(name_of(static_cast<Format>(i)));
+  return names;
+}
+
 }  // namespace
 
 void bind_jpeg(nb::module_& m) {
@@ -56,6 +63,10 @@ void bind_jpeg(nb::module_& m) {
   m.def("subsampling_names", &subsampling_names);
   m.def("trusted_subsamplings", &trusted_subsamplings);
   m.def("set_trusted_subsamplings", &set_trusted_subsamplings, "mask"_a);
+  m.def("format_names", &format_names);
+  m.def("trusted_formats", &trusted_formats);
+  m.def("set_trusted_formats", &set_trusted_formats, "mask"_a);
+  m.def("codec_versions", &codec_versions);
   m.def("libjpeg_version", &libjpeg_version);
   m.def("uses_own_decoder", &uses_own_decoder);
   m.def("set_own_decoder", &set_own_decoder, "enabled"_a);

@@ -308,7 +308,7 @@ Geometry geometry_from(const std::int32_t* g) {
   return geometry;
 }
 
-// (status, errno, file bytes, width, height, components, subsampling, progressive)
+// (status, errno, file bytes, width, height, components, subsampling, progressive, format)
 nb::tuple jpeg_header(nb::handle data) {
   std::vector<BytesView> views;
   const Input input = input_from(data, views);
@@ -319,7 +319,7 @@ nb::tuple jpeg_header(nb::handle data) {
     load_header(input, header, outcome);
   }
   return nb::make_tuple(name_of(outcome.status), outcome.error_number, outcome.bytes, header.width, header.height,
-                        header.components, name_of(header.subsampling), header.progressive);
+                        header.components, name_of(header.subsampling), header.progressive, name_of(header.format));
 }
 
 // Where the file's only scan ends, or 0 if the core may not decode it or decoding could fail.

@@ -132,7 +132,8 @@ Decoder& thread_decoder() {
 
 Status check_supported(const JpegHeader& header, std::uint64_t max_pixels) {
   if (max_pixels != 0 && std::uint64_t{header.width} * header.height > max_pixels) return Status::bomb;
-  if ((trusted_subsamplings() & bit(header.subsampling)) == 0) return Status::unsupported;
+  if (header.format == Format::jpeg && (trusted_subsamplings() & bit(header.subsampling)) == 0)
+    return Status::unsupported;
   return Status::ok;
 }
 

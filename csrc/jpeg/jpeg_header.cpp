@@ -302,6 +302,16 @@ const char* name_of(Subsampling subsampling) {
   return "other";
 }
 
+const char* name_of(Format format) {
+  switch (format) {
+    case Format::jpeg: return "JPEG";
+    case Format::png: return "PNG";
+    case Format::webp_lossy: return "WebP (lossy)";
+    case Format::webp_lossless: break;
+  }
+  return "WebP (lossless)";
+}
+
 const char* name_of(Status status) {
   switch (status) {
     case Status::ok: return "ok";

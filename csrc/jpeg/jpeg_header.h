@@ -16,7 +16,16 @@ inline constexpr int subsampling_count = 8;
 
 const char* name_of(Subsampling subsampling);
 
+// What a file is. PNG and WebP files are read by csrc/codecs.
+enum class Format : std::uint8_t { jpeg, png, webp_lossy, webp_lossless };
+
+inline constexpr int format_count = 4;
+
+const char* name_of(Format format);
+
+// Of files in other formats, only the first members and `scan_at` are set.
 struct JpegHeader {
+  Format format = Format::jpeg;
   std::uint32_t width = 0;   // pixels
   std::uint32_t height = 0;  // pixels
   int components = 0;        // 1 gray, 3 YCbCr or RGB, 4 CMYK or YCCK

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "codecs/codecs.h"
 #include "image/steps.h"
 #include "jpeg/file.h"
 
@@ -207,10 +208,34 @@ Status with_steps(const JpegHeader& header, const Geometry& geometry, const Samp
   return status;
 }
 
+// Makes the window of a crop whose pixels are there.
+Status make_window(const ConstImage& crop, bool resizes, const Geometry& geometry, const SampleOptions& options,
+                   const Target& target, std::string& detail) {
+  const PixelBox& window = geometry.window;
+  if (resizes) {
+    if (!thread_resampler().prepare(job_of(geometry.crop, geometry, options), detail)) return Status::bad_geometry;
+    thread_resampler().run({crop.data, crop.stride, {0, 0, crop.height, crop.width}}, target.data, target.row_stride);
+    return Status::ok;
+  }
+  const std::uint8_t* from = crop.row(window.top) + std::ptrdiff_t{3} * window.left;
+  for (int y = 0; y < window.height; ++y, from += crop.stride) {
+    const int to = geometry.flip_vertical ? window.height - 1 - y : y;
+    copy_row(from, target.data + target.row_stride * to, window.width, geometry.flip_horizontal);
+  }
+  return Status::ok;
+}
+
 }  // namespace
 
 Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                      const SampleOptions& options, const Target& target, std::string& detail) {
+  if (header.format != Format::jpeg) {
+    return with_steps(header, geometry, options, target, [&](bool resizes, const Target& first) {
+      ConstImage crop;
+      const Status status = decode_other(source, header, to_region(geometry.crop), crop);
+      return status == Status::ok ? make_window(crop, resizes, geometry, options, first, detail) : status;
+    });
+  }
   const Encoded image{source, header, thread_decoder()};
   return with_steps(header, geometry, options, target, [&](bool resizes, const Target& first) {
     return resizes ? resize_window(image, geometry, options, first, detail)
@@ -222,20 +247,9 @@ Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, co
                         const SampleOptions& options, const Target& target, std::string& detail) {
   const std::ptrdiff_t stride = std::ptrdiff_t{3} * header.width;
   return with_steps(header, geometry, options, target, [&](bool resizes, const Target& first) {
-    const PixelBox &crop = geometry.crop, &window = geometry.window;
-    if (resizes) {
-      if (!thread_resampler().prepare(job_of(crop, geometry, options), detail)) return Status::bad_geometry;
-      const PixelBox whole{-crop.top, -crop.left, static_cast<int>(header.height), static_cast<int>(header.width)};
-      thread_resampler().run({pixels, stride, whole}, first.data, first.row_stride);
-      return Status::ok;
-    }
-    const std::uint8_t* from =
-        pixels + stride * (crop.top + window.top) + std::ptrdiff_t{3} * (crop.left + window.left);
-    for (int y = 0; y < window.height; ++y, from += stride) {
-      const int to = geometry.flip_vertical ? window.height - 1 - y : y;
-      copy_row(from, first.data + first.row_stride * to, window.width, geometry.flip_horizontal);
-    }
-    return Status::ok;
+    const PixelBox& crop = geometry.crop;
+    const std::uint8_t* const origin = pixels + stride * crop.top + std::ptrdiff_t{3} * crop.left;
+    return make_window({origin, stride, crop.height, crop.width}, resizes, geometry, options, first, detail);
   });
 }
 

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "codecs/codecs.h"
+
 namespace fastload {
 namespace {
 
@@ -49,6 +51,7 @@ Status scan(const Input& input, ByteSource& source, JpegHeader& header, Outcome&
   if (status == Status::ok) {
     outcome.bytes = source.size();
     status = scan_header(source, header);
+    if (status == Status::not_jpeg) status = scan_other_header(source, header);
     outcome.width = header.width;
     outcome.height = header.height;
   }

@@ -15,6 +15,7 @@
 
 #include <unistd.h>
 
+#include "codecs/codecs.h"
 #include "pool/batch.h"
 
 using namespace fastload;
@@ -145,6 +146,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   set_trusted_subsamplings(0xFF);
+  set_trusted_formats(0xFF);
   std::vector<std::string> paths(argv + 2, argv + argc);
   const LargeFile large(paths[0]);
   paths.push_back(large.path());

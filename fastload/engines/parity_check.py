@@ -91,8 +91,8 @@ def check_recipe(
         pool.close(5.0 if timeout_s is None else 0.0)
     if misses > MISSES_MAX and not any_share:
         return FewSupported(
-            f"{misses} of the {len(indices)} samples looked at are no JPEG images that the native core takes; convert "
-            "them to JPEG, or ask for it with engine='native'"
+            f"{misses} of the {len(indices)} samples looked at are no JPEG, PNG or WebP images that the native core "
+            "takes; convert them to JPEG, or ask for it with engine='native'"
         )
     return None
 

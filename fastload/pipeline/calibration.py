@@ -1,7 +1,8 @@
 """Check at run time which decodes and resizes match the installed Pillow bit for bit.
 
-Two things depend on versions: how libjpeg-turbo upsamples the rarer chroma subsamplings (Pillow's wheels bundle their
-own copy), and which pass of a resize Pillow runs first (python-pillow/Pillow#9524, #9549).
+Three things depend on versions: how libjpeg-turbo upsamples the rarer chroma subsamplings (Pillow's wheels bundle their
+own copy), how libwebp upsamples (theirs is another copy, too), and which pass of a resize Pillow runs first
+(python-pillow/Pillow#9524, #9549).
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL
-from PIL import Image
+from PIL import Image, features
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 FILTERS = {
@@ -33,6 +38,13 @@ FILTERS = {
 
 SUBSAMPLINGS = ("gray", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "4:1:0")
 """Chroma subsamplings that have a probe."""
+
+PROBES = {
+    "PNG": tuple(f"{name}.png" for name in ("rgb", "rgba", "gray", "gray-alpha", "gray-1", "gray-2", "gray-4")),
+    "WebP (lossy)": ("lossy.webp", "lossy-alpha.webp"),
+    "WebP (lossless)": ("lossless.webp", "lossless-alpha.webp"),
+}
+"""Files in the other formats that the core may decode."""
 
 # Order of the two passes by Pillow version: 13.0; 12.2 and 12.3; older.
 PASS_RULES = ("tall_vertical_first", "sliver_vertical_first", "horizontal_first")
@@ -61,7 +73,11 @@ _SAVED = {"gray": "L", "4:4:4": "RGB", "4:2:2": "RGB", "4:2:0": "RGB"}  # subsam
 
 def probe(subsampling: str) -> bytes:
     """Read the probe with this subsampling: 43x35 pixels of colored noise."""
-    return Path(__file__).with_name("probes").joinpath(f"{subsampling.replace(':', '')}.jpg").read_bytes()
+    return _read(f"{subsampling.replace(':', '')}.jpg")
+
+
+def _read(name: str) -> bytes:
+    return Path(__file__).with_name("probes").joinpath(name).read_bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +88,7 @@ class Calibration:
         pillow: Version of Pillow.
         libjpeg: The JPEG library that the core was built with.
         subsamplings: Chroma subsamplings that decode to the same pixels; the core refuses all others.
+        formats: Formats beside JPEG that decode to the same pixels: those of ``PROBES`` that the core was built for.
         pass_rule: The core's rule for the order of a resize's passes that matches Pillow; None if none does.
         filters: Interpolations that resize to the same pixels under that rule.
     """
@@ -79,6 +96,7 @@ class Calibration:
     pillow: str
     libjpeg: str
     subsamplings: frozenset[str]
+    formats: frozenset[str]
     pass_rule: str | None
     filters: frozenset[str]
 
@@ -89,7 +107,7 @@ _LOCK = threading.Lock()
 def calibrate() -> Calibration:
     """Compare the core with the installed Pillow, once per process. Thread-safe.
 
-    Also tells the core which subsamplings it may decode, and whether it may do so with its own decoder.
+    Also tells the core which subsamplings and formats it may decode, and whether it may use its own JPEG decoder.
     """
     with _LOCK:
         return _calibrate()
@@ -110,12 +128,33 @@ def _calibrate() -> Calibration:
     if not all(_decodes_alike(name) for name in subsamplings):
         _core.set_own_decoder(False)
     _core.set_trusted_subsamplings(sum(1 << names.index(name) for name in subsamplings))
+    formats = _formats()
     pass_rule, filters = _best_rule()
-    return Calibration(PIL.__version__, _core.libjpeg_version(), subsamplings, pass_rule, filters)
+    return Calibration(PIL.__version__, _core.libjpeg_version(), subsamplings, formats, pass_rule, filters)
+
+
+def _formats() -> frozenset[str]:
+    from fastload import _core
+
+    names = _core.format_names()
+    _core.set_trusted_formats((1 << len(names)) - 1)
+    opened_by: dict[str, tuple[str, Callable[[io.BytesIO], Image.Image]]] = {
+        "PNG": ("zlib", PngImageFile),
+        "WebP (lossy)": ("webp", WebPImageFile),
+        "WebP (lossless)": ("webp", WebPImageFile),
+    }
+    formats = frozenset(
+        format
+        for format, (feature, opened) in opened_by.items()
+        if features.check(feature) and all(_file_decodes_alike(_read(name), opened) for name in PROBES[format])
+    )
+    _core.set_trusted_formats(sum(1 << names.index(format) for format in formats))
+    return formats
 
 
 def _decodes_alike(subsampling: str) -> bool:
-    return all(map(_file_decodes_alike, (probe(subsampling), *_larger_probes(subsampling))))
+    files = (probe(subsampling), *_larger_probes(subsampling))
+    return all(_file_decodes_alike(file, JpegImageFile) for file in files)
 
 
 def _larger_probes(subsampling: str) -> list[bytes]:
@@ -133,8 +172,8 @@ def _larger_probes(subsampling: str) -> list[bytes]:
     return files
 
 
-def _file_decodes_alike(data: bytes) -> bool:
-    with JpegImageFile(io.BytesIO(data)) as image:  # not Image.open, which checks the user's MAX_IMAGE_PIXELS
+def _file_decodes_alike(data: bytes, opened: Callable[[io.BytesIO], Image.Image]) -> bool:
+    with opened(io.BytesIO(data)) as image:  # not Image.open, which checks the user's MAX_IMAGE_PIXELS
         expected = np.asarray(image.convert("RGB"))
     rows, columns = expected.shape[:2]
     boxes = [(0, 0, rows, columns)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 import torchvision
-from PIL import Image, JpegImagePlugin
+from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from torchvision.datasets import folder
 
 from fastload.pipeline.errors import Refused
@@ -35,10 +35,13 @@ _MODULES: Final = (
     "PIL.ImageStat",
     "PIL.JpegImagePlugin",
     "PIL.MpoImagePlugin",
+    "PIL.PngImagePlugin",
     "PIL.TiffImagePlugin",  # reads EXIF
+    "PIL.WebPImagePlugin",
     "PIL._binary",
     "PIL._imaging",
     "PIL._util",
+    "PIL._webp",
     "torch.utils.data._utils.collate",
     "torch.utils.data._utils.fetch",
     "torch.utils.data._utils.pin_memory",
@@ -78,6 +81,7 @@ _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (torchvision, ("get_image_backend",)),
     (Image, ("DECODERS", "ID", "OPEN")),
     (JpegImagePlugin, ("MARKER",)),
+    (WebPImagePlugin, ("SUPPORTED",)),
     (np, ("array", "asarray", "ascontiguousarray", "frombuffer")),
     (builtins, ("abs", "isinstance", "len", "max", "min", "open", "range", "round")),
     (math, ("atan", "ceil", "cos", "degrees", "exp", "floor", "log", "radians", "sin", "sqrt", "tan")),
@@ -88,11 +92,15 @@ _NAMES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (torch.nn.functional, ("interpolate",)),
     (torch.linalg, ("lstsq",)),
 )
-# The first 16 bytes of JPEG files that begin with a JFIF, EXIF, Adobe or table segment.
-_PREFIXES: Final = tuple(
-    (b"\xff\xd8\xff" + begin).ljust(16, b"\0")
-    for begin in (b"\xe0\0\x10JFIF\0\1\1", b"\xe1\0\x40Exif\0\0MM\0", b"\xee\0\x0eAdobe\0d", b"\xdb\0\x43\0\1\1\1")
-)
+# The first 16 bytes of files: of JPEG files, those that begin with a JFIF, EXIF, Adobe or table segment.
+_PREFIXES: Final = {
+    "JPEG": tuple(
+        (b"\xff\xd8\xff" + begin).ljust(16, b"\0")
+        for begin in (b"\xe0\0\x10JFIF\0\1\1", b"\xe1\0\x40Exif\0\0MM\0", b"\xee\0\x0eAdobe\0d", b"\xdb\0\x43\0\1\1\1")
+    ),
+    "PNG": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",),
+    "WEBP": tuple(b"RIFF\x24\0\1\0WEBPVP8" + kind for kind in (b" ", b"L", b"X")),
+}
 
 
 class _Group:
@@ -126,8 +134,8 @@ class _Group:
 def _add_names(functions: Functions) -> None:
     for holder, names in _NAMES:
         functions.add(holder, names)
-    functions.add_entries(Image.OPEN, ["JPEG"], "PIL.Image.OPEN[{key}]", "Pillow")
-    functions.add_entries(Image.DECODERS, ["jpeg"], "PIL.Image.DECODERS[{key}]", "Pillow")
+    functions.add_entries(Image.OPEN, _PREFIXES, "PIL.Image.OPEN[{key}]", "Pillow")
+    functions.add_entries(Image.DECODERS, ["jpeg", "raw", "zip"], "PIL.Image.DECODERS[{key}]", "Pillow")
     functions.add_entries(JpegImagePlugin.MARKER, JpegImagePlugin.MARKER, "PIL.JpegImagePlugin.MARKER[{key}]", "Pillow")
 
 
@@ -141,6 +149,8 @@ def _add_kernels(functions: Functions) -> None:
         functions.add_entries(kernels, types, what, "torchvision")
 
 
+_TEXT_CHUNK: Final = 1 << 20
+"""Pillow's limit for one compressed text or profile of a PNG file, bytes."""
 _lock: Final = threading.Lock()
 _COMMON: Final = _Group(_MODULES, _add_names)
 _V2: Final = _Group(_V2_MODULES, _add_kernels)
@@ -156,32 +166,43 @@ def check_libraries(*, v2: bool) -> None:
         Refused: Names what was patched.
     """
     with _lock:
-        reason = _COMMON.patched() or _taken_by_another() or (_V2.patched() if v2 else None)
+        reason = _COMMON.patched() or (_V2.patched() if v2 else None) or _lowered_limit()
+        reason = reason or next(filter(None, map(_taken_by_another, _PREFIXES)), None)
     if reason is not None:
         raise Refused(reason)
 
 
-def _taken_by_another() -> str | None:
-    """Say if ``Image.open`` would give JPEG files to another plugin than Pillow's.
+def _lowered_limit() -> str | None:
+    """Say if Pillow would raise for texts in PNG files that the core takes."""
+    if PngImagePlugin.MAX_TEXT_CHUNK >= _TEXT_CHUNK and PngImagePlugin.MAX_TEXT_MEMORY >= 64 * _TEXT_CHUNK:
+        return None
+    return (
+        f"PIL.PngImagePlugin.MAX_TEXT_CHUNK is {PngImagePlugin.MAX_TEXT_CHUNK} and MAX_TEXT_MEMORY "
+        f"{PngImagePlugin.MAX_TEXT_MEMORY}, less than Pillow's own; leave them as they are, or raise them"
+    )
+
+
+def _taken_by_another(format: str) -> str | None:
+    """Say if ``Image.open`` would give files of a format to another plugin than Pillow's.
 
     Plugins for other formats may come first. Of those without an accept function, only Pillow's are trusted.
     """
     for name in Image.ID:
-        if name == "JPEG":
+        if name == format:
             return None
-        if name in Image.OPEN and _takes_jpeg(*Image.OPEN[name]):
+        if name in Image.OPEN and _takes(_PREFIXES[format], *Image.OPEN[name]):
             return (
-                f"the plugin {name} was registered with PIL.Image.register_open and may take JPEG files before "
+                f"the plugin {name} was registered with PIL.Image.register_open and may take {format} files before "
                 "Pillow's own does; register it after PIL.Image.preinit(), or give it an accept function"
             )
-    return "Pillow's plugin JPEG is not in PIL.Image.ID; leave it there"
+    return f"Pillow's plugin {format} is not in PIL.Image.ID; leave it there"
 
 
-def _takes_jpeg(factory: Any, accept: Any) -> bool:
+def _takes(prefixes: tuple[bytes, ...], factory: Any, accept: Any) -> bool:
     if accept is None:
         return not str(getattr(factory, "__module__", "")).startswith("PIL.")
     try:
-        answers = [accept(prefix) for prefix in _PREFIXES]
+        answers = [accept(prefix) for prefix in prefixes]
     except (SyntaxError, IndexError, TypeError, struct.error):  # Image.open takes these for a no
         return False
     except Exception:  # noqa: BLE001 - Image.open would raise it

@@ -1,4 +1,4 @@
-"""Decode JPEG images to arrays in C++, with Pillow's exact pixels."""
+"""Decode JPEG, PNG and WebP images to arrays in C++, with Pillow's exact pixels."""
 
 from fastload.pipeline.calibration import Calibration, calibrate
 from fastload.vision.codec import JpegInfo, decode, decode_batch, jpeg_info

@@ -1,7 +1,7 @@
-"""Decode JPEG files to RGB arrays in C++, bit for bit as Pillow does.
+"""Decode JPEG, PNG and WebP files to RGB arrays with Pillow's bits.
 
-The pixels are those of ``Image.open(file).convert("RGB")`` and ``Image.resize``. Only the crop is decoded, and it is
-resized while its rows are still in the cache. EXIF orientation is ignored, as Pillow ignores it.
+The pixels are those of ``Image.open(file).convert("RGB")`` and ``Image.resize``. Of a JPEG file only the crop is
+decoded, and it is resized while its rows are still in the cache. EXIF orientation is ignored, as Pillow ignores it.
 """
 
 from __future__ import annotations
@@ -67,13 +67,23 @@ def jpeg_info(data: Source) -> JpegInfo:
         DecodeError: The file cannot be read, is not a JPEG file, or its header is damaged.
         TypeError: ``data`` is neither bytes-like nor a path.
     """
+    status, width, height, components, subsampling, progressive, format = _header(data)
+    if format != "JPEG":
+        raise DecodeError.of(("not_jpeg", 0, 0, 0, 0, ""), data)
+    return JpegInfo(width, height, components, subsampling, progressive, status)
+
+
+def _header(data: Source) -> tuple[str, int, int, int, str, bool, str]:
+    """Status, width, height, components, subsampling, whether it is progressive, and format of a sound header."""
     from fastload import _core  # not at the top: fastload doctor must run even if the core does not load
 
-    status, error_number, size_bytes, width, height, components, subsampling, progressive = _core.jpeg_header(data)
+    status, error_number, size_bytes, width, height, components, subsampling, progressive, format = _core.jpeg_header(
+        data
+    )
     if status not in _SOUND or width == 0:
         outcome = ("corrupt" if status in _SOUND else status, error_number, width, height, size_bytes, "")
         raise DecodeError.of(outcome, data)
-    return JpegInfo(width, height, components, subsampling, progressive, status)
+    return status, width, height, components, subsampling, progressive, format
 
 
 @overload
@@ -117,7 +127,7 @@ def decode(
     index: JpegIndex | None = None,
     out: Any = None,
 ) -> Any:
-    """Decode, crop, resize and flip one JPEG image.
+    """Decode, crop, resize and flip one JPEG, PNG or WebP image.
 
     Runs on the calling thread without the GIL; thread-safe.
 
@@ -173,10 +183,10 @@ def decode_batch(
     num_threads: int | None = None,
     statuses: list[str] | None = None,
 ) -> Any:
-    """Decode, crop, resize and flip JPEG images in parallel. Blocks without the GIL; thread-safe.
+    """Decode, crop, resize and flip images in parallel. Blocks without the GIL; thread-safe.
 
     Args:
-        images: For each image the file's bytes (any contiguous bytes-like object), or its path.
+        images: For each JPEG, PNG or WebP image the file's bytes (any contiguous bytes-like object), or its path.
         crops: ``(N, 4)`` boxes ``(top, left, height, width)`` in pixels of the images. By default whole images.
         size: ``(height, width)`` to resize every crop to. By default crops keep their size and must all have the same.
         interpolation: As in :func:`decode`.
@@ -292,11 +302,12 @@ def _shape_of(first: Source, boxes: NDArray[np.int64] | None, size: Sequence[int
     if size is not None:
         return _pair(size)
     if boxes is None:
-        info = jpeg_info(first)
+        calibrate()  # which formats are decoded
+        _, width, height, *_ = _header(first)
         limit = _max_pixels()
-        if limit and info.width * info.height > limit:  # before allocating an array of that size
-            raise DecodeError.of(("bomb", 0, info.width, info.height, 0, ""), first)
-        return info.height, info.width
+        if limit and width * height > limit:  # before allocating an array of that size
+            raise DecodeError.of(("bomb", 0, width, height, 0, ""), first)
+        return height, width
     if (boxes[:, 2:] != boxes[0, 2:]).any():
         raise ValueError("crops must all have the same height and width when they are not resized; give a size")
     return int(boxes[0, 2]), int(boxes[0, 3])

@@ -8,7 +8,7 @@ from typing import Any
 # The rule that an image broke, and the remedy.
 _REMEDY = "Image.open may still make something of it"
 _RULES = {
-    "not_jpeg": f"a JPEG file must start with FF D8 FF; {_REMEDY}",
+    "not_jpeg": f"only JPEG files, and PNG and WebP files as this build can, are decoded natively; {_REMEDY}",
     "cmyk": f"only gray, YCbCr and RGB images are decoded natively, this one is CMYK or YCCK; {_REMEDY}",
     "twelve_bit": "only samples of 8 bits are decoded, these have 12; convert the file",
     "arithmetic": f"arithmetic coding is not supported by the libjpeg-turbo that fastload was built with; {_REMEDY}",

@@ -203,7 +203,7 @@ def test_images_from_a_tar_file(tmp_path, randomness):
     path = tmp_path / "images.tar"
     with tarfile.open(path, "w") as tar:
         for i in range(11):
-            data = jpeg(i, 60 + i, 90) if i != 4 else png(4)
+            data = saved(i, {4: "BMP", 7: "PNG"}[i]) if i in (4, 7) else jpeg(i, 60 + i, 90)
             member = tarfile.TarInfo(f"{i % 3}_{i}.jpg")
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
@@ -213,11 +213,11 @@ def test_images_from_a_tar_file(tmp_path, randomness):
     assert_same(epochs_of(lambda: FastLoader(dataset, **own)), epochs_of(lambda: FastLoader(dataset, **workers)))
 
 
-def png(seed):
+def saved(seed, format):
     from PIL import Image
 
     out = io.BytesIO()
-    Image.fromarray(pixels(seed, 70, 80)).save(out, "PNG")
+    Image.fromarray(pixels(seed, 70, 80)).save(out, format)
     return out.getvalue()
 
 

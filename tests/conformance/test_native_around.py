@@ -318,10 +318,10 @@ for root in sys.argv[1:]:
 
 @pytest.mark.slow
 def test_no_program_ends_where_warnings_are_errors(tmp_path, root):
-    folder = tmp_path / "png" / "class"
+    folder = tmp_path / "bmp" / "class"
     folder.mkdir(parents=True)
     for number, path in enumerate(sorted(root.rglob("*.jpg"))[:5]):
-        Image.open(path).convert("RGB").save(folder / f"{number}.png")
+        Image.open(path).convert("RGB").save(folder / f"{number}.bmp")
     command = [sys.executable, "-W", "error", "-c", LOUD, str(folder.parent), str(root)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     counts = [str(len(ImageFolder(path))) for path in (folder.parent, root) for _ in range(8)]

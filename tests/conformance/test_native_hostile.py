@@ -487,7 +487,7 @@ def test_a_process_is_forked_when_a_sample_needs_it_and_by_the_loaders_own_threa
 
 def test_a_process_that_cannot_be_started_is_the_error_of_the_batches_that_need_it(mixed, monkeypatch):
     dataset = ImageFolder(mixed, train_v1())
-    dataset.samples.sort(key=lambda sample: sample[0].endswith("000.png"))
+    dataset.samples.sort(key=lambda sample: sample[0].endswith("000.bmp"))
     with FastLoader(dataset, 16, num_workers=1, shuffle=False, **NATIVE) as loader:
         list(loader)
         loader._state.checks.python_used = False  # else the process is started with the epoch

@@ -9,11 +9,12 @@ from importlib import import_module
 import PIL
 import pytest
 from jpeg_writer import FACTORS, write_jpeg
-from PIL import Image
+from PIL import Image, features
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from fastload import _core
-from fastload.pipeline.calibration import FILTERS, SUBSAMPLINGS, _calibrate, calibrate, probe
+from fastload.pipeline.calibration import FILTERS, PROBES, SUBSAMPLINGS, _calibrate, calibrate, probe
 from fastload.vision import DecodeError, decode
 
 
@@ -31,6 +32,10 @@ def test_installed_pillow_is_matched_in_full() -> None:
     assert found.pillow == PIL.__version__
     assert found.libjpeg == _core.libjpeg_version()
     assert found.subsamplings == set(SUBSAMPLINGS)
+    assert {name.split()[0] for name in found.formats} == {
+        word for word in ("PNG", "WebP") if word in _core.codec_versions()
+    }
+    assert found.formats <= set(PROBES)
     assert found.filters == set(FILTERS)
     version = tuple(map(int, PIL.__version__.split(".")[:2]))
     rules = {(13, 0): "tall_vertical_first", (12, 2): "sliver_vertical_first", (0, 0): "horizontal_first"}
@@ -45,6 +50,7 @@ def test_probes_are_what_they_say_and_small() -> None:
             1 if subsampling == "gray" else 3,
             subsampling,
             False,
+            "JPEG",
         )
         assert len(probe(subsampling)) < 1000
     assert set(SUBSAMPLINGS) == set(FACTORS) == set(_core.subsampling_names()) - {"other"}
@@ -64,6 +70,34 @@ def test_subsampling_that_pillow_decodes_otherwise_is_refused(monkeypatch: pytes
     with pytest.raises(DecodeError) as caught:
         decode(write_jpeg(20, 20, FACTORS["4:4:0"]))
     assert caught.value.status == "unsupported"
+
+
+def test_format_that_pillow_decodes_otherwise_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OtherLibwebp(WebPImageFile):
+        def load(self) -> object:
+            pixel = super().load()
+            if self.im.size == (83, 67):  # the lossy probes
+                self.im.putpixel((82, 66), tuple(value ^ 1 for value in self.im.getpixel((82, 66))))
+            return pixel
+
+    files = {options: io.BytesIO() for options in (True, False)}
+    for lossless, file in files.items():
+        Image.new("RGB", (9, 8), (9, 90, 200)).save(file, "WEBP", lossless=lossless)
+    with monkeypatch.context() as patch:
+        patch.setattr(import_module("fastload.pipeline.calibration"), "WebPImageFile", OtherLibwebp)
+        assert calibrate().formats == {"PNG", "WebP (lossless)"}
+    decode(files[True].getvalue())
+    with pytest.raises(DecodeError) as caught:
+        decode(files[False].getvalue(), size=(4, 4))
+    assert caught.value.status == "not_jpeg"
+
+
+@pytest.mark.parametrize("feature", ["zlib", "webp"])
+def test_format_that_pillow_lacks_is_not_decoded(monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
+    """Image.open raises for it."""
+    real = features.check
+    monkeypatch.setattr(features, "check", lambda name: name != feature and real(name))
+    assert {name.split()[0] for name in calibrate().formats} == {"WebP" if feature == "zlib" else "PNG"}
 
 
 def test_filter_that_pillow_computes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

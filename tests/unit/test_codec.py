@@ -204,7 +204,8 @@ def test_file_without_permission_is_unreadable(tmp_path: Path, photo: bytes) -> 
     [
         (b"", "not_jpeg"),
         (b"\xff\xd8", "not_jpeg"),
-        (b"\x89PNG\r\n\x1a\n", "not_jpeg"),
+        (b"\x89PNG\r\n\x1a\n", "corrupt"),
+        (b"GIF89a", "not_jpeg"),
         (write_jpeg(9, 9, ((1, 1),) * 4), "cmyk"),
         (write_jpeg(9, 9, ((1, 1),) * 2), "unsupported"),
         (write_jpeg(9, 9, bits=12), "twelve_bit"),

@@ -106,10 +106,10 @@ def test_batches_of_several_streams_draw_like_torch_workers(pool: _core.Pool, fi
 
 
 def test_sample_for_pillow_is_asked_for_in_turn(pool: _core.Pool, files: list[Path], tmp_path: Path) -> None:
-    """A PNG draws too, so the caller takes the stream over and hands it back."""
-    png = tmp_path / "x.png"
-    Image.open(files[2]).save(png)
-    images = [*files[:3], png, *files[3:], tmp_path / "missing"]
+    """A BMP draws too, so the caller takes the stream over and hands it back."""
+    bmp = tmp_path / "x.bmp"
+    Image.open(files[2]).save(bmp)
+    images = [*files[:3], bmp, *files[3:], tmp_path / "missing"]
     out, later = room(len(images)), room(2)
     stream = _core.RandomStream(state_of(5))
     job = pool.submit(images, out, plan=train_plan(), stream=stream, pass_rule=pass_rule())
@@ -125,7 +125,7 @@ def test_sample_for_pillow_is_asked_for_in_turn(pool: _core.Pool, files: list[Pa
         assert after.wait(0.0) == "timeout"
         state = job.generator_before(3)
         assert state == torch.get_rng_state().numpy().tobytes()
-        expected.append(to_array(transform(Image.open(png).convert("RGB"))))
+        expected.append(to_array(transform(Image.open(bmp).convert("RGB"))))
         out[3] = expected[3]
         job.skip(torch.get_rng_state().numpy().tobytes())
 

@@ -227,7 +227,7 @@ def native(**more):
 
 
 def test_samples_made_in_python_are_named_and_count_against_the_rate():
-    """With 10% PNG, "could deliver 8,959 images/s" was reported while the loop waited 98%."""
+    """With 10% in Python, "could deliver 8,959 images/s" was reported while the loop waited."""
     told = report(native(step_ms=1, decode=49, stages={"python": 45}))
     assert told.verdict.bottleneck is Bottleneck.PYTHON
     assert "samples that the native engine does not decode were made in Python, one after the other" in str(told)
@@ -244,7 +244,7 @@ def test_samples_made_in_python_are_named_and_count_against_the_rate():
 @pytest.mark.parametrize(("made", "told_so"), [(0.1, True), (0.01, False)])
 @pytest.mark.parametrize(("python", "which"), [(2, Bottleneck.DECODE), (45, Bottleneck.PYTHON)])
 def test_the_verdict_counts_samples_made_in_python(made, told_so, python, which):
-    """A folder with 10% PNG was told to raise num_workers, and no more."""
+    """A folder with 10% in Python was told to raise num_workers, and no more."""
     figures = native(step_ms=1, decode=49, stages={"python": python})
     told = report(replace(figures, python_images=int(made * figures.images)))
     assert told.verdict.bottleneck is which

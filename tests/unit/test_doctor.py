@@ -10,10 +10,10 @@ import sys
 import interpreters
 import pytest
 
-from fastload import _machine
+from fastload import _core, _machine
 from fastload._machine import CpuBudget, MemoryBudget
 from fastload.commands.doctor import checks, checks_pil
-from fastload.commands.doctor.checks import Check
+from fastload.commands.doctor.checks import Check, check_native_core
 from fastload.commands.doctor.doctor import MachineReport, add_arguments, doctor, main
 
 GIB = 2**30
@@ -101,6 +101,16 @@ def test_a_core_that_does_not_load_is_reported_with_exit_status_1():
     core = json.loads(done.stdout)["checks"]["native core"]
     assert core["status"] == "missing"
     assert "libjpeg62-turbo-dev" in core["remedy"]
+
+
+def test_a_core_without_a_format_says_which_package_it_needs(monkeypatch):
+    monkeypatch.setattr(_core, "codec_versions", lambda: "PNG with libdeflate 1.14")
+    check = check_native_core()
+    assert (check.status, check.data["other_formats"]) == ("note", "PNG with libdeflate 1.14")
+    assert "for WebP files" in check.remedy
+    assert "apt-get install libwebp-dev," in check.remedy
+    monkeypatch.undo()
+    assert check_native_core().status == "ok"
 
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("note", 0), ("warning", 0), ("missing", 1)])

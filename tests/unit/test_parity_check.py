@@ -198,15 +198,15 @@ class Zipped(Listed):
 def test_a_file_that_the_check_opens_is_not_shared_by_the_workers(tmp_path, files):
     with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
         for number, file in enumerate(files):
-            png = io.BytesIO()
-            Image.open(file).save(png, "PNG")  # so that the check falls back
-            archive.writestr(f"{number}", png.getvalue())
+            bmp = io.BytesIO()
+            Image.open(file).save(bmp, "BMP")  # so that the check falls back
+            archive.writestr(f"{number}", bmp.getvalue())
     dataset = Zipped(tmp_path / "images.zip", files)
     part = Subset(Subset(dataset, range(9)), range(8))
     loader = FastLoader(part, batch_size=2, num_workers=2, device="cpu")
     torch.manual_seed(1)
     ours = list(loader)
-    assert "no JPEG images" in str(loader.plan)
+    assert "no JPEG, PNG or WebP images" in str(loader.plan)
     assert dataset.archive is None  # in this process
     torch.manual_seed(1)
     for (images, _), (expected, _) in zip(ours, DataLoader(part, 2, num_workers=2), strict=True):

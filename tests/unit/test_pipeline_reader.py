@@ -362,17 +362,17 @@ def test_require_raises_when_a_bit_differs(root, monkeypatch):
         iter(loader)
 
 
-def test_a_folder_of_png_stays_with_the_workers(tmp_path, root):
+def test_a_folder_of_bmp_stays_with_the_workers(tmp_path, root):
     for path in sorted(root.rglob("*.jpg")):
         target = tmp_path / path.parent.name
         target.mkdir(exist_ok=True)
-        Image.open(path).save(target / f"{path.stem}.png")
+        Image.open(path).save(target / f"{path.stem}.bmp")
     loader = FastLoader(ImageFolder(tmp_path, train_v1()), device="cpu", num_workers=1, batch_size=4)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         assert len(list(loader)) == 3
     assert not warned
-    assert "no JPEG images" in text_of(loader)
+    assert "no JPEG, PNG or WebP images" in text_of(loader)
 
 
 LOUD = """
@@ -384,15 +384,15 @@ warnings.simplefilter("error")
 transform = v1.Compose([v1.RandomResizedCrop(8), v1.ToTensor()])
 loader = FastLoader(ImageFolder(sys.argv[1], transform), 4, device="cpu", num_workers=1)
 print(sum(len(images) for images, _ in loader))
-print("no JPEG images" in str(loader.plan))
+print("no JPEG, PNG or WebP images" in str(loader.plan))
 """
 
 
 @pytest.mark.slow
-def test_where_warnings_are_errors_a_folder_of_png_stays_with_the_workers(tmp_path, root):
+def test_where_warnings_are_errors_a_folder_of_bmp_stays_with_the_workers(tmp_path, root):
     (tmp_path / "class").mkdir()
     for number, path in enumerate(sorted(root.rglob("*.jpg"))[:4]):
-        Image.open(path).save(tmp_path / "class" / f"{number}.png")
+        Image.open(path).save(tmp_path / "class" / f"{number}.bmp")
     command = [sys.executable, "-W", "error::UserWarning", "-c", LOUD, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (ran.stdout.splitlines(), ran.returncode) == (["4", "True"], 0), ran.stderr

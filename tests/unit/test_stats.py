@@ -190,7 +190,7 @@ def test_the_native_engine_counts_every_stage_that_it_has(folder, persistent):
 def test_samples_made_in_python_are_counted_by_the_batches_that_had_any(tmp_path):
     (tmp_path / "of-one-class").mkdir()
     for number in range(24):
-        suffix = "png" if number in (3, 5, 17) else "jpg"
+        suffix = "bmp" if number in (3, 5, 17) else "jpg"
         Image.new("RGB", (40, 40)).save(tmp_path / "of-one-class" / f"{number:02}.{suffix}")
     dataset = ImageFolder(str(tmp_path), transforms.Compose([transforms.Resize((32, 32)), transforms.PILToTensor()]))
     with FastLoader(dataset, batch_size=8, num_workers=2, engine="native", device="cpu") as loader:

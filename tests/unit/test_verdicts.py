@@ -18,7 +18,7 @@ ON_CPU = {
     "heavy decode": "decode",
     "Python-heavy transform": "Python",
     "normalizing on the host": "epilogue",
-    "a tenth PNG files": "Python",
+    "a tenth CMYK files": "Python",
     "large collate": "collate/IPC",
     "heavy model": "step",
     "sleep in every step": "step",

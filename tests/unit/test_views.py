@@ -163,7 +163,7 @@ def test_batches_and_random_states_are_torchs(root, workers, run):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_made_in_python_are_views_too(tmp_path, workers):
-    """PNG and CMYK files, and crops that do not fit some images."""
+    """BMP and CMYK files, and crops that do not fit some images."""
     folder = mix_in(make_folder(tmp_path, 9))
     large = v1.Compose([v1.RandomCrop(75, pad_if_needed=False), v1.RandomInvert(), v1.ToTensor()])
 
@@ -250,7 +250,7 @@ def test_views_of_two_sizes_have_a_plan_and_verify(root):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_made_in_python_have_the_size_of_their_view(tmp_path, workers):
-    """PNG and CMYK files; random numbers are drawn in the order of the views."""
+    """BMP and CMYK files; random numbers are drawn in the order of the views."""
     folder = mix_in(make_folder(tmp_path, 9))
 
     def dataset():

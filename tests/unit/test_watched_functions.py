@@ -15,7 +15,9 @@ import numpy as np
 import PIL
 import PIL.JpegImagePlugin
 import PIL.MpoImagePlugin  # Pillow imports it and the next when it needs them: the sweeps shall have them
+import PIL.PngImagePlugin
 import PIL.TiffImagePlugin
+import PIL.WebPImagePlugin
 import pytest
 import torch
 import torchvision
@@ -67,6 +69,8 @@ PATCHED = [
     (ImageFile.ImageFile, "load", "PIL.ImageFile.ImageFile.load"),
     (PIL.JpegImagePlugin, "APP", "PIL.JpegImagePlugin.APP"),
     (PIL.JpegImagePlugin.JpegImageFile, "_open", "PIL.JpegImagePlugin.JpegImageFile._open"),
+    (PIL.PngImagePlugin.PngStream, "chunk_tRNS", "PIL.PngImagePlugin.PngStream.chunk_tRNS"),
+    (PIL.WebPImagePlugin.WebPImageFile, "load", "PIL.WebPImagePlugin.WebPImageFile.load"),
     (PIL.TiffImagePlugin.ImageFileDirectory_v2, "load", "PIL.TiffImagePlugin.ImageFileDirectory_v2.load"),
     (v1_functional, "resize", "torchvision.transforms.functional.resize was patched; leave torchvision's function as"),
     (v1_functional, "hflip", "torchvision.transforms.functional.hflip"),
@@ -296,6 +300,26 @@ def test_a_plugin_before_pillows_own_is_refused_if_it_may_take_jpeg_files(datase
     assert reasons(datasets[0]) == ""  # it comes last
     Image.ID.insert(0, Image.ID.pop())
     assert ("the plugin OTHER was registered" in reasons(datasets[0])) == takes
+
+
+@pytest.mark.parametrize(("format", "prefix"), [("PNG", b"\x89PNG"), ("WEBP", b"RIFF")])
+def test_a_plugin_before_pillows_own_is_refused_for_other_formats_too(datasets, registry, format, prefix):
+    Image.register_open("OTHER", *other_plugin(lambda start: start.startswith(prefix)))
+    assert reasons(datasets[0]) == ""  # it comes last
+    Image.ID.insert(0, Image.ID.pop())
+    assert f"the plugin OTHER was registered with PIL.Image.register_open and may take {format}" in reasons(datasets[0])
+    Image.ID.remove("OTHER")
+    Image.ID.remove(format)
+    assert f"{format} is not in PIL.Image.ID" in reasons(datasets[0])
+
+
+@pytest.mark.parametrize("name", ["MAX_TEXT_CHUNK", "MAX_TEXT_MEMORY"])
+def test_limits_of_texts_may_be_raised_but_not_lowered(datasets, monkeypatch, name):
+    limit = getattr(PIL.PngImagePlugin, name)
+    monkeypatch.setattr(PIL.PngImagePlugin, name, 100 * limit)  # as many do
+    assert reasons(datasets[0]) == ""
+    monkeypatch.setattr(PIL.PngImagePlugin, name, limit - 1)
+    assert f"{name} is {limit - 1}" in reasons(datasets[0]) or f"{name} {limit - 1}" in reasons(datasets[0])
 
 
 def test_other_entries_for_jpeg_are_refused(datasets, registry):

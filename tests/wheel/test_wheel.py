@@ -82,8 +82,9 @@ def test_tag_names_a_standard_platform(wheel: Path) -> None:
 
 def test_libraries_and_their_licenses_are_inside(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert [name for name in names if name.startswith("fastload.libs/libjpeg")]
-    assert [name for name in names if "dist-info/licenses/libjpeg-turbo" in name]
+    for library, licensed in (("libjpeg", "libjpeg-turbo"), ("libdeflate", "libdeflate"), ("libwebp", "libwebp")):
+        assert [name for name in names if name.startswith(f"fastload.libs/{library}")]
+        assert [name for name in names if f"dist-info/licenses/{licensed}-" in name]
     assert [name for name in names if name.endswith("dist-info/licenses/LICENSE")]
     assert "fastload/_core.pyi" in names
     assert "fastload/py.typed" in names

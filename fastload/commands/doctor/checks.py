@@ -190,19 +190,31 @@ def check_descriptors() -> Check:
     return Check("descriptors", finding, data=data)
 
 
+_CODEC_PACKAGES: Final = {"PNG": "libdeflate-dev", "WebP": "libwebp-dev"}
+"""Debian's packages of the libraries that the core can do without."""
+
+
 def check_native_core() -> Check:
-    """Check ``fastload._core`` and its libjpeg-turbo."""
+    """Check ``fastload._core``, its libjpeg-turbo, and what it decodes besides."""
     try:
         from fastload import _core
 
-        version = _core.libjpeg_version()
+        version, others = _core.libjpeg_version(), _core.codec_versions()
     except (ImportError, OSError, AttributeError) as error:
         remedy = (
             "install libjpeg-turbo (Debian: apt-get install libjpeg62-turbo-dev; Ubuntu: libjpeg-turbo8-dev), "
             "then rebuild: pip install --force-reinstall --no-deps fastload (in a clone, make demo does both)"
         )
         return Check("native core", f"does not load: {error}", "missing", remedy)
-    return Check("native core", f"loads, {version}", data={"libjpeg": version})
+    data = {"libjpeg": version, "other_formats": others}
+    missing = [package for name, package in _CODEC_PACKAGES.items() if name not in others]
+    if missing:
+        remedy = (
+            f"for {' and '.join(name for name in _CODEC_PACKAGES if name not in others)} files, which Pillow decodes "
+            f"now: apt-get install {' '.join(missing)}, then rebuild: pip install --force-reinstall --no-deps fastload"
+        )
+        return Check("native core", f"loads, {version}{others and ', '}{others}", "note", remedy, data)
+    return Check("native core", f"loads, {version}, {others}", data=data)
 
 
 def check_nvtx() -> Check:

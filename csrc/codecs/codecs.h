@@ -1,0 +1,44 @@
+// PNG and WebP files: their headers, and their pixels as Pillow's Image.open(file).convert("RGB") gives them. What
+// Pillow may read otherwise, or warn about, is refused. Knows neither Python nor torch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "image/image.h"
+#include "jpeg/file.h"
+#include "jpeg/jpeg.h"
+#include "jpeg/jpeg_header.h"
+#include "jpeg/status.h"
+
+namespace fastload {
+
+// One bit per Format that decodes to the installed Pillow's pixels; others are `not_jpeg`. Initially none; calibration
+// sets those that this build can decode. Thread-safe.
+void set_trusted_formats(std::uint32_t mask);
+std::uint32_t trusted_formats();
+
+// "PNG with libdeflate 1.14, WebP with libwebp 1.2.4": what this build decodes beside JPEG; or empty.
+std::string codec_versions();
+
+// Reads the header of a file that is no JPEG. `ok` means that Pillow opens it without a warning; `not_jpeg` that it is
+// neither PNG nor WebP. Reads no more of a large file than needed.
+Status scan_other_header(ByteSource& source, JpegHeader& header);
+
+// Decodes the whole file, `header` being scan_other_header's result for it, and checks its end as Pillow would. `image`
+// is the region, in memory of this thread that stays valid until the next call. Thread-safe. Throws std::bad_alloc
+// only.
+Status decode_other(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image);
+
+// The parts of both. Without their libraries they are `not_jpeg`.
+Status scan_png(ByteSource& source, JpegHeader& header);
+Status decode_png(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image);
+Status scan_webp(ByteSource& source, JpegHeader& header);
+Status decode_webp(ByteSource& source, const JpegHeader& header, const Region& region, ConstImage& image);
+std::string deflate_version();  // or empty
+std::string webp_version();
+
+// Bytes of each buffer that a thread keeps for its next image, at most.
+inline constexpr std::size_t kKeptCodecBytes = std::size_t{4} << 20;
+
+}  // namespace fastload

@@ -286,7 +286,8 @@ def _check_leaf(dataset: Any) -> None:
             raise Refused(f"{kind.__name__} is iterable; only datasets by index are supported natively")
         if hasattr(kind, "__getitems__") and not asks_many(dataset):
             raise Refused(f"{kind.__name__} fetches whole batches by __getitems__; give it encoded_many(indices) too")
-        if getattr(dataset, "target_transform", None) is not None:
+        raw_targets = getattr(kind, "encodes_raw_targets", False) is True
+        if getattr(dataset, "target_transform", None) is not None and not raw_targets:
             raise Refused(f"{kind.__name__} has a target_transform; apply it in encoded()")
     else:
         known = next((base for base in kind.__mro__[1:] if base in _ORIGINALS), None)

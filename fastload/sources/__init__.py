@@ -1,14 +1,23 @@
-"""Datasets of images that lie elsewhere than in folders: in archives, tables and object stores."""
+"""Datasets of images that lie elsewhere than in folders: in archives and object stores."""
 
 from typing import TYPE_CHECKING
 
 from fastload._lazy import attributes
 
 if TYPE_CHECKING:
+    from fastload.sources.archive_index import ArchiveError
+    from fastload.sources.archives import TarImageFolder, TarSamples, ZipImageFolder
     from fastload.sources.object_store import ObjectStoreImageFolder
 else:  # the process that requests objects starts without torch
     __getattr__, __dir__ = attributes(
-        __name__, {"ObjectStoreImageFolder": "fastload.sources.object_store:ObjectStoreImageFolder"}
+        __name__,
+        {
+            "ArchiveError": "fastload.sources.archive_index:ArchiveError",
+            "ObjectStoreImageFolder": "fastload.sources.object_store:ObjectStoreImageFolder",
+            "TarImageFolder": "fastload.sources.archives:TarImageFolder",
+            "TarSamples": "fastload.sources.archives:TarSamples",
+            "ZipImageFolder": "fastload.sources.archives:ZipImageFolder",
+        },
     )
 
-__all__ = ["ObjectStoreImageFolder"]
+__all__ = ["ArchiveError", "ObjectStoreImageFolder", "TarImageFolder", "TarSamples", "ZipImageFolder"]

@@ -15,7 +15,6 @@ from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loa
 from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
 from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
-from fastload.pipeline.calibration import calibrate
 from fastload.pipeline.eligibility import read_loader, read_tail
 
 if TYPE_CHECKING:
@@ -246,6 +245,8 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
     if (views := recipe.pipeline.views) > 1:
         names = f"{views} views of each, in all {names}"
+    from fastload.pipeline.calibration import calibrate  # imports Pillow's plugins
+
     formats = ["JPEG", *sorted({name.split()[0] for name in calibrate().formats})]
     source = "arrays" if recipe.in_memory else f"{', '.join(formats)} files"
     return f"{source} to {sizes} pixels, uint8: {names}{_seeded(loader)}"

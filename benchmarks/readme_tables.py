@@ -211,9 +211,9 @@ def _counted(record: dict[str, Any]) -> str:
 
 _FITS = {
     NATIVE: (
-        "JPEG, PNG or WebP files in `ImageFolder` or another dataset that the plan knows, in archives or object stores, "
-        "or arrays of CIFAR's and MNIST's kind; crops, flips, resizes, colours, `RandAugment` and the like of torchvision "
-        "or timm",
+        "JPEG, PNG or WebP files in `ImageFolder` or another dataset that the plan knows, in archives or object "
+        "stores, or arrays of CIFAR's and MNIST's kind; crops, flips, resizes, colours, `RandAugment` and the like "
+        "of torchvision or timm",
         "C++ decode threads, no worker processes",
     ),
     AROUND: (

@@ -114,6 +114,7 @@ def test_a_dataset_is_pickled_without_its_open_files(archive):
     dataset = kind(path)
     data, _ = dataset.encoded(2)
     again = pickle.loads(pickle.dumps(dataset))
+    assert again._reader._files == {}  # those of another process
     assert again.encoded(2)[0] == data
     assert again._reader._files.keys() == {0}
 

@@ -401,15 +401,6 @@ void bind_batch(nb::module_& m) {
         "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false, "index"_a = nb::none());
   bind_index(m);
   bind_staging(m);
-  nb::class_<RandomStream>(m, "RandomStream")
-      .def(nb::new_([](nb::bytes state) {
-             Generator generator;
-             set_state(generator, state);
-             return std::make_shared<RandomStream>(generator);
-           }),
-           "state"_a)
-      .def_static(
-          "from_seed", [](std::uint64_t seed) { return std::make_shared<RandomStream>(Generator(seed)); }, "seed"_a);
 
   nb::class_<BoundJob>(m, "Job")
       .def("wait", &BoundJob::wait, "timeout"_a = -1.0)

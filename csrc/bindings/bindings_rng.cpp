@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,10 +13,12 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "pool/batch.h"
 #include "rng/draw_plan.h"
 
 namespace nb = nanobind;
@@ -371,6 +374,16 @@ void bind_resample(nb::module_& m) {
 void bind_draws(nb::module_& m) {
   m.def("apply_steps", &apply_to, "steps"_a, "image"_a.noconvert(), "out"_a.noconvert(),
         "pass_rule"_a = "horizontal_first", "generator"_a = nb::none());
+  nb::class_<RandomStream>(m, "RandomStream")
+      .def(nb::new_([](nb::bytes state) {
+             Generator generator;
+             set_state(generator, state);
+             return std::make_shared<RandomStream>(generator);
+           }),
+           "state"_a)
+      .def_static(
+          "from_seed", [](std::uint64_t seed) { return std::make_shared<RandomStream>(Generator(seed)); }, "seed"_a);
+
   nb::class_<Generator>(m, "Generator")
       .def(nb::init<std::uint64_t>(), "seed"_a)
       .def_ro_static("STATE_BYTES", &Generator::kStateBytes)

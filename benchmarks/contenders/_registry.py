@@ -45,7 +45,7 @@ class Contender:
         needs_gpu: Whether it means nothing without one.
         loads: Whether it loads at all; the ceiling does not.
         pins_itself: Whether it pins memory otherwise than through torch.
-        any_recipe: Whether it takes torchvision's transforms as they are, and so any of the job's recipes.
+        any_recipe: Whether it has any of the job's recipes: torchvision's transforms as they are, or its own like them.
     """
 
     title: str
@@ -138,6 +138,7 @@ CONTENDERS: dict[str, Contender] = {
         tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
         draws_itself=True,
         pins_itself=True,
+        any_recipe=True,
     ),
     "dali-gpu": Contender(
         title="DALI, GPU decode",
@@ -148,6 +149,24 @@ CONTENDERS: dict[str, Contender] = {
         draws_itself=True,
         needs_gpu=True,
         pins_itself=True,
+        any_recipe=True,
+    ),
+    "torchvision-gpu": Contender(
+        title="torchvision decode_jpeg, GPU",
+        module="nvjpeg_lists",
+        variant="torchvision",
+        tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
+        draws_itself=True,
+        needs_gpu=True,
+    ),
+    "torchcodec-gpu": Contender(
+        title="torchcodec decode_jpeg, GPU",
+        module="nvjpeg_lists",
+        variant="torchcodec",
+        packages=("torchcodec",),
+        tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
+        draws_itself=True,
+        needs_gpu=True,
     ),
     "timm": Contender(
         title="timm PrefetchLoader",
@@ -176,14 +195,12 @@ CONTENDERS: dict[str, Contender] = {
         _FASTLOAD,
         title="FastLoader, native, decoding on the CPU",
         variant="native-cpu",
-        any_recipe=False,
         needs_gpu=True,
     ),
     "fastload-gpu": replace(
         _FASTLOAD,
         title="FastLoader, native, decoding on the GPU",
         variant="native-gpu",
-        any_recipe=False,
         needs_gpu=True,
     ),
     "ceiling": Contender(title="data on the GPU already", module="ceiling", loads=False, any_recipe=True),

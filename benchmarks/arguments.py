@@ -144,6 +144,12 @@ def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--repeats", type=int, help=f"turns of each contender (default: {default.repeats})")
     parser.add_argument("--seconds", type=float, help=f"of each turn, about (default: {default.seconds})")
+    parser.add_argument(
+        "--row-seconds",
+        type=float,
+        help="of a point, about, the loaders' start included: turns are as short and as few as that takes, at least "
+        "one of each (default: as long as it takes)",
+    )
     parser.add_argument("--batch-size", type=int, help=f"images per batch (default: {default.batch_size})")
     parser.add_argument("--recipe", help=f"transforms of training: {', '.join(RECIPES)} (default: {default.recipe})")
     add_json(parser)
@@ -175,7 +181,7 @@ def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", help=f"torchvision's names, or {VIT_S} (default: {','.join(MODELS)})")
     parser.add_argument("--threads", type=numbers, help="threads or workers, all cores (default: 6,16)")
     parser.add_argument("--cores", type=numbers, help="cores, and as many threads: 4,8")
-    parser.add_argument("--steps", type=int, help="steps per turn (default: 30)")
+    parser.add_argument("--steps", type=int, help="most steps per turn (default: 30)")
 
 
 loaders: Final = _by_threads("loaders")

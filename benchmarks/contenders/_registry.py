@@ -45,6 +45,7 @@ class Contender:
         needs_gpu: Whether it means nothing without one.
         loads: Whether it loads at all; the ceiling does not.
         pins_itself: Whether it pins memory otherwise than through torch.
+        sweeps: Whether it times a few settings when it opens, and takes the fastest.
         any_recipe: Whether it has any of the job's recipes: torchvision's transforms as they are, or its own like them.
     """
 
@@ -57,6 +58,7 @@ class Contender:
     needs_gpu: bool = False
     loads: bool = True
     pins_itself: bool = False
+    sweeps: bool = False
     any_recipe: bool = False
 
     @property
@@ -138,6 +140,7 @@ CONTENDERS: dict[str, Contender] = {
         tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
         draws_itself=True,
         pins_itself=True,
+        sweeps=True,
         any_recipe=True,
     ),
     "dali-gpu": Contender(
@@ -149,6 +152,7 @@ CONTENDERS: dict[str, Contender] = {
         draws_itself=True,
         needs_gpu=True,
         pins_itself=True,
+        sweeps=True,
         any_recipe=True,
     ),
     "torchvision-gpu": Contender(
@@ -158,6 +162,7 @@ CONTENDERS: dict[str, Contender] = {
         tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
         draws_itself=True,
         needs_gpu=True,
+        sweeps=True,
     ),
     "torchcodec-gpu": Contender(
         title="torchcodec decode_jpeg, GPU",
@@ -167,6 +172,7 @@ CONTENDERS: dict[str, Contender] = {
         tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
         draws_itself=True,
         needs_gpu=True,
+        sweeps=True,
     ),
     "timm": Contender(
         title="timm PrefetchLoader",

@@ -53,7 +53,8 @@ def missing(variant: str, device: str) -> str | None:
         if device.startswith("cuda"):
             decode([torch.from_numpy(np.frombuffer(_smallest(), np.uint8).copy())])
     except (ImportError, OSError, RuntimeError, AttributeError, ValueError) as error:
-        return f"{variant} cannot decode JPEG on {device}: {type(error).__name__}: {error}"
+        first = str(error).strip().splitlines() or [""]
+        return f"{variant} cannot decode JPEG on {device}: {type(error).__name__}: {first[0]}"
     return None
 
 

@@ -117,9 +117,7 @@ def _pipeline(job: Job, decoder: str, depth: int, load: float) -> Any:
             "preallocate_height_hint": HEIGHT_HINT,
             "hw_decoder_load": load,
         }
-    dali: Any = importlib.import_module("nvidia.dali")
-
-    @dali.pipeline_def(
+    defined: Any = importlib.import_module("nvidia.dali").pipeline_def(
         batch_size=job.batch_size,
         num_threads=job.threads,
         device_id=(device.index or 0) if job.on_gpu else None,
@@ -127,6 +125,7 @@ def _pipeline(job: Job, decoder: str, depth: int, load: float) -> Any:
         prefetch_queue_depth=depth,
         enable_conditionals=job.recipe != "crops",  # the policies choose image by image
     )
+
     def graph() -> Any:
         encoded, targets = fn.readers.file(files=files, labels=labels, random_shuffle=job.train, name="reader")
         if job.train:
@@ -160,7 +159,7 @@ def _pipeline(job: Job, decoder: str, depth: int, load: float) -> Any:
         )
         return (_erased(images) if augments else images), targets
 
-    pipeline = graph()
+    pipeline = defined(graph)()
     pipeline.build()
     return pipeline
 

@@ -175,7 +175,8 @@ class Pipeline:
     def _work(self) -> None:
         try:
             on_gpu = self._device.type == "cuda"
-            with torch.cuda.stream(torch.cuda.Stream(self._device)) if on_gpu else nullcontext():
+            own: Any = torch.cuda.stream(torch.cuda.Stream(self._device)) if on_gpu else nullcontext()  # type: ignore[no-untyped-call]
+            with own:
                 while not self._stopped.is_set() and (batch := self._next()) is not None:
                     number, chosen, files = batch
                     images = self._make(self._decode([file.result() for file in files]))
@@ -227,7 +228,7 @@ def crop_boxes(sizes: NDArray[np.int64], random: np.random.Generator) -> NDArray
     rows = np.arange(count)
     size = np.stack([heights[rows, first], widths[rows, first]], 1).astype(np.int64)
     central = np.minimum(sizes, np.rint(sizes[:, ::-1] * 4 / 3).astype(np.int64))
-    found = fits.any(1)[:, None]
+    found = fits.any(1, keepdims=True)
     size = np.where(found, size, central)
     room = sizes - size
     corner = np.where(found, random.integers(0, room + 1), room // 2)

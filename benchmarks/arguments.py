@@ -92,6 +92,13 @@ def multigpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, help="images per batch and process (default: 256; if quick: 8)")
     parser.add_argument("--repeats", type=int, help="turns of each loader (default: 5; if quick: 2)")
     parser.add_argument("--seconds", type=float, help="of each turn, about (default: 2; if quick: 0.1)")
+    parser.add_argument(
+        "--row-seconds", type=float, help="of all turns of a number of processes, about: shortens turns"
+    )
+    parser.add_argument("--cores", type=int, help="of all processes together (default: all that this one may use)")
+    parser.add_argument(
+        "--contenders", metavar="A,B", help="such as fastload-gpu, fastload-cpu (default: torch-pinned,fastload)"
+    )
     add_json(parser)
     add_quick(parser)
 

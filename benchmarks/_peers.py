@@ -85,6 +85,7 @@ class Gathering:
             "repeats": setup.repeats,
             "seconds": setup.seconds,
             "recipe": setup.recipe,
+            "row_seconds": setup.row_seconds,
         }
         record: dict[str, Any] = {
             "benchmark": question.name,

@@ -1,4 +1,4 @@
-"""Compile ``decode.cu`` with g++ and run its threads one by one, without a GPU.
+"""Compile ``decode.cu`` and ``steps.cu`` with g++ and run its threads one by one, without a GPU.
 
 This checks indices, memory accesses and bits. Speed, races and NVRTC's compilation need a device (tests/gpu).
 """
@@ -17,7 +17,9 @@ from fastload.device import decode
 # Each thread of a block is a context of its own, which a barrier leaves for the next one.
 SHIM = """
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <string_view>
 #include <vector>
 #include <ucontext.h>
@@ -28,7 +30,8 @@ static Index threadIdx, blockIdx, gridDim, blockDim;
 #define __constant__ static const
 #define __forceinline__ inline
 #define __restrict__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
+#define __noinline__ __attribute__((noinline))
 #define __shared__ static
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(8) int2 { int x, y; };
@@ -43,6 +46,13 @@ static unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
     return shift == 0 ? high : high << shift | low >> (32 - shift);
 }
 static unsigned __byte_perm(unsigned word, unsigned, unsigned) { return __builtin_bswap32(word); }
+static unsigned atomicAdd(unsigned* to, unsigned value) { return (*to += value) - value; }
+static unsigned __vminu4(unsigned a, unsigned b) {
+    unsigned all = 0;
+    for (unsigned mask = 255; mask != 0; mask <<= 8) all |= std::min(a & mask, b & mask);
+    return all;
+}
+static unsigned __vmaxu4(unsigned a, unsigned b) { return ~__vminu4(~a, ~b); }
 using std::max;
 using std::min;
 #include "decode_source.cu"
@@ -106,8 +116,10 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
             rows(at(0), a[1], at(2));
         else if (kernel == "columns_first")
             columns_first(at(0), a[1], at(2));
-        else
+        else if (kernel == "second_pass")
             second_pass(at(0), a[1], at(2), at(3));
+        else
+            steps(at(0), a[1], at(2), at(3));
     });
 }
 """
@@ -129,7 +141,7 @@ class KernelsOnCpu:
         (folder / "decode_source.cu").write_text(decode.source().replace("extern __shared__ u32 pixels[];", dynamic))
         source.write_text(SHIM)
         library = source.with_suffix(".so")
-        command = ["g++", "-std=c++17", "-O1", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
+        command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
         subprocess.run([*command, "-o", str(library), str(source)], check=True)
         self._library = ctypes.CDLL(str(library))
 

@@ -471,8 +471,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // Grid: columns, any number of rows, images.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    second_pass(const u8* __restrict__ batch, long long first_image, const u8* __restrict__ memory,
-                u8* __restrict__ pixels) {
+    second_pass(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory, u8* __restrict__ pixels) {
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.z];
   const int width = image.out_width, height = image.out_height;
   const int x = static_cast<int>(blockIdx.x * kRowThreads + threadIdx.x);
@@ -483,6 +482,11 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
                           ? convolve(batch, image.x_axis, width, x, between + static_cast<u64>(y) * image.width, 1)
                           : convolve(batch, image.y_axis, height, y, between + x, width);
     const int row = image.flip_vertical ? height - 1 - y : y;
+    if (image.step_count > 0) {
+      u32* const first = reinterpret_cast<u32*>(memory + static_cast<u64>(image.stepped[0]) * 16);
+      first[static_cast<u64>(row) * width + x] = pixel;
+      continue;
+    }
     u8* const out = pixels + image.out + (static_cast<u64>(row) * width + x) * 3;
     out[0] = static_cast<u8>(pixel);
     out[1] = static_cast<u8>(pixel >> 8);

@@ -1,13 +1,15 @@
 """Decode JPEG files on a GPU, with the bits of the decode threads.
 
 The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
-the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize.
+the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
+and those in ``steps.cu`` what follows on images.
 What the kernels cannot decode, the threads have decoded: a batch may contain both.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from itertools import groupby
 from pathlib import Path
@@ -22,9 +24,8 @@ from fastload.nvtx.stages import stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE: Final = Path(__file__).with_name("decode.cu")
-LAYOUT: Final = Path(__file__).with_name("decode_layout.h")
-KERNELS: Final = ("huffman", "transform", "rows", "columns_first", "second_pass")
+SOURCE: Final = Path(__file__).with_name("steps.cu")
+KERNELS: Final = ("huffman", "transform", "rows", "columns_first", "second_pass", "steps")
 
 SCRATCH_MAX_BYTES: Final = 256 << 20
 """Most device memory for intermediate results, unless one image needs more. Batches are decoded in parts."""
@@ -44,17 +45,22 @@ _BLOCKS_AT_ONCE: Final = 32
 _ROW_THREADS: Final = 128
 _ROWS_AT_ONCE: Final = 8  # that a block makes, one after the other
 _ROWS_MAX: Final = 65535  # of a grid
+_STEP_THREADS: Final = 512  # as in steps.cu
 
 
 def source() -> str:
     """The kernels' source, as one file."""
-    layout = LAYOUT.read_text(encoding="utf-8").replace("#pragma once\n", "")
-    return SOURCE.read_text(encoding="utf-8").replace('#include "decode_layout.h"\n', layout)
+
+    def text_of(path: Path) -> str:
+        text = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
+        return re.sub(r'#include "(.*)"\n', lambda found: text_of(path.with_name(found[1])), text)
+
+    return text_of(SOURCE)
 
 
 @functools.cache
 def _kernels(index: int) -> Any:
-    return nvrtc.build(index, "fastload_decode", source(), KERNELS)
+    return nvrtc.build(index, "fastload_decode", source(), KERNELS, fuses=False)
 
 
 def launches(
@@ -70,7 +76,8 @@ def launches(
         pixels: The batch's pixels.
         bad: An int32 for each image of the batch.
     """
-    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height, vertical_first = chunk
+    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height = chunk[:10]
+    vertical_first, has_steps = chunk[10:]
     yield "huffman", (work_items,), (_WORK_THREADS, 0), (files, files + work, coefficients, bad)
     blocks = -(-coefficient_bytes // (128 * images * _BLOCKS_AT_ONCE))  # enough for most images
     yield "transform", (blocks, images), (8 * _BLOCKS_AT_ONCE, 0), (files, first, coefficients, scratch, bad)
@@ -80,6 +87,8 @@ def launches(
         yield "columns_first", grid, (_ROW_THREADS, 0), (files, first, scratch)
     grid = -(-out_width // _ROW_THREADS), min(out_height, _ROWS_MAX), images
     yield "second_pass", grid, (_ROW_THREADS, 0), (files, first, scratch, pixels)
+    if has_steps:
+        yield "steps", (images,), (_STEP_THREADS, 0), (files, first, scratch, pixels)
 
 
 class Decoder:

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastload.device import decode
@@ -122,6 +123,9 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
             steps(at(0), a[1], at(2), at(3));
     });
 }
+extern "C" void shift_hues(unsigned* pixels, long long count, int shift) {
+    for (long long i = 0; i < count; ++i) pixels[i] = shifted_hue(pixels[i], shift);
+}
 """
 
 
@@ -133,17 +137,31 @@ class KernelsOnCpu:
 
     Args:
         folder: Folder for build products.
+        step_threads: Of a block that runs steps. A GPU has more, which take longer here.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, step_threads: int = 64) -> None:
         source = folder / "decode_on_cpu.cpp"
-        dynamic = f"static u32 pixels[{1 << 13}];"
-        (folder / "decode_source.cu").write_text(decode.source().replace("extern __shared__ u32 pixels[];", dynamic))
+        text = decode.source()
+        for device, host in (
+            ("extern __shared__ u32 pixels[];", f"static u32 pixels[{1 << 13}];"),
+            (f"kStepThreads = {decode._STEP_THREADS};", f"kStepThreads = {step_threads};"),
+        ):
+            assert text.count(device) == 1
+            text = text.replace(device, host)
+        self._step_threads = step_threads
+        (folder / "decode_source.cu").write_text(text)
         source.write_text(SHIM)
         library = source.with_suffix(".so")
         command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
         subprocess.run([*command, "-o", str(library), str(source)], check=True)
         self._library = ctypes.CDLL(str(library))
+
+    def hues(self, pixels: np.ndarray[Any, Any], shift: int) -> np.ndarray[Any, Any]:
+        """Return pixels, one in each word, with another hue."""
+        result = pixels.copy()
+        self._library.shift_hues(ctypes.c_void_p(result.ctypes.data), ctypes.c_longlong(result.size), shift)
+        return result
 
     def decode(self, staging: Any, memory: torch.Tensor, pixels: torch.Tensor, images: int) -> list[int]:
         """Decode into ``pixels``, and return the numbers of the images that could not be."""
@@ -157,7 +175,7 @@ class KernelsOnCpu:
                 self._library.run(
                     name.encode(),
                     (ctypes.c_uint * 3)(*[*grid, 1, 1][:3]),
-                    (ctypes.c_uint * 3)(block[0], 1, 1),
+                    (ctypes.c_uint * 3)(self._step_threads if name == "steps" else block[0], 1, 1),
                     (ctypes.c_int64 * len(arguments))(*arguments),
                 )
             for block in blocks:

@@ -1,4 +1,4 @@
-"""Compile ``decode.cu`` and ``steps.cu`` with g++ and run its threads one by one, without a GPU.
+"""Compile the decode and step kernels with g++, and run their threads one by one.
 
 This checks indices, memory accesses and bits. Speed, races and NVRTC's compilation need a device (tests/gpu).
 """

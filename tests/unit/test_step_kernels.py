@@ -1,4 +1,4 @@
-"""Test the kernel that runs steps on decoded images, on the CPU, beside the decode threads and Pillow."""
+"""Test on the CPU the kernel that runs steps, beside the decode threads and Pillow."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torchvision.transforms import functional
-from torchvision.transforms.v2 import functional as _  # noqa: F401 (the references look there)
+from torchvision.transforms.v2 import functional
 
 from fastload import _core
 from fastload.device import decode
@@ -56,7 +55,7 @@ def plan_of(chain: Chain, height: int, width: int) -> _core.DrawPlan:
 
 
 class Staged:
-    """A batch of all files, decoded by the threads and, from the second visit on, staged.
+    """A batch of all files, decoded by the threads, and staged on the second visit.
 
     Args:
         pool: Its threads do both.

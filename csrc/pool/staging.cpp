@@ -44,19 +44,24 @@ bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& head
                   const SampleOptions& options, std::size_t out) try {
   static thread_local std::vector<std::uint8_t> bytes;
   StagedImage staged;
-  if (!stage_sample(source, header, geometry, options, bytes, staged)) return false;
+  StagedCodes codes;
+  if (!stage_sample(source, header, geometry, options, bytes, codes, staged)) return false;
   const std::size_t needed = aligned(bytes.size()), work = work_bytes_of(staged);
   std::size_t at = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    wanted_ += needed + work;
-    if (needed + work > size_ - used_ - work_bytes_) return false;
+    const auto found = std::find(codes_.begin(), codes_.end(), codes);
+    const std::size_t kept = work + (found == codes_.end() ? sizeof codes : 0);
+    wanted_ += needed + kept;
+    if (needed + kept > size_ - used_ - kept_) return false;
+    staged.code_set = static_cast<int>(found - codes_.begin());
+    if (found == codes_.end()) codes_.push_back(codes);
     at = used_;
     used_ += needed;
-    work_bytes_ += work;
+    kept_ += kept;
   }
   std::memcpy(memory_ + at, bytes.data(), bytes.size());
-  for (unsigned* offset : {&staged.data, &staged.points, &staged.codes, &staged.x_axis, &staged.y_axis}) {
+  for (unsigned* offset : {&staged.data, &staged.points, &staged.x_axis, &staged.y_axis}) {
     *offset += static_cast<unsigned>(at);
   }
   staged.out = out;
@@ -113,6 +118,11 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
   std::copy(work.begin(), work.end(), reinterpret_cast<StagedWork*>(memory_ + used_));
   for (Chunk& chunk : chunks) chunk.work = used_ + chunk.work * sizeof(StagedWork);
   used_ += work.size() * sizeof(StagedWork);
+  codes_at_ = used_;
+  for (const StagedCodes& codes : codes_) {
+    std::memcpy(memory_ + used_, codes.data(), sizeof codes);
+    used_ += sizeof codes;
+  }
   return chunks;
 }
 

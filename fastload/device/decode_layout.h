@@ -7,6 +7,7 @@ namespace fastload {
 constexpr int kStagedComponents = 3;
 constexpr int kStagedCodes = 4;                  // two of DC symbols, then two of AC symbols
 constexpr int kStagedCodeBytes = 272;            // 16 counts, 256 symbols
+constexpr int kStagedTableBytes = 20000;         // of device memory for the tables made of an image's codes
 constexpr int kSegmentMcus = 8;                  // between two points of a row
 constexpr int kStagedWidth = 8192;               // pixels of a region's row, at most
 constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image, whose end no point names
@@ -24,7 +25,8 @@ struct StagedPoint {
 // first weights, all second ones and so on.
 struct StagedImage {
   unsigned data, data_bytes;  // without stuffing; zeros follow
-  unsigned points, codes, x_axis, y_axis;
+  unsigned points, x_axis, y_axis;
+  int code_set;  // which of the batch's sets of codes; images may share it
   int components, across, down;  // the latter two: luma blocks per MCU
   int mcu_column, mcu_columns;   // the MCUs to decode
   int mcu_row, mcu_rows;

@@ -22,7 +22,7 @@ from fastload.engines import loader_state
 from fastload.options import Options
 
 SIDE = 32
-QUANTIZATION = 144  # of the first component: its place in StagedImage, bytes
+QUANTIZATION = 140  # of the first component: its place in StagedImage, bytes
 RULES = [
     ("bilinear", "horizontal_first"),
     ("lanczos", "tall_vertical_first"),

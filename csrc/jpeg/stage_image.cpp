@@ -11,7 +11,7 @@
 namespace fastload {
 namespace {
 
-static_assert(kSegmentMcus == kPointSpacing);
+static_assert(kSegmentMcus == kHalfSpacing);
 static_assert(kStagedComponents == kMaxComponents);
 static_assert(kStagedCodeBytes == sizeof(HuffmanCode));
 
@@ -84,13 +84,13 @@ std::size_t end_of_data(ByteSource& source, std::size_t from) {
   }
 }
 
-// The segments of the window's part of a row.
+// The segments of the window's part of a row, from a whole point on, whose predictors are known, to one.
 bool add_row(ByteSource& source, const CodedPoints& known, const Scan& scan, const McuWindow& mcus, std::uint32_t row,
              StagedScan& staged) {
   static thread_local std::vector<ScanPoint> points, next_row;
   known.read_row(row, points);
-  const std::uint32_t first = mcus.first_column / kPointSpacing;
-  const std::uint32_t last = (mcus.first_column + mcus.columns - 1) / kPointSpacing;
+  const std::uint32_t first = mcus.first_column / kPointSpacing * 2;
+  const std::uint32_t last = (mcus.first_column + mcus.columns - 1) / kHalfSpacing;
   bool has_end = last + 1 < points.size();
   if (!has_end && row + 1 < known.rows()) {
     known.read_row(row + 1, next_row);
@@ -111,7 +111,7 @@ bool add_row(ByteSource& source, const CodedPoints& known, const Scan& scan, con
   }
   staged.add(points[last + 1]);
   if (points[last + 1].bit == 0) return true;
-  const Span span = source.at(at, 1);  // a byte shared with the next row
+  const Span span = source.at(at, 1);  // a byte shared with what follows
   if (span.size == 0) return false;
   staged.data.push_back(span.data[0]);
   return true;

@@ -18,14 +18,16 @@ int blocks_of(const StagedImage& image) {
   return image.mcu_rows * image.mcu_columns * (image.across * image.down + image.components - 1);
 }
 
-int segments_of(const StagedImage& image) {
-  const int last = (image.mcu_column + image.mcu_columns - 1) / kSegmentMcus;
-  return image.mcu_rows * (last - image.mcu_column / kSegmentMcus + 1);
+// Threads of the first kernel: two for each two segments of a row.
+int threads_of(const StagedImage& image) {
+  constexpr int kTwo = 2 * kSegmentMcus;
+  const int last = (image.mcu_column + image.mcu_columns - 1) / kTwo;
+  return image.mcu_rows * (last - image.mcu_column / kTwo + 1) * 2;
 }
 
 std::size_t work_bytes_of(const StagedImage& image) {
-  const auto segments = static_cast<std::size_t>(segments_of(image));
-  return (segments + kWorkThreads - 1) / kWorkThreads * sizeof(StagedWork);
+  const auto threads = static_cast<std::size_t>(threads_of(image));
+  return (threads + kWorkThreads - 1) / kWorkThreads * sizeof(StagedWork);
 }
 
 }  // namespace
@@ -110,8 +112,8 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     chunk.highest = std::max(chunk.highest, staged.height);
     chunk.widest_out = std::max(chunk.widest_out, staged.out_width);
     chunk.highest_out = std::max(chunk.highest_out, staged.out_height);
-    for (int segment = 0; segment < segments_of(staged); segment += kWorkThreads) {
-      work.push_back({static_cast<int>(number), segment});
+    for (int thread = 0; thread < threads_of(staged); thread += kWorkThreads) {
+      work.push_back({static_cast<int>(number), thread});
       ++chunk.work_items;
     }
   }

@@ -336,7 +336,7 @@ void check_index_files(int count) {
     put(whole, whole.size(), id);
     put(whole, whole.size(), place);
   }
-  std::memcpy(whole.data(), "FLINDEX\1", 8);
+  std::memcpy(whole.data(), "FLINDEX\2", 8);
   put(whole, 8, kFiles);
   put(whole, 16, begin);
   put(whole, 24, whole.size());

@@ -52,6 +52,17 @@ __device__ __forceinline__ u32 packed(int symbol, int length, bool ac) {
   return static_cast<u32>(size | (length + size) << 4 | skipped << 9);
 }
 
+// The number in the block. The compiler cannot ask for it again and again, which takes long.
+__device__ __forceinline__ int thread_number() {
+#ifdef __CUDA_ARCH__
+  int number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number;
+#else
+  return static_cast<int>(threadIdx.x);
+#endif
+}
+
 // Where codes of each length are.
 struct Code {
   u32 ends[17];  // behind the last code of each length, left-justified in 16 bits
@@ -68,16 +79,14 @@ struct Tables {
 };
 static_assert(sizeof(Tables) == kStagedTableBytes && sizeof(Tables) % 16 == 0);
 
-// The symbol at the beginning of 16 bits, or 0.
+// The symbol at the beginning of 16 bits, whose code has at least `from` bits, or 0.
 __device__ __forceinline__ u32 symbol_of(const Tables& tables, int which, u32 next, int from, int to) {
   const Code& code = tables.codes[which];
-  for (int length = from; length <= to; ++length) {
-    if (next < code.ends[length]) {
-      const int symbol = tables.symbols[which][(code.offsets[length] + static_cast<int>(next >> (16 - length))) & 255];
-      return packed(symbol, length, which >= kEachCodes);
-    }
-  }
-  return 0;
+  int length = from;
+  for (int shorter = from; shorter < to; ++shorter) length += next >= code.ends[shorter];
+  if (next >= code.ends[length]) return 0;
+  const int symbol = tables.symbols[which][(code.offsets[length] + static_cast<int>(next >> (16 - length))) & 255];
+  return packed(symbol, length, which >= kEachCodes);
 }
 
 }  // namespace
@@ -120,14 +129,11 @@ extern "C" __global__ void __launch_bounds__(kTableThreads)
 
 namespace {
 
-__device__ __forceinline__ int segments_per_row(const StagedImage& image) {
-  return (image.mcu_column + image.mcu_columns - 1) / kSegmentMcus - image.mcu_column / kSegmentMcus + 1;
-}
-
-constexpr int kRing = 64;            // words of its data that a thread has in shared memory
-constexpr int kLoad = 16;            // words loaded at a time
-constexpr int kSymbolsPerLoad = 16;  // that take no more bits than that, with two words to spare
+constexpr int kRing = 32;           // words of its data that a thread has in shared memory
+constexpr int kLoad = 8;            // words loaded at a time
+constexpr int kSymbolsPerLoad = 7;  // that take no more bits than that, with two words to spare
 static_assert(kSymbolsPerLoad * (16 + 11) <= (kLoad - 2) * 32);
+constexpr int kSegmentBlocks = kSegmentMcus * 6;  // at most
 
 // An image's data, a bit at a time; zeros follow it. A warp loads together and ahead: a load that a single thread waits
 // for would hold up the others.
@@ -183,21 +189,27 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   short* const differences = reinterpret_cast<short*>(rings + kRing * kWorkThreads);  // of each block's first value
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = thread_number();
   const uint4* const made = reinterpret_cast<const uint4*>(tables_of + image.code_set);
   for (int i = thread; i < static_cast<int>(sizeof(Tables) / 16); i += kWorkThreads) shared[i] = __ldg(made + i);
   __syncthreads();
 
+  // This thread's segment.
+  constexpr int kTwo = 2 * kSegmentMcus;
+  const int end_column = image.mcu_column + image.mcu_columns, begin_column = image.mcu_column / kTwo * kTwo;
+  const int threads = ((end_column - 1) / kTwo - image.mcu_column / kTwo + 1) * 2;  // of a row
+  const int points = (end_column - begin_column + kSegmentMcus - 1) / kSegmentMcus + 1;
+  const int row = min((item.thread + thread) / threads, image.mcu_rows - 1);
+  const int number = item.thread + thread - row * threads;
+  const int first = begin_column + number * kSegmentMcus;
+  const int whole = min(first + kSegmentMcus, image.scan_columns), end = min(whole, end_column);
   const int luma = image.across * image.down, blocks = luma + image.components - 1;
-  const int per_row = segments_per_row(image);
-  const int segment = item.segment + thread;
-  if (segment >= per_row * image.mcu_rows) return;
-  const int row = segment / per_row, number = segment % per_row;
+  // Blocks left of the window, and all.
+  const int outside = max(image.mcu_column - first, 0) * blocks;
+  const int count = number < threads ? max(end - first, 0) * blocks : 0;
   const StagedPoint* const point =
-      reinterpret_cast<const StagedPoint*>(batch + image.points) + row * (per_row + 1) + number;
-  const int first = (image.mcu_column / kSegmentMcus + number) * kSegmentMcus;
-  const int whole = min(first + kSegmentMcus, image.scan_columns);
-  const int end = min(whole, image.mcu_column + image.mcu_columns);
+      reinterpret_cast<const StagedPoint*>(batch + image.points) + row * points + (count > 0 ? number : 0);
+  const bool is_odd = number % 2 != 0;
 
   Bits in;
   in.data = reinterpret_cast<const uint4*>(batch + image.data);
@@ -213,23 +225,16 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
   }
   const u32 first_kinds = kinds;
   const int last_kind = 4 * (blocks - 1);
-  // Blocks of this segment: those left of the window, all, and those before the next restart.
-  const int outside = max(image.mcu_column - first, 0) * blocks, count = (end - first) * blocks;
+  // Blocks before the next restart, of this segment.
   const u32 interval = image.restart_interval;
   const u64 scan_mcu = static_cast<u64>(image.mcu_row + row) * image.scan_columns + first;
-  const u32 first_restart = interval == 0 ? 0xFFFFFFFF : interval - static_cast<u32>(scan_mcu % interval);
-  const int no_restart = 1 << 30;
-  const int interval_blocks = static_cast<int>(min(interval, 1u << 16)) * blocks;
-  const int until_restart = first_restart < (1u << 16) ? static_cast<int>(first_restart) * blocks : no_restart;
+  const u32 mcus_left = interval == 0 ? 0xFFFF : interval - static_cast<u32>(scan_mcu % interval);
+  const int until_restart = static_cast<int>(min(mcus_left, 0xFFFFu)) * blocks;
+  const int interval_blocks = static_cast<int>(interval) * blocks;
   int restart = until_restart;
   short* const own = coefficients + static_cast<u64>(image.coefficients) * 8 +
                      static_cast<long long>(row * image.mcu_columns + first - image.mcu_column) * blocks * 64;
-  short* block = own;
-  short* difference = differences + thread;
   int n = 0, k = 0;
-  const u16* const dc_symbols = tables.dc[0];
-  const u16* const ac_symbols = tables.ac[0];
-  int dc = (kinds >> 2 & 1) * kDcSymbols, ac = (kinds >> 3 & 1) * kAcSymbols;
   u32 error = 0;
   // One symbol at a time: threads do not wait for each other's blocks to end.
   while (n < count) {
@@ -242,12 +247,12 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
 #pragma unroll 1
     for (int symbols = 0; symbols < kSymbolsPerLoad && n < count; ++symbols) {
       const u32 next = in.peek();
-      const u16* const entry =
-          k == 0 ? dc_symbols + dc + (next >> (32 - kDcBits)) : ac_symbols + ac + (next >> (32 - kAcBits));
-      u32 symbol = *entry;
+      const u16* const dc = tables.dc[0] + (kinds >> 2 & 1) * kDcSymbols + (next >> (32 - kDcBits));
+      const u16* const ac = tables.ac[0] + (kinds >> 3 & 1) * kAcSymbols + (next >> (32 - kAcBits));
+      u32 symbol = *(k == 0 ? dc : ac);
       if (symbol == 0) {
-        const int which = k == 0 ? static_cast<int>(kinds >> 2 & 1) : static_cast<int>(kinds >> 3 & 1) + kEachCodes;
-        symbol = symbol_of(tables, which, next >> 16, (k == 0 ? kDcBits : kAcBits) + 1, 16);
+        symbol = k == 0 ? symbol_of(tables, kinds >> 2 & 1, next >> 16, kDcBits + 1, 16)
+                        : symbol_of(tables, (kinds >> 3 & 1) + kEachCodes, next >> 16, kAcBits + 1, 16);
         if (symbol == 0) {
           error = kWrongIndex;
           break;
@@ -260,22 +265,16 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
       const u32 tail = next << (bits - size);
       const int value = static_cast<int>(tail >> 1 >> (31 - size)) +
                         (static_cast<int>(tail) < 0 ? 0 : 1 - static_cast<int>(1u << size));
-      if (size != 0 && at < 64 && n >= outside) block[at] = static_cast<short>(value);
-      if (k == 0) *difference = static_cast<short>(value);
+      if (size != 0 && at < 64 && n >= outside) own[n * 64 + at] = static_cast<short>(value);
+      if (k == 0) differences[n * kWorkThreads + thread] = static_cast<short>(value);
       error |= static_cast<u32>(at);
-      k = at + 1;
-      if (k >= 64) {
-        k = 0;
-        ++n;
-        block += 64;
-        difference += kWorkThreads;
-        kinds = kinds >> 4 | (kinds & 15) << last_kind;
-        dc = (kinds >> 2 & 1) * kDcSymbols;
-        ac = (kinds >> 3 & 1) * kAcSymbols;
-        if (n == restart) {
-          restart += interval_blocks;
-          in.take(-in.position & 7);
-        }
+      const bool ends = at >= 63;
+      k = ends ? 0 : at + 1;
+      n += ends ? 1 : 0;
+      kinds = ends ? kinds >> 4 | (kinds & 15) << last_kind : kinds;
+      if (ends && n == restart) {
+        restart += interval_blocks;
+        in.take(-in.position & 7);
       }
     }
     if ((error & kWrongIndex) != 0) break;
@@ -286,32 +285,50 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
     }
   }
   // The first values are differences from the ones before.
-  int predictors[3] = {point->predictors[0], point->predictors[1], point->predictors[2]};
+  int predictors[3] = {0, 0, 0};
   u32 overflow = 0;
-  kinds = first_kinds;
-  restart = until_restart;
-  for (int i = 0; i < n; ++i) {
-    const u32 component = kinds & 3;
-    kinds = kinds >> 4 | (kinds & 15) << last_kind;
-    const int value = differences[i * kWorkThreads + thread] + (component == 0   ? predictors[0]
-                                                                : component == 1 ? predictors[1]
-                                                                                 : predictors[2]);
-    overflow |= static_cast<u32>(value + 32768) >> 16;
-    if (i >= outside) own[i * 64] = static_cast<short>(value);
-    if (component == 0) predictors[0] = value;
-    if (component == 1) predictors[1] = value;
-    if (component == 2) predictors[2] = value;
-    if (i + 1 == restart) {
-      restart += interval_blocks;
-      predictors[0] = predictors[1] = predictors[2] = 0;
+  const auto add_up = [&] {
+    u32 kind = first_kinds;
+    int until = until_restart;
+    for (int i = 0; i < n; ++i) {
+      const u32 component = kind & 3;
+      kind = kind >> 4 | (kind & 15) << last_kind;
+      const int value = differences[i * kWorkThreads + thread] + (component == 0   ? predictors[0]
+                                                                  : component == 1 ? predictors[1]
+                                                                                   : predictors[2]);
+      overflow |= static_cast<u32>(value + 32768) >> 16;
+      if (i >= outside) own[i * 64] = static_cast<short>(value);
+      predictors[0] = component == 0 ? value : predictors[0];
+      predictors[1] = component == 1 ? value : predictors[1];
+      predictors[2] = component == 2 ? value : predictors[2];
+      if (i + 1 == until) {
+        until += interval_blocks;
+        predictors[0] = predictors[1] = predictors[2] = 0;
+      }
     }
+  };
+  // Odd segments go on with what the ones before them have reached.
+  int* const reached = reinterpret_cast<int*>(rings);
+  __syncthreads();  // no thread needs its data any more
+  if (!is_odd) {
+    for (int c = 0; c < 3; ++c) predictors[c] = point->predictors[c];
+    add_up();
+  }
+  for (int c = 0; c < 3; ++c) reached[c * kWorkThreads + thread] = predictors[c];
+  __syncthreads();
+  if (is_odd) {
+    for (int c = 0; c < 3; ++c) predictors[c] = reached[c * kWorkThreads + thread - 1];
+    add_up();
   }
   bool sound = n == count && overflow == 0 && (error & kWrongIndex) == 0;
   // The segment must end where the next one begins.
-  const StagedPoint after = point[1];
-  if (end == whole && after.bit != kNoStagedPoint) {
-    sound = sound && in.position == after.bit && predictors[0] == after.predictors[0] &&
-            predictors[1] == after.predictors[1] && predictors[2] == after.predictors[2];
+  if (count > 0 && end == whole) {
+    const StagedPoint after = point[1];
+    const bool is_half = !is_odd && whole < image.scan_columns;
+    sound = sound && (after.bit == kNoStagedPoint ||
+                      (in.position == after.bit &&
+                       (is_half || (predictors[0] == after.predictors[0] && predictors[1] == after.predictors[1] &&
+                                    predictors[2] == after.predictors[2]))));
   }
   if (!sound) bad[item.image] = 1;
 }
@@ -358,6 +375,7 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
   const int luma = image.across * image.down, per_mcu = luma + image.components - 1;
   const int mcus = image.mcu_rows * image.mcu_columns, luma_units = mcus * luma;
   const int units = luma_units + (image.components > 1 ? mcus : 0);
+  const int across_shift = image.across - 1, luma_shift = across_shift + image.down - 1;  // of 1 or 2
   const int local = thread / 8, lane = thread % 8, last_of_warp = local | 3;
   const short* const from = coefficients + static_cast<u64>(image.coefficients) * 8;
   u8* const to = samples + static_cast<u64>(image.samples) * 16;
@@ -366,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
   for (int base = static_cast<int>(blockIdx.x) * kBlocksAtOnce; base < units;
        base += static_cast<int>(gridDim.x) * kBlocksAtOnce) {
     const int unit = base + local, of_luma = unit < luma_units;
-    const int mcu = of_luma ? unit / luma : unit - luma_units, in_mcu = of_luma ? unit % luma : luma;
+    const int mcu = of_luma ? unit >> luma_shift : unit - luma_units, in_mcu = of_luma ? unit & (luma - 1) : luma;
     const int parts = base + last_of_warp < luma_units ? 1 : 2;
     u32 words[2][2] = {};
     for (int part = 0; part < parts; ++part) {
@@ -412,10 +430,10 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
       __syncwarp();
     }
     if (unit >= units) continue;
-    const int mcu_y = mcu / image.mcu_columns, mcu_x = mcu % image.mcu_columns;
+    const int mcu_y = mcu / image.mcu_columns, mcu_x = mcu - mcu_y * image.mcu_columns;
     if (of_luma) {
-      const u64 y = static_cast<u64>(mcu_y * image.down + in_mcu / image.across) * 8 + lane;
-      const int x = mcu_x * image.across + in_mcu % image.across;
+      const u64 y = static_cast<u64>(mcu_y * image.down + (in_mcu >> across_shift)) * 8 + lane;
+      const int x = (mcu_x << across_shift) + (in_mcu & across_shift);
       u8* const at = to + y * image.mcu_columns * image.across * 8 + x * 8;
       *reinterpret_cast<uint2*>(at) = make_uint2(words[0][0], words[0][1]);
     } else {
@@ -455,9 +473,9 @@ struct Row {
       : components(image.components), across(image.across), down(image.down) {
     const int first_row = image.mcu_row * 8, stride = image.mcu_columns * 8, image_y = y + image.top;
     first = image.mcu_column * 8;
-    last = min((image.image_width + across - 1) / across, first + stride) - 1;
+    last = min((image.image_width + across - 1) >> (across - 1), first + stride) - 1;
     luma = samples + static_cast<long long>(image_y - first_row * down) * stride * across - first * across;
-    const int row = image_y / down, rows = (image.image_height + down - 1) / down;
+    const int row = image_y >> (down - 1), rows = (image.image_height + down - 1) >> (down - 1);
     const int other = down == 1 ? row : (image_y & 1) != 0 ? min(row + 1, rows - 1) : max(row - 1, 0);
     const u16* const plane = reinterpret_cast<const u16*>(samples + static_cast<long long>(image.mcu_rows) *
                                                                         image.mcu_columns * across * down * 64) -
@@ -548,11 +566,11 @@ __device__ __forceinline__ void make_rows(const u8* batch, const StagedImage& im
                                           u32* between, u32* pixels, int y) {
   const int thread = static_cast<int>(threadIdx.x), count = min(rows, image.height - y);
   const int begin = image.left & ~3, groups = (image.left + image.width - begin + 3) / 4;
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
+  // A warp makes a row.
+  for (int i = thread / 32; i < count; i += kPixelThreads / 32) {
     const Row row(image, samples, y + i);
     u32* const out = image.vertical_first ? rgb + static_cast<u64>(y + i) * image.width : pixels + i * image.width;
-    for (int group = thread; group < groups; group += kPixelThreads) {
+    for (int group = thread % 32; group < groups; group += 32) {
       u32 four[4];
       row.pixels(begin + 4 * group, four);
 #pragma unroll

@@ -47,7 +47,7 @@ _PIXEL_THREADS: Final = 128
 _ROWS_AT_ONCE: Final = 4
 _ROWS_PER_BLOCK: Final = 8
 _SHARED_MAX_BYTES: Final = 48 << 10  # that a block may use without being asked
-_HUFFMAN_SHARED_BYTES: Final = _core.Staging.table_bytes + _WORK_THREADS * (64 * 4 + 48 * 2)
+_HUFFMAN_SHARED_BYTES: Final = _core.Staging.table_bytes + _WORK_THREADS * (32 * 4 + 24 * 2)
 _GRID_MAX: Final = 65535  # blocks, but for the first dimension
 
 

@@ -8,11 +8,12 @@ constexpr int kStagedComponents = 3;
 constexpr int kStagedCodes = 4;                  // two of DC symbols, then two of AC symbols
 constexpr int kStagedCodeBytes = 272;            // 16 counts, 256 symbols
 constexpr int kStagedTableBytes = 20000;         // of device memory for the tables made of an image's codes
-constexpr int kSegmentMcus = 8;                  // between two points of a row
+constexpr int kSegmentMcus = 4;                  // between two points of a row
 constexpr int kStagedWidth = 8192;               // pixels of a region's row, at most
 constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image, whose end no point names
 
-// Where a segment begins. Each row of MCUs has one for each segment, and one behind the last.
+// Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple of
+// two segments; predictors of odd segments are not known.
 struct StagedPoint {
   unsigned bit;  // of the image's data
   short predictors[kStagedComponents];
@@ -44,10 +45,11 @@ struct StagedImage {
   unsigned coefficients, samples, rgb, between;
 };
 
-// A block of threads of the first kernel: segments of one image, from the upper left on.
+// A block of threads of the first kernel: each decodes a segment of one image, from the upper left on. Rows have an even
+// number; the last one may have nothing to do.
 struct StagedWork {
   int image;
-  int segment;
+  int thread;  // of the image: the block's first
 };
 
 }  // namespace fastload

@@ -219,8 +219,8 @@ class StagedFiles:
         codes = self.staging.codes
         table_bytes = codes[1] * _core.Staging.table_bytes
         scratch = self._decoder.scratch(table_bytes + max(sum(chunk[4:6]) for chunk in self._chunks))
-        name, grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
-        launch(kernels[name], grid, *block, *arguments)
+        name, tables_grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
+        launch(kernels[name], tables_grid, *block, *arguments)
         for chunk in self._chunks:
             coefficients = scratch[table_bytes : table_bytes + chunk[4]].zero_().data_ptr()
             memory = files.data_ptr(), scratch.data_ptr(), coefficients, coefficients + chunk[4]

@@ -118,7 +118,7 @@ class Job:
 # The files of a batch, prepared in `memory` (uint8, aligned to 16 bytes) for the kernels of decode.cu. finish() may be
 # called once, when no thread adds files any more, and returns parts of the batch whose intermediate results take at
 # most so many bytes: (first image, images, byte of the work list, its items, bytes of coefficients, other bytes, most
-# columns and rows of regions, and of results, whether any image's columns are resized first).
+# columns and rows of regions, and of results, whether any image's columns are resized first, and has steps).
 class Staging:
     bytes_per_image: ClassVar[int]
     table_bytes: ClassVar[int]
@@ -126,7 +126,7 @@ class Staging:
     # One byte per image: whether it is in here.
     def has(self) -> bytes: ...
     def remove(self, image: int) -> None: ...
-    def finish(self, most_bytes: int) -> list[tuple[int, int, int, int, int, int, int, int, int, int, bool]]: ...
+    def finish(self, most_bytes: int) -> list[tuple[int, int, int, int, int, int, int, int, int, int, bool, bool]]: ...
     # Once finished: where the sets of codes begin, and their number.
     @property
     def codes(self) -> tuple[int, int]: ...

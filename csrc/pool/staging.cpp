@@ -63,7 +63,7 @@ bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& head
     kept_ += kept;
   }
   std::memcpy(memory_ + at, bytes.data(), bytes.size());
-  for (unsigned* offset : {&staged.data, &staged.points, &staged.x_axis, &staged.y_axis}) {
+  for (unsigned* offset : {&staged.data, &staged.points, &staged.x_axis, &staged.y_axis, &staged.steps}) {
     *offset += static_cast<unsigned>(at);
   }
   staged.out = out;
@@ -89,9 +89,11 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     const std::size_t rgb = staged.vertical_first != 0 ? pixels(staged.height, staged.width) : 0;
     const std::size_t between =
         staged.vertical_first != 0 ? pixels(staged.out_height, staged.width) : pixels(staged.height, staged.out_width);
-    if (chunks.empty() ||
-        chunks.back().coefficient_bytes + chunks.back().other_bytes + coefficients + samples + rgb + between >
-            most_bytes) {
+    const auto step_images = static_cast<std::size_t>(staged.step_images);
+    const std::size_t stepped = aligned(std::size_t{4} * staged.step_pixels);
+    if (chunks.empty() || chunks.back().coefficient_bytes + chunks.back().other_bytes + coefficients + samples + rgb +
+                                  between + step_images * stepped >
+                              most_bytes) {
       chunks.emplace_back();
       chunks.back().first_image = number;
       chunks.back().work = work.size();
@@ -107,7 +109,9 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     staged.samples = place(chunk.other_bytes, samples);
     staged.rgb = place(chunk.other_bytes, rgb);
     staged.between = place(chunk.other_bytes, between);
+    for (std::size_t i = 0; i < step_images; ++i) staged.stepped[i] = place(chunk.other_bytes, stepped);
     chunk.any_vertical_first |= staged.vertical_first != 0;
+    chunk.any_steps |= staged.step_count > 0;
     chunk.widest = std::max(chunk.widest, staged.width);
     chunk.highest = std::max(chunk.highest, staged.height);
     chunk.widest_out = std::max(chunk.widest_out, staged.out_width);

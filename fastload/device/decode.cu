@@ -636,10 +636,9 @@ extern "C" __global__ void __launch_bounds__(kPixelThreads)
   }
 }
 
-// Makes the result. Grid: any number of pixels, images.
+// Makes the result, or what steps begin with. Grid: any number of pixels, images.
 extern "C" __global__ void __launch_bounds__(kPixelThreads)
-    second_pass(const u8* __restrict__ batch, long long first_image, const u8* __restrict__ memory,
-                u8* __restrict__ pixels) {
+    second_pass(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory, u8* __restrict__ pixels) {
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.y];
   const int width = image.out_width, height = image.out_height;
   const int begin = static_cast<int>(blockIdx.x * kPixelThreads + threadIdx.x);
@@ -651,7 +650,9 @@ extern "C" __global__ void __launch_bounds__(kPixelThreads)
   for (int i = begin; i < per_row * height; i += step) {
     const int y = i / per_row, x = (i - y * per_row) * (by_four ? 4 : 1);
     const int row = image.flip_vertical ? height - 1 - y : y;
-    u8* const at = out + (static_cast<u64>(row) * width + x) * 3;
+    const u64 place = static_cast<u64>(row) * width + x;
+    u8* const at = out + place * 3;
+    u32* const first = reinterpret_cast<u32*>(memory + static_cast<u64>(image.stepped[0]) * 16) + place;
     if (by_four) {
       const Weights weights(batch, image.y_axis, height, y);
       const uint4* from = reinterpret_cast<const uint4*>(between + static_cast<u64>(weights.first) * width + x);
@@ -666,6 +667,10 @@ extern "C" __global__ void __launch_bounds__(kPixelThreads)
         sums[3].add(four.w, by);
       }
       const u32 a = sums[0].pixel(), b = sums[1].pixel(), c = sums[2].pixel(), d = sums[3].pixel();
+      if (image.step_count > 0) {
+        *reinterpret_cast<uint4*>(first) = make_uint4(a, b, c, d);
+        continue;
+      }
       u32* const words = reinterpret_cast<u32*>(at);
       words[0] = a | b << 24;
       words[1] = b >> 8 | c << 16;
@@ -674,6 +679,10 @@ extern "C" __global__ void __launch_bounds__(kPixelThreads)
       const u32 pixel = image.vertical_first
                             ? convolve(batch, image.x_axis, width, x, between + static_cast<u64>(y) * image.width, 1)
                             : convolve(batch, image.y_axis, height, y, between + x, width);
+      if (image.step_count > 0) {
+        *first = pixel;
+        continue;
+      }
       at[0] = static_cast<u8>(pixel);
       at[1] = static_cast<u8>(pixel >> 8);
       at[2] = static_cast<u8>(pixel >> 16);

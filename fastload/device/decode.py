@@ -1,13 +1,15 @@
 """Decode JPEG files on a GPU, with the bits of the decode threads.
 
 The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
-the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize.
+the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
+and those in ``steps.cu`` what follows on images.
 What the kernels cannot decode, the threads have decoded: a batch may contain both.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from itertools import groupby
 from pathlib import Path
@@ -22,22 +24,14 @@ from fastload.nvtx.stages import stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE: Final = Path(__file__).with_name("decode.cu")
-LAYOUT: Final = Path(__file__).with_name("decode_layout.h")
-KERNELS: Final = ("tables", "huffman", "transform", "rows", "columns_first", "second_pass")
+SOURCE: Final = Path(__file__).with_name("steps.cu")
+KERNELS: Final = ("tables", "huffman", "transform", "rows", "columns_first", "second_pass", "steps")
 
 SCRATCH_MAX_BYTES: Final = 256 << 20
 """Most device memory for intermediate results, unless one image needs more. Batches are decoded in parts."""
 
 FIRST_BYTES_PER_IMAGE: Final = 96 << 10
 """Room for a file at first; later batches have as much as those before them would have needed."""
-
-LATE_MIN: Final = 3
-"""Batches in succession that the threads have to be late with before the GPU takes over."""
-
-STAY_MIN: Final = 64
-STAY_MAX: Final = 4096
-"""For how many batches."""
 
 _WORK_THREADS: Final = 64  # threads of a block; these are as in decode.cu
 _BLOCKS_AT_ONCE: Final = 32
@@ -49,17 +43,22 @@ _ROWS_PER_BLOCK: Final = 8
 _SHARED_MAX_BYTES: Final = 48 << 10  # that a block may use without being asked
 _HUFFMAN_SHARED_BYTES: Final = _core.Staging.table_bytes + _WORK_THREADS * (32 * 4 + 24 * 2)
 _GRID_MAX: Final = 65535  # blocks, but for the first dimension
+_STEP_THREADS: Final = 512  # as in steps.cu
 
 
 def source() -> str:
     """The kernels' source, as one file."""
-    layout = LAYOUT.read_text(encoding="utf-8").replace("#pragma once\n", "")
-    return SOURCE.read_text(encoding="utf-8").replace('#include "decode_layout.h"\n', layout)
+
+    def text_of(path: Path) -> str:
+        text = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
+        return re.sub(r'#include "(.*)"\n', lambda found: text_of(path.with_name(found[1])), text)
+
+    return text_of(SOURCE)
 
 
 @functools.cache
 def _kernels(index: int) -> Any:
-    return nvrtc.build(index, "fastload_decode", source(), KERNELS)
+    return nvrtc.build(index, "fastload_decode", source(), KERNELS, fuses=False)
 
 
 def table_launch(codes: tuple[int, int], files: int, tables: int) -> tuple[str, tuple[int, int], tuple[int, int], Any]:
@@ -90,7 +89,8 @@ def launches(
         pixels: The batch's pixels.
         bad: An int32 for each image of the batch.
     """
-    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height, vertical_first = chunk
+    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height = chunk[:10]
+    vertical_first, has_steps = chunk[10:]
     arguments: tuple[int, ...] = (files, files + work, tables, coefficients, bad)
     yield "huffman", (work_items,), (_WORK_THREADS, _HUFFMAN_SHARED_BYTES), arguments
     blocks = -(-coefficient_bytes // (128 * images * _BLOCKS_AT_ONCE))  # enough for most images
@@ -103,6 +103,8 @@ def launches(
         yield "columns_first", grid, (_PIXEL_THREADS, 0), (files, first, scratch)
     grid = -(-out_width * out_height // (4 * _PIXEL_THREADS)), images
     yield "second_pass", grid, (_PIXEL_THREADS, 0), (files, first, scratch, pixels)
+    if has_steps:
+        yield "steps", (images,), (_STEP_THREADS, 0), (files, first, scratch, pixels)
 
 
 class Decoder:
@@ -237,41 +239,3 @@ class StagedFiles:
             return []
         self._decoded.synchronize()
         return [int(image) for image in bad.nonzero() if self.staging.has()[image]]
-
-
-class DecodeChoice:
-    """Decides for each batch whether the GPU decodes it. Not thread-safe.
-
-    ``"auto"`` turns to the GPU when three batches in succession were not decoded when they were wanted, and tries the
-    threads again after a while, which doubles each time that they do not suffice.
-
-    Args:
-        decoder: For the batches that go to the GPU.
-        always: Whether all do.
-    """
-
-    def __init__(self, decoder: Decoder, *, always: bool) -> None:
-        self._decoder = decoder
-        self._always = always
-        self._late = 0  # batches in succession
-        self._left = 0  # batches to decode on the GPU
-        self._stay = STAY_MIN
-
-    def files(self, pixels: torch.Tensor) -> StagedFiles | None:
-        """Return room for the next batch, or None if the threads decode it."""
-        if self._decoder.out_of_memory:
-            return None
-        if not self._always:
-            if self._left == 0:
-                return None
-            self._left -= 1
-        return self._decoder.files(pixels)
-
-    def note(self, *, on_gpu: bool, late: bool) -> None:
-        """Note where a batch was decoded, and whether it was late."""
-        if self._always or on_gpu:
-            return
-        self._late = self._late + 1 if late else 0
-        if self._late >= LATE_MIN and self._left == 0:
-            self._late, self._left = 0, self._stay
-            self._stay = min(2 * self._stay, STAY_MAX)

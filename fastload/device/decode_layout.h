@@ -41,8 +41,13 @@ struct StagedImage {
   unsigned long long out;  // byte of the batch's pixels where the result begins; rows have no gaps
   int dc[kStagedComponents], ac[kStagedComponents];  // codes
   unsigned short quantization[kStagedComponents][64];
+  // Steps on the result, if any: `steps` is where they begin, and intermediate images have up to `step_pixels`. The
+  // last one makes what goes to `out`.
+  unsigned steps, step_pixels;
+  int step_count, step_images;  // the latter 1 or 2, or 0 without steps
   // Set for all images at once: where intermediate results go, in units of 16 bytes.
   unsigned coefficients, samples, rgb, between;
+  unsigned stepped[2];
 };
 
 // A block of threads of the first kernel: each decodes a segment of one image, from the upper left on. Rows have an even

@@ -46,7 +46,12 @@ template <class T> static T __ldg(const T* from) { return *from; }
 static unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
     return shift == 0 ? high : high << shift | low >> (32 - shift);
 }
-static unsigned __byte_perm(unsigned word, unsigned, unsigned) { return __builtin_bswap32(word); }
+static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const std::uint64_t bytes = std::uint64_t{high} << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= unsigned(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
+    return result;
+}
 static unsigned atomicAdd(unsigned* to, unsigned value) { return (*to += value) - value; }
 static unsigned __vminu4(unsigned a, unsigned b) {
     unsigned all = 0;
@@ -109,12 +114,14 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
     const auto at = [&](int i) { return reinterpret_cast<unsigned char*>(a[i]); };
     const std::string_view kernel(name);
     all(grid, shape, [&] {
-        if (kernel == "huffman")
-            huffman(at(0), (const StagedWork*)at(1), (short*)at(2), (int*)at(3));
+        if (kernel == "tables")
+            tables(at(0), a[1], (Tables*)at(2));
+        else if (kernel == "huffman")
+            huffman(at(0), (const StagedWork*)at(1), (const Tables*)at(2), (short*)at(3), (int*)at(4));
         else if (kernel == "transform")
             transform(at(0), a[1], (const short*)at(2), at(3), (int*)at(4));
         else if (kernel == "rows")
-            rows(at(0), a[1], at(2));
+            rows(at(0), a[1], at(2), a[3]);
         else if (kernel == "columns_first")
             columns_first(at(0), a[1], at(2));
         else if (kernel == "second_pass")
@@ -144,7 +151,8 @@ class KernelsOnCpu:
         source = folder / "decode_on_cpu.cpp"
         text = decode.source()
         for device, host in (
-            ("extern __shared__ u32 pixels[];", f"static u32 pixels[{1 << 13}];"),
+            ("extern __shared__ u32 pixels[];", f"static u32 pixels[{1 << 14}];"),
+            ("extern __shared__ uint4 shared[];", f"static uint4 shared[{1 << 14}];"),
             (f"kStepThreads = {decode._STEP_THREADS};", f"kStepThreads = {step_threads};"),
         ):
             assert text.count(device) == 1
@@ -166,18 +174,25 @@ class KernelsOnCpu:
     def decode(self, staging: Any, memory: torch.Tensor, pixels: torch.Tensor, images: int) -> list[int]:
         """Decode into ``pixels``, and return the numbers of the images that could not be."""
         bad = torch.zeros(images, dtype=torch.int32)
-        for chunk in staging.finish(decode.SCRATCH_MAX_BYTES):
+        chunks = staging.finish(decode.SCRATCH_MAX_BYTES)
+        tables = torch.full((staging.codes[1] * staging.table_bytes // 8,), -1)
+        self._launch(decode.table_launch(staging.codes, memory.data_ptr(), tables.data_ptr()))
+        for chunk in chunks:
             blocks = [torch.full((size + 2 * _MARGIN,), 0xA5, dtype=torch.uint8) for size in chunk[4:6]]
             coefficients, scratch = (block[_MARGIN:-_MARGIN] for block in blocks)
             coefficients.zero_()
-            addresses = [tensor.data_ptr() for tensor in (memory, coefficients, scratch, pixels, bad)]
-            for name, grid, block, arguments in decode.launches(chunk, *addresses):
-                self._library.run(
-                    name.encode(),
-                    (ctypes.c_uint * 3)(*[*grid, 1, 1][:3]),
-                    (ctypes.c_uint * 3)(self._step_threads if name == "steps" else block[0], 1, 1),
-                    (ctypes.c_int64 * len(arguments))(*arguments),
-                )
+            addresses = [tensor.data_ptr() for tensor in (memory, tables, coefficients, scratch, pixels, bad)]
+            for launch in decode.launches(chunk, *addresses):
+                self._launch(launch)
             for block in blocks:
                 assert set(block[:_MARGIN].tolist() + block[-_MARGIN:].tolist()) == {0xA5}
         return [int(image) for image in bad.nonzero()]
+
+    def _launch(self, launch: Any) -> None:
+        name, grid, block, arguments = launch
+        self._library.run(
+            name.encode(),
+            (ctypes.c_uint * 3)(*[*grid, 1, 1][:3]),
+            (ctypes.c_uint * 3)(self._step_threads if name == "steps" else block[0], 1, 1),
+            (ctypes.c_int64 * len(arguments))(*arguments),
+        )

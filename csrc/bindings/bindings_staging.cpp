@@ -47,6 +47,10 @@ void bind_staging(nb::module_& m) {
           "most_bytes"_a)
       .def_prop_ro("used", [](const BoundStaging& self) { return self.staging->used(); })
       .def_prop_ro("wanted", [](const BoundStaging& self) { return self.staging->wanted(); })
+      .def_prop_ro(
+          "codes",
+          [](const BoundStaging& self) { return nb::make_tuple(self.staging->codes_at(), self.staging->code_sets()); })
+      .def_prop_ro_static("table_bytes", [](nb::handle) { return kStagedTableBytes; })
       .def_prop_ro_static("bytes_per_image", [](nb::handle) { return sizeof(StagedImage); });
 }
 

@@ -136,9 +136,9 @@ class Decoder:
         self.out_of_memory = False  # once, or without a kernel that is needed: then the threads decode everything
 
     def add_steps(self) -> bool:
-        """Compile the kernel that runs steps, which takes longer than all others, and return whether it can be used.
+        """Compile the kernel that runs steps, and return whether it can be used.
 
-        Called when there are steps. Warns if it cannot.
+        That takes longer than all others, so it is left until there are steps. Warns if it cannot be used.
         """
         if "steps" not in self.kernels:
             try:

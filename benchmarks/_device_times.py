@@ -1,4 +1,4 @@
-"""Time what runs on a GPU, kernel by kernel: with CUDA events around launches, and with torch's profiler.
+"""Time kernels on a GPU with CUDA events around launches, and with torch's profiler.
 
 Events see the kernels that :mod:`fastload.device.nvrtc` launches, and count a kernel's start, too. The profiler sees
 everything, copies and fills included, by the device's own records.

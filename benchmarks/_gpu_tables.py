@@ -21,7 +21,7 @@ def brief(record: dict[str, Any]) -> str:
         said.append(_step(parts["step"]))
     if "verify" in parts:
         said.append(_verify(parts["verify"]))
-    return " ".join(said) or "Not measured."
+    return " ".join(said)
 
 
 def long(record: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Format the tables of the peer benchmarks: what stands in their columns, and who is ahead.
+"""Format the tables of the peer benchmarks: their columns, and who is ahead.
 
 A contender that is ahead of FastLoader is marked, and a sentence says by how much.
 """

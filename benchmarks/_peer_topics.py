@@ -1,4 +1,4 @@
-"""The topics of docs/benchmarks.md about peers: headings, texts, and tables short for README and long for the page."""
+"""Headings, texts and tables of docs/benchmarks.md about peers, and README's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks._peer_tables import (
     WORKERS,
     Column,
+    cell,
     cpu,
     energy,
     firstbatch,
@@ -69,6 +70,16 @@ class Topic:
     note: Callable[[dict[str, Any]], str] = lambda record: ""
 
 
+def _pixels(record: dict[str, Any]) -> str:
+    """Whose whole images differ from Pillow's, and by how much."""
+    off = []
+    for known in record["contenders"].values():
+        seen = known.get("check", {})
+        if seen.get("mean_difference"):
+            off.append(f"{known['title']} {seen['mean_difference']:.2f} (at most {seen['largest_difference']:.0f})")
+    return f"Mean difference from Pillow's pixels, of 255, in whole resized images: {'; '.join(off)}." if off else ""
+
+
 TOPICS = {
     "loaders": Topic(
         loaders,
@@ -102,6 +113,7 @@ TOPICS = {
         "Decoding on threads and on the GPU, the loader alone",
         "Images per second once the index knows the files, from the second epoch on; delivered as above.",
         drawn=("16 threads",),
+        note=_pixels,
     ),
     "train-decode": Topic(
         train,
@@ -182,7 +194,7 @@ IN_SHORT = ("torch-pinned", "dali-cpu", "dali-gpu", "fastload")
 
 
 IN_BRIEF = ("torch-pinned", "dali-cpu", "dali-gpu", "torchvision-gpu", "torchcodec-gpu", "ffcv", "fastload")
-"""Contenders of README's table of loaders alone."""
+"""Contenders of README's sentence about loaders alone."""
 
 
 def share(record: dict[str, Any]) -> str:
@@ -199,12 +211,20 @@ def share(record: dict[str, Any]) -> str:
 
 
 def brief(record: dict[str, Any]) -> str:
-    """The table of loaders alone in README: few contenders."""
+    """What README says of loaders alone: few contenders, the fastest first."""
     few = {name: known for name, known in record["contenders"].items() if name in IN_BRIEF}
-    columns = loaders(record)
-    columns = [replace(one, values={name: one.values[name] for name in few if name in one.values}) for one in columns]
-    shown = table({"contenders": few}, columns, spread=True).replace("|  |", "| images/s |", 1)
-    return f"{shown}\n\n{who_is_ahead({'contenders': few}, columns)}"
+    columns = [
+        replace(one, values={name: one.values[name] for name in few if name in one.values}) for one in loaders(record)
+    ]
+    order = sorted(few, key=lambda name: -columns[-1].values.get(name, 0.0))
+    rates = [
+        f"{few[name]['title']} {' / '.join(cell(one, name, spread=False) for one in columns)}"
+        for name in order
+        if any(name in one.values for one in columns)
+    ]
+    threads = " / ".join(one.title.partition(" ")[0] for one in columns)
+    ahead = who_is_ahead({"contenders": few}, columns).replace("\n\n", " ")
+    return f"Images per second with {threads} threads: {'; '.join(rates)}. {ahead}"
 
 
 def long(name: str, record: dict[str, Any]) -> str:

@@ -99,9 +99,9 @@ class Rank:
         self._epoch_batches = -(-len(pool) // plan.batch_size)
 
     def check(self, batches: int) -> bool:
-        """Return whether all loaders give bit-identical batches in this process, whose index has seen the images.
+        """Return whether all loaders give bit-identical batches in this process.
 
-        All continue from the last batch that was compared.
+        All continue from the last batch that was compared; FastLoader's go on until the index has seen most images.
         """
         same = True
         for _ in range(batches):

@@ -72,7 +72,7 @@ class Setup:
         return None if self.row_seconds is None else time.monotonic() + self.row_seconds
 
     def turn_seconds(self, contenders: int) -> float:
-        """How long a turn may be, so that all turns of a point, warm-up included, fit into its time."""
+        """Return the length of a turn with which a point keeps to its time."""
         if self.row_seconds is None:
             return self.seconds
         return min(self.seconds, self.row_seconds / (max(1, contenders) * (self.repeats + 2)))

@@ -1,4 +1,4 @@
-"""Compare crops of varied JPEG files decoded on the GPU with the decode threads', and a share with Pillow's.
+"""Compare crops decoded on the GPU with the decode threads' and Pillow's.
 
 The files are those of ``tests/torture/varied.py``: any sampling, tables, restart markers, grey, any size, and some that
 only the threads decode. Each transform has a loader that decodes on the GPU and one that decodes on threads, from the
@@ -48,6 +48,8 @@ TRANSFORMS: Final[Mapping[str, Callable[[], list[Any]]]] = {
     "256, enlarged": lambda: [_crop(256, scale=(0.005, 0.1))],
     "whole images": lambda: [transforms.Resize((112, 112)), transforms.RandomHorizontalFlip()],
     "centre": lambda: [transforms.Resize(72), transforms.CenterCrop(64)],
+    "96, RandAugment": lambda: [_crop(96), transforms.RandomHorizontalFlip(), transforms.RandAugment()],
+    "80, colours": lambda: [_crop(80), transforms.ColorJitter(0.4, 0.4, 0.4, 0.1), transforms.RandomGrayscale(0.2)],
 }
 """What is done before images become tensors."""
 

@@ -142,7 +142,7 @@ def kernels(setup: GpuSetup) -> dict[str, Any]:
 
 
 def step(setup: GpuSetup) -> dict[str, Any]:
-    """Train beside GPU decoding, and with a batch that is on the GPU already, in turns."""
+    """Train beside GPU decoding and without any, in turns."""
     device = torch.device("cuda", torch.cuda.current_device())
     job = setup.job()
     dataset = job.dataset()

@@ -196,7 +196,7 @@ def _show(points: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _limit(cores: int | None) -> None:
-    """Restrict this process, and all that it starts, to so many cores; None: as it is."""
+    """Restrict this process, and all that it starts, to so many cores, if any."""
     if cores is None:
         return
     if not 1 <= cores <= usable_cpus():

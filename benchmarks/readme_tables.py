@@ -240,10 +240,17 @@ def fit(record: dict[str, Any]) -> str:
     return _table(["you have", "it runs on", "loader's speed-up over torch's"], rows, texts=3)
 
 
+def beside(record: dict[str, Any]) -> str:
+    """Loaders alone, and what decoding on the GPU costs where that was measured."""
+    path = RESULTS / "gpudecode.json"
+    on_gpu = _gpu_tables.brief(json.loads(path.read_text())) if path.exists() else ""
+    return f"{_peer_topics.brief(record)}\n\n{on_gpu}".rstrip()
+
+
 SECTIONS: Sections = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
 SHARE: Sections = {"train": _peer_topics.share}
 PAGES: Final[dict[Path, Sections]] = {
-    README: {**SHARE, "recipes-h200": fit, "loaders-decode": _peer_topics.brief, "gpudecode": _gpu_tables.brief},
+    README: {**SHARE, "recipes-h200": fit, "loaders-decode": beside},
     INDEX: SHARE,
     FIT: {"recipes-h200": fit},
     LADDER: SECTIONS,

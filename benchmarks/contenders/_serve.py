@@ -207,7 +207,7 @@ class Server:
         return {"labels": labels, "traits": seen}
 
     def device_memory(self) -> dict[str, Any]:
-        """Return the bytes of GPU memory in use by all processes, and the peak of what torch had allocated here."""
+        """Return the GPU's used bytes, all processes', and the peak that torch allocated here."""
         if not torch.cuda.is_available():
             return {"used_bytes": None, "torch_peak_bytes": None}
         free, total = torch.cuda.mem_get_info()

@@ -1,8 +1,9 @@
-"""Run ``decode_jpeg`` of torchvision or torchcodec on a GPU, a batch as a list; both call NVIDIA's nvJPEG.
+"""Run ``decode_jpeg`` of torchvision or torchcodec on a GPU, a batch as a list.
 
-Threads read the files. A thread that has the files of a batch decodes them all in one call, as both libraries advise,
-crops and resizes each image on the device, and flips and normalizes the batch there; crops are drawn for a batch at
-once. Several such threads take turns with batches, each on its own stream: the fastest number of them is taken.
+Both call NVIDIA's nvJPEG. Threads read the files. A thread that has the files of a batch decodes them all in one call,
+as both libraries advise, crops and resizes each image on the device, and flips and normalizes the batch there; crops
+are drawn for a batch at once. Several such threads take turns with batches, each on its own stream: the fastest number
+of them is taken.
 
 nvJPEG's pixels are not libjpeg-turbo's, and the resize is torch's, in float32.
 """
@@ -59,7 +60,7 @@ def missing(variant: str, device: str) -> str | None:
 
 
 def decoder(variant: str, device: str) -> Decode:
-    """Return a function that decodes a list of files, as 1-D uint8 tensors, to ``(3, H, W)`` on ``device``."""
+    """Return a function that decodes 1-D uint8 tensors to ``(3, H, W)`` on ``device``."""
     if variant == "torchvision":
         vision: Any = importlib.import_module("torchvision.io")
         return functools.partial(vision.decode_jpeg, mode=vision.ImageReadMode.RGB, device=device)
@@ -124,7 +125,7 @@ class Pipeline:
             thread.start()
 
     def batches(self) -> Generator[tuple[torch.Tensor, torch.Tensor], None, None]:
-        """Yield images and labels on the device, in order; raise what went wrong in a thread."""
+        """Yield images and labels on the device, in order; raise errors of threads."""
         early: dict[int, Any] = {}
         for number in itertools.count():
             while number not in early:
@@ -162,7 +163,7 @@ class Pipeline:
             yield [next(draws) for _ in range(size)]
 
     def _next(self) -> _Asked | None:
-        """Return a batch's number, samples and files, and have those of the batches behind it read."""
+        """Return a batch's number, samples and files, and have later files read."""
         with self._lock:
             while len(self._asked) < _AHEAD * len(self._threads):
                 number, chosen = next(self._chosen, (0, None))

@@ -1,4 +1,4 @@
-"""Test the benchmarks of decoding on a GPU: their clocks on simulated launches, their comparison on planted faults."""
+"""Test the benchmarks of decoding on a GPU on simulated launches and planted faults."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_energy_is_what_idling_does_not_take() -> None:
 
 
 def test_energy_is_skipped_where_it_is_not_counted(monkeypatch, capsys) -> None:
-    gathering = SimpleNamespace(present=lambda setup: pytest.fail("nobody is asked"))
+    gathering = SimpleNamespace(present=lambda setup: pytest.fail("no contender is asked"))
     assert energy.measure(gathering, Setup(device="cpu"), 2) == {}
     assert "energy: skipped, there is no GPU" in capsys.readouterr().out
 

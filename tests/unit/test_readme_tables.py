@@ -302,6 +302,7 @@ VERIFY = {
 
 def test_decoding_on_the_gpu_is_shown(results):
     docs = shown("gpudecode", gpudecode(kernels=KERNELS, step=STEP, verify=VERIFY))
+    assert "for 256 images. A ResNet-50 step takes 54.50 ms" in rendered("README")
     assert "| `huffman` | 0.300 ± 0.030 ms |" in docs
     assert "| all that decode | **0.400 ± 0.040 ms** |" in docs
     assert "| profiler: `huffman` | 0.290 ms |\n| profiler: `Memset` | 0.020 ms |" in docs
@@ -324,6 +325,18 @@ def test_parts_that_were_not_measured_are_named(results):
     assert "The kernels" not in rendered("README")
     unseen = gpudecode(kernels={**KERNELS, "decode_ms": None, "ms": {}})
     assert "all that decode" not in shown("gpudecode", unseen)
+
+
+def test_the_readme_has_the_rates_of_few_the_fastest_first(results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 9000, "fastload": 8000}, threads=1)
+    more = {"torch": 5000, "dali-gpu": 21000, "fastload": 90000}
+    sixteen = {"threads": 16, "contenders": {name: {"images_per_s": spread(value)} for name, value in more.items()}}
+    record["points"].append(sixteen)
+    readme = shown("loaders-decode", record, "README")
+    assert (
+        "with 1 / 16 threads: FastLoader, native 8,000 / 90,000; DALI, GPU decode 9,000 ▲ / 21,000. ▲ ahead" in readme
+    )
+    assert "1 thread: DALI, GPU decode by 1.1×." in readme
 
 
 def test_power_has_no_leader(results):

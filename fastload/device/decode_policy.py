@@ -143,7 +143,7 @@ class DecodePolicy:
 
     def __init__(self) -> None:
         self.on_gpu = False
-        self.why = "nothing has been measured yet"
+        self.why = "the index knows none of the files yet"
         self.needed_s = self.kernel_s = 0.0
         self.starved: float | None = None
         self.available = False
@@ -250,7 +250,7 @@ class DecodePolicy:
                 self._turn(on_gpu=not fed and not slow, why=self._waited())
                 self._compare_at = self._batch + COMPARE_FIRST
             else:
-                self._turn(on_gpu=False, why="the index knows none of the files")
+                self._turn(on_gpu=False, why="the index knows none of the files yet")
             return None
         if not made.staged:
             return False

@@ -127,7 +127,7 @@ class DecodePipeline:
         self._pid = os.getpid()
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
-        self._decoded = self._on_gpu = 0  # batches, images
+        self._decoded = self._images = self._on_gpu = 0  # batches, their images, and those of the GPU
         self._collate_s = self._finish_s = 0.0
         self._blocked_s = 0.0  # since the last batch was passed on
         self._thread: threading.Thread | None = None
@@ -218,9 +218,8 @@ class DecodePipeline:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
         epilogue_s = self._finish_s if self._finish_is_epilogue else None
         python = self._python.images, self._python.batches, self._python.seconds
-        totals = stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
-        totals.add({"gpu_images": float(self._on_gpu)})
-        return totals
+        images = self._images, self._on_gpu
+        return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python, images)
 
     def drain(self, timeout_s: float, begin: int) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
@@ -361,6 +360,7 @@ class DecodePipeline:
                 rest = collated(batch.targets)
             batch.decoded_at = time.monotonic()
             self._decoded += 1
+            self._images += len(batch.sources)
             self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)

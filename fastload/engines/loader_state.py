@@ -156,6 +156,13 @@ class LoaderState:
             raise RuntimeError(f"decode='gpu' cannot be used: {known}")
         return None
 
+    def not_decoding_because(self, device: torch.device) -> str | None:
+        """Why the device does not decode after all; ``None`` if unknown."""
+        known = self._decoders.get(device)
+        if isinstance(known, str):
+            return known
+        return "the GPU had no memory left to decode in" if known is not None and known.out_of_memory else None
+
     def with_index(self, loader: LoaderConfig[Any], recipe: Recipe, *, whole: bool = False) -> Recipe:
         """Add the index of JPEG files to what decodes them; it is kept across epochs.
 

@@ -104,7 +104,7 @@ def test_files_that_the_index_does_not_know_are_no_evidence_about_the_gpu() -> N
     policy = DecodePolicy()
     first = run(machine, policy, 400)
     assert not any(first.sides)
-    assert policy.why == "nothing has been measured yet"
+    assert policy.why == "the index knows none of the files yet"
     assert policy.starved is not None
     assert policy.starved > 0.5
     assert not policy.available

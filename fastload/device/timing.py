@@ -31,7 +31,7 @@ _ALIKE_MIN: Final = 3  # a step runs beside the decoding of the next batches: th
 class Timing:
     """Events around a batch's copy, if timed, and the number of batches it stands for.
 
-    Whoever decodes the batch on the device sets ``on_gpu`` and, if it is timed, ``decode`` to the events around that.
+    What decodes the batch on the device sets ``on_gpu`` and, if it is timed, ``decode`` to the events around that.
     """
 
     __slots__ = ("began", "beside", "copied", "decode", "nbytes", "on_gpu", "pageable_bytes", "ready", "weight")

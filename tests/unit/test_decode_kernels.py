@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from backends import simulated
 from decode_on_cpu import KernelsOnCpu
 from PIL import Image
 from stageable import KINDS, noise
@@ -17,6 +19,7 @@ from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 
 from fastload import FastLoader, _core
 from fastload.device import decode
+from fastload.device.decode_policy import DecodePolicy
 from fastload.engines import loader_state
 from fastload.options import Options
 
@@ -244,3 +247,65 @@ def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(monkeypat
     assert asked == [device]
     loader.decode = "cpu"
     assert state.decoder(loader, None, device) is None  # type: ignore[arg-type]
+
+
+class HostDecoder:
+    """Decodes on the CPU what a GPU would."""
+
+    out_of_memory = False
+
+    def __init__(self, kernels: KernelsOnCpu) -> None:
+        self.kernels = kernels
+
+    def files(self, pixels: torch.Tensor) -> HostStaged:
+        return HostStaged(self.kernels, pixels)
+
+
+class HostStaged:
+    decode_s = 0.0
+
+    def __init__(self, kernels: KernelsOnCpu, pixels: torch.Tensor) -> None:
+        self.kernels, self.pixels, self.memory = kernels, pixels, torch.zeros(1 << 20, dtype=torch.uint8)
+        self.staging, self.nbytes = _core.Staging(self.memory, len(pixels)), pixels.nbytes
+
+    def is_pinned(self) -> bool:
+        return False
+
+    def to(self, device: torch.device, *, non_blocking: bool = False, timing: object = None) -> torch.Tensor:
+        if any(self.staging.has()):
+            assert self.kernels.decode(self.staging, self.memory, self.pixels, len(self.pixels)) == []
+        return self.pixels.clone()
+
+    def failed(self) -> list[int]:
+        return []
+
+
+def test_a_loader_decodes_batches_here_and_there_with_the_same_bits(kernels, monkeypatch, tmp_path):
+    (tmp_path / "a").mkdir()
+    for number, file in enumerate(FILES):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(file)
+    dataset = ImageFolder(tmp_path, Compose([RandomResizedCrop(SIDE), ToTensor()]))
+    device, noted, begun = simulated.install_native(monkeypatch), [], []
+    turns = itertools.cycle([True, False, True, True])
+    state = loader_state.LoaderState
+    monkeypatch.setattr(state, "decoder", lambda *_: HostDecoder(kernels) if on_gpu else None)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: next(turns))
+    monkeypatch.setattr(DecodePolicy, "note", lambda self, batch, clock=None: noted.append(batch))
+    monkeypatch.setattr(DecodePolicy, "begin", lambda self, clock=None: begun.append(len(noted)))
+    made, loaders = {}, {}
+    for on_gpu in (False, True):
+        torch.manual_seed(3)
+        loaders[on_gpu] = loader = FastLoader(dataset, batch_size=3, num_workers=2, shuffle=True, **device)
+        made[on_gpu] = [images for _ in range(4) for images, _ in loader]
+    assert all(map(torch.equal, made[False], made[True]))
+    assert begun == [0, 3, 6, 9]
+    assert len(noted) == 12
+    assert all(batch.staged == 0 for batch in noted[:3])
+    assert all(batch.staged > 0 for batch in noted[3:] if batch.on_gpu)
+    assert {batch.on_gpu for batch in noted[3:]} == {True, False}
+    assert [batch.interval_s > 0 for batch in noted] == [False, True, True] * 4
+    assert all(0 < batch.work_s < 10 and batch.threads == 2 and batch.images == 3 for batch in noted)
+    stats = loaders[True].stats()
+    assert stats.gpu_images == sum(batch.staged for batch in noted)
+    assert stats.gpu_images + stats.thread_images == stats.images == 36
+    assert loaders[False].stats().gpu_images == 0

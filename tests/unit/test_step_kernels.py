@@ -186,7 +186,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "rotate_270": NONE,
     "affine": [*({"matrix": matrix, **how} for matrix in MATRICES for how in HOW), *BIG],
     "perspective": [{"coefficients": numbers, **how} for numbers in MAPS for how in HOW],
-    "gaussian_blur": [{"radii": radii} for radii in ((0, 0), (2.0, 0), (0, 0.3), (0.1, 1.9), (7.5, 40.0), (1e5, 3e3))],
+    "gaussian_blur": [{"radii": radii} for radii in ((0, 0), (2.0, 0), (0, 0.3), (0.1, 1.9), (7.5, 40.0), (60.0, 3.0), (1e5, 3e3))],
     "pad": [{"margins": margins, "mode": mode, "fill": (9, 8, 7)} for mode, margins in MARGINS.items()],
 }
 # Without torch's bits for every size: the core computes what torch does for others.

@@ -1,9 +1,8 @@
 """Decode JPEG files on a GPU, with the bits of the decode threads.
 
 The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
-the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
-and those in ``steps.cu`` what follows on images.
-What the kernels cannot decode, the threads have decoded: a batch may contain both.
+the index (``csrc/jpeg/stage_image.h``). The kernels of ``decode.cu`` do the rest, from entropy decoding to the steps that
+follow the resize. What the kernels cannot decode, the threads have decoded: a batch may contain both.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from fastload.nvtx.stages import stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE: Final = Path(__file__).with_name("steps.cu")
+SOURCE: Final = Path(__file__).with_name("decode.cu")
 KERNELS: Final = ("tables", "huffman", "transform", "rows", "columns_first", "second_pass", "steps")
 
 SCRATCH_MAX_BYTES: Final = 256 << 20
@@ -33,7 +32,7 @@ SCRATCH_MAX_BYTES: Final = 256 << 20
 FIRST_BYTES_PER_IMAGE: Final = 96 << 10
 """Room for a file at first; later batches have as much as those before them would have needed."""
 
-_WORK_THREADS: Final = 64  # threads of a block; these are as in decode.cu
+_WORK_THREADS: Final = 64  # threads of a block; these are as in huffman.cu and pixels.cu
 _BLOCKS_AT_ONCE: Final = 32
 _TABLE_THREADS: Final = 256
 _TABLE_BLOCKS: Final = 8  # for each set of codes

@@ -1,6 +1,6 @@
 """Compile and launch CUDA kernels: NVRTC through ``cuda.core``, no compiler needed.
 
-Their sources, ``normalize.cu``, ``decode.cu`` and ``steps.cu``, are in this folder and not with the native core's,
+Their sources, ``normalize.cu`` and ``decode.cu`` with its parts, are in this folder and not with the native core's,
 because they are not compiled when the package is built: the package contains them as files. Compiling takes about
 0.2 s, and a second or two for the last two, once per device and set of macros; ``cuda.core`` caches the result on disk
 for later processes.

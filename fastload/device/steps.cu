@@ -1,11 +1,8 @@
 // Runs the steps on the decoded images of a batch, with the bits of the decode threads (csrc/image). steps_layout.h
-// says what these have prepared. Compiled with decode.cu at run time (decode.py).
+// says what these have prepared. A part of decode.cu.
 //
 // One block of threads makes all steps of an image, one after the other. Floats and doubles are rounded after each
 // operation, as on the host: the program is compiled without fused operations but those that torch fuses.
-
-#include "decode.cu"
-#include "steps_layout.h"
 
 namespace fastload {
 namespace {

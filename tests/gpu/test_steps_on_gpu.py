@@ -29,7 +29,7 @@ class Blur:
         self.sigma = sigma
 
     def __call__(self, x: Image.Image) -> Image.Image:
-        sigma = random.uniform(self.sigma[0], self.sigma[1])  # noqa: S311
+        sigma = random.uniform(self.sigma[0], self.sigma[1])
         return x.filter(ImageFilter.GaussianBlur(radius=sigma))
 
 

@@ -1,8 +1,8 @@
 """Decode JPEG files on a GPU, with the bits of the decode threads.
 
 The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
-the index (``csrc/jpeg/stage_image.h``). The kernels of ``decode.cu`` do the rest, from entropy decoding to the steps that
-follow the resize. What the kernels cannot decode, the threads have decoded: a batch may contain both.
+the index (``csrc/jpeg/stage_image.h``). The kernels of ``decode.cu`` do the rest, from entropy decoding to the steps
+that follow the resize. What the kernels cannot decode, the threads have decoded: a batch may contain both.
 """
 
 from __future__ import annotations

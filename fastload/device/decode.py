@@ -1,15 +1,18 @@
 """Decode JPEG files on a GPU, with the bits of the decode threads.
 
 The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
-the index (``csrc/jpeg/stage_image.h``). The kernels of ``decode.cu`` do the rest, from entropy decoding to the steps
-that follow the resize. What the kernels cannot decode, the threads have decoded: a batch may contain both.
+the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
+and those in ``steps.cu`` what follows on images.
+What the kernels cannot decode, the threads have decoded: a batch may contain both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import threading
+import warnings
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,8 +26,10 @@ from fastload.nvtx.stages import stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE: Final = Path(__file__).with_name("decode.cu")
-KERNELS: Final = ("tables", "huffman", "transform", "rows", "columns_first", "second_pass", "steps")
+KERNELS: Final = {
+    "decode.cu": ("tables", "huffman", "transform", "rows", "columns_first", "second_pass"),
+    "steps.cu": ("steps",),
+}
 
 SCRATCH_MAX_BYTES: Final = 256 << 20
 """Most device memory for intermediate results, unless one image needs more. Batches are decoded in parts."""
@@ -45,19 +50,24 @@ _GRID_MAX: Final = 65535  # blocks, but for the first dimension
 _STEP_THREADS: Final = 512  # as in steps.cu
 
 
-def source() -> str:
-    """The kernels' source, as one file."""
+def source(*files: str) -> str:
+    """Join source files, and what they include, to one."""
+    included: set[str] = set()
 
-    def text_of(path: Path) -> str:
-        text = path.read_text(encoding="utf-8").replace("#pragma once\n", "")
-        return re.sub(r'#include "(.*)"\n', lambda found: text_of(path.with_name(found[1])), text)
+    def text_of(name: str) -> str:
+        if name in included:
+            return ""
+        included.add(name)
+        text = Path(__file__).with_name(name).read_text(encoding="utf-8").replace("#pragma once\n", "")
+        return re.sub(r'#include "(.*)"\n', lambda found: text_of(found[1]), text)
 
-    return text_of(SOURCE)
+    return "".join(map(text_of, files))
 
 
 @functools.cache
-def _kernels(index: int) -> Any:
-    return nvrtc.build(index, "fastload_decode", source(), KERNELS, fuses=False)
+def _kernels(index: int, file: str) -> Any:
+    """Compile a file's kernels for a device, which must be the current one."""
+    return nvrtc.build(index, f"fastload_{file.removesuffix('.cu')}", source(file), KERNELS[file], fuses=False)
 
 
 def table_launch(codes: tuple[int, int], files: int, tables: int) -> tuple[str, tuple[int, int], tuple[int, int], Any]:
@@ -119,11 +129,27 @@ class Decoder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         with torch.cuda.device(device):
-            self.kernels = _kernels(device.index)
+            self.kernels = dict(_kernels(device.index, "decode.cu"))
         self._lock = threading.Lock()
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
         self._scratch: torch.Tensor | None = None
-        self.out_of_memory = False  # once: then the threads decode everything
+        self.out_of_memory = False  # once, or without a kernel that is needed: then the threads decode everything
+
+    def add_steps(self) -> bool:
+        """Compile the kernel that runs steps, and return whether it can be used.
+
+        That takes longer than all others, so it is left until there are steps. Warns if it cannot be used.
+        """
+        if "steps" not in self.kernels:
+            try:
+                with torch.cuda.device(self.device):
+                    self.kernels.update(_kernels(self.device.index, "steps.cu"))
+            except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
+                reason = f"the kernel for transforms cannot be compiled: {type(error).__name__}: {error}"
+                with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
+                    warnings.warn(f"decode threads decode every image: {reason}", RuntimeWarning, stacklevel=2)
+                return False
+        return True
 
     def files(self, pixels: torch.Tensor) -> StagedFiles:
         """Make room for the files of a batch with these pixels on the host."""
@@ -204,9 +230,13 @@ class StagedFiles:
             at = end
         bad = torch.zeros(len(staged), dtype=torch.int32, device=device)
         with stage("decode"):
+            can = not any(chunk[-1] for chunk in self._chunks) or self._decoder.add_steps()
             try:
-                self._decode(files, pixels, bad)
+                if can:
+                    self._decode(files, pixels, bad)
             except torch.OutOfMemoryError:
+                can = False
+            if not can:
                 self._decoder.out_of_memory = True
                 bad.fill_(1)
         self._bad = torch.empty(len(staged), dtype=torch.int32, pin_memory=True)

@@ -1,5 +1,8 @@
 // Entropy decoding: a part of decode.cu.
 
+#include "decode_layout.h"
+#include "pixel_words.h"
+
 namespace fastload {
 namespace {
 
@@ -291,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(kWorkThreads)
     for (int c = 0; c < 3; ++c) predictors[c] = reached[c * kWorkThreads + thread - 1];
     add_up();
   }
-  bool sound = n == count && overflow == 0 && (error & kWrongIndex) == 0;
+  bool sound = overflow == 0 && (error & kWrongIndex) == 0;
   // The segment must end where the next one begins.
   if (count > 0 && end == whole) {
     const StagedPoint after = point[1];

@@ -1,11 +1,19 @@
 // From coefficients to resized pixels: a part of decode.cu.
 
+#include "decode_layout.h"
+#include "pixel_words.h"
+
 namespace fastload {
 namespace {
 
 constexpr int kBlocksAtOnce = 32;
 constexpr int kPixelThreads = 128;
 constexpr int kRowsAtOnce = 4;  // at most
+
+__constant__ u8 kNaturalOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
+                                     12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+                                     35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
+                                     58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
 // As in csrc/jpeg/pixel_kernels.h.
 constexpr int kMostValue = 8192;
@@ -183,45 +191,6 @@ struct Row {
     }
   }
 };
-
-constexpr int kPrecisionBits = 22;  // of Pillow's weights
-
-// The weights of one position of an axis.
-struct Weights {
-  const int* weight;
-  int first, taps, count;
-
-  __device__ __forceinline__ Weights(const u8* batch, unsigned axis, int count, int at) : count(count) {
-    const int* const numbers = reinterpret_cast<const int*>(batch + axis);
-    const int2 span = __ldg(reinterpret_cast<const int2*>(numbers) + at);
-    weight = numbers + 2 * count + at;
-    first = span.x;
-    taps = span.y;
-  }
-};
-
-struct Sum {
-  int red = 1 << (kPrecisionBits - 1), green = red, blue = red;
-
-  __device__ __forceinline__ void add(u32 pixel, int by) {
-    red += static_cast<int>(pixel & 255) * by;
-    green += static_cast<int>(pixel >> 8 & 255) * by;
-    blue += static_cast<int>(pixel >> 16) * by;
-  }
-  __device__ __forceinline__ u32 pixel() const {
-    return pixel_of(red >> kPrecisionBits, green >> kPrecisionBits, blue >> kPrecisionBits);
-  }
-};
-
-// Resizes along one axis: words of `from` that are `step` apart, with the weights of position `at` of `count`.
-__device__ __forceinline__ u32 convolve(const u8* batch, unsigned axis, int count, int at, const u32* from, int step) {
-  const Weights weights(batch, axis, count, at);
-  Sum sum;
-  from += static_cast<long long>(weights.first) * step;
-  const int* weight = weights.weight;
-  for (int t = 0; t < weights.taps; ++t, from += step, weight += count) sum.add(*from, __ldg(weight));
-  return sum.pixel();
-}
 
 // Makes pixels of up to `rows` rows, and resizes them unless columns are resized first.
 template <int rows>

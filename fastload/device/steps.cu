@@ -1,8 +1,12 @@
 // Runs the steps on the decoded images of a batch, with the bits of the decode threads (csrc/image). steps_layout.h
-// says what these have prepared. A part of decode.cu.
+// says what these have prepared. Compiled at run time (decode.py); includes no other headers.
 //
 // One block of threads makes all steps of an image, one after the other. Floats and doubles are rounded after each
 // operation, as on the host: the program is compiled without fused operations but those that torch fuses.
+
+#include "decode_layout.h"
+#include "pixel_words.h"
+#include "steps_layout.h"
 
 namespace fastload {
 namespace {

@@ -15,6 +15,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
 
 from fastload import FastLoader
+from fastload.device import decode
 
 pytestmark = pytest.mark.gpu
 
@@ -101,3 +102,18 @@ def test_same_bits_as_on_threads(folder: Path, recipe: str) -> None:
     assert stats.images == EPOCHS * FILES
     # All but those of the first epoch, which has no index, and what needs Python.
     assert stats.gpu_images >= (EPOCHS - 1) * FILES - stats.python_images
+
+
+def test_threads_decode_when_the_kernel_cannot_be_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_all_but_steps(index: int, file: str) -> Any:
+        if file == "steps.cu":
+            raise RuntimeError("as if")
+        return compiled(index, file)
+
+    compiled = decode._kernels
+    want, _ = epochs(folder, "moco", decode="cpu")
+    monkeypatch.setattr(decode, "_kernels", compile_all_but_steps)
+    with pytest.warns(RuntimeWarning, match="the kernel for transforms cannot be compiled: RuntimeError: as if"):
+        got, loader = epochs(folder, "moco", decode="gpu")
+    assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
+    assert loader.stats().gpu_images == 0

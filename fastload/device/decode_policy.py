@@ -47,8 +47,12 @@ PROBE_MAX: Final = 512
 PROBE_RARELY: Final = 8192
 """The same if threads need several times as long."""
 
-COMPARE_FIRST: Final = 256
-"""Batches on threads that suffice before the GPU is tried, as decoding may take cores that the loop needs."""
+COMPARE_FIRST: Final = 32
+COMPARE_LATER: Final = 1024
+"""Batches on threads that suffice before the GPU is tried, as decoding may take cores that the loop needs.
+
+The first is for sides that have not been compared yet; the second becomes four times as many each time.
+"""
 
 _RECENT: Final = 64  # intervals kept
 _WINDOW: Final = 16  # batches between two looks at the device's clock
@@ -161,7 +165,7 @@ class DecodePolicy:
         self._usual_s = 0.0  # of an interval of late
         self._total_s = self._spent_s = self._lost_s = 0.0
         self._holds = {False: _Hold(), True: _Hold()}
-        self._compare_at = self._compare_wait = COMPARE_FIRST
+        self._compare_at, self._compare_wait = COMPARE_FIRST, COMPARE_LATER
         self._probe_at, self._probe_wait = 0, PROBE_FIRST
         self._underestimate = 1.0  # what threads took by what their work promised
         self._staging_s = 0.0
@@ -393,17 +397,17 @@ class DecodePolicy:
                 self._end_trial(usual, mean)
 
     def _end_trial(self, before_s: float, after_s: float) -> None:
-        self._compare_wait = min(4 * self._compare_wait, HOLD_MAX)
         self._compare_at = self._batch + self._compare_wait
+        self._compare_wait = min(4 * self._compare_wait, HOLD_MAX)
         tried_gpu = self.on_gpu
         gpu_s, threads_s = (after_s, before_s) if tried_gpu else (before_s, after_s)
         gpu_wins = gpu_s < (1.0 - _TIE) * threads_s
         why = f"a batch took {_ms(gpu_s)} with the GPU decoding and {_ms(threads_s)} with threads"
+        self._holds[not gpu_wins].fail(self._batch, gpu_s if gpu_wins else threads_s)
         if gpu_wins == tried_gpu:
             self._turn(on_gpu=tried_gpu, why=why)
             return
         self._spent_s += max(0.0, self._lost_s + _IN_FLIGHT * (after_s - before_s))
-        self._holds[tried_gpu].fail(self._batch, before_s)
         if not tried_gpu and self.needed_s and self._blocked_s < _BLOCKED_MIN * self._window_s:
             self._underestimate = min(_UNDERESTIMATE_MAX, max(self._underestimate, after_s / self.needed_s))
         self._turn(on_gpu=not tried_gpu, why=why)

@@ -36,6 +36,9 @@ TRIAL_MIN: Final = 12
 TRIAL_MAX: Final = 64
 """Batches that a trial measures."""
 
+KERNEL_KNOWN: Final = 2048
+"""Batches for which the time of the GPU's kernels is believed; then it may be tried again."""
+
 HOLD_MIN: Final = 64
 HOLD_MAX: Final = 8192
 """Batches after a failed trial before the next; doubled each time."""
@@ -66,6 +69,8 @@ _BLOCKED_MIN: Final = 0.05  # share of the time without work: the loader is ahea
 _UNDERESTIMATE_MAX: Final = 3.0
 _IN_FLIGHT: Final = 3  # batches that were submitted before a decision
 _FAR_TOO_SLOW: Final = 4.0  # threads that need so many times as long are asked rarely
+_KERNELS_MIN: Final = 3  # batches whose kernels have to be timed
+_BLANK_MIN: Final = 8  # batches without a file that the GPU knows, after which it is offered few
 _LOOK_MAX: Final = 16  # batches between two that are offered to the GPU while it knows none of the files
 
 
@@ -140,7 +145,7 @@ class DecodePolicy:
         on_gpu: The side in use.
         why: Why, as a part of a sentence.
         needed_s: Seconds that the threads would need for a batch; 0 if unknown, as for the following.
-        kernel_s: Seconds that the GPU takes to decode one, beside the consumer's work.
+        kernel_s: Seconds that the GPU takes to decode one, of late at least.
         starved: Share of the time that the device lacked batches of late; ``None`` if unknown.
         available: Whether the GPU can decode any of the files, which it can once the index knows them.
     """
@@ -152,6 +157,8 @@ class DecodePolicy:
         self.starved: float | None = None
         self.available = False
         self._gave_up = False
+        self._kernels_timed, self._kernel_until = 0, 0
+        self._blank = 0  # batches in succession of which the GPU knew no file
         self._lock = threading.Lock()
         self._look_in, self._look_wait = 0, 1
         self._share = 0.0  # of a batch's images that the GPU decodes
@@ -216,7 +223,7 @@ class DecodePolicy:
         with self._lock:
             self._batch += 1
             self._learn_needs(made)
-            if self.on_gpu and self._batch <= _WINDOW and 0.0 < self.needed_s < self.kernel_s:
+            if self.on_gpu and self._batch <= _WINDOW and self.needed_s > 0.0 and self._kernels_exceed(self.needed_s):
                 self._turn(on_gpu=False, why=f"{self._needs()}, less than the GPU's {_ms(self.kernel_s)}")
             on_gpu = self._side_of(made)
             if on_gpu is None:
@@ -245,12 +252,14 @@ class DecodePolicy:
             return False
         share = made.staged / max(1, made.images)
         self._share = max(share, 0.95 * self._share)
-        if (made.staged > 0) != self.available:
-            self.available = made.staged > 0
+        self._blank = 0 if made.staged else self._blank + 1
+        available = made.staged > 0 or (self.available and self._blank < _BLANK_MIN)
+        if available != self.available:
+            self.available = available
             self._look_wait = 1
             if self.available:
                 fed = self.starved is not None and self.starved <= STARVED
-                slow = 0.0 < self.needed_s < self.kernel_s
+                slow = self.needed_s > 0.0 and self._kernels_exceed(self.needed_s)
                 self._turn(on_gpu=not fed and not slow, why=self._waited())
                 self._compare_at = self._batch + COMPARE_FIRST
             else:
@@ -265,12 +274,20 @@ class DecodePolicy:
             return "how long threads take is not known yet"
         return f"with threads the GPU waited for batches {self.starved:.0%} of the time"
 
+    def _kernels_exceed(self, seconds: float) -> bool:
+        """Whether the kernels alone are known to take longer."""
+        known = self._kernels_timed >= _KERNELS_MIN and self._batch < self._kernel_until
+        return known and self.kernel_s > seconds
+
     def _needs(self) -> str:
         return f"threads need {_ms(self.needed_s)} for a batch"
 
     def _learn_needs(self, made: DecodedBatch) -> None:
         if made.kernel_s:
-            self.kernel_s = made.kernel_s if not self.kernel_s else 0.9 * self.kernel_s + 0.1 * made.kernel_s
+            self._kernels_timed += 1
+            # The first launches take long on the host. Later ones share the GPU with the consumer's work.
+            self.kernel_s = min(1.1 * self.kernel_s, made.kernel_s) if self._kernels_timed > 1 else made.kernel_s
+            self._kernel_until = self._batch + KERNEL_KNOWN
         needed_s = made.work_s / max(1, made.threads)
         if not needed_s:
             return
@@ -348,7 +365,7 @@ class DecodePolicy:
     def _is_open(self, on_gpu: bool, interval_s: float, affordable: bool) -> bool:
         """Whether a side may be tried now."""
         hold = self._holds[on_gpu]
-        if on_gpu and self.kernel_s > interval_s:
+        if on_gpu and self._kernels_exceed(interval_s):
             return False
         return hold.never_failed or (affordable and hold.allows(self._batch, interval_s))
 

@@ -162,6 +162,26 @@ def test_threads_that_promise_more_than_they_keep_are_not_tried_again() -> None:
     assert sides[200:].count(False) < 40
 
 
+class FirstLaunch(DecodePolicy):
+    """Is told a time of the kernels that their loading has made long."""
+
+    def note(self, made: DecodedBatch, clock: Any = None) -> None:
+        super().note(made if self.kernel_s else made._replace(kernel_s=0.5 * (made.staged > 0)), clock)
+
+
+def test_the_first_launches_say_nothing_about_the_kernels() -> None:
+    for machine in (MACHINES["threads do not"], replace(MACHINES["threads do not"], indexed_at=100, epochs_of=100)):
+        assert lost(machine, FirstLaunch(), 600)[0] < TOLERATED
+
+
+def test_batches_without_a_file_for_the_gpu_change_nothing_if_there_are_few() -> None:
+    policy = DecodePolicy()
+    for number in range(100):
+        policy.note(DecodedBatch(True, 16, 4 * (number % 4 == 0), 0.02))
+        assert policy.available
+        assert policy.on_gpu
+
+
 def batches(policy: DecodePolicy, count: int, *, interval_s: float = 0.02, **fields: Any) -> None:
     for _ in range(count):
         offered = policy.choose()

@@ -39,7 +39,7 @@ SCRATCH_MAX_BYTES: Final = 256 << 20
 FIRST_BYTES_PER_IMAGE: Final = 96 << 10
 """Room for a file at first; later batches have as much as those before them would have needed."""
 
-_WORK_THREADS: Final = 64  # threads of a block; these are as in decode.cu
+_WORK_THREADS: Final = 64  # threads of a block; these are as in huffman.cu and pixels.cu
 _BLOCKS_AT_ONCE: Final = 32
 _TABLE_THREADS: Final = 256
 _TABLE_BLOCKS: Final = 8  # for each set of codes

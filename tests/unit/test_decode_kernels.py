@@ -24,7 +24,7 @@ from fastload.engines import loader_state
 from fastload.options import Options
 
 SIDE = 32
-QUANTIZATION = 140  # of the first component: its place in StagedImage, bytes
+QUANTIZATION = 144  # of the first component: its place in StagedImage, bytes
 RULES = [
     ("bilinear", "horizontal_first"),
     ("lanczos", "tall_vertical_first"),
@@ -204,6 +204,33 @@ def test_levels_of_more_than_16_bits_are_refused(kernels, pool):
     staged.memory[QUANTIZATION : QUANTIZATION + 2] = 0  # so that no result is out of range
     level[0] = 32000
     assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0]
+
+
+def test_a_segment_that_begins_behind_the_data_is_refused(kernels, pool):
+    staged = Staged(pool, None)
+    points = int(staged.memory[8:12].view(torch.int32))
+    staged.memory[points + 12 : points + 16].view(torch.int32)[0] = 0x7FFFFFF0
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0]
+
+
+def test_values_behind_a_block_are_not_stored(kernels, pool):
+    """The last block's, behind which another's memory begins."""
+    file, index = gray(np.tile(np.arange(72) * 3, (64, 1))), _core.JpegIndex(1 << 20, whole=True)
+    memory, pixels = torch.zeros(1 << 16, dtype=torch.uint8), torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
+    crop, staging = np.array([[0] * 12], np.int32), _core.Staging(memory, 1)
+    crop[0, [4, 5, 8, 9]] = 8
+    pool.submit([file], pixels, geometry=crop, index=index).wait()
+    pool.submit([file], pixels, geometry=crop, index=index, staging=staging).wait()
+    scan, points = scan_of(memory, 0), int(memory[8:12].view(torch.int32))
+    last = int(memory[points + 12 * (4 * 7 + 2) :][:4].view(torch.int32))  # a segment of one block
+    # The shortest code, then 15 zeros and a value of one bit again and again: a code of Pillow's usual table.
+    bits = "00" + "11111111111101011" * 5
+    whole = "".join(f"{byte:08b}" for byte in scan.tolist())[:last] + bits
+    changed = torch.tensor([int(whole[i : i + 8].ljust(8, "0"), 2) for i in range(0, len(whole), 8)], dtype=torch.uint8)
+    begin = int(memory[0:4].view(torch.int32))
+    memory[begin : begin + len(changed)] = changed
+    memory[4:8].view(torch.int32)[0] = len(changed)
+    assert kernels.decode(staging, memory, pixels, 1) == [0]
 
 
 def test_memory_has_to_fit():

@@ -359,7 +359,7 @@ class DecodePolicy:
             if affordable and self._staging_s < 0.8 * interval_s:
                 self._phase, self._probes, self._lost_s = "probe", 1, 0.0
                 self._settle = SETTLE + 1
-        elif known < interval_s and self._is_open(False, interval_s, affordable):
+        elif 0.0 < known < interval_s and self._is_open(False, interval_s, affordable):
             self._try(on_gpu=False)
 
     def _is_open(self, on_gpu: bool, interval_s: float, affordable: bool) -> bool:

@@ -115,6 +115,7 @@ class DecodePipeline:
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
+        self._fetches = recipe.fetches_batches and not by_index
         self._finish = finish
         self._finish_is_epilogue = finish_is_epilogue
         self._pin, self._device, self._ahead, self._choice = pin, device, ahead, choice
@@ -345,8 +346,11 @@ class DecodePipeline:
             self._complete(batch)
             return self._finished(batch)
         except PythonError as error:
-            self._rewind_rng(batch, error.state)
-            return error.wrapper
+            failure, state = error.wrapper, error.state
+        if self._fetches:
+            failure, state = self._python.fetched(batch, failure, self._wake)
+        self._rewind_rng(batch, state)
+        return failure
 
     def _finished(self, batch: Batch) -> Any:
         if batch.error is not None or batch.dropped:

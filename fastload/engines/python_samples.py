@@ -69,6 +69,22 @@ class PythonSamples:
             raise PythonError(sample, made, None if before is None or self._by_index else after)
         return made, after
 
+    def fetched(
+        self, batch: Batch, failure: ExceptionWrapper, wake: Callable[[], None]
+    ) -> tuple[ExceptionWrapper, bytes | None]:
+        """Let the dataset fetch a whole batch that failed.
+
+        Returns:
+            The error that this raises, or else ``failure``; and the worker's generator state after it.
+
+        Raises:
+            RuntimeError: The process has ended.
+        """
+        before = batch.job.generator_before(0) if self._pipeline.draws else None
+        self._process.wait_started(wake)
+        error, after = self._process.fetched(list(batch.draw[0]), before, worker=batch.worker)
+        return error or failure, None if before is None else after
+
     def put(self, batch: Batch, made: dict[int, Any]) -> None:
         """Put samples into their batch."""
         if not made:

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Subset, default_collate
 
+from fastload.pipeline.arrow_images import ArrowImages, arrow_images, is_arrow
 from fastload.pipeline.calibration import calibrate
 from fastload.pipeline.datasets import (
     PIL_LOADER,
@@ -108,6 +109,11 @@ class Recipe:
         return replace(self, dataset=None)
 
     @property
+    def fetches_batches(self) -> bool:
+        """Whether torch's workers fetch a batch at once, and then make no sample of one that raises an error."""
+        return type(self.dataset) is ArrowImages
+
+    @property
     def asks_many(self) -> bool:
         """Whether the dataset is asked for the samples of a batch at once."""
         return asks_many(self.dataset)
@@ -185,6 +191,10 @@ def read_recipe(
         exact: Whether all of it must give the same bits.
     """
     try:
+        if is_arrow(dataset):
+            collates = worker_init_fn is None or only_seeds(worker_init_fn)  # or else the user's function runs
+            dataset, is_known = arrow_images(dataset, (collate_fn or default_collate) if collates else None)
+            collate_fn = None if is_known else collate_fn
         first, *others = leaves_of(dataset)
         transform, target_transform = transforms_of(first)
         gray = is_gray(first)
@@ -209,7 +219,7 @@ def read_recipe(
             in_python.append(f"collate_fn {name_of(collate_fn)}")
         else:
             check_collating(pipeline.image)
-        own_code = any(hasattr(type(leaf), "encoded") for leaf in (first, *others))
+        own_code = any(hasattr(type(leaf), "encoded") and type(leaf) is not ArrowImages for leaf in (first, *others))
         seeds = worker_init_fn is not None and not own_code and only_seeds(worker_init_fn)
         if worker_init_fn is not None and not seeds:
             in_python.append(f"worker_init_fn {name_of(worker_init_fn)}")

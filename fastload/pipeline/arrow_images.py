@@ -1,0 +1,506 @@
+"""Hugging Face's ``Dataset`` with images in an Arrow table, and the usual function that transforms a batch of them.
+
+``with_transform(function)`` makes a batch of whole columns, so the function is read by running a copy of it on
+stand-ins (:mod:`fastload.pipeline.tracing`): which column's images go through which transform, and which columns it
+passes on. A collate function that stacks images and makes a tensor of integers is read in the same way.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import itertools
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from fastload.pipeline.errors import Refused, name_of
+from fastload.pipeline.monkeypatch_check import Functions
+from fastload.pipeline.orientation import HEAD_BYTES, is_upright, upright_by_header
+from fastload.pipeline.samples import IMAGE, Around
+from fastload.pipeline.tracing import traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+_COUNTS: Final = (1, 7)
+"""Samples in the batches on which functions are traced."""
+_TURNED_MAX: Final = 1
+"""Turned images, of the few that are looked at, with which workers are faster: these are decoded one by one."""
+_LOOKED_AT: Final = 8
+_INTEGERS: Final = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_FORMATTING: Final = ("query_table", "_query_table", "_query_table_with_indices_mapping", "format_table")
+_WATCHED: Final = {
+    "datasets.arrow_dataset": ("Dataset.__getitem__", "Dataset.__getitems__", "Dataset._getitem", "Dataset.__len__"),
+    "datasets.features.features": ("Features.decode_batch", "decode_nested_example"),
+    "datasets.features.image": ("Image.decode_example",),
+    "datasets.formatting": ("get_formatter",),
+    "datasets.formatting.formatting": (
+        *_FORMATTING,
+        *("CustomFormatter.__call__", "CustomFormatter.format_batch", "CustomFormatter.format_row"),
+        *("PythonArrowExtractor.extract_batch", "PythonFeaturesDecoder.decode_batch"),
+    ),
+}
+_functions: Functions | None = None
+
+
+def is_arrow(dataset: Any) -> bool:
+    """Whether a dataset is Hugging Face's ``Dataset``, which need not be installed."""
+    module = sys.modules.get("datasets.arrow_dataset")
+    return module is not None and type(dataset) is getattr(module, "Dataset", None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Stands for a column's values."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """Stands for an image of a batch, once it is RGB."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """Stands for an image of a batch."""
+
+    number: int
+    is_rgb: bool
+
+    def convert(self, mode: str) -> _Picture:
+        if mode != "RGB":
+            raise Refused(f"images are converted to {mode!r}; convert them to 'RGB'")
+        return _Picture(self.number)
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Stands for a transform, and notes the images that it gets."""
+
+    transform: Any
+    calls: list[_Made]
+
+    def __call__(self, image: Any) -> _Made:
+        if type(image) is _Decoded and image.is_rgb:
+            image = _Picture(image.number)
+        if type(image) is not _Picture:
+            raise Refused(f"{name_of(self.transform)} gets something else than image.convert('RGB')")
+        self.calls.append(_Made(self.transform, image.number))
+        return self.calls[-1]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Made:
+    """Stands for a transformed image."""
+
+    transform: Any
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a function makes of a batch.
+
+    Attributes:
+        transform: Applied to each image.
+        image: The images' column.
+        columns: Source of each key of a sample, in order: a column; ``None`` is the transformed image.
+        decoded: Keys of a sample that hold the image as it was.
+    """
+
+    transform: Any
+    image: str
+    columns: dict[str, str | None]
+    decoded: tuple[str, ...]
+
+
+def _read(function: Any, columns: list[str], image: str, *, is_rgb: bool) -> _Reading:
+    """Read what a function makes of a batch of columns.
+
+    Raises:
+        Refused: It is not known.
+    """
+    readings = []
+    for count in _COUNTS:
+        images = [_Decoded(number, is_rgb) for number in range(count)]
+        batch = {name: list(images) if name == image else _Column(name) for name in columns}
+        calls: list[_Made] = []
+
+        def stand_in(value: Any, calls: list[_Made] = calls) -> _Recorder:
+            if not callable(value) or isinstance(value, type):
+                raise Refused(f"it uses {name_of(value)}")
+            return _Recorder(value, calls)
+
+        result = traced(function, batch, stand_in)
+        if type(result) is not dict or not all(type(key) is str for key in result):
+            raise Refused("it returns no dict of columns")
+        readings.append(_understood(result, images, calls, image))
+    first, second = readings
+    if first.transform is not second.transform or (first.columns, first.decoded) != (second.columns, second.decoded):
+        raise Refused("what it does depends on the number of samples")
+    return first
+
+
+def _understood(result: dict[str, Any], images: list[_Decoded], calls: list[_Made], image: str) -> _Reading:
+    columns: dict[str, str | None] = {}
+    decoded = []
+    for key, value in result.items():
+        if type(value) is _Column:
+            columns[key] = value.name
+        elif type(value) is list and value == images:
+            decoded.append(key)
+        elif type(value) is list and value == calls:
+            columns[key] = None
+        else:
+            raise Refused(f"what it makes of {key!r} is neither a column nor each image through a transform")
+    if [call.number for call in calls] != [*range(len(images))] or len({id(call.transform) for call in calls}) != 1:
+        raise Refused("it does not transform each image once, in order")
+    if list(columns.values()).count(None) != 1:
+        raise Refused("it does not return the transformed images once")
+    return _Reading(calls[0].transform, image, columns, tuple(decoded))
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Stands for a value of a sample."""
+
+    key: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Collated:
+    """Stands for a batch's tensor of the values of one key."""
+
+    key: str
+    is_stacked: bool
+
+
+class _Torch:
+    """Stands for ``torch`` in a collate function."""
+
+    long = int64 = torch.int64
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def _key(self, values: Any) -> str:
+        if type(values) not in (list, tuple) or not all(type(value) is _Value for value in values):
+            raise Refused("it makes tensors of something else than the samples' values")
+        if [value.number for value in values] != [*range(self._count)] or len({value.key for value in values}) != 1:
+            raise Refused("it does not take one value of each sample, in order")
+        return str(values[0].key)
+
+    def stack(self, tensors: Any) -> _Collated:
+        return _Collated(self._key(tensors), is_stacked=True)
+
+    def tensor(self, data: Any, dtype: Any = torch.int64) -> _Collated:
+        if dtype is not torch.int64:
+            raise Refused(f"it makes tensors of {dtype}")
+        return _Collated(self._key(data), is_stacked=False)
+
+
+def _read_collate(function: Any, reading: _Reading, integers: frozenset[str]) -> dict[str, str]:
+    """Read a collate function.
+
+    Returns:
+        The samples' key for each key of a batch.
+
+    Raises:
+        Refused: It does something else than ``default_collate`` of these keys would.
+    """
+    results = []
+    for count in _COUNTS:
+        keys = (*reading.columns, *reading.decoded)
+        samples = [{key: _Value(key, number) for key in keys} for number in range(count)]
+
+        def stand_in(value: Any, count: int = count) -> _Torch:
+            if value is torch:
+                return _Torch(count)
+            raise Refused(f"it uses {name_of(value)}")
+
+        results.append(traced(function, samples, stand_in))
+    first, second = results
+    if type(first) is not dict or first != second or not all(type(key) is str for key in first):
+        raise Refused("it returns no dict of tensors")
+    made: dict[str, str] = {}
+    images = 0
+    for key, value in first.items():
+        source = reading.columns.get(value.key, "") if type(value) is _Collated else ""
+        if source == "" or value.is_stacked is not (source is None) or (source is not None and source not in integers):
+            raise Refused(f"{key!r} is neither the stacked images nor a tensor of integers")
+        made[key] = value.key
+        images += source is None
+    if images != 1:
+        raise Refused("it does not return the images once")
+    return made
+
+
+class _Parts:
+    """A column of an Arrow table, by row.
+
+    Args:
+        column: A ``pyarrow.ChunkedArray``.
+    """
+
+    def __init__(self, column: Any) -> None:
+        self._chunks = column.chunks
+        self._ends = list(itertools.accumulate(len(chunk) for chunk in self._chunks))
+        self._children: dict[int, tuple[Any, Any]] = {}
+
+    def value(self, row: int) -> Any:
+        """Return a row's value, as Python's."""
+        part, place = self._place(row)
+        return self._chunks[part][place].as_py()
+
+    def image(self, row: int) -> tuple[memoryview | None, str | None]:
+        """Return a row's bytes, in the table's memory, and its path.
+
+        Raises:
+            ValueError: It has neither.
+        """
+        part, place = self._place(row)
+        chunk = self._chunks[part]
+        children = self._children.get(part)
+        if children is None:
+            children = self._children[part] = chunk.field("bytes"), chunk.field("path")
+        data, path = (child[place] for child in children)
+        if not chunk[place].is_valid or not (data.is_valid or path.is_valid):
+            raise ValueError(f"row {row} has no image")
+        return memoryview(data.as_buffer()) if data.is_valid else None, path.as_py()
+
+    def _place(self, row: int) -> tuple[int, int]:
+        part = bisect.bisect_right(self._ends, row)
+        return part, row - (self._ends[part - 1] if part else 0)
+
+
+class _Rows:
+    """The rows of a Hugging Face dataset. It holds the objects whose ids are its key in :data:`_ROWS`."""
+
+    def __init__(self, dataset: Any, image: str) -> None:
+        self.held = dataset._data, dataset._indices
+        self.feature = dataset.features[image]
+        self.table = dataset._data.table
+        self.images = _Parts(self.table.column(image))
+        self.numbers = None if dataset._indices is None else dataset._indices.table.column(0).to_numpy()
+        self.size = len(dataset)
+        self.directory = os.getcwd()
+        self._columns: dict[str, _Parts] = {}
+        self.needs_pillow = sum(map(self._needs_pillow, {at * (self.size - 1) // 7 for at in range(_LOOKED_AT)}))
+
+    def numbered(self, indices: Sequence[Any]) -> list[int]:
+        """Map indices to rows of the table.
+
+        Raises:
+            IndexError: One is out of range.
+        """
+        keys = np.fromiter(indices, np.int64)
+        least = -self.size if self.numbers is None else 0
+        if len(keys) and (keys.min() < least or keys.max() >= self.size):
+            raise IndexError(f"indices must be from {least} to {self.size - 1}, got {keys.min()} to {keys.max()}")
+        rows: list[int] = (keys % self.size if self.numbers is None else self.numbers[keys]).tolist()
+        return rows
+
+    def column(self, name: str) -> _Parts:
+        """Return a column of the table."""
+        if name not in self._columns:
+            self._columns[name] = _Parts(self.table.column(name))
+        return self._columns[name]
+
+    def source(self, row: int) -> Any:
+        """Return a row's encoded image, or its pixels where Pillow has to turn it.
+
+        Raises:
+            Exception: What Hugging Face's decoding raises.
+        """
+        data, path = self.images.image(row)
+        if data is not None:
+            return data if is_upright(data) else self._by_pillow(bytes(data), path)
+        if path is None or "://" in path:
+            return self._by_pillow(None, path)
+        whole = os.path.join(self.directory, path)
+        with open(whole, "rb") as file:
+            head = file.read(HEAD_BYTES)
+            if upright_by_header(head):
+                return whole
+            head += file.read()
+        return head if is_upright(head) else self._by_pillow(None, whole)
+
+    def _by_pillow(self, data: bytes | None, path: str | None) -> NDArray[np.uint8]:
+        return np.array(self.feature.decode_example({"bytes": data, "path": path}).convert("RGB"))
+
+    def _needs_pillow(self, at: int) -> bool:
+        try:
+            return isinstance(self.source(self.numbered([at])[0]), np.ndarray)
+        except Exception:  # noqa: BLE001 - of the user's file; raised in its batch's turn
+            return False
+
+
+_ROWS: Final[WeakValueDictionary[tuple[int, int, str], _Rows]] = WeakValueDictionary()
+"""Rows that a recipe uses, which is read anew for each batch without workers."""
+
+
+def _rows_of(dataset: Any, image: str) -> _Rows:
+    key = id(dataset._data), id(dataset._indices), image
+    if (rows := _ROWS.get(key)) is None:
+        rows = _ROWS[key] = _Rows(dataset, image)
+    return rows
+
+
+@dataclass
+class ArrowImages:
+    """A Hugging Face dataset's encoded images, and what is beside them.
+
+    Attributes:
+        dataset: A shallow copy of the user's.
+        image: The images' column.
+        keys: Key in a sample of the user's for each key of a sample, in order.
+        columns: Source of each key of a sample: a column; ``None`` is the image.
+        transform: Applied to each image.
+    """
+
+    dataset: Any
+    image: str
+    keys: dict[str, str]
+    columns: dict[str, str | None]
+    transform: Any
+    rows: _Rows | None
+
+    fetches_batches = True
+    """Torch's workers get a batch at once, and make none of its samples where one cannot be decoded."""
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "rows": None}
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        return self._picked(self.dataset[index])
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[dict[str, Any]]:
+        return [self._picked(sample) for sample in self.dataset.__getitems__(list(indices))]
+
+    def _picked(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {key: sample[source] for key, source in self.keys.items()}
+
+    def encoded(self, index: Any) -> tuple[Any, Around]:
+        """Return a sample's encoded image, and what is around it. Raises what the dataset would."""
+        rows = self._rows()
+        return self._entry(rows, *rows.numbered([index]))
+
+    def encoded_many(self, indices: Sequence[Any]) -> list[Any]:
+        """Return that of several samples, or an error in the place of one."""
+        rows = self._rows()
+        return [self._entry(rows, row) for row in rows.numbered(indices)]
+
+    def _rows(self) -> _Rows:
+        if self.rows is None:
+            self.rows = _rows_of(self.dataset, self.image)
+        return self.rows
+
+    def _entry(self, rows: _Rows, row: int) -> tuple[Any, Around]:
+        sample = {
+            key: IMAGE if column is None else rows.column(column).value(row) for key, column in self.columns.items()
+        }
+        return rows.source(row), Around(sample)
+
+
+def arrow_images(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> tuple[ArrowImages, bool]:
+    """Read a Hugging Face dataset whose images go through a function of ``with_transform`` or ``set_transform``.
+
+    Args:
+        dataset: One of :func:`is_arrow`.
+        collate_fn: The loader's; ``None`` if it runs on the dataset's own samples.
+
+    Returns:
+        The dataset's images, and whether ``default_collate`` of their samples is what the collate function makes.
+
+    Raises:
+        Refused: It is not known what happens to the images.
+    """
+    if (patched := _watched().patched()) is not None:
+        raise Refused(patched)
+    if dataset._format_type != "custom":
+        raise Refused("the Hugging Face dataset has no transform; give it one by with_transform(function)")
+    if dataset._output_all_columns or "token_per_repo_id" in (dataset._format_kwargs or {}):
+        raise Refused("the Hugging Face dataset's format has options that are not supported natively; leave them out")
+    function, features = dataset._format_kwargs["transform"], dataset.features
+    columns = [name for name in dataset.column_names if name in (dataset._format_columns or dataset.column_names)]
+    decoded = [name for name in columns if features._column_requires_decoding[name]]
+    if len(decoded) != 1:
+        raise Refused(f"the dataset has {len(decoded)} columns to decode ({', '.join(decoded)}); leave one of images")
+    image = decoded[0]
+    check_feature(features[image], dataset._data.table.schema.field(image).type, image)
+    try:
+        reading = _read(function, columns, image, is_rgb=features[image].mode == "RGB")
+    except Refused as refused:
+        raise Refused(
+            f"the dataset's transform {name_of(function)} is not understood: {refused}; let it pass columns on and "
+            "apply one transform to each image.convert('RGB')"
+        ) from refused
+    is_known = collate_fn is default_collate
+    keys = {key: key for key in reading.columns}
+    if collate_fn is not None and not is_known:
+        with suppress(Refused):
+            keys = _read_collate(collate_fn, reading, _integers(dataset))
+            is_known = True
+    if reading.decoded and (collate_fn is default_collate or not is_known):
+        raise Refused(
+            f"samples have images in {', '.join(reading.decoded)}, which would have to be decoded too; remove that "
+            "column in the transform, or use a collate function that only stacks images and makes a tensor of labels"
+        )
+    rows = _rows_of(dataset, image)
+    if rows.needs_pillow > _TURNED_MAX:
+        raise Refused(
+            f"{rows.needs_pillow} of {_LOOKED_AT} images looked at are turned by their EXIF data, or are no JPEG, PNG or "
+            "WebP files"
+        )
+    sources = {key: reading.columns[source] for key, source in keys.items()}
+    return ArrowImages(copy.copy(dataset), image, keys, sources, reading.transform, rows), is_known
+
+
+def _integers(dataset: Any) -> frozenset[str]:
+    """Columns of integers without nulls."""
+    table = dataset._data.table
+    return frozenset(
+        name
+        for name in table.column_names
+        if str(table.schema.field(name).type) in _INTEGERS and table.column(name).null_count == 0
+    )
+
+
+def check_feature(feature: Any, kind: Any, name: str) -> None:
+    """Refuse a column that is not stored as images are."""
+    module = sys.modules["datasets.features.image"]
+    if type(feature) is not module.Image or feature.mode not in (None, "RGB"):
+        raise Refused(f"column {name!r} is {feature}; only Image() and Image(mode='RGB') are read natively")
+    if str(kind) != "struct<bytes: binary, path: string>":
+        raise Refused(f"column {name!r} is stored as {kind}; cast it to Image()")
+
+
+def _watched() -> Functions:
+    """What Hugging Face's library does with a batch, and the native core bypasses."""
+    global _functions
+    if _functions is None:
+        found = Functions()
+        for module, names in _WATCHED.items():
+            holder: Any = sys.modules[module]
+            for name in names:
+                outer, _, method = name.rpartition(".")
+                found.add(getattr(holder, outer) if outer else holder, (method,))
+        _functions = found
+    return _functions

@@ -280,7 +280,7 @@ class _Parts:
         data, path = (child[place] for child in children)
         if not chunk[place].is_valid or not (data.is_valid or path.is_valid):
             raise ValueError(f"row {row} has no image")
-        return memoryview(data.as_buffer()) if data.is_valid else None, path.as_py()
+        return memoryview(data.as_buffer()).cast("B") if data.is_valid else None, path.as_py()
 
     def _place(self, row: int) -> tuple[int, int]:
         part = bisect.bisect_right(self._ends, row)

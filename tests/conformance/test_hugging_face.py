@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from fastload import FastLoader
+from fastload.pipeline.orientation import upright_by_header
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 datasets = pytest.importorskip("datasets")
@@ -37,7 +38,8 @@ def encoded(number, format="PNG", **options):
 
 def of_images(images):
     rows = [{"image": image, "label": number % 3} for number, image in enumerate(images)]
-    rows = [{**row, "image": {"bytes": row["image"], "path": None}} for row in rows]
+    for row in rows:
+        row["image"] = None if row["image"] is None else {"bytes": row["image"], "path": None}
     return datasets.Dataset.from_list(rows, features=FEATURES)
 
 
@@ -340,9 +342,8 @@ def test_patched_library_functions_are_run(photos, monkeypatch):
 
 
 def test_other_columns_to_decode_are_refused(photos):
-    two = photos.add_column("mask", photos["image"]).cast_column("mask", datasets.Image())
+    two = datasets.concatenate_datasets([photos, photos.select_columns("image").rename_column("image", "mask")], axis=1)
     assert "2 columns to decode (image, mask)" in str(read_recipe(two.with_transform(removes)))
-    assert "(0" not in str(read_recipe(photos.with_transform(removes)))
     plain = photos.cast_column("image", datasets.Image(decode=False))
     assert "0 columns to decode" in str(read_recipe(plain.with_transform(removes)))
     gray_ones = photos.cast_column("image", datasets.Image(mode="L"))
@@ -386,6 +387,7 @@ def test_encoded_images_stay_in_arrows_memory(photos):
     recipe = read_recipe(photos.with_transform(removes))
     source, _ = recipe.dataset.encoded(3)
     assert isinstance(source, memoryview)
+    assert upright_by_header(source)
     assert np.array_equal(np.frombuffer(source, np.uint8), np.frombuffer(jpeg(3, 69, 144), np.uint8))
 
 

@@ -11,6 +11,7 @@ from torch._utils import ExceptionWrapper
 
 from fastload.engines.decode_batch import PythonError
 from fastload.engines.random_states import state_of_seed
+from fastload.pipeline.samples import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ class PythonSamples:
             RuntimeError: The process has ended.
         """
         index, view = divmod(sample, self._views)
-        source = batch.sources[index]
+        source = one_of(batch.sources[index], view)
         where = f"sample {batch.indices[index]!r}"
         where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
         begun = time.monotonic()

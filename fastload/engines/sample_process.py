@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from numpy.typing import NDArray
+    from torch._utils import ExceptionWrapper
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
@@ -188,10 +189,7 @@ class SampleProcess:
         return self._ask(("sample", _sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
 
     def fetched(self, indices: list[Any], state: bytes | None, *, worker: int) -> tuple[ExceptionWrapper | None, bytes]:
-        """Fetch a whole batch from the dataset, from a state of the generators. Blocks.
-
-        Returns:
-            The error that torch's worker would send, if any, and the generators' state afterwards.
+        """Fetch a batch from the dataset itself; return its error, if any, and the generators' state afterwards.
 
         Raises:
             RuntimeError: The process has ended.
@@ -324,6 +322,8 @@ class _UnsendableError(RuntimeError):
 
 def _sendable(source: Any) -> Any:
     """Convert a sample's path or bytes to plain types."""
+    if type(source) is tuple:
+        return tuple(map(_sendable, source))
     if isinstance(source, os.PathLike):
         path = os.fspath(source)
         return path if isinstance(path, str) else BytesPath(path)

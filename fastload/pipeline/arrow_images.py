@@ -1,8 +1,7 @@
 """Hugging Face's ``Dataset`` with images in an Arrow table, and the usual function that transforms a batch of them.
 
-``with_transform(function)`` makes a batch of whole columns, so the function is read by running a copy of it on
-stand-ins (:mod:`fastload.pipeline.tracing`): which column's images go through which transform, and which columns it
-passes on. A collate function that stacks images and makes a tensor of integers is read in the same way.
+``with_transform(function)`` makes a batch of whole columns; :mod:`fastload.pipeline.batch_functions` reads that.
+Decode threads then take the encoded images where they lie in the table's memory, or in files.
 """
 
 from __future__ import annotations
@@ -14,26 +13,23 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
 from torch.utils.data import default_collate
 
+from fastload.pipeline.batch_functions import read_collate, read_function
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.monkeypatch_check import Functions
 from fastload.pipeline.orientation import HEAD_BYTES, is_upright, upright_by_header
 from fastload.pipeline.samples import IMAGE, Around
-from fastload.pipeline.tracing import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-_COUNTS: Final = (1, 7)
-"""Samples in the batches on which functions are traced."""
 _TURNED_MAX: Final = 1
 """Turned images, of the few that are looked at, with which workers are faster: these are decoded one by one."""
 _LOOKED_AT: Final = 8
@@ -57,196 +53,6 @@ def is_arrow(dataset: Any) -> bool:
     """Whether a dataset is Hugging Face's ``Dataset``, which need not be installed."""
     module = sys.modules.get("datasets.arrow_dataset")
     return module is not None and type(dataset) is getattr(module, "Dataset", None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """Stands for a column's values."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Picture:
-    """Stands for an image of a batch, once it is RGB."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """Stands for an image of a batch."""
-
-    number: int
-    is_rgb: bool
-
-    def convert(self, mode: str) -> _Picture:
-        if mode != "RGB":
-            raise Refused(f"images are converted to {mode!r}; convert them to 'RGB'")
-        return _Picture(self.number)
-
-
-@dataclass(slots=True)
-class _Recorder:
-    """Stands for a transform, and notes the images that it gets."""
-
-    transform: Any
-    calls: list[_Made]
-
-    def __call__(self, image: Any) -> _Made:
-        if type(image) is _Decoded and image.is_rgb:
-            image = _Picture(image.number)
-        if type(image) is not _Picture:
-            raise Refused(f"{name_of(self.transform)} gets something else than image.convert('RGB')")
-        self.calls.append(_Made(self.transform, image.number))
-        return self.calls[-1]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Made:
-    """Stands for a transformed image."""
-
-    transform: Any
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """What a function makes of a batch.
-
-    Attributes:
-        transform: Applied to each image.
-        image: The images' column.
-        columns: Source of each key of a sample, in order: a column; ``None`` is the transformed image.
-        decoded: Keys of a sample that hold the image as it was.
-    """
-
-    transform: Any
-    image: str
-    columns: dict[str, str | None]
-    decoded: tuple[str, ...]
-
-
-def _read(function: Any, columns: list[str], image: str, *, is_rgb: bool) -> _Reading:
-    """Read what a function makes of a batch of columns.
-
-    Raises:
-        Refused: It is not known.
-    """
-    readings = []
-    for count in _COUNTS:
-        images = [_Decoded(number, is_rgb) for number in range(count)]
-        batch = {name: list(images) if name == image else _Column(name) for name in columns}
-        calls: list[_Made] = []
-
-        def stand_in(value: Any, calls: list[_Made] = calls) -> _Recorder:
-            if not callable(value) or isinstance(value, type):
-                raise Refused(f"it uses {name_of(value)}")
-            return _Recorder(value, calls)
-
-        result = traced(function, batch, stand_in)
-        if type(result) is not dict or not all(type(key) is str for key in result):
-            raise Refused("it returns no dict of columns")
-        readings.append(_understood(result, images, calls, image))
-    first, second = readings
-    if first.transform is not second.transform or (first.columns, first.decoded) != (second.columns, second.decoded):
-        raise Refused("what it does depends on the number of samples")
-    return first
-
-
-def _understood(result: dict[str, Any], images: list[_Decoded], calls: list[_Made], image: str) -> _Reading:
-    columns: dict[str, str | None] = {}
-    decoded = []
-    for key, value in result.items():
-        if type(value) is _Column:
-            columns[key] = value.name
-        elif type(value) is list and value == images:
-            decoded.append(key)
-        elif type(value) is list and value == calls:
-            columns[key] = None
-        else:
-            raise Refused(f"what it makes of {key!r} is neither a column nor each image through a transform")
-    if [call.number for call in calls] != [*range(len(images))] or len({id(call.transform) for call in calls}) != 1:
-        raise Refused("it does not transform each image once, in order")
-    if list(columns.values()).count(None) != 1:
-        raise Refused("it does not return the transformed images once")
-    return _Reading(calls[0].transform, image, columns, tuple(decoded))
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """Stands for a value of a sample."""
-
-    key: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Collated:
-    """Stands for a batch's tensor of the values of one key."""
-
-    key: str
-    is_stacked: bool
-
-
-class _Torch:
-    """Stands for ``torch`` in a collate function."""
-
-    long = int64 = torch.int64
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def _key(self, values: Any) -> str:
-        if type(values) not in (list, tuple) or not all(type(value) is _Value for value in values):
-            raise Refused("it makes tensors of something else than the samples' values")
-        if [value.number for value in values] != [*range(self._count)] or len({value.key for value in values}) != 1:
-            raise Refused("it does not take one value of each sample, in order")
-        return str(values[0].key)
-
-    def stack(self, tensors: Any) -> _Collated:
-        return _Collated(self._key(tensors), is_stacked=True)
-
-    def tensor(self, data: Any, dtype: Any = torch.int64) -> _Collated:
-        if dtype is not torch.int64:
-            raise Refused(f"it makes tensors of {dtype}")
-        return _Collated(self._key(data), is_stacked=False)
-
-
-def _read_collate(function: Any, reading: _Reading, integers: frozenset[str]) -> dict[str, str]:
-    """Read a collate function.
-
-    Returns:
-        The samples' key for each key of a batch.
-
-    Raises:
-        Refused: It does something else than ``default_collate`` of these keys would.
-    """
-    results = []
-    for count in _COUNTS:
-        keys = (*reading.columns, *reading.decoded)
-        samples = [{key: _Value(key, number) for key in keys} for number in range(count)]
-
-        def stand_in(value: Any, count: int = count) -> _Torch:
-            if value is torch:
-                return _Torch(count)
-            raise Refused(f"it uses {name_of(value)}")
-
-        results.append(traced(function, samples, stand_in))
-    first, second = results
-    if type(first) is not dict or first != second or not all(type(key) is str for key in first):
-        raise Refused("it returns no dict of tensors")
-    made: dict[str, str] = {}
-    images = 0
-    for key, value in first.items():
-        source = reading.columns.get(value.key, "") if type(value) is _Collated else ""
-        if source == "" or value.is_stacked is not (source is None) or (source is not None and source not in integers):
-            raise Refused(f"{key!r} is neither the stacked images nor a tensor of integers")
-        made[key] = value.key
-        images += source is None
-    if images != 1:
-        raise Refused("it does not return the images once")
-    return made
 
 
 class _Parts:
@@ -446,7 +252,7 @@ def arrow_images(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> tuple
     image = decoded[0]
     check_feature(features[image], dataset._data.table.schema.field(image).type, image)
     try:
-        reading = _read(function, columns, image, is_rgb=features[image].mode == "RGB")
+        reading = read_function(function, columns, image, is_rgb=features[image].mode == "RGB")
     except Refused as refused:
         raise Refused(
             f"the dataset's transform {name_of(function)} is not understood: {refused}; let it pass columns on and "
@@ -456,7 +262,7 @@ def arrow_images(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> tuple
     keys = {key: key for key in reading.columns}
     if collate_fn is not None and not is_known:
         with suppress(Refused):
-            keys = _read_collate(collate_fn, reading, _integers(dataset))
+            keys = read_collate(collate_fn, reading, _integers(dataset))
             is_known = True
     if reading.decoded and (collate_fn is default_collate or not is_known):
         raise Refused(
@@ -466,8 +272,8 @@ def arrow_images(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> tuple
     rows = _rows_of(dataset, image)
     if rows.needs_pillow > _TURNED_MAX:
         raise Refused(
-            f"{rows.needs_pillow} of {_LOOKED_AT} images looked at are turned by their EXIF data, or are no JPEG, PNG or "
-            "WebP files"
+            f"{rows.needs_pillow} of {_LOOKED_AT} images looked at are turned by their EXIF data, or are no JPEG, PNG "
+            "or WebP files"
         )
     sources = {key: reading.columns[source] for key, source in keys.items()}
     return ArrowImages(copy.copy(dataset), image, keys, sources, reading.transform, rows), is_known

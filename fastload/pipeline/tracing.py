@@ -18,7 +18,6 @@ from fastload.pipeline.errors import Refused, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
     from dis import Instruction
 
 _PURE: Final = (list, tuple, dict, zip, enumerate, range, len)
@@ -37,7 +36,7 @@ def traced(function: Any, argument: Any, stand_in: Callable[[Any], Any]) -> Any:
     """Call a copy of a function with one argument, where all that it names is replaced.
 
     Args:
-        function: A function, a bound method, a ``functools.partial`` of one, or an object whose class has a ``__call__``.
+        function: A function, a bound method, a ``functools.partial`` of one, or an object with ``__call__``.
         argument: Stands for the function's argument.
         stand_in: Returns what stands for a named object that is no plain value; it may raise ``Refused``.
 
@@ -70,7 +69,9 @@ def traced(function: Any, argument: Any, stand_in: Callable[[Any], Any]) -> Any:
     except Refused:
         raise
     except Exception as error:  # the stand-ins can do no more than what is known
-        raise Refused(f"{name_of(function)} does more than arrange samples ({type(error).__name__}: {error})") from error
+        raise Refused(
+            f"{name_of(function)} does more than arrange samples ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _called(function: Any) -> tuple[FunctionType, tuple[Any, ...], dict[str, Any], bool]:

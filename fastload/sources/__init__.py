@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fastload._lazy import attributes
 
 if TYPE_CHECKING:
+    from fastload.pipeline.samples import EncodedImage
     from fastload.sources.archive_index import ArchiveError
     from fastload.sources.archives import TarImageFolder, TarSamples, ZipImageFolder
     from fastload.sources.object_store import ObjectStoreImageFolder
@@ -13,6 +14,7 @@ else:  # the process that requests objects starts without torch
         __name__,
         {
             "ArchiveError": "fastload.sources.archive_index:ArchiveError",
+            "EncodedImage": "fastload.pipeline.samples:EncodedImage",
             "ObjectStoreImageFolder": "fastload.sources.object_store:ObjectStoreImageFolder",
             "TarImageFolder": "fastload.sources.archives:TarImageFolder",
             "TarSamples": "fastload.sources.archives:TarSamples",
@@ -20,4 +22,11 @@ else:  # the process that requests objects starts without torch
         },
     )
 
-__all__ = ["ArchiveError", "ObjectStoreImageFolder", "TarImageFolder", "TarSamples", "ZipImageFolder"]
+__all__ = [
+    "ArchiveError",
+    "EncodedImage",
+    "ObjectStoreImageFolder",
+    "TarImageFolder",
+    "TarSamples",
+    "ZipImageFolder",
+]

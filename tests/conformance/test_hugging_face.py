@@ -78,7 +78,6 @@ def appends(examples):
     return examples
 
 
-
 class Preprocess:
     def __init__(self, transform):
         self.transform, self.column = transform, "image"

@@ -220,7 +220,10 @@ def check_size(pixels: Any, size: tuple[int, ...]) -> None:
 
 
 def checked(source: Any) -> Any:
-    """Return a sample's encoded image, or its images, as it will not change. Raises what a worker would of a path."""
+    """Check and keep a sample's encoded image, or several.
+
+    Raises what a worker would of a path.
+    """
     if type(source) is str and "\0" not in source:  # the usual case, decided quickly
         return source
     if type(source) is tuple:

@@ -189,7 +189,7 @@ class SampleProcess:
         return self._ask(("sample", _sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
 
     def fetched(self, indices: list[Any], state: bytes | None, *, worker: int) -> tuple[ExceptionWrapper | None, bytes]:
-        """Fetch a batch from the dataset itself; return its error, if any, and the generators' state afterwards.
+        """Fetch a batch from the dataset; return its error, if any, and the generators' state.
 
         Raises:
             RuntimeError: The process has ended.

@@ -1,4 +1,4 @@
-"""Hugging Face's ``Dataset`` with images in an Arrow table, and the usual function that transforms a batch of them.
+"""Locate images in Hugging Face's ``Dataset``, whose function transforms a batch of them.
 
 ``with_transform(function)`` makes a batch of whole columns; :mod:`fastload.pipeline.batch_functions` reads that.
 Decode threads then take the encoded images where they lie in the table's memory, or in files.
@@ -65,7 +65,7 @@ class _Parts:
     def __init__(self, column: Any) -> None:
         self._chunks = column.chunks
         self._ends = list(itertools.accumulate(len(chunk) for chunk in self._chunks))
-        self._children: dict[int, tuple[Any, Any]] = {}
+        self._fields: dict[int, tuple[Any, Any]] = {}
 
     def value(self, row: int) -> Any:
         """Return a row's value, as Python's."""
@@ -80,9 +80,9 @@ class _Parts:
         """
         part, place = self._place(row)
         chunk = self._chunks[part]
-        children = self._children.get(part)
+        children = self._fields.get(part)
         if children is None:
-            children = self._children[part] = chunk.field("bytes"), chunk.field("path")
+            children = self._fields[part] = chunk.field("bytes"), chunk.field("path")
         data, path = (child[place] for child in children)
         if not chunk[place].is_valid or not (data.is_valid or path.is_valid):
             raise ValueError(f"row {row} has no image")
@@ -94,14 +94,18 @@ class _Parts:
 
 
 class _Rows:
-    """The rows of a Hugging Face dataset. It holds the objects whose ids are its key in :data:`_ROWS`."""
+    """The rows of a Hugging Face dataset.
+
+    Holds the objects whose ids are its key in :data:`_ROWS`.
+    """
 
     def __init__(self, dataset: Any, image: str) -> None:
-        self.held = dataset._data, dataset._indices
+        indices = vars(dataset)["_indices"]
+        self.held = dataset.data, indices
         self.feature = dataset.features[image]
-        self.table = dataset._data.table
+        self.table = dataset.data.table
         self.images = _Parts(self.table.column(image))
-        self.numbers = None if dataset._indices is None else dataset._indices.table.column(0).to_numpy()
+        self.numbers = None if indices is None else indices.table.column(0).to_numpy()
         self.size = len(dataset)
         self.directory = os.getcwd()
         self._columns: dict[str, _Parts] = {}
@@ -160,7 +164,7 @@ _ROWS: Final[WeakValueDictionary[tuple[int, int, str], _Rows]] = WeakValueDictio
 
 
 def _rows_of(dataset: Any, image: str) -> _Rows:
-    key = id(dataset._data), id(dataset._indices), image
+    key = id(dataset.data), id(vars(dataset)["_indices"]), image
     if (rows := _ROWS.get(key)) is None:
         rows = _ROWS[key] = _Rows(dataset, image)
     return rows
@@ -250,7 +254,7 @@ def arrow_images(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> tuple
     if len(decoded) != 1:
         raise Refused(f"the dataset has {len(decoded)} columns to decode ({', '.join(decoded)}); leave one of images")
     image = decoded[0]
-    check_feature(features[image], dataset._data.table.schema.field(image).type, image)
+    check_feature(features[image], dataset.data.table.schema.field(image).type, image)
     try:
         reading = read_function(function, columns, image, is_rgb=features[image].mode == "RGB")
     except Refused as refused:
@@ -281,7 +285,7 @@ def arrow_images(dataset: Any, collate_fn: Callable[[Any], Any] | None) -> tuple
 
 def _integers(dataset: Any) -> frozenset[str]:
     """Columns of integers without nulls."""
-    table = dataset._data.table
+    table = dataset.data.table
     return frozenset(
         name
         for name in table.column_names

@@ -47,7 +47,7 @@ class _Decoded:
 
 
 @dataclass(slots=True)
-class _Recorder:
+class _Applied:
     """Stands for a transform, and notes the images that it gets."""
 
     transform: Any
@@ -99,10 +99,10 @@ def read_function(function: Any, columns: list[str], image: str, *, is_rgb: bool
         batch = {name: list(images) if name == image else _Column(name) for name in columns}
         calls: list[_Made] = []
 
-        def stand_in(value: Any, calls: list[_Made] = calls) -> _Recorder:
+        def stand_in(value: Any, calls: list[_Made] = calls) -> _Applied:
             if not callable(value) or isinstance(value, type):
                 raise Refused(f"it uses {name_of(value)}")
-            return _Recorder(value, calls)
+            return _Applied(value, calls)
 
         result = traced(function, batch, stand_in)
         if type(result) is not dict or not all(type(key) is str for key in result):

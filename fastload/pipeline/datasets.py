@@ -162,7 +162,10 @@ def images_in(dataset: Any) -> int:
 
 
 def taken(answer: Future[Sequence[Any]], count: int, images: int = 1) -> Iterator[tuple[Any, Any]]:
-    """Yield the samples of an :func:`ask`, with so many images. Blocks; raises what the answer says of a sample."""
+    """Yield the samples of an :func:`ask`, with so many images.
+
+    Blocks; raises what the answer says of a sample.
+    """
     entries = answer.result()
     if len(entries) != count:
         raise ValueError(f"encoded_many() must return an entry for each of {count} indices, got {len(entries)}")

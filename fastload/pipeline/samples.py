@@ -90,7 +90,7 @@ def _taken_apart(part: Any, sources: list[Any]) -> Any:
 
 
 def one_of(source: Any, view: int) -> Any:
-    """Return the encoded image of which a view is made: of several, each is one view."""
+    """Return the encoded image of a view; of several, each is one view."""
     return source[view] if type(source) is tuple else source
 
 

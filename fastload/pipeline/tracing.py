@@ -1,4 +1,4 @@
-"""Run a copy of a user's function on stand-ins, to learn what it does with each part of its arguments.
+"""Run a copy of a user's function on stand-ins, to learn what it does.
 
 The copy runs only if its code can do nothing but arrange what it gets: it has no conditions, slices, imports or
 exceptions, changes nothing outside of its variables and arguments, and names only what can be replaced by stand-ins.
@@ -33,7 +33,7 @@ _OUTER: Final = ("STORE_DEREF", "DELETE_DEREF")
 
 
 def traced(function: Any, argument: Any, stand_in: Callable[[Any], Any]) -> Any:
-    """Call a copy of a function with one argument, where all that it names is replaced.
+    """Call a copy of a function, with all that it names replaced.
 
     Args:
         function: A function, a bound method, a ``functools.partial`` of one, or an object with ``__call__``.
@@ -75,7 +75,7 @@ def traced(function: Any, argument: Any, stand_in: Callable[[Any], Any]) -> Any:
 
 
 def _called(function: Any) -> tuple[FunctionType, tuple[Any, ...], dict[str, Any], bool]:
-    """The function that runs, what it gets besides the argument, and whether the first of that is an object of its."""
+    """The function that runs, what else it gets, and whether that begins with ``self``."""
     before: tuple[Any, ...] = ()
     bound = False
     keywords: dict[str, Any] = {}

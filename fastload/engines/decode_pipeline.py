@@ -110,11 +110,10 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
-        self._python = PythonSamples(recipe.pipeline, process, by_index=by_index)
+        self._python = PythonSamples(recipe, process, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
-        self._fetches = recipe.fetches_batches and not by_index
         self._finish = finish
         self._finish_is_epilogue = finish_is_epilogue
         self._pin, self._device, self._ahead, self._choice = pin, device, ahead, choice
@@ -349,11 +348,9 @@ class DecodePipeline:
             self._complete(batch)
             return self._finished(batch)
         except PythonError as error:
-            failure, state = error.wrapper, error.state
-        if self._fetches:
-            failure, state = self._python.fetched(batch, failure, self._wake)
-        self._rewind_rng(batch, state)
-        return failure
+            failed = self._python.failed(batch, error, self._wake)
+            self._rewind_rng(batch, failed.state)
+            return failed.wrapper
 
     def _finished(self, batch: Batch) -> Any:
         if batch.error is not None or batch.dropped:

@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 
     from fastload.engines.decode_batch import Batch
     from fastload.engines.sample_process import SampleProcess
-    from fastload.pipeline.transforms import Pipeline
+    from fastload.pipeline.reader import Recipe
 
 
 class PythonSamples:
     """Makes single samples of batches, and counts them.
 
     Args:
-        pipeline: How to make samples.
+        recipe: How to make samples.
         process: Makes them.
         by_index: Whether a sample's random numbers depend on its index.
     """
 
-    def __init__(self, pipeline: Pipeline, process: SampleProcess, *, by_index: bool) -> None:
-        self._pipeline = pipeline
-        self._views = pipeline.views
+    def __init__(self, recipe: Recipe, process: SampleProcess, *, by_index: bool) -> None:
+        self._pipeline = recipe.pipeline
+        self._views = recipe.pipeline.views
+        self._fetches_batches = recipe.fetches_batches
         self._process = process
         self._by_index = by_index
         self.images = self.batches = 0
@@ -70,21 +71,18 @@ class PythonSamples:
             raise PythonError(sample, made, None if before is None or self._by_index else after)
         return made, after
 
-    def fetched(
-        self, batch: Batch, failure: ExceptionWrapper, wake: Callable[[], None]
-    ) -> tuple[ExceptionWrapper, bytes | None]:
-        """Let the dataset fetch a whole batch that failed.
-
-        Returns:
-            The error that this raises, or else ``failure``; and the worker's generator state after it.
+    def failed(self, batch: Batch, error: PythonError, wake: Callable[[], None]) -> PythonError:
+        """Let a dataset that fetches batches fetch one that failed, for its error and the state after it.
 
         Raises:
             RuntimeError: The process has ended.
         """
+        if self._by_index or not self._fetches_batches:
+            return error
         before = batch.job.generator_before(0) if self._pipeline.draws else None
         self._process.wait_started(wake)
-        error, after = self._process.fetched(list(batch.draw[0]), before, worker=batch.worker)
-        return error or failure, None if before is None else after
+        wrapper, after = self._process.fetched(list(batch.draw[0]), before, worker=batch.worker)
+        return PythonError(error.sample, wrapper or error.wrapper, None if before is None else after)
 
     def put(self, batch: Batch, made: dict[int, Any]) -> None:
         """Put samples into their batch."""

@@ -65,7 +65,7 @@ class _Parts:
     def __init__(self, column: Any) -> None:
         self._chunks = column.chunks
         self._ends = list(itertools.accumulate(len(chunk) for chunk in self._chunks))
-        self._fields: dict[int, tuple[Any, Any]] = {}
+        self._of_structs: dict[int, tuple[Any, Any]] = {}
 
     def value(self, row: int) -> Any:
         """Return a row's value, as Python's."""
@@ -80,9 +80,9 @@ class _Parts:
         """
         part, place = self._place(row)
         chunk = self._chunks[part]
-        children = self._fields.get(part)
+        children = self._of_structs.get(part)
         if children is None:
-            children = self._fields[part] = chunk.field("bytes"), chunk.field("path")
+            children = self._of_structs[part] = chunk.field("bytes"), chunk.field("path")
         data, path = (child[place] for child in children)
         if not chunk[place].is_valid or not (data.is_valid or path.is_valid):
             raise ValueError(f"row {row} has no image")

@@ -115,7 +115,7 @@ class Recipe:
 
     @property
     def fetches_batches(self) -> bool:
-        """Whether torch's workers fetch a batch at once, so that an error is the whole batch's."""
+        """Whether torch's workers fetch a batch at once, and so fail at once."""
         return type(self.dataset) is ArrowImages
 
     @property

@@ -1,4 +1,4 @@
-"""A dataset's ``encoded(index)`` may describe samples of any shape, with several images, as torch collates them."""
+"""A dataset's ``encoded(index)`` may describe samples of any shape, with several images."""
 
 from __future__ import annotations
 

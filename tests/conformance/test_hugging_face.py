@@ -185,7 +185,7 @@ def test_load_dataset(folder, tmp_path, kind, monkeypatch):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("transform", ["train", "eval"])
 def test_errors_and_states_are_those_of_whole_batches(workers, transform):
-    """A batch is decoded before any of it is transformed: no number is drawn where an image is damaged."""
+    """A batch is decoded before it is transformed: nothing is drawn for a damaged one."""
     images = [jpeg(number, 60 + 3 * number, 150 - 2 * number) for number in range(23)]
     images[2] = encoded(2, "BMP")
     images[5], images[7], images[13], images[20] = images[5][:300], images[7][:900], b"nonsense", None

@@ -348,8 +348,7 @@ class DecodePipeline:
             self._complete(batch)
             return self._finished(batch)
         except PythonError as error:
-            failed = self._python.failed(batch, error, self._wake)
-            self._rewind_rng(batch, failed.state)
+            self._rewind_rng(batch, (failed := self._python.failed(batch, error, self._wake)).state)
             return failed.wrapper
 
     def _finished(self, batch: Batch) -> Any:

@@ -72,7 +72,7 @@ class PythonSamples:
         return made, after
 
     def failed(self, batch: Batch, error: PythonError, wake: Callable[[], None]) -> PythonError:
-        """Let a dataset that fetches batches fetch one that failed, for its error and the state after it.
+        """Let a dataset that fetches batches fetch one that failed, for its own error.
 
         Raises:
             RuntimeError: The process has ended.

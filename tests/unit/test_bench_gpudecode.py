@@ -103,7 +103,7 @@ def test_without_a_gpu_it_is_skipped(monkeypatch, capsys) -> None:
 
 
 class Decoding:
-    """A loader of which a GPU decodes three of four images, in half a millisecond each."""
+    """A loader whose GPU decodes three of four images, in half a millisecond each."""
 
     plan = "the plan"
 

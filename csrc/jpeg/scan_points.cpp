@@ -122,9 +122,18 @@ ScanPoint CodedPoints::before(std::uint64_t mcu) const {
   return point;
 }
 
-void CodedPoints::read_row(std::uint32_t row, std::vector<ScanPoint>& points) const {
-  points.clear();
-  walk_row(row, points_in_row(columns_) - 1, [&](const ScanPoint& at) { points.push_back(at); });
+std::uint32_t CodedPoints::in_row() const { return points_in_row(columns_); }
+
+void CodedPoints::read_row(std::uint32_t row, std::uint32_t first, std::uint32_t last,
+                           std::vector<ScanPoint>& points) const {
+  std::uint32_t left = first;  // points to pass over
+  walk_row(row, last, [&](const ScanPoint& at) {
+    if (left == 0) {
+      points.push_back(at);
+    } else {
+      --left;
+    }
+  });
 }
 
 // Visits the row's points up to one of them.

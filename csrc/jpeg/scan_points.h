@@ -25,8 +25,10 @@ class CodedPoints {
   // The last point at or before an MCU; there must be points. It may lie outside of the file if the bytes are not those
   // that encode() made of this scan.
   ScanPoint before(std::uint64_t mcu) const;
-  // All points of a row that has some, from the left on.
-  void read_row(std::uint32_t row, std::vector<ScanPoint>& points) const;
+  // Number of points in each row that has some.
+  std::uint32_t in_row() const;
+  // Appends the points [first, last] of a row that has some.
+  void read_row(std::uint32_t row, std::uint32_t first, std::uint32_t last, std::vector<ScanPoint>& points) const;
 
  private:
   static constexpr int kFields = 1 + kMaxComponents;  // the place and the predictors

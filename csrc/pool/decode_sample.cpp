@@ -254,13 +254,13 @@ Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, co
 }
 
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  std::vector<std::uint8_t>& bytes, StagedImage& image) {
+                  ImageStager& stager, StagedImage& image) {
   const PixelBox& window = geometry.window;
   return options.index != nullptr && !options.fast && geometry.steps.empty() && window.height == options.height &&
          window.width == options.width && lies_within(geometry.crop, header.width, header.height) &&
          lies_within(window, geometry.out_width, geometry.out_height) &&
-         stage_image(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options), *options.index,
-                     bytes, image);
+         stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
+                        *options.index, image);
 }
 
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail) {

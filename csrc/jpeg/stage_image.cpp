@@ -8,7 +8,7 @@
 namespace fastload {
 namespace {
 
-static_assert(kSegmentMcus == kPointSpacing);
+static_assert(kSegmentMcus == kHalfSpacing);
 static_assert(kStagedComponents == kMaxComponents);
 static_assert(kStagedCodeBytes == sizeof(HuffmanCode));
 
@@ -39,20 +39,20 @@ std::size_t end_of_data(ByteSource& source, std::size_t from) {
 }
 
 // Numbers the scan's codes. False if there are more than baseline files have.
-bool stage_codes(const Scan& scan, std::uint8_t (&codes)[kStagedCodes][kStagedCodeBytes], StagedImage& image) {
+bool stage_codes(const Scan& scan, StagedCodes& codes, StagedImage& image) {
+  codes = StagedCodes{};
   constexpr int kEach = kStagedCodes / 2;
   const SymbolTable* found[kStagedCodes] = {};
   const auto number_of = [&](const SymbolTable* table, int begin) {
     for (int i = begin; i < begin + kEach; ++i) {
       if (found[i] == nullptr) {
         found[i] = table;
-        std::memcpy(codes[i], &table->code, kStagedCodeBytes);
+        std::memcpy(codes[static_cast<std::size_t>(i)].data(), &table->code, kStagedCodeBytes);
       }
       if (found[i] == table) return i;
     }
     return -1;
   };
-  std::memset(codes, 0, sizeof codes);
   for (int c = 0; c < scan.components; ++c) {
     image.dc[c] = number_of(scan.component[c].dc, 0);
     image.ac[c] = number_of(scan.component[c].ac, kEach);
@@ -63,11 +63,11 @@ bool stage_codes(const Scan& scan, std::uint8_t (&codes)[kStagedCodes][kStagedCo
 
 }  // namespace
 
-// Reads the points of the window's segments and, behind each row's last, where that ends. Rows share no data but for a
-// byte, so points that claim more than there is cannot be the file's.
+// Reads where the segments of the window's rows begin, from a whole point on, whose predictors are known, and where the
+// last one ends. Rows share no data but for a byte, so points that claim more than there is cannot be the file's.
 bool ImageStager::prepare_rows(ByteSource& source, const CodedPoints& known, const Scan& scan, const McuWindow& mcus) {
-  const std::uint32_t first = mcus.first_column / kPointSpacing;
-  const std::uint32_t last = (mcus.first_column + mcus.columns - 1) / kPointSpacing;
+  const std::uint32_t first = mcus.first_column / kPointSpacing * 2;
+  const std::uint32_t last = (mcus.first_column + mcus.columns - 1) / kHalfSpacing;
   const bool to_the_right = last + 1 == known.in_row();
   segments_ = last - first + 1;
   open_end_ = false;
@@ -81,11 +81,14 @@ bool ImageStager::prepare_rows(ByteSource& source, const CodedPoints& known, con
     } else if (to_the_right) {
       open_end_ = true;
       ScanPoint end;
-      end.byte = end_of_data(source, points_[begin].byte);
+      end.byte = end_of_data(source, points_.back().byte);
       points_.push_back(end);
     }
+    for (std::size_t i = begin; i + 1 < points_.size(); ++i) {
+      if (points_[i + 1].byte < points_[i].byte) return false;
+    }
     const std::size_t from = points_[begin].byte, to = points_.back().byte + (points_.back().bit != 0 ? 1 : 0);
-    if (from < scan.data_at || to < from || to > source.size()) return false;
+    if (from < scan.data_at || to > source.size()) return false;
     data_bytes_ += to - from;
   }
   return data_bytes_ <= source.size() + (mcus.last_row - mcus.first_row + 1);
@@ -123,6 +126,7 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
 bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job,
                           JpegIndex& index, StagedImage& image) {
   image = StagedImage{};
+  steps_.clear();
   if (!uses_own_decoder()) return false;
   axes_ = axis_tables(job);
   if (axes_.x == nullptr || axes_.x->extent > kStagedWidth || axes_.x->numbers.size() > kMostWeights ||
@@ -144,9 +148,12 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
   image.flip_vertical = job.flip_vertical;
   image.x_taps = axes_.x->taps;
   image.y_taps = axes_.y->taps;
-  bytes_ = aligned(data_bytes_ + kZeros) + aligned(points_.size() * sizeof(StagedPoint)) + aligned(sizeof codes_) +
-           aligned(bytes_of(*axes_.x)) + aligned(bytes_of(*axes_.y));
   return true;
+}
+
+std::size_t ImageStager::bytes() const {
+  return aligned(data_bytes_ + kZeros) + aligned(points_.size() * sizeof(StagedPoint)) + aligned(steps_.size()) +
+         aligned(bytes_of(*axes_.x)) + aligned(bytes_of(*axes_.y));
 }
 
 // Writes the file's bytes [from, to) without stuffing and restart markers. False if there are other markers, or the
@@ -181,7 +188,7 @@ bool ImageStager::write_row(ByteSource& source, const ScanPoint* point, const st
   };
   for (std::size_t i = 0; i < segments_; ++i, ++point) {
     put();
-    if (point[1].byte < point[0].byte || !write_data(source, point[0].byte, point[1].byte)) return false;
+    if (!write_data(source, point[0].byte, point[1].byte)) return false;
   }
   if (open_end_ && is_last) {
     *to = {kNoStagedPoint, {}, 0};
@@ -189,7 +196,7 @@ bool ImageStager::write_row(ByteSource& source, const ScanPoint* point, const st
   }
   put();
   if (point->bit == 0) return true;
-  const Span span = source.at(point->byte, 1);  // a byte shared with the next row
+  const Span span = source.at(point->byte, 1);  // a byte shared with what follows
   if (span.size == 0) return false;
   *data_++ = span.data[0];
   return true;
@@ -203,7 +210,7 @@ bool ImageStager::write(ByteSource& source, std::uint8_t* memory, std::size_t at
     to += aligned(bytes);
     return static_cast<unsigned>(begin);
   };
-  image.codes = append(codes_, sizeof codes_);
+  image.steps = append(steps_.data(), steps_.size());
   image.x_axis = append(axes_.x->numbers.data(), bytes_of(*axes_.x));
   image.y_axis = append(axes_.y->numbers.data(), bytes_of(*axes_.y));
   image.points = static_cast<unsigned>(at + static_cast<std::size_t>(to - memory));

@@ -2,6 +2,7 @@
 // CUDA.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -17,6 +18,9 @@
 
 namespace fastload {
 
+// The codes of one image.
+using StagedCodes = std::array<std::array<std::uint8_t, kStagedCodeBytes>, kStagedCodes>;
+
 // Prepares one image at a time, in two steps, so that it is written once, where it stays. Not thread-safe.
 class ImageStager {
  public:
@@ -25,8 +29,12 @@ class ImageStager {
   // decode it, or the index lacks points for it. Throws std::bad_alloc.
   bool prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job, JpegIndex& index,
                StagedImage& image);
+  // Of the prepared image, without a number.
+  const StagedCodes& codes() const { return codes_; }
+  // What else write() writes, where image.steps will say. prepare() empties it.
+  std::vector<std::uint8_t>& steps() { return steps_; }
   // Most bytes that write() writes, a multiple of 16.
-  std::size_t bytes() const { return bytes_; }
+  std::size_t bytes() const;
   // Writes the prepared image to `memory`, which is aligned to 16 bytes and begins at byte `at` of the batch. False if
   // its data is not sound; the file then has to be decoded here.
   bool write(ByteSource& source, std::uint8_t* memory, std::size_t at, StagedImage& image);
@@ -41,13 +49,13 @@ class ImageStager {
   HuffmanTables tables_;
   BaselineHeader baseline_;
   AxisTables axes_;
-  std::uint8_t codes_[kStagedCodes][kStagedCodeBytes];
-  // Row by row, where its segments begin and the last one ends.
+  StagedCodes codes_;
+  std::vector<std::uint8_t> steps_;
+  // Row by row, where its segments begin, at points and half points, and the last one ends.
   std::vector<ScanPoint> points_;
   std::size_t segments_ = 0;      // of each row
   bool open_end_ = false;         // no point says where the last row ends
   std::size_t data_bytes_ = 0;    // at most
-  std::size_t bytes_ = 0;         // of everything, at most
   std::uint8_t* data_ = nullptr;  // behind the data that is written
 };
 

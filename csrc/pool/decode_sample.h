@@ -42,7 +42,8 @@ Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometr
 Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, const Geometry& geometry,
                         const SampleOptions& options, const Target& target, std::string& detail);
 
-// Prepares the image for kernels on a GPU instead, if they make all of `geometry`: see ImageStager::prepare().
+// Prepares the image for kernels on a GPU instead, if they make all of `geometry`: see ImageStager::prepare() and
+// stage_steps().
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
                   ImageStager& stager, StagedImage& image);
 

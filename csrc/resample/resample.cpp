@@ -330,6 +330,8 @@ int Resampler::weights(bool along_x, std::vector<std::int32_t>& numbers) const {
   return 1;
 }
 
+bool Resampler::vertical_first() const { return state_->vertical_first; }
+
 bool Resampler::convolves(bool along_x) const { return (along_x ? state_->x_pass : state_->y_pass) == Pass::convolve; }
 
 bool Resampler::finished() const { return state_->written == state_->job.window.height; }

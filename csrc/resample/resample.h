@@ -94,6 +94,7 @@ class Resampler {
   // number of taps; then all first weights, all second ones and so on, with 22 fractional bits. Appends them to
   // `numbers`, and returns the largest number of taps.
   int weights(bool along_x, std::vector<std::int32_t>& numbers) const;
+  bool vertical_first() const;
   // Whether pixels are weighted along that axis, rather than kept or picked by the nearest filter.
   bool convolves(bool along_x) const;
 

@@ -137,8 +137,8 @@ void check_scan(const StagedImage& image, const Bytes& memory, const Bytes& file
     std::memcpy(&staged, &memory[image.points + i * sizeof staged], sizeof staged);
     return staged;
   };
-  const auto first = static_cast<std::uint32_t>(image.mcu_column) / kPointSpacing;
-  const auto last = static_cast<std::uint32_t>(image.mcu_column + image.mcu_columns - 1) / kPointSpacing;
+  const auto first = static_cast<std::uint32_t>(image.mcu_column) / kPointSpacing * 2;
+  const auto last = static_cast<std::uint32_t>(image.mcu_column + image.mcu_columns - 1) / kHalfSpacing;
   std::size_t number_of_point = 0;
   for (auto row = static_cast<std::uint32_t>(image.mcu_row);
        row < static_cast<std::uint32_t>(image.mcu_row + image.mcu_rows); ++row) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Batch:
     indices: list[Any] = field(default_factory=list)
     sources: list[Any] | Pixels = field(default_factory=list)  # one for each of a sample's views is decoded
     targets: list[Any] = field(default_factory=list)
+    at_once: bool = False  # they were located without the user's code
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
     error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
     pixels: Any = None  # the tensor that `job` fills
@@ -108,6 +110,11 @@ class Batch:
             if (arrays := recipe.pixels_of(self.indices)) is not None:
                 self.seeds = [] if seed_of is None else [*map(seed_of, self.indices)]
                 self.sources, self.targets = arrays
+                self.at_once = True
+                return
+            if seed_of is None and self.answer is None and (found := recipe.paths_of(self.indices)) is not None:
+                self.sources, self.targets = found
+                self.at_once = True
                 return
             sources: list[Any] = []
             self.sources = sources
@@ -248,13 +255,21 @@ def submitted(sources: Any, views: int, directory: str | None) -> dict[str, Any]
     """
     if isinstance(sources, Pixels):
         return {"inputs": sources.images, "indices": sources.indices}
-    return {"inputs": [as_seen_from(directory, source) for source in sources for _ in range(views)]}
+    if not _are_absolute(sources):
+        sources = [as_seen_from(directory, source) for source in sources]
+    return {"inputs": sources if views == 1 else [source for source in sources for _ in range(views)]}
+
+
+def _are_absolute(sources: list[Any]) -> bool:
+    """Whether all are absolute paths, the usual case, which is decided quickly."""
+    try:
+        return all(map(str.startswith, sources, itertools.repeat("/")))
+    except TypeError:  # some are no strings
+        return False
 
 
 def as_seen_from(directory: str | None, source: Any) -> Any:
     """Resolve ``source`` against ``directory`` if it is a relative path."""
-    if type(source) is str and source[:1] == "/":  # the usual case, decided quickly
-        return source
     if directory is None or not isinstance(source, str | os.PathLike):
         return source
     path = os.fspath(source)
@@ -303,6 +318,7 @@ def stage_totals(
     collate_s: float,
     epilogue_s: float | None,
     python: tuple[int, int, float],
+    images: tuple[int, int],
 ) -> Totals:
     """Time spent by stage.
 
@@ -312,20 +328,23 @@ def stage_totals(
         collate_s: Seconds of collating targets.
         epilogue_s: Seconds of making images of pixels; ``None`` if that is no stage of its own here.
         python: Number of samples made in Python, of batches with any, and the seconds that these took.
+        images: Number of all samples, and of those that a GPU has decoded.
     """
     seconds, busy, read, read_busy = work
     spent = {"fetch": read, "decode": seconds - read, "collate": collate_s}
     if epilogue_s is not None:
         spent["epilogue"] = epilogue_s
     counts = dict.fromkeys(spent, float(batches))
-    images, of_batches, seconds_in_python = python
-    if images:
+    in_python, of_batches, seconds_in_python = python
+    if in_python:
         spent["python"], counts["python"] = seconds_in_python, float(of_batches)
     return Totals(
         {
             **{f"stage:{name}:count": count for name, count in counts.items()},
             **{f"stage:{name}:s": took for name, took in spent.items()},
-            "python_images": float(images),
+            "python_images": float(in_python),
+            "gpu_images": float(images[1]),
+            "thread_images": float(max(0, images[0] - images[1] - in_python)),
             "made:sampled_s": seconds,
             "made:busy_s": busy,
             "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),

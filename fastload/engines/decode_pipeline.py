@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], list[Patch]]"  # a sample's pixels, and what erases them
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
-LATE_S = 0.002  # shorter waits for the decode threads are no sign that they are too slow
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
 
 
@@ -85,8 +84,7 @@ class DecodePipeline:
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
-        choice: Decides which batches a GPU decodes; ``None`` if none. Such a batch's files take the place of its
-            pixels.
+        choice: Decides which batches a GPU decodes, whose files take the place of their pixels; ``None`` if none.
     """
 
     def __init__(
@@ -128,8 +126,8 @@ class DecodePipeline:
         self._pid = os.getpid()
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
-        self._decoded = self._on_gpu = 0  # batches, images
-        self._collate_s = self._finish_s = 0.0
+        self._decoded = self._images = self._on_gpu = 0  # batches, their images, and those of the GPU
+        self._collate_s = self._finish_s = self._blocked_s = 0.0  # the latter since the last batch was passed on
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -218,9 +216,8 @@ class DecodePipeline:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
         epilogue_s = self._finish_s if self._finish_is_epilogue else None
         python = self._python.images, self._python.batches, self._python.seconds
-        totals = stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
-        totals.add({"gpu_images": float(self._on_gpu)})
-        return totals
+        images = self._images, self._on_gpu
+        return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python, images)
 
     def drain(self, timeout_s: float, begin: int) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
@@ -238,6 +235,8 @@ class DecodePipeline:
                 batch.taken = True
         finally:
             self._draining = False
+        if self._choice is not None:
+            self._choice.begin()
         self.states.begin_epoch(self.handed_over())
         self._batches.clear()
         self._number = begin
@@ -266,8 +265,10 @@ class DecodePipeline:
             if self._device is not None:
                 torch.accelerator.set_device_index(self._device)
             while not self._closed:
+                asleep = time.monotonic()
                 if self.wakeups.get() is not None:
                     self.close()
+                self._blocked_s += time.monotonic() - asleep
                 self._advance()
         except ClosedError:
             pass
@@ -279,19 +280,11 @@ class DecodePipeline:
         """Start and finish batches while there is room for them."""
         while not self._closed:
             batches = tuple(self._batches)
-            unmade = [batch for batch in batches if not batch.made]
-            if self._last and not unmade:
-                self._process.close()
-            for batch in unmade if self._recipe.asks_many else ():
-                batch.ask(self._recipe, self.wakeups.put)
-            for batch in unmade[:DECODING]:
-                if batch.job is None and not batch.is_answered:  # the answer wakes this thread
-                    break
-                if batch.job is None:
-                    self._start(batch)
-            # Only batches before the first unmade one: a later one that failed early takes no room.
-            if not unmade:
+            if not (unmade := self._start_batches(batches, DECODING)):
+                if self._last:
+                    self._process.close()
                 return
+            # Only batches before the first unmade one: a later one that failed early takes no room.
             before = batches[: batches.index(unmade[0])]
             if not self._draining and sum(batch.owner is None for batch in before) >= self._ahead:
                 return
@@ -299,6 +292,18 @@ class DecodePipeline:
                 self._finish_batch(unmade[0])
             elif not unmade[0].made:
                 return
+
+    def _start_batches(self, batches: Sequence[Batch], most: int) -> list[Batch]:
+        """Start the first ``most`` unmade batches, as far as their samples are known; return all unmade ones."""
+        unmade = [batch for batch in batches if not batch.made]
+        for batch in unmade if self._recipe.asks_many else ():
+            batch.ask(self._recipe, self.wakeups.put)
+        for batch in unmade[:most]:
+            if batch.job is None and not batch.is_answered:  # the answer wakes this thread
+                break
+            if batch.job is None:
+                self._start(batch)
+        return unmade
 
     def _start(self, batch: Batch) -> None:
         """Submit a batch to the decode threads. The batch keeps any error."""
@@ -309,9 +314,7 @@ class DecodePipeline:
             _core.advise_large_pages(batch.pixels)
             batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
-            options["max_pixels"] = self._process.max_pixels
-            if batch.staged is not None:
-                options["staging"] = batch.staged.staging
+            options |= {"max_pixels": self._process.max_pixels, "staging": batch.staged and batch.staged.staging}
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
             batch.job = self.pool.submit(out=batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
@@ -332,13 +335,12 @@ class DecodePipeline:
     def _finish_batch(self, batch: Batch) -> None:
         """Make a batch, or the error that torch's worker would have sent. Blocks."""
         try:
-            data = self._make(batch)
+            data, failure = self._make(batch), None
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
-            self._end(batch, None, error)
-        else:
-            self._end(batch, data)
+            data, failure = None, error
+        self._end(batch, data, failure)
 
     def _make(self, batch: Batch) -> Any:
         try:
@@ -357,24 +359,27 @@ class DecodePipeline:
                 rest = collated(batch.targets)
             batch.decoded_at = time.monotonic()
             self._decoded += 1
+            self._images += len(batch.sources)
             self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)
         try:
             if batch.staged is None:
-                return self._finish(batch.pixels, batch.patches, rest, batch.number)
-            while True:
+                data = self._finish(batch.pixels, batch.patches, rest, batch.number)
+            else:
                 data = self._finish(batch.staged, batch.patches, rest, batch.number)
-                if not (failed := batch.staged.failed()):
-                    self._on_gpu += sum(batch.staged.is_staged())
-                    return data
-                self._make_in_python(batch, failed, {})
+                if batch.at_once:  # the next is located before the GPU has decoded this one, which needs no threads
+                    self._start_batches(tuple(self._batches), DECODING + 1)
+                while failed := batch.staged.failed():
+                    self._make_in_python(batch, failed, {})
+                    data = self._finish(batch.staged, batch.patches, rest, batch.number)
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
-            if self._choice is not None:
-                awaited_s = batch.awaited[1] - batch.awaited[0]
-                late = awaited_s > max(LATE_S, time.monotonic() - batch.decoded_at)
-                self._choice.note(on_gpu=batch.staged is not None, late=late)
+        if self._choice is not None:
+            room_s = max(0.0, getattr(data, "room_at", 0.0) - batch.decoded_at)  # it waited for room on the device
+            self._on_gpu += self._choice.note(batch, self._blocked_s + room_s, self.pool.threads)
+            self._blocked_s = 0.0
+        return data
 
     def _complete(self, batch: Batch) -> None:
         """Wait for the pixels, and make unsupported samples in Python."""

@@ -84,8 +84,7 @@ class DecodePipeline:
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
-        choice: Decides which batches a GPU decodes; ``None`` if none. Such a batch's files take the place of its
-            pixels.
+        choice: Decides which batches a GPU decodes, whose files take the place of their pixels; ``None`` if none.
     """
 
     def __init__(
@@ -128,8 +127,7 @@ class DecodePipeline:
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
         self._decoded = self._images = self._on_gpu = 0  # batches, their images, and those of the GPU
-        self._collate_s = self._finish_s = 0.0
-        self._blocked_s = 0.0  # since the last batch was passed on
+        self._collate_s = self._finish_s = self._blocked_s = 0.0  # the latter since the last batch was passed on
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -282,19 +280,11 @@ class DecodePipeline:
         """Start and finish batches while there is room for them."""
         while not self._closed:
             batches = tuple(self._batches)
-            unmade = [batch for batch in batches if not batch.made]
-            if self._last and not unmade:
-                self._process.close()
-            for batch in unmade if self._recipe.asks_many else ():
-                batch.ask(self._recipe, self.wakeups.put)
-            for batch in unmade[:DECODING]:
-                if batch.job is None and not batch.is_answered:  # the answer wakes this thread
-                    break
-                if batch.job is None:
-                    self._start(batch)
-            # Only batches before the first unmade one: a later one that failed early takes no room.
-            if not unmade:
+            if not (unmade := self._start_batches(batches, DECODING)):
+                if self._last:
+                    self._process.close()
                 return
+            # Only batches before the first unmade one: a later one that failed early takes no room.
             before = batches[: batches.index(unmade[0])]
             if not self._draining and sum(batch.owner is None for batch in before) >= self._ahead:
                 return
@@ -302,6 +292,18 @@ class DecodePipeline:
                 self._finish_batch(unmade[0])
             elif not unmade[0].made:
                 return
+
+    def _start_batches(self, batches: Sequence[Batch], most: int) -> list[Batch]:
+        """Start the first ``most`` unmade batches, as far as their samples are known; return all unmade ones."""
+        unmade = [batch for batch in batches if not batch.made]
+        for batch in unmade if self._recipe.asks_many else ():
+            batch.ask(self._recipe, self.wakeups.put)
+        for batch in unmade[:most]:
+            if batch.job is None and not batch.is_answered:  # the answer wakes this thread
+                break
+            if batch.job is None:
+                self._start(batch)
+        return unmade
 
     def _start(self, batch: Batch) -> None:
         """Submit a batch to the decode threads. The batch keeps any error."""
@@ -312,9 +314,7 @@ class DecodePipeline:
             _core.advise_large_pages(batch.pixels)
             batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
-            options["max_pixels"] = self._process.max_pixels
-            if batch.staged is not None:
-                options["staging"] = batch.staged.staging
+            options |= {"max_pixels": self._process.max_pixels, "staging": batch.staged and batch.staged.staging}
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
             batch.job = self.pool.submit(out=batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
@@ -335,13 +335,12 @@ class DecodePipeline:
     def _finish_batch(self, batch: Batch) -> None:
         """Make a batch, or the error that torch's worker would have sent. Blocks."""
         try:
-            data = self._make(batch)
+            data, failure = self._make(batch), None
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
-            self._end(batch, None, error)
-        else:
-            self._end(batch, data)
+            data, failure = None, error
+        self._end(batch, data, failure)
 
     def _make(self, batch: Batch) -> Any:
         try:
@@ -369,6 +368,8 @@ class DecodePipeline:
                 data = self._finish(batch.pixels, batch.patches, rest, batch.number)
             else:
                 data = self._finish(batch.staged, batch.patches, rest, batch.number)
+                if batch.at_once:  # the next is located before the GPU has decoded this one, which needs no threads
+                    self._start_batches(tuple(self._batches), DECODING + 1)
                 while failed := batch.staged.failed():
                     self._make_in_python(batch, failed, {})
                     data = self._finish(batch.staged, batch.patches, rest, batch.number)

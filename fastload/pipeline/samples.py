@@ -147,7 +147,7 @@ def collated(rests: list[Any]) -> Collated:
     Raises:
         Exception: Any of ``default_collate``.
     """
-    if not any(type(rest) is Around for rest in rests):
+    if Around not in set(map(type, rests)):
         return Collated(default_collate(rests), None)
     places = rests[0].places() if type(rests[0]) is Around else [(0,)]
     return Collated(default_collate([filled(rest, _STAND_IN) for rest in rests]), places)

@@ -62,7 +62,8 @@ _WINDOW: Final = 16  # batches between two looks at the device's clock
 _STEPS_MIN: Final = 4  # timed steps that say something
 _SIGNIFICANT: Final = 3.0  # standard errors
 _TIE: Final = 0.005  # the GPU has to gain more than this share
-_FAR: Final = 2.0  # intervals that are so many times as long end a trial at once
+_FAR: Final = 2.0  # intervals that are so many times as long end a trial at once,
+_FAR_MIN: Final = 3  # if so many in succession are
 _PAUSE: Final = 4.0  # longer intervals in which the loader waited for the consumer are no steps
 _CHANGED: Final = 1.25  # intervals that differ by this factor are another loop's
 _BLOCKED_MIN: Final = 0.05  # share of the time without work: the loader is ahead of the consumer
@@ -396,8 +397,7 @@ class DecodePolicy:
     def _in_trial(self, made: DecodedBatch) -> None:
         usual = _mean(self._before)
         self._lost_s += made.interval_s - usual
-        is_far = usual and made.interval_s > _FAR * usual and made.blocked_s < made.interval_s / 2
-        self._far = self._far + 1 if is_far else 0
+        self._far = self._far + 1 if made.interval_s > _FAR * usual else 0
         if self._settle:
             self._settle -= 1
         else:
@@ -405,7 +405,7 @@ class DecodePolicy:
             self._blocked_s += made.blocked_s
             self._window_s += made.interval_s
         count = len(self._recent)
-        if self._far >= 2:
+        if self._far >= _FAR_MIN:
             self._end_trial(usual, made.interval_s)
         elif count >= TRIAL_MIN and count % 4 == 0:
             mean = _mean(self._recent)

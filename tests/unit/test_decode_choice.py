@@ -136,9 +136,11 @@ def test_an_index_that_forgets_is_asked_rarely_and_used_again() -> None:
 
 
 def test_a_gpu_far_too_slow_is_tried_for_a_few_batches_and_then_long_not() -> None:
-    machine = Machine(threads=8, step_s=0.0, decode_s=250e-6, kernel_s=0.1, times_kernels=False, indexed_at=100)
-    sides = run(machine, DecodePolicy(), 4000).sides
-    assert 8 < sum(sides) <= 40
+    slow: Any = {"threads": 8, "decode_s": 250e-6, "times_kernels": False, "indexed_at": 100, "epochs_of": 100}
+    fed = run(Machine(step_s=0.05, kernel_s=0.4, **slow), DecodePolicy(), 4000)
+    assert 4 < sum(fed.sides) <= 14
+    starved = run(Machine(step_s=0.0, kernel_s=0.1, **slow), DecodePolicy(), 4000)
+    assert 4 < sum(starved.sides) <= 30
 
 
 def test_sides_that_take_the_same_leave_it_to_threads() -> None:

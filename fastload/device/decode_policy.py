@@ -24,7 +24,7 @@ STARVED: Final = 0.02
 """A device that waits for batches for more than this share of the time is starved."""
 
 SPENT_MAX: Final = 0.01
-"""Largest share of the time that trials and probes of the slower side may take."""
+"""Largest share of the time that trials of the slower side may take."""
 
 SETTLE: Final = 6
 """Batches after a change that are not measured: they were prepared before it, or fill the queues behind it."""
@@ -233,7 +233,7 @@ class DecodePolicy:
                 return
             self._total_s += made.interval_s
             if self._phase == "probe":
-                self._after_probe(made, on_gpu)
+                self._after_probe(on_gpu)
             elif on_gpu != self.on_gpu:  # it was prepared before a change
                 return
             elif self._phase == "trial":
@@ -358,7 +358,7 @@ class DecodePolicy:
         if self._batch >= self._probe_at:
             # Threads need longer to decode than to prepare a file. Do not ask if they are the limit already.
             if affordable and self._staging_s < 0.8 * interval_s:
-                self._phase, self._probes, self._lost_s = "probe", 1, 0.0
+                self._phase, self._probes = "probe", 1
                 self._settle = SETTLE + 1
         elif 0.0 < known < interval_s and self._is_open(False, interval_s, affordable):
             self._try(on_gpu=False)
@@ -377,14 +377,12 @@ class DecodePolicy:
         self._phase, self._settle, self._far, self._lost_s = "trial", SETTLE, 0, 0.0
         self.on_gpu = on_gpu
 
-    def _after_probe(self, made: DecodedBatch, on_gpu: bool) -> None:
-        """Sum up what a batch of the threads in between has cost."""
+    def _after_probe(self, on_gpu: bool) -> None:
+        """Measure nothing until a batch of the threads has come, and those behind it have recovered."""
         if self._settle == SETTLE + 1 and on_gpu:  # it has not come yet
             return
-        self._lost_s += made.interval_s - _mean(self._recent)
         self._settle -= 1
         if not self._settle:
-            self._spent_s += max(0.0, self._lost_s)
             self._phase = "steady"
             self._window_at = self._batch + _WINDOW // 2
             self._probe_wait = min(4 * self._probe_wait, PROBE_MAX)

@@ -109,7 +109,7 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
-        self._python = PythonSamples(recipe.pipeline, process, by_index=by_index)
+        self._python = PythonSamples(recipe, process, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
@@ -285,8 +285,7 @@ class DecodePipeline:
                     self._process.close()
                 return
             # Only batches before the first unmade one: a later one that failed early takes no room.
-            before = batches[: batches.index(unmade[0])]
-            if not self._draining and sum(batch.owner is None for batch in before) >= self._ahead:
+            if not self._draining and sum(b.owner is None for b in batches[: batches.index(unmade[0])]) >= self._ahead:
                 return
             if unmade[0].job is not None:
                 self._finish_batch(unmade[0])
@@ -347,8 +346,8 @@ class DecodePipeline:
             self._complete(batch)
             return self._finished(batch)
         except PythonError as error:
-            self._rewind_rng(batch, error.state)
-            return error.wrapper
+            self._rewind_rng(batch, (failed := self._python.failed(batch, error, self._wake)).state)
+            return failed.wrapper
 
     def _finished(self, batch: Batch) -> Any:
         if batch.error is not None or batch.dropped:

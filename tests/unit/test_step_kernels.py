@@ -335,7 +335,7 @@ def test_parts_of_a_batch_are_bounded(pool):
 
 
 def test_a_second_image_has_room_only_where_it_is_needed(pool):
-    """Without it, images would share memory while they run at once, which a GPU alone does."""
+    """Otherwise images share memory, which shows only where they run at once."""
 
     def used(*chain: tuple[str, dict[str, Any]]) -> int:
         (part,) = Staged(pool, list(chain), 16, 32, (16, 32), count=1).staging.finish(1 << 30)

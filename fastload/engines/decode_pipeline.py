@@ -293,7 +293,7 @@ class DecodePipeline:
                 return
 
     def _start_batches(self, batches: Sequence[Batch], most: int) -> list[Batch]:
-        """Start the first ``most`` unmade batches, as far as their samples are known; return all unmade ones."""
+        """Start the first ``most`` unmade batches whose samples are known; return all unmade ones."""
         unmade = [batch for batch in batches if not batch.made]
         for batch in unmade if self._recipe.asks_many else ():
             batch.ask(self._recipe, self.wakeups.put)

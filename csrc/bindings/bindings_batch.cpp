@@ -219,6 +219,7 @@ class BoundPool {
 
 void require_layout(const Images& out, std::size_t count) {
   if (out.shape(0) != count) throw nb::value_error("out must have room for exactly one image per input");
+  if (count == 0) return;  // NumPy gives an empty array other strides
   if (out.shape(3) != 3 || out.stride(3) != 1 || out.stride(2) != 3) {
     throw nb::value_error("out must be NHWC with 3 channels, and its rows contiguous");
   }
@@ -388,7 +389,12 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
   if (staging != nullptr) spec.staging = staging->staging;
   auto bound = std::make_unique<BoundJob>(std::move(views), std::move(pixels), std::move(out),
                                           staging != nullptr ? staging->memory : StagingMemory());
-  bound->attach(pool.pool().submit(std::move(spec)));
+  std::shared_ptr<Job> job;
+  {
+    nb::gil_scoped_release release;  // it draws for pixels, and waits for the threads' lock
+    job = pool.pool().submit(std::move(spec));
+  }
+  bound->attach(std::move(job));
   return bound.release();  // Python takes ownership
 }
 

@@ -15,7 +15,6 @@ Python: it waits for a batch's lock, and notifies through a ``SimpleQueue``, who
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
@@ -34,9 +33,11 @@ from fastload.engines.decode_batch import (
     TookTooLongError,
     answer_to,
     drawn,
+    failed_of,
     first_untaken,
     stage_totals,
     submitted,
+    woken_by,
     working_directory,
     wrapped,
 )
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], list[Patch]]"  # a sample's pixels, and what erases them
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
+LARGE_PAGE = 1 << 21  # bytes; smaller memory has none
 LATE_S = 0.002  # shorter waits for the decode threads are no sign that they are too slow
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
 
@@ -125,7 +127,7 @@ class DecodePipeline:
         self._number = 0  # of the next batch, if the pipeline is empty
         self.wakeups: queue.SimpleQueue[object] = queue.SimpleQueue()  # wakes the pipeline's thread
         self._draining = self._last = self._closed = False
-        self._pid = os.getpid()
+        self._pid, self._asks_many = os.getpid(), recipe.asks_many
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
         self._decoded = self._on_gpu = 0  # batches, images
@@ -143,12 +145,12 @@ class DecodePipeline:
 
     def __len__(self) -> int:
         """Number of unclaimed batches."""
-        return sum(batch.owner is None for batch in tuple(self._batches))
+        return [batch.owner for batch in tuple(self._batches)].count(None)
 
     @property
     def ready(self) -> int:
         """Number of finished, unclaimed batches."""
-        return sum(batch.made and batch.owner is None for batch in tuple(self._batches))
+        return [batch.owner for batch in tuple(self._batches) if batch.made].count(None)
 
     def add(self, draw: tuple[Any]) -> None:
         """Append a batch for the next worker. Adding the last one again changes nothing.
@@ -176,10 +178,12 @@ class DecodePipeline:
 
         The caller's own claim does not count: an interrupt prevented it from taking the batch.
         """
-        with contextlib.suppress(IndexError):  # closed in another thread
+        try:
             while self._batches[0].taken:
                 self._number = self._batches[0].number + 1
                 self._batches.popleft()
+        except IndexError:  # closed in another thread
+            pass
         me = threading.get_ident()
         for batch in tuple(self._batches):  # no generator: an interrupt while one is deallocated would be lost
             if not batch.taken and batch.owner in (None, me):
@@ -266,7 +270,7 @@ class DecodePipeline:
             if self._device is not None:
                 torch.accelerator.set_device_index(self._device)
             while not self._closed:
-                if self.wakeups.get() is not None:
+                if woken_by(self.wakeups) is not None:
                     self.close()
                 self._advance()
         except ClosedError:
@@ -282,18 +286,18 @@ class DecodePipeline:
             unmade = [batch for batch in batches if not batch.made]
             if self._last and not unmade:
                 self._process.close()
-            for batch in unmade if self._recipe.asks_many else ():
+            for batch in unmade if self._asks_many else ():
                 batch.ask(self._recipe, self.wakeups.put)
             for batch in unmade[:DECODING]:
-                if batch.job is None and not batch.is_answered:  # the answer wakes this thread
-                    break
                 if batch.job is None:
+                    if not batch.is_answered:  # the answer wakes this thread
+                        break
                     self._start(batch)
-            # Only batches before the first unmade one: a later one that failed early takes no room.
             if not unmade:
                 return
+            # Only batches before the first unmade one: a later one that failed early takes no room.
             before = batches[: batches.index(unmade[0])]
-            if not self._draining and sum(batch.owner is None for batch in before) >= self._ahead:
+            if not self._draining and [batch.owner for batch in before].count(None) >= self._ahead:
                 return
             if unmade[0].job is not None:
                 self._finish_batch(unmade[0])
@@ -306,7 +310,8 @@ class DecodePipeline:
             if batch.pixels is None:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
             batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
-            _core.advise_large_pages(batch.pixels)
+            if (out := batch.pixels.numpy()).nbytes >= LARGE_PAGE:
+                _core.advise_large_pages(out)
             batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
             options["max_pixels"] = self._process.max_pixels
@@ -314,7 +319,7 @@ class DecodePipeline:
                 options["staging"] = batch.staged.staging
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
-            batch.job = self.pool.submit(out=batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
+            batch.job = self.pool.submit(out=out, plan=self._recipe.plan, number=batch.number, **options)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
 
@@ -396,7 +401,7 @@ class DecodePipeline:
         if self._closed:  # samples not decoded by then are cancelled
             raise ClosedError
         batch.patches = self._recipe.pipeline.patches(job)
-        self._make_in_python(batch, [sample for sample, status in enumerate(job.statuses()) if status], made)
+        self._make_in_python(batch, failed_of(job), made)
         batch.awaited = begun, time.monotonic()
 
     def _make_in_python(self, batch: Batch, samples: list[int], made: dict[int, _Made]) -> None:

@@ -15,6 +15,7 @@ Python: it waits for a batch's lock, and notifies through a ``SimpleQueue``, who
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -44,8 +45,8 @@ from fastload.engines.decode_batch import (
 from fastload.engines.loader_state import ITERATOR_CLOSED
 from fastload.engines.python_samples import PythonSamples
 from fastload.engines.random_states import streams_of_workers
-from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
+from fastload.pipeline.index_seeds import number_of
 from fastload.pipeline.samples import collated
 from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
@@ -178,12 +179,10 @@ class DecodePipeline:
 
         The caller's own claim does not count: an interrupt prevented it from taking the batch.
         """
-        try:
+        with contextlib.suppress(IndexError):  # closed in another thread
             while self._batches[0].taken:
                 self._number = self._batches[0].number + 1
                 self._batches.popleft()
-        except IndexError:  # closed in another thread
-            pass
         me = threading.get_ident()
         for batch in tuple(self._batches):  # no generator: an interrupt while one is deallocated would be lost
             if not batch.taken and batch.owner in (None, me):

@@ -1,4 +1,4 @@
-"""Datasets of images that lie elsewhere than in folders: in archives and object stores."""
+"""Images that lie elsewhere than in folders, and samples that are made elsewhere than in a loader."""
 
 from typing import TYPE_CHECKING
 
@@ -8,16 +8,27 @@ if TYPE_CHECKING:
     from fastload.sources.archive_index import ArchiveError
     from fastload.sources.archives import TarImageFolder, TarSamples, ZipImageFolder
     from fastload.sources.object_store import ObjectStoreImageFolder
+    from fastload.sources.seeded_samples import SeededSamples, seed_of
 else:  # the process that requests objects starts without torch
     __getattr__, __dir__ = attributes(
         __name__,
         {
             "ArchiveError": "fastload.sources.archive_index:ArchiveError",
             "ObjectStoreImageFolder": "fastload.sources.object_store:ObjectStoreImageFolder",
+            "SeededSamples": "fastload.sources.seeded_samples:SeededSamples",
             "TarImageFolder": "fastload.sources.archives:TarImageFolder",
             "TarSamples": "fastload.sources.archives:TarSamples",
             "ZipImageFolder": "fastload.sources.archives:ZipImageFolder",
+            "seed_of": "fastload.sources.seeded_samples:seed_of",
         },
     )
 
-__all__ = ["ArchiveError", "ObjectStoreImageFolder", "TarImageFolder", "TarSamples", "ZipImageFolder"]
+__all__ = [
+    "ArchiveError",
+    "ObjectStoreImageFolder",
+    "SeededSamples",
+    "TarImageFolder",
+    "TarSamples",
+    "ZipImageFolder",
+    "seed_of",
+]

@@ -274,7 +274,7 @@ def _decoded_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.dev
 
     if (why := not_on_gpu_because(loader, recipe, device)) is not None:
         return f"decode threads decode every image: {why}"
-    what = "files that the index knows, of samples that are only cropped, resized, flipped and normalized"
+    what = "files that the index knows, and transforms their images"
     when = "the GPU decodes" if loader.decode == "gpu" else "the GPU decodes, while the threads cannot keep it fed,"
     return f"{when} {what}"
 

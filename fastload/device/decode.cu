@@ -2,28 +2,26 @@
 // what decode threads have prepared. Compiled at run time (decode.py); includes no other headers.
 //
 // The kernels run one after the other: `huffman` decodes the coefficients of the MCUs that the crops need, one thread
-// for each segment; `transform` makes samples of them (libjpeg's accurate integer IDCT); `rows` stretches chroma by a
-// triangle filter, converts to RGB and resizes the rows, `second_pass` the columns, with weights of 22 fractional bits.
-// Where columns are resized first, `columns_first` does so in between.
+// for each segment, with the symbols that `tables` has looked up; `transform` makes samples of them (libjpeg's accurate
+// integer IDCT); `rows` stretches chroma by a triangle filter, converts to RGB and resizes the rows, `second_pass` the
+// columns, with weights of 22 fractional bits. Where columns are resized first, `columns_first` does so in between.
 //
 // Whatever the bytes say, nothing is read or written outside of what the batch owns. An image that turns out not to be
 // what the index promised is marked as bad, and decoded again on the host.
 
 #include "decode_layout.h"
+#include "pixel_words.h"
 
 namespace fastload {
 namespace {
 
-using u8 = unsigned char;
-using u16 = unsigned short;
-using u32 = unsigned;
-using u64 = unsigned long long;
-
 constexpr int kDcBits = 9;  // of a code's beginning, by which symbols are looked up
 constexpr int kAcBits = 12;
 constexpr int kWorkThreads = 64;  // as in csrc/pool/staging.cpp
+constexpr int kTableThreads = 256;
 constexpr int kBlocksAtOnce = 32;
-constexpr int kRowThreads = 128;
+constexpr int kPixelThreads = 128;
+constexpr int kRowsAtOnce = 4;  // at most
 
 // As in csrc/jpeg/pixel_kernels.h.
 constexpr int kMostValue = 8192;
@@ -35,76 +33,103 @@ __constant__ u8 kNaturalOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32,
                                      35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                      58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
-// A symbol: from the lowest bit on, 4 bits for the bits of the value, 4 for those of the code less one, 5 for the
-// zigzag advance (0: the end of a block); then kKnown.
-constexpr u32 kKnown = 1 << 15;
+// A symbol: from the lowest bit on, 4 bits for the bits of its value, 5 for all of its bits, the rest for how much the
+// zigzag index grows before the value, or kBlockEnd. 0 if the symbol is not known.
+//
+// An index below 64 is valid. Bit 6 is set in 64 to 78, where a wrong symbol may lead, and not in what kBlockEnd leads
+// to.
+constexpr int kBlockEnd = 127;
+constexpr u32 kWrongIndex = 64;
 
 __device__ __forceinline__ u32 packed(int symbol, int length, bool ac) {
-  const u32 size = symbol & 15, run = symbol >> 4;
+  const int size = symbol & 15, run = symbol >> 4;
   if (size > (ac ? 10 : 11)) return 0;
-  const u32 advance = !ac ? 1 : size != 0 || run == 15 ? run + 1 : 0;
-  return size | static_cast<u32>(length - 1) << 4 | advance << 8 | kKnown;
+  const int skipped = !ac ? 0 : size != 0 || run == 15 ? run : kBlockEnd;
+  return static_cast<u32>(size | (length + size) << 4 | skipped << 9);
 }
 
-// A code in shared memory, but for the symbols by their beginnings.
+// The number in the block. The compiler cannot ask for it again and again, which takes long.
+__device__ __forceinline__ int thread_number() {
+#ifdef __CUDA_ARCH__
+  int number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number;
+#else
+  return static_cast<int>(threadIdx.x);
+#endif
+}
+
+// Where codes of each length are.
 struct Code {
   u32 ends[17];  // behind the last code of each length, left-justified in 16 bits
   int offsets[17];
 };
 
-// Symbols by the beginnings of their codes, one code after the other.
-constexpr int kDcSymbols = 1 << kDcBits, kAcSymbols = 1 << kAcBits;
-constexpr int kSymbols = kStagedCodes / 2 * (kDcSymbols + kAcSymbols);
+constexpr int kDcSymbols = 1 << kDcBits, kAcSymbols = 1 << kAcBits, kEachCodes = kStagedCodes / 2;
 
-// The symbol at the beginning of 16 bits, or 0.
-__device__ u32 symbol_of(const Code& code, const u8* symbols, u32 next, int from, int to, bool ac) {
-  for (int length = from; length <= to; ++length) {
-    if (next < code.ends[length]) {
-      return packed(symbols[(code.offsets[length] + static_cast<int>(next >> (16 - length))) & 255], length, ac);
-    }
-  }
-  return 0;
+// What symbols are looked up in: by the beginnings of their codes, or, if these are longer, by length.
+struct Tables {
+  u16 dc[kEachCodes][kDcSymbols], ac[kEachCodes][kAcSymbols];
+  Code codes[kStagedCodes];
+  u8 symbols[kStagedCodes][kStagedCodeBytes - 16];
+};
+static_assert(sizeof(Tables) == kStagedTableBytes && sizeof(Tables) % 16 == 0);
+
+// The symbol at the beginning of 16 bits, whose code has at least `from` bits, or 0.
+__device__ __forceinline__ u32 symbol_of(const Tables& tables, int which, u32 next, int from, int to) {
+  const Code& code = tables.codes[which];
+  int length = from;
+  for (int shorter = from; shorter < to; ++shorter) length += next >= code.ends[shorter];
+  if (next >= code.ends[length]) return 0;
+  const int symbol = tables.symbols[which][(code.offsets[length] + static_cast<int>(next >> (16 - length))) & 255];
+  return packed(symbol, length, which >= kEachCodes);
 }
 
-__device__ void build(Code (&codes)[kStagedCodes], u16 (&first)[kSymbols], const u8* from) {
-  if (threadIdx.x < kStagedCodes) {
-    Code& code = codes[threadIdx.x];
-    const u8* const counts = from + threadIdx.x * kStagedCodeBytes;
+}  // namespace
+
+// Makes the tables of codes that the batch's images share. Grid: any number of blocks, tables.
+extern "C" __global__ void __launch_bounds__(kTableThreads)
+    tables(const u8* __restrict__ batch, long long codes, Tables* __restrict__ made) {
+  __shared__ Tables local;
+  const u8* const from = batch + codes + static_cast<u64>(blockIdx.y) * (kStagedCodes * kStagedCodeBytes);
+  Tables& to = made[blockIdx.y];
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kStagedCodes) {
+    Code& code = local.codes[thread];
+    const u8* const counts = from + thread * kStagedCodeBytes;
     u32 next = 0;
     int count = 0;
+    code.ends[0] = 0;
+    code.offsets[0] = 0;
     for (int length = 1; length <= 16; ++length, next <<= 1) {
       code.offsets[length] = count - static_cast<int>(next);
       count += counts[length - 1];
       next += counts[length - 1];
       code.ends[length] = next << (16 - length);
     }
+    if (blockIdx.x == 0) to.codes[thread] = code;
   }
+  for (int i = 0; i < kStagedCodes; ++i) local.symbols[i][thread] = from[i * kStagedCodeBytes + 16 + thread];
   __syncthreads();
+  const int begin = static_cast<int>(blockIdx.x) * kTableThreads + thread;
+  const int step = static_cast<int>(gridDim.x) * kTableThreads;
   for (int i = 0; i < kStagedCodes; ++i) {
-    const bool ac = i >= kStagedCodes / 2;
-    const int bits = ac ? kAcBits : kDcBits;
-    u16* const to = first + (ac ? kStagedCodes / 2 * kDcSymbols + (i - kStagedCodes / 2) * kAcSymbols : i * kDcSymbols);
-    const u8* const symbols = from + i * kStagedCodeBytes + 16;
-    for (int j = threadIdx.x; j < 1 << bits; j += blockDim.x) {
-      to[j] = static_cast<u16>(symbol_of(codes[i], symbols, static_cast<u32>(j) << (16 - bits), 1, bits, ac));
+    const int bits = i < kEachCodes ? kDcBits : kAcBits;
+    u16* const entries = i < kEachCodes ? to.dc[i] : to.ac[i - kEachCodes];
+    for (int j = begin; j < 1 << bits; j += step) {
+      entries[j] = static_cast<u16>(symbol_of(local, i, static_cast<u32>(j) << (16 - bits), 1, bits));
     }
+    if (blockIdx.x == 0) to.symbols[i][thread] = local.symbols[i][thread];
   }
 }
 
-__device__ __forceinline__ int segments_per_row(const StagedImage& image) {
-  return (image.mcu_column + image.mcu_columns - 1) / kSegmentMcus - image.mcu_column / kSegmentMcus + 1;
-}
+namespace {
 
-// Blocks of the components before component `c`.
-__device__ __forceinline__ int blocks_before(const StagedImage& image, int c) {
-  const int mcus = image.mcu_rows * image.mcu_columns;
-  return c == 0 ? 0 : mcus * (image.across * image.down + c - 1);
-}
-
-constexpr int kRing = 64;            // words of its data that a thread has in shared memory
-constexpr int kLoad = 16;            // words loaded at a time
-constexpr int kSymbolsPerLoad = 16;  // that take no more bits than that, with two words to spare
+constexpr int kRing = 32;           // words of its data that a thread has in shared memory
+constexpr int kLoad = 8;            // words loaded at a time
+constexpr int kSymbolsPerLoad = 7;  // that take no more bits than that, with two words to spare
 static_assert(kSymbolsPerLoad * (16 + 11) <= (kLoad - 2) * 32);
+constexpr int kSegmentBlocks = kSegmentMcus * 6;  // at most
 
 // An image's data, a bit at a time; zeros follow it. A warp loads together and ahead: a load that a single thread waits
 // for would hold up the others.
@@ -113,7 +138,7 @@ struct Bits {
   u32* ring;  // of this thread; its words are kWorkThreads apart
   u32 count;  // loads of 4 words with data
   u32 position, loaded;
-  u32 now, next;
+  u32 now, next, after;
 
   __device__ __forceinline__ uint4 four(u32 word) const {
     return word / 4 < count ? __ldg(data + word / 4) : make_uint4(0, 0, 0, 0);
@@ -132,151 +157,174 @@ struct Bits {
     for (int i = 0; i < 2 * kLoad; i += 4, loaded += 4) keep(loaded, four(loaded));
     now = word(bit / 32);
     next = word(bit / 32 + 1);
+    after = word(bit / 32 + 2);
   }
   __device__ __forceinline__ bool has_room() const { return loaded - position / 32 <= kRing - kLoad; }
   __device__ __forceinline__ u32 peek() const { return __funnelshift_l(next, now, position & 31); }
   // At most 32.
   __device__ __forceinline__ void take(u32 bits) {
-    const u32 before = position / 32;
+    const u32 before = position;
     position += bits;
-    if (position / 32 != before) {
+    if (((position ^ before) & 32) != 0) {
       now = next;
-      next = word(position / 32 + 1);
+      next = after;
+      after = word(position / 32 + 2);
     }
   }
-  __device__ __forceinline__ void align() { take(-position & 7); }
 };
 
 }  // namespace
 
-// Coefficients are stored as in the scan: MCU by MCU.
+// Coefficients are stored as in the scan, MCU by MCU, in zigzag order.
 extern "C" __global__ void __launch_bounds__(kWorkThreads)
-    huffman(const u8* __restrict__ batch, const StagedWork* __restrict__ work, short* __restrict__ coefficients,
-            int* __restrict__ bad) {
-  __shared__ Code codes[kStagedCodes];
-  __shared__ u16 first_symbols[kSymbols];
-  __shared__ u32 rings[kRing * kWorkThreads];
-  __shared__ u8 order[64];
+    huffman(const u8* __restrict__ batch, const StagedWork* __restrict__ work, const Tables* __restrict__ tables_of,
+            short* __restrict__ coefficients, int* __restrict__ bad) {
+  extern __shared__ uint4 shared[];
+  Tables& tables = *reinterpret_cast<Tables*>(shared);
+  u32* const rings = reinterpret_cast<u32*>(shared + sizeof(Tables) / 16);
+  short* const differences = reinterpret_cast<short*>(rings + kRing * kWorkThreads);  // of each block's first value
   const StagedWork item = work[blockIdx.x];
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[item.image];
-  const int luma = image.across * image.down, blocks = luma + image.components - 1;
-  build(codes, first_symbols, batch + image.codes);
-  if (threadIdx.x < 64) order[threadIdx.x] = kNaturalOrder[threadIdx.x];
+  const int thread = thread_number();
+  const uint4* const made = reinterpret_cast<const uint4*>(tables_of + image.code_set);
+  for (int i = thread; i < static_cast<int>(sizeof(Tables) / 16); i += kWorkThreads) shared[i] = __ldg(made + i);
   __syncthreads();
 
-  const int per_row = segments_per_row(image);
-  const int segment = item.segment + static_cast<int>(threadIdx.x);
-  if (segment >= per_row * image.mcu_rows) return;
-  const int row = segment / per_row, number = segment % per_row;
+  // This thread's segment.
+  constexpr int kTwo = 2 * kSegmentMcus;
+  const int end_column = image.mcu_column + image.mcu_columns, begin_column = image.mcu_column / kTwo * kTwo;
+  const int threads = ((end_column - 1) / kTwo - image.mcu_column / kTwo + 1) * 2;  // of a row
+  const int points = (end_column - begin_column + kSegmentMcus - 1) / kSegmentMcus + 1;
+  const int row = min((item.thread + thread) / threads, image.mcu_rows - 1);
+  const int number = item.thread + thread - row * threads;
+  const int first = begin_column + number * kSegmentMcus;
+  const int whole = min(first + kSegmentMcus, image.scan_columns), end = min(whole, end_column);
+  const int luma = image.across * image.down, blocks = luma + image.components - 1;
+  // Blocks left of the window, and all.
+  const int outside = max(image.mcu_column - first, 0) * blocks;
+  const int count = number < threads ? max(end - first, 0) * blocks : 0;
   const StagedPoint* const point =
-      reinterpret_cast<const StagedPoint*>(batch + image.points) + row * (per_row + 1) + number;
-  const int first = (image.mcu_column / kSegmentMcus + number) * kSegmentMcus;
-  const int whole = min(first + kSegmentMcus, image.scan_columns);
-  const int end = min(whole, image.mcu_column + image.mcu_columns);
-  // MCUs until the next restart, if any.
-  const u32 interval = image.restart_interval;
-  const u64 scan_mcu = static_cast<u64>(image.mcu_row + row) * image.scan_columns + first;
-  u32 until_restart = interval == 0 ? 0xFFFFFFFF : interval - static_cast<u32>(scan_mcu % interval);
+      reinterpret_cast<const StagedPoint*>(batch + image.points) + row * points + (count > 0 ? number : 0);
+  const bool is_odd = number % 2 != 0;
 
   Bits in;
   in.data = reinterpret_cast<const uint4*>(batch + image.data);
-  in.ring = rings + threadIdx.x;
+  in.ring = rings + thread;
   in.count = (image.data_bytes + 15) / 16;
   in.seek(point->bit);
-  int predictor0 = point->predictors[0], predictor1 = point->predictors[1], predictor2 = point->predictors[2];
 
-  // For each block of an MCU its component and codes, 4 bits each, from the lowest on.
+  // For each block of an MCU its component and codes, 4 bits each, from the lowest on; the next one is lowest.
   u32 kinds = 0;
   for (int i = 0; i < blocks; ++i) {
     const int c = i < luma ? 0 : i - luma + 1;
-    kinds |= static_cast<u32>(c | (image.dc[c] << 2) | ((image.ac[c] - kStagedCodes / 2) << 3)) << (4 * i);
+    kinds |= static_cast<u32>(c | (image.dc[c] << 2) | ((image.ac[c] - kEachCodes) << 3)) << (4 * i);
   }
-  u32 overflow = 0;
-  int column = first, b = 0, k = 0;
-  int x = first - image.mcu_column;
-  short* block = coefficients + static_cast<u64>(image.coefficients) * 8 +
-                 static_cast<long long>(row * image.mcu_columns + x) * blocks * 64;
-  u32 kind = kinds & 15;
-  const u16* symbols_of_code = first_symbols + (kind >> 2 & 1) * kDcSymbols;
-  int shift = 32 - kDcBits;
-  // One symbol at a time: lanes do not wait for each other's blocks to end.
-  bool going = true;
-  while (going) {
+  const u32 first_kinds = kinds;
+  const int last_kind = 4 * (blocks - 1);
+  // Blocks before the next restart, of this segment.
+  const u32 interval = image.restart_interval;
+  const u64 scan_mcu = static_cast<u64>(image.mcu_row + row) * image.scan_columns + first;
+  const u32 mcus_left = interval == 0 ? 0xFFFF : interval - static_cast<u32>(scan_mcu % interval);
+  const int until_restart = static_cast<int>(min(mcus_left, 0xFFFFu)) * blocks;
+  const int interval_blocks = static_cast<int>(interval) * blocks;
+  int restart = until_restart;
+  short* const own = coefficients + static_cast<u64>(image.coefficients) * 8 +
+                     static_cast<long long>(row * image.mcu_columns + first - image.mcu_column) * blocks * 64;
+  int n = 0, k = 0;
+  u32 error = 0;
+  // One symbol at a time: threads do not wait for each other's blocks to end.
+  while (n < count) {
     const bool loads = in.has_room();
     uint4 ahead[kLoad / 4];
     if (loads) {
 #pragma unroll
       for (int i = 0; i < kLoad / 4; ++i) ahead[i] = in.four(in.loaded + 4 * i);
     }
-    for (int symbols = 0; symbols < kSymbolsPerLoad; ++symbols) {
+#pragma unroll 1
+    for (int symbols = 0; symbols < kSymbolsPerLoad && n < count; ++symbols) {
       const u32 next = in.peek();
-      u32 symbol = symbols_of_code[next >> shift];
+      const u16* const dc = tables.dc[0] + (kinds >> 2 & 1) * kDcSymbols + (next >> (32 - kDcBits));
+      const u16* const ac = tables.ac[0] + (kinds >> 3 & 1) * kAcSymbols + (next >> (32 - kAcBits));
+      u32 symbol = *(k == 0 ? dc : ac);
       if (symbol == 0) {
-        const u32 which = k == 0 ? kind >> 2 & 1 : (kind >> 3) + kStagedCodes / 2;
-        symbol = symbol_of(codes[which], batch + image.codes + which * kStagedCodeBytes + 16, next >> 16,
-                           (k == 0 ? kDcBits : kAcBits) + 1, 16, k != 0);
+        symbol = k == 0 ? symbol_of(tables, kinds >> 2 & 1, next >> 16, kDcBits + 1, 16)
+                        : symbol_of(tables, (kinds >> 3 & 1) + kEachCodes, next >> 16, kAcBits + 1, 16);
         if (symbol == 0) {
-          going = false;
+          error = kWrongIndex;
           break;
         }
       }
-      const u32 size = symbol & 15, length = (symbol >> 4 & 15) + 1, advance = symbol >> 8 & 31;
-      in.take(length + size);
-      const u32 bits = next << length;
+      const u32 size = symbol & 15, bits = symbol >> 4 & 31;
+      const int at = k + static_cast<int>(symbol >> 9);
+      in.take(bits);
       // A value whose first bit is 0 is negative.
-      const int negative = ~static_cast<int>(bits) >> 31;
-      int value = static_cast<int>(bits >> 1 >> (31 - size)) + (negative & (1 - (1 << size)));
-      if (k == 0) {
-        const u32 component = kind & 3;
-        value += component == 0 ? predictor0 : component == 1 ? predictor1 : predictor2;
-        overflow |= static_cast<u32>(value + 32768) >> 16;
-        predictor0 = component == 0 ? value : predictor0;
-        predictor1 = component == 1 ? value : predictor1;
-        predictor2 = component == 2 ? value : predictor2;
-        symbols_of_code = first_symbols + kStagedCodes / 2 * kDcSymbols + (kind >> 3) * kAcSymbols;
-        shift = 32 - kAcBits;
+      const u32 tail = next << (bits - size);
+      const int value = static_cast<int>(tail >> 1 >> (31 - size)) +
+                        (static_cast<int>(tail) < 0 ? 0 : 1 - static_cast<int>(1u << size));
+      if (size != 0 && at < 64 && n >= outside) own[n * 64 + at] = static_cast<short>(value);
+      if (k == 0) differences[n * kWorkThreads + thread] = static_cast<short>(value);
+      error |= static_cast<u32>(at);
+      const bool ends = at >= 63;
+      k = ends ? 0 : at + 1;
+      n += ends ? 1 : 0;
+      kinds = ends ? kinds >> 4 | (kinds & 15) << last_kind : kinds;
+      if (ends && n == restart) {
+        restart += interval_blocks;
+        in.take(-in.position & 7);
       }
-      if (advance != 0) {
-        const int at = k + static_cast<int>(advance) - 1;
-        if (at > 63) {
-          going = false;
-          break;
-        }
-        if ((size != 0 || k == 0) && x >= 0) block[order[at]] = static_cast<short>(value);
-        k = at + 1;
-        if (k < 64) continue;
-      }
-      k = 0;
-      if (++b == blocks) {
-        b = 0;
-        ++x;
-        if (--until_restart == 0) {
-          until_restart = interval;
-          in.align();
-          predictor0 = predictor1 = predictor2 = 0;
-        }
-        if (++column == end) {
-          going = false;
-          break;
-        }
-      }
-      block += 64;
-      kind = kinds >> (4 * b) & 15;
-      symbols_of_code = first_symbols + (kind >> 2 & 1) * kDcSymbols;
-      shift = 32 - kDcBits;
     }
+    if ((error & kWrongIndex) != 0) break;
     if (loads) {
 #pragma unroll
       for (int i = 0; i < kLoad / 4; ++i) in.keep(in.loaded + 4 * i, ahead[i]);
       in.loaded += kLoad;
     }
   }
-  bool sound = column == end && overflow == 0;
+  // The first values are differences from the ones before.
+  int predictors[3] = {0, 0, 0};
+  u32 overflow = 0;
+  const auto add_up = [&] {
+    u32 kind = first_kinds;
+    int until = until_restart;
+    for (int i = 0; i < n; ++i) {
+      const u32 component = kind & 3;
+      kind = kind >> 4 | (kind & 15) << last_kind;
+      const int value = differences[i * kWorkThreads + thread] + (component == 0   ? predictors[0]
+                                                                  : component == 1 ? predictors[1]
+                                                                                   : predictors[2]);
+      overflow |= static_cast<u32>(value + 32768) >> 16;
+      if (i >= outside) own[i * 64] = static_cast<short>(value);
+      predictors[0] = component == 0 ? value : predictors[0];
+      predictors[1] = component == 1 ? value : predictors[1];
+      predictors[2] = component == 2 ? value : predictors[2];
+      if (i + 1 == until) {
+        until += interval_blocks;
+        predictors[0] = predictors[1] = predictors[2] = 0;
+      }
+    }
+  };
+  // Odd segments go on with what the ones before them have reached.
+  int* const reached = reinterpret_cast<int*>(rings);
+  __syncthreads();  // no thread needs its data any more
+  if (!is_odd) {
+    for (int c = 0; c < 3; ++c) predictors[c] = point->predictors[c];
+    add_up();
+  }
+  for (int c = 0; c < 3; ++c) reached[c * kWorkThreads + thread] = predictors[c];
+  __syncthreads();
+  if (is_odd) {
+    for (int c = 0; c < 3; ++c) predictors[c] = reached[c * kWorkThreads + thread - 1];
+    add_up();
+  }
+  bool sound = n == count && overflow == 0 && (error & kWrongIndex) == 0;
   // The segment must end where the next one begins.
-  const StagedPoint after = point[1];
-  if (end == whole && after.bit != kNoStagedPoint) {
-    sound = sound && in.position == after.bit && predictor0 == after.predictors[0] &&
-            predictor1 == after.predictors[1] && predictor2 == after.predictors[2];
+  if (count > 0 && end == whole) {
+    const StagedPoint after = point[1];
+    const bool is_half = !is_odd && whole < image.scan_columns;
+    sound = sound && (after.bit == kNoStagedPoint ||
+                      (in.position == after.bit &&
+                       (is_half || (predictors[0] == after.predictors[0] && predictors[1] == after.predictors[1] &&
+                                    predictors[2] == after.predictors[2]))));
   }
   if (!sound) bad[item.image] = 1;
 }
@@ -299,167 +347,229 @@ __device__ __forceinline__ void transform_eight(const int (&in)[8], int (&out)[8
   }
 }
 
-__device__ __forceinline__ int clipped(int value) { return min(max(value, 0), 255); }
-
 }  // namespace
 
-// Eight threads a block of coefficients; grid: any number of blocks, images.
+// Eight threads a block of coefficients, or its two of chroma; grid: any number of blocks, images.
+//
+// Samples are luma, row by row, then chroma, whose two components alternate.
 extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
     transform(const u8* __restrict__ batch, long long first_image, const short* __restrict__ coefficients,
               u8* __restrict__ samples, int* __restrict__ bad) {
   __shared__ int between[kBlocksAtOnce][8][9];
-  const int number = static_cast<int>(first_image) + static_cast<int>(blockIdx.y);
+  __shared__ uint4 quantization[kStagedComponents][8];  // in zigzag order, as are coefficients
+  __shared__ uint2 order[8];
+  const int number = static_cast<int>(first_image) + static_cast<int>(blockIdx.y),
+            thread = static_cast<int>(threadIdx.x);
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[number];
+  if (thread < 64) reinterpret_cast<u8*>(order)[thread] = kNaturalOrder[thread];
+  if (thread < kStagedComponents * 64) {
+    reinterpret_cast<u16*>(quantization)[thread] = image.quantization[thread / 64][kNaturalOrder[thread % 64]];
+  }
+  __syncthreads();
   const int luma = image.across * image.down, per_mcu = luma + image.components - 1;
-  const int blocks = image.mcu_rows * image.mcu_columns * per_mcu;
-  const int local = static_cast<int>(threadIdx.x) / 8, lane = static_cast<int>(threadIdx.x) % 8;
+  const int mcus = image.mcu_rows * image.mcu_columns, luma_units = mcus * luma;
+  const int units = luma_units + (image.components > 1 ? mcus : 0);
+  const int across_shift = image.across - 1, luma_shift = across_shift + image.down - 1;  // of 1 or 2
+  const int local = thread / 8, lane = thread % 8, last_of_warp = local | 3;
   const short* const from = coefficients + static_cast<u64>(image.coefficients) * 8;
   u8* const to = samples + static_cast<u64>(image.samples) * 16;
+  const uint2 places = order[lane];
   bool fits = true;
-  for (int base = static_cast<int>(blockIdx.x) * kBlocksAtOnce; base < blocks;
+  for (int base = static_cast<int>(blockIdx.x) * kBlocksAtOnce; base < units;
        base += static_cast<int>(gridDim.x) * kBlocksAtOnce) {
-    const int block = base + local;
-    const bool inside = block < blocks;
-    const int mcu = block / per_mcu, in_mcu = block % per_mcu, c = in_mcu < luma ? 0 : in_mcu - luma + 1;
-    if (inside) {
+    const int unit = base + local, of_luma = unit < luma_units;
+    const int mcu = of_luma ? unit >> luma_shift : unit - luma_units, in_mcu = of_luma ? unit & (luma - 1) : luma;
+    const int parts = base + last_of_warp < luma_units ? 1 : 2;
+    u32 words[2][2] = {};
+    for (int part = 0; part < parts; ++part) {
+      const bool inside = unit < units && (part == 0 || !of_luma);
+      if (inside) {
+        const int c = of_luma ? 0 : part + 1;
+        const uint4 values =
+            __ldg(reinterpret_cast<const uint4*>(from + (static_cast<u64>(mcu) * per_mcu + in_mcu + part) * 64) + lane);
+        const uint4 by = quantization[c][lane];
+        const u32 four[4] = {values.x, values.y, values.z, values.w}, factors[4] = {by.x, by.y, by.z, by.w};
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          const int value = static_cast<short>(four[k / 2] >> (16 * (k % 2))) *
+                            static_cast<int>(factors[k / 2] >> (16 * (k % 2)) & 0xFFFF);
+          const int place = static_cast<int>((k < 4 ? places.x : places.y) >> (8 * (k % 4)) & 63);
+          fits = fits && value > -kMostValue && value < kMostValue;
+          between[local][place / 8][place % 8] = value;
+        }
+      }
+      __syncwarp();
       int in[8], out[8];
+      if (inside) {
 #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        in[k] =
-            from[static_cast<u64>(block) * 64 + k * 8 + lane] * static_cast<int>(image.quantization[c][k * 8 + lane]);
-        fits = fits && in[k] > -kMostValue && in[k] < kMostValue;
-      }
-      transform_eight(in, out, 11, 1 << 10);
+        for (int k = 0; k < 8; ++k) in[k] = between[local][k][lane];
+        transform_eight(in, out, 11, 1 << 10);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        fits = fits && out[k] > -kMostValue && out[k] < kMostValue;
-        between[local][k][lane] = out[k];
+        for (int k = 0; k < 8; ++k) {
+          fits = fits && out[k] > -kMostValue && out[k] < kMostValue;
+          between[local][k][lane] = out[k];
+        }
       }
+      __syncwarp();
+      if (inside) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) in[k] = between[local][lane][k];
+        transform_eight(in, out, 18, (128 << 18) + (1 << 17));
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          fits = fits && out[k] >= -kMostBelow && out[k] < kMostResults - kMostBelow;
+          words[part][k / 4] |= static_cast<u32>(clipped(out[k])) << (8 * (k % 4));
+        }
+      }
+      __syncwarp();
     }
-    __syncwarp();
-    if (inside) {
-      int in[8], out[8];
-#pragma unroll
-      for (int k = 0; k < 8; ++k) in[k] = between[local][lane][k];
-      transform_eight(in, out, 18, (128 << 18) + (1 << 17));
-      u32 words[2] = {0, 0};
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        fits = fits && out[k] >= -kMostBelow && out[k] < kMostResults - kMostBelow;
-        words[k / 4] |= static_cast<u32>(clipped(out[k])) << (8 * (k % 4));
-      }
-      const int across = c == 0 ? image.across : 1, down = c == 0 ? image.down : 1,
-                columns = image.mcu_columns * across;
-      const int y = mcu / image.mcu_columns * down + (c == 0 ? in_mcu / across : 0);
-      const int x = mcu % image.mcu_columns * across + (c == 0 ? in_mcu % across : 0);
-      u8* const at =
-          to + static_cast<u64>(blocks_before(image, c)) * 64 + (static_cast<u64>(y) * 8 + lane) * columns * 8 + x * 8;
-      *reinterpret_cast<uint2*>(at) = make_uint2(words[0], words[1]);
+    if (unit >= units) continue;
+    const int mcu_y = mcu / image.mcu_columns, mcu_x = mcu - mcu_y * image.mcu_columns;
+    if (of_luma) {
+      const u64 y = static_cast<u64>(mcu_y * image.down + (in_mcu >> across_shift)) * 8 + lane;
+      const int x = (mcu_x << across_shift) + (in_mcu & across_shift);
+      u8* const at = to + y * image.mcu_columns * image.across * 8 + x * 8;
+      *reinterpret_cast<uint2*>(at) = make_uint2(words[0][0], words[0][1]);
+    } else {
+      const u64 y = static_cast<u64>(mcu_y) * 8 + lane;
+      u8* const at = to + static_cast<u64>(luma_units) * 64 + (y * image.mcu_columns + mcu_x) * 16;
+      *reinterpret_cast<uint4*>(at) =
+          make_uint4(__byte_perm(words[0][0], words[1][0], 0x5140), __byte_perm(words[0][0], words[1][0], 0x7362),
+                     __byte_perm(words[0][1], words[1][1], 0x5140), __byte_perm(words[0][1], words[1][1], 0x7362));
     }
-    __syncwarp();
   }
   if (!fits) bad[number] = 1;
 }
 
 namespace {
 
-// A pixel is a word: red, green, blue from the lowest byte on.
-__device__ __forceinline__ u32 pixel_of(int red, int green, int blue) {
-  return static_cast<u32>(clipped(red) | clipped(green) << 8 | clipped(blue) << 16);
-}
-
-// Makes pixels of one row of a region.
+// Makes pixels of one row of a region, four at a time.
 struct Row {
-  const u8* luma;                // of the region's first column
-  const u8* near[2];             // chroma of that row, of the image's first column
-  const u8* far[2];              // and of the one above or below it
-  int left, across, down, last;  // the last column of chroma
+  const u8* luma;   // of the image's first column
+  const u16* near;  // chroma of that row, of the image's first column
+  const u16* far;   // and of the one above or below it
+  int components, across, down;
+  int first, last;  // columns of chroma that there are
 
-  __device__ Row(const StagedImage& image, const u8* samples, int y) {
-    left = image.left;
-    across = image.across;
-    down = image.down;
-    last = (image.image_width + across - 1) / across - 1;
-    const int image_y = y + image.top, first_row = image.mcu_row * 8, first_column = image.mcu_column * 8;
-    const int stride = image.mcu_columns * 8;
-    luma =
-        samples + static_cast<long long>(image_y - first_row * down) * stride * across + (left - first_column * across);
-    const int row = image_y / down, rows = (image.image_height + down - 1) / down;
+  __device__ Row(const StagedImage& image, const u8* samples, int y)
+      : components(image.components), across(image.across), down(image.down) {
+    const int first_row = image.mcu_row * 8, stride = image.mcu_columns * 8, image_y = y + image.top;
+    first = image.mcu_column * 8;
+    last = min((image.image_width + across - 1) >> (across - 1), first + stride) - 1;
+    luma = samples + static_cast<long long>(image_y - first_row * down) * stride * across - first * across;
+    const int row = image_y >> (down - 1), rows = (image.image_height + down - 1) >> (down - 1);
     const int other = down == 1 ? row : (image_y & 1) != 0 ? min(row + 1, rows - 1) : max(row - 1, 0);
-    for (int c = 0; c < 2; ++c) {
-      const u8* const plane = samples + static_cast<long long>(blocks_before(image, c + 1)) * 64 - first_column;
-      near[c] = plane + static_cast<long long>(row - first_row) * stride;
-      far[c] = plane + static_cast<long long>(other - first_row) * stride;
+    const u16* const plane = reinterpret_cast<const u16*>(samples + static_cast<long long>(image.mcu_rows) *
+                                                                        image.mcu_columns * across * down * 64) -
+                             first;
+    near = plane + static_cast<long long>(row - first_row) * stride;
+    far = plane + static_cast<long long>(other - first_row) * stride;
+  }
+
+  // Both components of a column, 16 bits each.
+  static __device__ __forceinline__ u32 pair(const u16* row, int column) {
+    const u32 two = __ldg(row + column);
+    return __byte_perm(two, 0, 0x4140);
+  }
+  __device__ __forceinline__ u32 column(int at) const {
+    at = min(max(at, first), last);
+    return down == 1 ? pair(near, at) : 3 * pair(near, at) + pair(far, at);
+  }
+
+  // The pixels of the four image columns from `x` on, a multiple of 4.
+  __device__ __forceinline__ void pixels(int x, u32 (&out)[4]) const {
+    const u32 levels = __ldg(reinterpret_cast<const u32*>(luma + x));
+    u32 chroma[4] = {0x800080, 0x800080, 0x800080, 0x800080};
+    if (components > 1 && across == 2) {
+      // libjpeg's triangle filter: a sample counts three times as much as its neighbour, in both directions.
+      const int c = x >> 1, shift = down == 1 ? 2 : 4;
+      const u32 before = column(c - 1), left = column(c), right = column(c + 1), after = column(c + 2);
+      const u32 even = down == 1 ? 0x10001 : 0x80008, odd = down == 1 ? 0x20002 : 0x70007;
+      chroma[0] = (3 * left + before + even) >> shift & 0xFF00FF;
+      chroma[1] = (3 * left + right + odd) >> shift & 0xFF00FF;
+      chroma[2] = (3 * right + left + even) >> shift & 0xFF00FF;
+      chroma[3] = (3 * right + after + odd) >> shift & 0xFF00FF;
+    } else if (components > 1) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) chroma[i] = column(x + i);
     }
-  }
-
-  // libjpeg's triangle filter: a sample counts three times as much as its neighbour, in both directions.
-  __device__ __forceinline__ int chroma(int c, int image_x) const {
-    if (across == 1) return near[c][image_x];
-    const int column = image_x >> 1, odd = image_x & 1;
-    const int beside = odd != 0 ? min(column + 1, last) : max(column - 1, 0);
-    if (down == 1) return (3 * near[c][column] + near[c][beside] + 1 + odd) >> 2;
-    const int sum = 3 * near[c][column] + far[c][column], next = 3 * near[c][beside] + far[c][beside];
-    return (3 * sum + next + 8 - odd) >> 4;
-  }
-
-  __device__ __forceinline__ u32 pixel(int x) const {
-    const int y = luma[x], b = chroma(0, x + left) - 128, r = chroma(1, x + left) - 128;
-    return pixel_of(y + ((91881 * r + 32768) >> 16), y + ((-22554 * b - 46802 * r + 32768) >> 16),
-                    y + ((116130 * b + 32768) >> 16));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int y = static_cast<int>(levels >> (8 * i) & 255);
+      const int b = static_cast<int>(chroma[i] & 255) - 128, r = static_cast<int>(chroma[i] >> 16) - 128;
+      out[i] = pixel_of(y + ((91881 * r + 32768) >> 16), y + ((-22554 * b - 46802 * r + 32768) >> 16),
+                        y + ((116130 * b + 32768) >> 16));
+    }
   }
 };
 
-constexpr int kPrecisionBits = 22;  // of Pillow's weights
-
-// Resizes along one axis: words of `from` that are `step` apart, with the weights of position `at` of `count`.
-__device__ __forceinline__ u32 convolve(const u8* batch, unsigned axis, int count, int at, const u32* from, int step) {
-  const int* const numbers = reinterpret_cast<const int*>(batch + axis);
-  const int2 span = __ldg(reinterpret_cast<const int2*>(numbers) + at);
-  const int* weight = numbers + 2 * count + at;
-  int red = 1 << (kPrecisionBits - 1), green = red, blue = red;
-  from += static_cast<long long>(span.x) * step;
-  for (int t = 0; t < span.y; ++t, from += step, weight += count) {
-    const int by = __ldg(weight);
-    const u32 pixel = *from;
-    red += static_cast<int>(pixel & 255) * by;
-    green += static_cast<int>(pixel >> 8 & 255) * by;
-    blue += static_cast<int>(pixel >> 16) * by;
+// Makes pixels of up to `rows` rows, and resizes them unless columns are resized first.
+template <int rows>
+__device__ __forceinline__ void make_rows(const u8* batch, const StagedImage& image, const u8* samples, u32* rgb,
+                                          u32* between, u32* pixels, int y) {
+  const int thread = static_cast<int>(threadIdx.x), count = min(rows, image.height - y);
+  const int begin = image.left & ~3, groups = (image.left + image.width - begin + 3) / 4;
+  // A warp makes a row.
+  for (int i = thread / 32; i < count; i += kPixelThreads / 32) {
+    const Row row(image, samples, y + i);
+    u32* const out = image.vertical_first ? rgb + static_cast<u64>(y + i) * image.width : pixels + i * image.width;
+    for (int group = thread % 32; group < groups; group += 32) {
+      u32 four[4];
+      row.pixels(begin + 4 * group, four);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int x = begin + 4 * group + j - image.left;
+        if (x >= 0 && x < image.width) out[x] = four[j];
+      }
+    }
   }
-  return pixel_of(red >> kPrecisionBits, green >> kPrecisionBits, blue >> kPrecisionBits);
+  if (image.vertical_first) return;
+  __syncthreads();
+  for (int x = thread; x < image.out_width; x += kPixelThreads) {
+    const Weights weights(batch, image.x_axis, image.out_width, x);
+    const int* weight = weights.weight;
+    const u32* from = pixels + weights.first;
+    Sum sums[rows];
+    for (int t = 0; t < weights.taps; ++t, ++from, weight += weights.count) {
+      const int by = __ldg(weight);
+#pragma unroll
+      for (int i = 0; i < rows; ++i) {
+        if (i < count) sums[i].add(from[i * image.width], by);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      if (i < count) between[static_cast<u64>(y + i) * image.out_width + x] = sums[i].pixel();
+    }
+  }
+  __syncthreads();
 }
 
 }  // namespace
 
-// Makes pixels of a row, and resizes it unless columns are resized first. Grid: any number of rows, images.
-extern "C" __global__ void __launch_bounds__(kRowThreads)
-    rows(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory) {
-  extern __shared__ u32 pixels[];  // as many as the widest region has
+// Makes pixels of rows, and resizes them unless columns are resized first. Grid: any number of rows, images.
+extern "C" __global__ void __launch_bounds__(kPixelThreads)
+    rows(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory, long long at_once) {
+  extern __shared__ u32 pixels[];  // of `at_once` rows, 1 or kRowsAtOnce, as wide as the widest region
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.y];
   const u8* const samples = memory + static_cast<u64>(image.samples) * 16;
   u32* const rgb = reinterpret_cast<u32*>(memory + static_cast<u64>(image.rgb) * 16);
   u32* const between = reinterpret_cast<u32*>(memory + static_cast<u64>(image.between) * 16);
-  for (int y = static_cast<int>(blockIdx.x); y < image.height; y += static_cast<int>(gridDim.x)) {
-    const Row row(image, samples, y);
-    u32* const out = image.vertical_first ? rgb + static_cast<u64>(y) * image.width : pixels;
-    for (int x = static_cast<int>(threadIdx.x); x < image.width; x += kRowThreads) {
-      const int level = row.luma[x];
-      out[x] = image.components == 1 ? pixel_of(level, level, level) : row.pixel(x);
+  const int count = static_cast<int>(at_once), step = static_cast<int>(gridDim.x) * count;
+  for (int y = static_cast<int>(blockIdx.x) * count; y < image.height; y += step) {
+    if (count == kRowsAtOnce) {
+      make_rows<kRowsAtOnce>(batch, image, samples, rgb, between, pixels, y);
+    } else {
+      make_rows<1>(batch, image, samples, rgb, between, pixels, y);
     }
-    if (image.vertical_first) continue;
-    __syncthreads();
-    for (int x = static_cast<int>(threadIdx.x); x < image.out_width; x += kRowThreads) {
-      between[static_cast<u64>(y) * image.out_width + x] = convolve(batch, image.x_axis, image.out_width, x, pixels, 1);
-    }
-    __syncthreads();
   }
 }
 
 // Resizes columns where these are first. Grid: columns, any number of rows, images.
-extern "C" __global__ void __launch_bounds__(kRowThreads)
+extern "C" __global__ void __launch_bounds__(kPixelThreads)
     columns_first(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory) {
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.z];
-  const int x = static_cast<int>(blockIdx.x * kRowThreads + threadIdx.x);
+  const int x = static_cast<int>(blockIdx.x * kPixelThreads + threadIdx.x);
   if (!image.vertical_first || x >= image.width) return;
   const u32* const rgb = reinterpret_cast<const u32*>(memory + static_cast<u64>(image.rgb) * 16);
   u32* const between = reinterpret_cast<u32*>(memory + static_cast<u64>(image.between) * 16);
@@ -469,24 +579,57 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// Grid: columns, any number of rows, images.
-extern "C" __global__ void __launch_bounds__(kRowThreads)
-    second_pass(const u8* __restrict__ batch, long long first_image, const u8* __restrict__ memory,
-                u8* __restrict__ pixels) {
-  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.z];
+// Makes the result, or what steps begin with. Grid: any number of pixels, images.
+extern "C" __global__ void __launch_bounds__(kPixelThreads)
+    second_pass(const u8* __restrict__ batch, long long first_image, u8* __restrict__ memory, u8* __restrict__ pixels) {
+  const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.y];
   const int width = image.out_width, height = image.out_height;
-  const int x = static_cast<int>(blockIdx.x * kRowThreads + threadIdx.x);
-  if (x >= width) return;
+  const int begin = static_cast<int>(blockIdx.x * kPixelThreads + threadIdx.x);
+  const int step = static_cast<int>(gridDim.x) * kPixelThreads;
   const u32* const between = reinterpret_cast<const u32*>(memory + static_cast<u64>(image.between) * 16);
-  for (int y = static_cast<int>(blockIdx.y); y < height; y += static_cast<int>(gridDim.y)) {
-    const u32 pixel = image.vertical_first
-                          ? convolve(batch, image.x_axis, width, x, between + static_cast<u64>(y) * image.width, 1)
-                          : convolve(batch, image.y_axis, height, y, between + x, width);
+  u8* const out = pixels + image.out;
+  const bool by_four = width % 4 == 0 && image.out % 4 == 0 && !image.vertical_first;
+  const int per_row = by_four ? width / 4 : width;
+  for (int i = begin; i < per_row * height; i += step) {
+    const int y = i / per_row, x = (i - y * per_row) * (by_four ? 4 : 1);
     const int row = image.flip_vertical ? height - 1 - y : y;
-    u8* const out = pixels + image.out + (static_cast<u64>(row) * width + x) * 3;
-    out[0] = static_cast<u8>(pixel);
-    out[1] = static_cast<u8>(pixel >> 8);
-    out[2] = static_cast<u8>(pixel >> 16);
+    const u64 place = static_cast<u64>(row) * width + x;
+    u8* const at = out + place * 3;
+    u32* const first = reinterpret_cast<u32*>(memory + static_cast<u64>(image.stepped[0]) * 16) + place;
+    if (by_four) {
+      const Weights weights(batch, image.y_axis, height, y);
+      const uint4* from = reinterpret_cast<const uint4*>(between + static_cast<u64>(weights.first) * width + x);
+      const int* weight = weights.weight;
+      Sum sums[4];
+      for (int t = 0; t < weights.taps; ++t, from += per_row, weight += weights.count) {
+        const int by = __ldg(weight);
+        const uint4 four = *from;
+        sums[0].add(four.x, by);
+        sums[1].add(four.y, by);
+        sums[2].add(four.z, by);
+        sums[3].add(four.w, by);
+      }
+      const u32 a = sums[0].pixel(), b = sums[1].pixel(), c = sums[2].pixel(), d = sums[3].pixel();
+      if (image.step_count > 0) {
+        *reinterpret_cast<uint4*>(first) = make_uint4(a, b, c, d);
+        continue;
+      }
+      u32* const words = reinterpret_cast<u32*>(at);
+      words[0] = a | b << 24;
+      words[1] = b >> 8 | c << 16;
+      words[2] = c >> 16 | d << 8;
+    } else {
+      const u32 pixel = image.vertical_first
+                            ? convolve(batch, image.x_axis, width, x, between + static_cast<u64>(y) * image.width, 1)
+                            : convolve(batch, image.y_axis, height, y, between + x, width);
+      if (image.step_count > 0) {
+        *first = pixel;
+        continue;
+      }
+      at[0] = static_cast<u8>(pixel);
+      at[1] = static_cast<u8>(pixel >> 8);
+      at[2] = static_cast<u8>(pixel >> 16);
+    }
   }
 }
 

@@ -21,7 +21,7 @@ from fastload.engines import loader_state
 from fastload.options import Options
 
 SIDE = 32
-QUANTIZATION = 144  # of the first component: its place in StagedImage, bytes
+QUANTIZATION = 140  # of the first component: its place in StagedImage, bytes
 RULES = [
     ("bilinear", "horizontal_first"),
     ("lanczos", "tall_vertical_first"),
@@ -161,7 +161,7 @@ def test_hostile_bits_are_refused_and_nothing_else_is_written(kernels, pool, see
 def test_a_segment_that_begins_elsewhere_is_refused(kernels, pool):
     """As if a point of the index were a bit, or a level, off."""
     staged = Staged(pool, None)
-    for number, at in ((0, 12), (1, 12 + 4), (2, 24)):  # the second segment's bit, or predictor; a row's end
+    for number, at in ((0, 12), (1, 24 + 4), (2, 36)):  # the second segment's bit; the third's predictor; its row's end
         where = number * _core.Staging.bytes_per_image + 8
         points = int(staged.memory[where : where + 4].view(torch.int32))
         staged.memory[points + at] ^= 1

@@ -1,4 +1,6 @@
-"""Train a torchvision classifier on the nodes of a Ray cluster, on a folder of images that all of them can read.
+"""Train a torchvision classifier on the nodes of a Ray cluster.
+
+The folder of images must be one that all of them can read.
 
 python examples/train_ray.py DIR --nodes 2
 
@@ -57,13 +59,16 @@ def remote_batches(args: argparse.Namespace, sampler: DistributedSampler, epoch:
     parts = np.split(order, range(args.batch_size, len(order), args.batch_size))
     batches = ray.data.from_arrow([pyarrow.table({"index": part}) for part in parts])  # a block for each
     make = SeededSamples(images(args, loader=read), SEED, epoch)
-    made = batches.map_batches(make, batch_size=None, num_cpus=1, concurrency=args.remote_transforms)
+    made = batches.map_batches(
+        make, batch_size=None, num_cpus=1, compute=ray.data.TaskPoolStrategy(args.remote_transforms)
+    )
     return ((batch["image"], batch["target"]) for batch in made.iter_torch_batches(batch_size=args.batch_size))
 
 
-def train(args: argparse.Namespace) -> None:
+def train(options: dict[str, Any]) -> None:
     import ray.train.torch
 
+    args = argparse.Namespace(**options)
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
     torch.manual_seed(SEED)
@@ -116,8 +121,8 @@ def main() -> None:
     from ray.train.torch import TorchTrainer
 
     ray.init(args.address)
-    scaling = ScalingConfig(args.nodes, use_gpu=args.gpu, placement_strategy="SPREAD")
-    result = TorchTrainer(train, train_loop_config=args, scaling_config=scaling).fit()
+    scaling = ScalingConfig(num_workers=args.nodes, use_gpu=args.gpu, placement_strategy="SPREAD")
+    result = TorchTrainer(train, train_loop_config=vars(args), scaling_config=scaling).fit()
     print(f"epoch {result.metrics['epoch']}: loss {result.metrics['loss']:.3f}")
     ray.shutdown()
 

@@ -141,7 +141,10 @@ def first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
 
 
 def woken_by(wakeups: SimpleQueue[object]) -> object:
-    """Wait until something is in a queue. Empties it up to the first entry that is not ``None``, which it returns."""
+    """Wait until something is in a queue.
+
+    Empties it up to the first entry that is not ``None``, which it returns.
+    """
     reason = wakeups.get()
     while reason is None and not wakeups.empty():  # one look at the batches will do for all
         reason = wakeups.get_nowait()

@@ -1,4 +1,4 @@
-"""Seeds of samples by (seed, epoch, index), and the global generators of torch, NumPy and Python."""
+"""Seeds of samples by (seed, epoch, index), and the generators that they set."""
 
 from __future__ import annotations
 

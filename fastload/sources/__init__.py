@@ -1,4 +1,4 @@
-"""Images that lie elsewhere than in folders, and samples that are made elsewhere than in a loader."""
+"""Images that lie in archives and object stores, and samples made in any process."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Samples with draws by (seed, epoch, index), made in any process: on other machines of a cluster, say."""
+"""Samples with draws by (seed, epoch, index), made in any process of a cluster."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""How many requests may be in flight follows the rate, latency and faults of a simulated store."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastload.sources.fetcher import FEWEST_REQUESTS, FIRST_LIMIT, MOST_REQUESTS, RequestLimit, Setup
+from fastload.sources.object_store import shares_of
+
+
+def run(limit: RequestLimit, seconds: float, *, latency_s: float, most_per_s: float, begin: float = 0.0) -> float:
+    """Requests end as fast as the limit and the store let them. Returns the time after it."""
+    now = begin
+    while now < begin + seconds:
+        now += 1 / min(limit.limit / latency_s, most_per_s)
+        limit.finished(now, others_wait=True)
+    return now
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "most_per_s", "expected"),
+    [
+        (0.05, 200, FIRST_LIMIT),  # 32 in flight could be 640 a second
+        (0.05, 2_000, 128),  # 100 are needed
+        (0.05, 4_800, 256),
+        (0.2, 100_000, MOST_REQUESTS),
+    ],
+)
+def test_the_number_grows_to_rate_times_latency(latency_s, most_per_s, expected):
+    limit = RequestLimit(None)
+    now = run(limit, 8.0, latency_s=latency_s, most_per_s=most_per_s)
+    assert limit.limit == expected
+    run(limit, 60.0, latency_s=latency_s, most_per_s=most_per_s, begin=now)
+    assert limit.limit <= 2 * expected  # while it is tried again
+
+
+def test_the_number_is_tried_again_when_the_store_has_become_faster():
+    limit = RequestLimit(None)
+    now = run(limit, 3.0, latency_s=0.05, most_per_s=200)
+    assert limit.limit == FIRST_LIMIT
+    run(limit, 20.0, latency_s=0.05, most_per_s=4_800, begin=now)
+    assert limit.limit == 256
+
+
+def test_it_stays_while_no_one_waits_for_a_turn():
+    limit = RequestLimit(None)
+    for number in range(10_000):
+        limit.finished(number / 1_000, others_wait=False)
+    assert limit.limit == FIRST_LIMIT
+
+
+def test_faults_halve_it_at_most_once_a_second_and_it_grows_again():
+    limit = RequestLimit(None)
+    now = run(limit, 8.0, latency_s=0.05, most_per_s=100_000)
+    assert limit.limit == MOST_REQUESTS
+    for fault in range(100):
+        limit.failed(now + fault / 100)
+    assert limit.limit == MOST_REQUESTS // 2
+    for second in range(2, 20):
+        limit.failed(now + second)
+    assert limit.limit == FEWEST_REQUESTS
+    run(limit, 8.0, latency_s=0.05, most_per_s=100_000, begin=now + 20)
+    assert limit.limit == MOST_REQUESTS
+
+
+def test_a_number_that_is_given_stays():
+    limit = RequestLimit(7)
+    run(limit, 5.0, latency_s=0.05, most_per_s=100_000)
+    limit.failed(10.0)
+    assert limit.limit == 7
+
+
+def test_processes_share_a_number_that_is_given():
+    def shares(requests, processes):
+        return [one.requests for one in shares_of(Setup("s3://b", {}, requests, 0, None, 0), processes)]
+
+    assert shares(None, 3) == [None] * 3
+    assert shares(10, 4) == [3, 3, 2, 2]
+    assert shares(2, 4) == [1, 1]

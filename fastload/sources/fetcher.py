@@ -189,7 +189,10 @@ class Fetcher:
                     self._threads -= 1
                     return
             task = self._tasks.get()
-            entry = self._entry(task)
+            try:
+                entry = self._entry(task)
+            except BaseException as error:  # noqa: BLE001 - Rust's panics, too; without an answer the loader would hang
+                entry = self._named(error, task)
             with self._lock:
                 self._unfinished -= 1
             if entry is not None:
@@ -269,7 +272,7 @@ class Fetcher:
                 raise OSError(f"got {len(data)} bytes of the {expected} {by}")
         return data
 
-    def _named(self, error: Exception, task: _Wanted) -> Exception:
+    def _named(self, error: BaseException, task: _Wanted) -> Exception:
         """Make an error of a builtin type that names the object."""
         url = self._setup.url if task.wanted is None else f"{self._setup.url}/{task.wanted[0]}"
         kind = (

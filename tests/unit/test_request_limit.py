@@ -1,10 +1,21 @@
-"""How many requests may be in flight follows the rate, latency and faults of a simulated store."""
+"""Requests in flight follow the rate, latency and faults of a simulated store, and all are answered."""
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
-from fastload.sources.fetcher import FEWEST_REQUESTS, FIRST_LIMIT, MOST_REQUESTS, RequestLimit, Setup
+from fastload.sources.fetcher import (
+    ENTRY,
+    FEWEST_REQUESTS,
+    FIRST_LIMIT,
+    HEADER,
+    MOST_REQUESTS,
+    Fetcher,
+    RequestLimit,
+    Setup,
+)
 from fastload.sources.object_store import shares_of
 
 
@@ -77,3 +88,62 @@ def test_processes_share_a_number_that_is_given():
     assert shares(None, 3) == [None] * 3
     assert shares(10, 4) == [3, 3, 2, 2]
     assert shares(2, 4) == [1, 1]
+
+
+class Panic(BaseException):
+    """As obstore raises them for a panic in Rust."""
+
+
+class Simulated(Fetcher):
+    """A store whose objects are made by a function, and whose one thread is the test's."""
+
+    def __init__(self, object_of, retries=2):
+        self.answers = {}
+        super().__init__(Setup("s3://bucket", {}, 1, retries, None, 0), None, self._note)
+        self._object = object_of
+
+    def _start_threads(self):
+        pass
+
+    def _note(self, pieces):
+        number, count = HEADER.unpack(pieces[0])
+        assert len(pieces) == 1 + 2 * count
+        heads = [ENTRY.unpack(head) for head in pieces[1::2]]
+        assert [size for _, size in heads] == [len(data) for data in pieces[2::2]]
+        entries = zip(heads, pieces[2::2], strict=True)
+        self.answers[number] = [pickle.loads(data) if is_error else data for (is_error, _), data in entries]
+        self._threads = 2 if self._tasks.empty() else 0  # more than the limit: then the thread ends
+
+    def run(self, *messages):
+        for message in messages:
+            self.take(*message)
+        self._work()
+        return self.answers
+
+
+def test_a_panic_of_the_store_is_an_error_that_names_the_key():
+    def object_of(key, size):
+        if key == "a/1.jpg":
+            raise Panic("called unwrap on None")
+        return key.encode()
+
+    wanted = [("a/0.jpg", None, None), ("a/1.jpg", None, None)]
+    (good, error), second = Simulated(object_of).run((1, wanted), (2, wanted[:1])).values()
+    assert (good, second) == (b"a/0.jpg", [b"a/0.jpg"])
+    assert type(error) is OSError
+    assert str(error) == "s3://bucket/a/1.jpg cannot be read: called unwrap on None"
+
+
+def test_what_is_cancelled_is_neither_read_nor_answered():
+    read = []
+    fetcher = Simulated(lambda key, size: read.append(key) or b"")
+    wanted = [[(f"{name}.jpg", None, None)] for name in "abc"]
+    answers = fetcher.run((1, wanted[0]), (2, wanted[1]), (3, wanted[2]), (2, None), (7, None))
+    assert read == ["a.jpg", "c.jpg"]
+    assert answers.keys() == {1, 3}
+
+
+def test_no_objects_are_an_answer():
+    fetcher = Simulated(None)
+    fetcher.take(5, [])
+    assert fetcher.answers == {5: []}

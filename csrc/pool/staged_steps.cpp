@@ -53,8 +53,12 @@ class StagedSteps {
     }
   }
 
-  // Whether the image is not too large.
-  bool fits() { return fits(height_, width_); }
+  // Whether an intermediate image may have that size, which is then one of those that there must be room for.
+  bool fits(int height, int width) {
+    const std::int64_t pixels = std::int64_t{height} * width;
+    most_pixels_ = std::max(most_pixels_, pixels);
+    return pixels <= kMostPixels;
+  }
 
   bool add(const Step& step) {
     switch (step.kind) {
@@ -69,12 +73,12 @@ class StagedSteps {
       case Kind::sharpness: return add_factor(StagedKind::sharpness, step.value);
       case Kind::torch_contrast: return add_factor(StagedKind::torch_contrast, step.value);
       case Kind::torch_saturation: return add_factor(StagedKind::torch_saturation, step.value);
-      case Kind::hue: append(StagedKind::hue).numbers[0] = static_cast<std::uint8_t>(step.value); return fits();
-      case Kind::grayscale: append(StagedKind::grayscale); return fits();
-      case Kind::autocontrast: append(StagedKind::autocontrast); return fits();
-      case Kind::equalize: append(StagedKind::equalize); return fits();
-      case Kind::torch_grayscale: append(StagedKind::torch_grayscale); return fits();
-      case Kind::torch_autocontrast: append(StagedKind::torch_autocontrast); return fits();
+      case Kind::hue: append(StagedKind::hue).numbers[0] = static_cast<std::uint8_t>(step.value); return true;
+      case Kind::grayscale: append(StagedKind::grayscale); return true;
+      case Kind::autocontrast: append(StagedKind::autocontrast); return true;
+      case Kind::equalize: append(StagedKind::equalize); return true;
+      case Kind::torch_grayscale: append(StagedKind::torch_grayscale); return true;
+      case Kind::torch_autocontrast: append(StagedKind::torch_autocontrast); return true;
       case Kind::flip_horizontal: return add_move(height_, width_, width_ - 1, -1, width_);
       case Kind::flip_vertical: return add_move(height_, width_, (height_ - 1) * width_, 1, -width_);
       case Kind::rotate_90: return add_move(width_, height_, width_ - 1, width_, -1);
@@ -113,13 +117,6 @@ class StagedSteps {
     return at;
   }
 
-  // Whether an intermediate image may have that size.
-  bool fits(int height, int width) {
-    const std::int64_t pixels = std::int64_t{height} * width;
-    most_pixels_ = std::max(most_pixels_, pixels);
-    return height > 0 && width > 0 && pixels <= kMostPixels;
-  }
-
   // Takes the levels from what the threads would make of a row with each of them.
   bool add_table(const Step& step) {
     std::vector<std::uint8_t> levels(kLevels), pixels(3 * kLevels);
@@ -133,14 +130,14 @@ class StagedSteps {
       return true;
     }
     append(StagedKind::table).data = append_numbers(levels);
-    return fits();
+    return true;
   }
 
   bool add_factor(StagedKind kind, double factor) {
     StagedStep& step = append(kind);
     step.factor = static_cast<float>(factor);
     step.share = static_cast<float>(1.0 - factor);
-    return fits();
+    return true;
   }
 
   StagedStep& append(StagedKind kind, int height, int width) {
@@ -154,7 +151,7 @@ class StagedSteps {
     step.numbers[0] = first;
     step.numbers[1] = across;
     step.numbers[2] = down;
-    return fits();
+    return true;
   }
 
   bool add_pad(const Step& step) {
@@ -178,7 +175,7 @@ class StagedSteps {
         StagedStep& staged = append(StagedKind::pick, height_, width_);
         staged.data = append_numbers(picks);
         staged.fill = pixel_of(step.fill);
-        return fits();
+        return true;
       }
       case AffineWay::fixed: {
         const FixedMatrix matrix = fixed_matrix(a);
@@ -187,7 +184,7 @@ class StagedSteps {
         std::transform(std::begin(numbers), std::end(numbers), staged.numbers,
                        [](std::uint32_t number) { return static_cast<int>(number); });
         staged.fill = pixel_of(step.fill);
-        return fits();
+        return true;
       }
       // Each position is a sum of all before it in its row, rounded after each addition: that has no parallel form with
       // the same bits. Only matrices that move pixels by more than 32768 come here.
@@ -201,7 +198,7 @@ class StagedSteps {
     std::copy(coefficients.begin(), coefficients.end(), staged.coefficients);
     staged.numbers[0] = static_cast<int>(step.sampling);
     staged.fill = pixel_of(step.fill);
-    return fits();
+    return true;
   }
 
   bool add_blur(const Step& step) {
@@ -212,14 +209,14 @@ class StagedSteps {
                                      static_cast<std::uint32_t>(down.radius),   down.whole,   down.far};
     std::transform(std::begin(numbers), std::end(numbers), staged.numbers,
                    [](std::uint32_t number) { return static_cast<int>(number); });
-    return fits();
+    return true;
   }
 
   bool add_resize(const Step& step) {
     static thread_local Resampler resampler;
     const int height = step.box.height, width = step.box.width;
     if (height == height_ && width == width_) return true;
-    if (!fits() || !fits(height, width)) return false;
+    if (!fits(height, width)) return false;
     ResizeJob job;
     job.height = height_;
     job.width = width_;
@@ -273,7 +270,7 @@ class StagedSteps {
 bool stage_steps(const std::vector<Step>& steps, PassRule pass_rule, int height, int width, int out_height,
                  int out_width, std::vector<std::uint8_t>& bytes, StagedImage& image) {
   StagedSteps staged(pass_rule, height, width);
-  if (!staged.fits()) return false;
+  if (!staged.fits(height, width)) return false;
   for (const Step& step : steps) {
     if (!staged.add(step)) return false;
   }

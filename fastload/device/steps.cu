@@ -389,16 +389,6 @@ __device__ __noinline__ u32 mapped(const Words& in, const StagedStep& step, int 
   return joined(levels[0], levels[1], levels[2]);
 }
 
-// One of the lines of an image along which a box moves.
-struct Line {
-  const u32* pixels;
-  int length, step;
-
-  __device__ __forceinline__ u32 at(long long i) const {
-    return pixels[(i < 0 ? 0 : i < length ? static_cast<int>(i) : length - 1) * step];
-  }
-};
-
 struct Sums {
   u32 red, green, blue;
 
@@ -409,10 +399,56 @@ struct Sums {
   }
 };
 
-// One pass of csrc/image/blur.cpp along rows or columns. A thread begins with the sum over a box, and moves that.
-__device__ __noinline__ void blur_pass(const Words& in, const int* box, bool along_x, const Sink& to) {
-  const int radius = box[0];
-  const u32 whole = static_cast<u32>(box[1]), far = static_cast<u32>(box[2]);
+// As in csrc/image/blur.h.
+struct Box {
+  int radius;
+  u32 whole, far;
+
+  __device__ __forceinline__ explicit Box(const int* numbers)
+      : radius(numbers[0]), whole(static_cast<u32>(numbers[1])), far(static_cast<u32>(numbers[2])) {}
+  // `inside`: of the whole pixels. `before` and `after` are next to them.
+  __device__ __forceinline__ u32 pixel(const Sums& inside, u32 before, u32 after) const {
+    Sums edges{1u << 23, 1u << 23, 1u << 23};
+    edges.add(before, far);
+    edges.add(after, far);
+    return joined(static_cast<int>((inside.red * whole + edges.red) >> 24),
+                  static_cast<int>((inside.green * whole + edges.green) >> 24),
+                  static_cast<int>((inside.blue * whole + edges.blue) >> 24));
+  }
+};
+
+// Larger boxes take a sum that moves along a row. That loads fewer pixels, but those of a warp's lanes are in as many
+// rows, and memory gives one row at a time.
+constexpr int kMostWhole = 32;
+static_assert((2 * kMostWhole + 1) * 255 < 1 << 16);
+
+// One pass along rows, which adds up each box by itself. Two channels share a word.
+__device__ __noinline__ void blur_rows(const Words& in, const Box& box, const Sink& to) {
+  const int last = in.width - 1;
+  for_each_at(in.height, in.width, to, [&](int y, int x) {
+    const u32* const row = in.pixels + y * in.width;
+    u32 red_and_blue = 0, green = 0;
+    for (int i = x - box.radius; i <= x + box.radius; ++i) {
+      const u32 pixel = row[clamped(i, 0, last)];
+      red_and_blue += pixel & 0xFF00FF;
+      green += pixel >> 8 & 255;
+    }
+    return box.pixel({red_and_blue & 0xFFFF, green, red_and_blue >> 16}, row[clamped(x - box.radius - 1, 0, last)],
+                     row[clamped(x + box.radius + 1, 0, last)]);
+  });
+}
+
+// One of the lines of an image along which a box moves.
+struct Line {
+  const u32* pixels;
+  int length, step;
+
+  __device__ __forceinline__ u32 at(int i) const { return pixels[clamped(i, 0, length - 1) * step]; }
+};
+
+// One pass along rows or columns. A thread begins with the sum over a box, and moves that.
+__device__ __noinline__ void blur_lines(const Words& in, const Box& box, bool along_x, const Sink& to) {
+  const int radius = box.radius;
   const int length = along_x ? in.width : in.height, lines = along_x ? in.height : in.width;
   const int step = along_x ? 1 : in.width, line_step = along_x ? in.width : 1;
   const int segment = min(kWarp + 2 * radius, length), segments = (length + segment - 1) / segment;
@@ -430,12 +466,7 @@ __device__ __noinline__ void blur_pass(const Words& in, const int* box, bool alo
       const u32 before = line.at(i - radius - 1), after = line.at(i + radius + 1);
       sums.add(newest, 1);
       sums.add(before, 0xFFFFFFFF);
-      Sums edges{0, 0, 0};
-      edges.add(before, far);
-      edges.add(after, far);
-      const auto rounded = [&](u32 sum, u32 edge) { return static_cast<int>((sum * whole + edge + (1u << 23)) >> 24); };
-      to.put(first + i * step,
-             joined(rounded(sums.red, edges.red), rounded(sums.green, edges.green), rounded(sums.blue, edges.blue)));
+      to.put(first + i * step, box.pixel(sums, before, after));
       newest = after;
     }
   }
@@ -615,7 +646,13 @@ extern "C" __global__ void __launch_bounds__(kStepThreads, 2)
           const bool along_x = has_x && pass < 3;
           const Words source{moved ? there : here, in.height, in.width};
           const Sink next{moved ? here : there, nullptr};
-          blur_pass(source, step.numbers + (along_x ? 0 : 3), along_x, last && pass + 1 == passes ? out : next);
+          const Box box(step.numbers + (along_x ? 0 : 3));
+          const Sink target = last && pass + 1 == passes ? out : next;
+          if (along_x && box.radius <= kMostWhole) {
+            blur_rows(source, box, target);
+          } else {
+            blur_lines(source, box, along_x, target);
+          }
           __syncthreads();
           moved = !moved;
         }

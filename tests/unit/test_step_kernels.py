@@ -63,20 +63,33 @@ class Staged:
         height: Of what the steps begin with.
         width: The same.
         out: Height and width of the result.
+        count: Of files.
+        pass_rule: Of resizes.
     """
 
-    def __init__(self, pool: _core.Pool, chain: Chain, height: int, width: int, out: tuple[int, int]) -> None:
-        index, plan, count = _core.JpegIndex(1 << 20, whole=True), plan_of(chain, height, width), len(FILES)
-        options = {"plan": plan, "seeds": list(range(count)), "index": index, "pass_rule": RULE}
+    def __init__(
+        self,
+        pool: _core.Pool,
+        chain: Chain,
+        height: int,
+        width: int,
+        out: tuple[int, int],
+        *,
+        count: int = len(FILES),
+        pass_rule: str = RULE,
+    ) -> None:
+        index, plan = _core.JpegIndex(1 << 20, whole=True), plan_of(chain, height, width)
+        options = {"plan": plan, "seeds": list(range(count)), "index": index, "pass_rule": pass_rule}
         self.want = torch.zeros(count, *out, 3, dtype=torch.uint8)
         self._all = torch.full((count + 2, *out, 3), GUARD, dtype=torch.uint8)  # one more image at each end
         self.pixels = self._all[1:-1]
-        job = pool.submit(FILES, self.want, **options)
+        job = pool.submit(FILES[:count], self.want, **options)
         job.wait()
-        assert set(job.statuses()) == {0}
         self.memory = torch.zeros(1 << 20, dtype=torch.uint8)
         self.staging = _core.Staging(self.memory, count)
-        pool.submit(FILES, self.pixels, staging=self.staging, **options).wait()
+        again = pool.submit(FILES[:count], self.pixels, staging=self.staging, **options)
+        again.wait()
+        self.statuses = [*job.statuses(), *again.statuses()]
         self.is_staged = [flag != 0 for flag in self.staging.has()]
 
     def run(self, kernels: KernelsOnCpu) -> None:
@@ -97,6 +110,7 @@ def run(kernels: KernelsOnCpu) -> Iterator[Run]:
     def check(chain: Chain, size: tuple[int, int] = (17, 31), out: tuple[int, int] | None = None) -> torch.Tensor:
         staged = Staged(pool, chain, *size, out or size)
         assert all(staged.is_staged)
+        assert set(staged.statuses) == {0}
         staged.run(kernels)
         assert torch.equal(staged.pixels, staged.want)
         return staged.pixels
@@ -105,10 +119,27 @@ def run(kernels: KernelsOnCpu) -> Iterator[Run]:
     pool.close()
 
 
+@pytest.fixture
+def pool() -> Iterator[_core.Pool]:
+    pool = _core.Pool(1)
+    yield pool
+    pool.close()
+
+
+def resize(height: int, width: int, filter: str = "lanczos") -> tuple[str, dict[str, Any]]:
+    return "resize", {"height": height, "width": width, "filter": filter}
+
+
+def gaussian(taps: int) -> tuple[str, dict[str, Any]]:
+    return "random_gaussian", {"height": taps, "width": taps, "jitters": [(2.0, 2.0), None, None, None]}
+
+
 def sources(height: int, width: int) -> list[Image.Image]:
     return [functional.center_crop(Image.open(io.BytesIO(data)), [height, width]) for data in FILES]
 
 
+FAR = {"matrix": [1.0, 0.5, 4e4, 0.0, 1.0, 0.0], "sampling": "nearest"}
+INVERT: tuple[str, dict[str, Any]] = ("invert", {})
 SIZES = [(17, 31), (1, 70), (2, 2)]
 NONE: list[dict[str, Any]] = [{}] * len(SIZES)
 FACTORS = [{"value": value} for value in (0.0, 1.0, 0.5, 0.3, 1.9, 10.0, -1.5, 1e-9, 1 + 1e-10, 1e9, float("nan"))]
@@ -126,6 +157,7 @@ MAPS = [[1.1, 0.2, -3.0, -0.1, 0.9, 2.0, 0.003, -0.002], [1.0, 0.0, 0.0, 0.0, 1.
 HOW = [{"sampling": sampling, "fill": (1, 200, 3)} for sampling in ("nearest", "bilinear", "bicubic")]
 BIG = [{"matrix": [float("inf"), 1.0, 0.0, 1e9, float("nan"), 0.0], **how} for how in HOW[1:]]
 MARGINS = {"constant": (3, 0, 40, 9), "edge": (3, 0, 40, 9), "reflect": (16, 30, 5, 1), "symmetric": (17, 31, 0, 2)}
+RADII = [(0, 0), (2.0, 0), (0, 0.3), (0.1, 1.9), (7.5, 40.0), (60.0, 3.0), (1e5, 3e3)]
 KINDS: dict[str, list[dict[str, Any]]] = {
     "brightness": FACTORS,
     "contrast": FACTORS,
@@ -155,7 +187,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "rotate_270": NONE,
     "affine": [*({"matrix": matrix, **how} for matrix in MATRICES for how in HOW), *BIG],
     "perspective": [{"coefficients": numbers, **how} for numbers in MAPS for how in HOW],
-    "gaussian_blur": [{"radii": radii} for radii in ((0, 0), (2.0, 0), (0, 0.3), (0.1, 1.9), (7.5, 40.0), (1e5, 3e3))],
+    "gaussian_blur": [{"radii": radii} for radii in RADII],
     "pad": [{"margins": margins, "mode": mode, "fill": (9, 8, 7)} for mode, margins in MARGINS.items()],
 }
 # Without torch's bits for every size: the core computes what torch does for others.
@@ -184,8 +216,7 @@ def test_every_kind_gives_the_bits_of_the_threads_and_pillow(run, kind):
 @pytest.mark.parametrize("filter", ["nearest", "bilinear", "bicubic", "lanczos", "hamming", "torch_bilinear"])
 def test_resizes_in_a_step(run, filter):
     for out in [(9, 50), (40, 7), (17, 31), (1, 1)]:
-        how = {"height": out[0], "width": out[1], "filter": filter}
-        got = run([("invert", {}), ("resize", how)], (17, 31), out)
+        got = run([INVERT, resize(*out, filter)], (17, 31), out)
         if filter in ("bilinear", "bicubic", "lanczos"):
             mode = Image.Resampling[filter.upper()]
             for image, pixels in zip(sources(17, 31), got, strict=True):
@@ -193,23 +224,14 @@ def test_resizes_in_a_step(run, filter):
                 assert np.array_equal(np.asarray(wanted), pixels)
 
 
-def test_resizes_of_columns_first(kernels):
+def test_resizes_of_columns_first(kernels, pool):
     """As Pillow 13 resizes what shrinks more in height."""
-    pool = _core.Pool(1)
-    chain = [("invert", {}), ("resize", {"height": 5, "width": 30})]
-    index, plan = _core.JpegIndex(1 << 20, whole=True), plan_of(chain, 45, 31)
     results = []
     for rule in ("horizontal_first", "tall_vertical_first"):
-        want, got = (torch.zeros(len(FILES), 5, 30, 3, dtype=torch.uint8) for _ in range(2))
-        options = {"plan": plan, "seeds": [0] * len(FILES), "index": index, "pass_rule": rule}
-        pool.submit(FILES, want, **options).wait()
-        memory = torch.zeros(1 << 20, dtype=torch.uint8)
-        staging = _core.Staging(memory, len(FILES))
-        pool.submit(FILES, got, staging=staging, **options).wait()
-        assert kernels.decode(staging, memory, got, len(FILES)) == []
-        assert torch.equal(got, want)
-        results.append(got)
-    pool.close()
+        staged = Staged(pool, [INVERT, resize(5, 30)], 45, 31, (5, 30), pass_rule=rule)
+        staged.run(kernels)
+        assert torch.equal(staged.pixels, staged.want)
+        results.append(staged.pixels)
     assert not torch.equal(*results)
 
 
@@ -267,19 +289,49 @@ def test_parts_of_a_batch(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chain", "why"),
+    ("chain", "out"),
     [
-        ([("affine", {"matrix": [1.0, 0.5, 4e4, 0.0, 1.0, 0.0], "sampling": "nearest"})], "its positions are sums"),
-        ([("invert", {}), ("resize", {"height": 2000, "width": 2000})], "it is too large"),
+        ([("affine", FAR)], (17, 31)),
+        ([resize(1600, 1400), INVERT], (1600, 1400)),
+        ([INVERT, resize(1600, 1400)], (1600, 1400)),
+        ([resize(1400, 1400), INVERT, resize(10, 1600)], (10, 1600)),  # by way of 1400 x 1600
+        ([INVERT, ("pad", {"margins": (1600, 1400, 0, 0)})], (1617, 1431)),
+        ([resize(1100, 1000), gaussian(3)], (1100, 1000)),  # by way of twice as much
+        ([resize(40, 5600, "bilinear"), INVERT, resize(40, 10)], (40, 10)),
+        ([resize(5600, 40, "bilinear"), INVERT, resize(10, 40)], (10, 40)),
     ],
+    ids=["far away", "large", "enlarged", "enlarged between", "large margins", "large filter", "wide", "high"],
 )
-def test_threads_make_what_the_kernel_does_not(chain, why):
-    pool = _core.Pool(1)
-    size = (2000, 2000) if "large" in why else (17, 31)
-    staged = Staged(pool, chain, 17, 31, size)
-    pool.close()
-    assert not any(staged.is_staged), why
+def test_threads_run_what_the_kernel_does_not(pool, chain, out):
+    staged = Staged(pool, chain, 17, 31, out, count=1, pass_rule="horizontal_first")
+    assert staged.is_staged == [False]
+    assert staged.statuses == [0, 0]
     assert torch.equal(staged.pixels, staged.want)
+
+
+@pytest.mark.parametrize(
+    ("chain", "out"),
+    [
+        ([("rotate_90", {})], (17, 31)),
+        ([INVERT, ("pad", {"margins": (17, 0, 0, 0), "mode": "reflect"})], (34, 31)),
+        ([gaussian(35)], (17, 31)),
+        ([INVERT, gaussian(35)], (17, 31)),
+    ],
+    ids=["another size", "margins beyond the mirror", "a filter beyond the mirror", "the same in a step"],
+)
+def test_what_does_not_fit_is_an_error_as_on_the_threads(pool, chain, out):
+    staged = Staged(pool, chain, 17, 31, out, count=1)
+    assert staged.is_staged == [False]
+    assert {_core.status_names()[status] for status in staged.statuses} == {"bad_geometry"}
+
+
+def test_parts_of_a_batch_are_bounded(pool):
+    """With room for the steps' images, which take more than the rest."""
+    chain = [resize(200, 200), ("rotate_90", {}), ("equalize", {}), ("rotate_90", {})]
+    most, images = 800_000, len(FILES)
+    parts = Staged(pool, chain, 17, 31, (200, 200)).staging.finish(most)
+    assert sum(part[1] for part in parts) == images > len(parts) > 1
+    assert all(part[4] + part[5] <= most for part in parts)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Requests in flight follow the rate, latency and faults of a simulated store, and all are answered."""
+"""Requests follow a simulated store's rate, latency and faults, and all are answered."""
 
 from __future__ import annotations
 

@@ -49,6 +49,11 @@ def images(args: argparse.Namespace, **loader: Any) -> ImageFolder:
     return ImageFolder(args.data, transform, **loader)
 
 
+def count_classes(dataset: ImageFolder) -> int:
+    # Not within train(), which uses torch: Ray's pickle would take the name for the module torch.classes.
+    return len(dataset.classes)
+
+
 def remote_batches(args: argparse.Namespace, sampler: DistributedSampler, epoch: int) -> Any:
     """One worker's batches, made by tasks of Ray Data; they arrive in the sampler's order."""
     import pyarrow
@@ -73,7 +78,7 @@ def train(options: dict[str, Any]) -> None:
     device = ray.train.torch.get_device()
     torch.manual_seed(SEED)
     dataset = images(args)
-    model = ray.train.torch.prepare_model(get_model(args.model, weights=None, num_classes=len(dataset.classes)))
+    model = ray.train.torch.prepare_model(get_model(args.model, weights=None, num_classes=count_classes(dataset)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     sampler = DistributedSampler(dataset, context.get_world_size(), context.get_world_rank())
     loader: Any = FastLoader(dataset, args.batch_size, sampler=sampler, num_workers=args.workers)

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 16;
 constexpr std::size_t kMostBytes = std::size_t{1} << 31;  // offsets have 32 bits
-constexpr int kWorkThreads = 64;                          // of a block of the first kernel; see decode.cu
+constexpr int kWorkThreads = 64;                          // of a block of the first kernel; see huffman.cu
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 

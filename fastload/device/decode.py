@@ -26,6 +26,8 @@ from fastload.nvtx.stages import stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fastload.device.timing import Timing
+
 KERNELS: Final = {
     "decode.cu": ("tables", "huffman", "transform", "rows", "columns_first", "second_pass"),
     "steps.cu": ("steps",),
@@ -37,7 +39,7 @@ SCRATCH_MAX_BYTES: Final = 256 << 20
 FIRST_BYTES_PER_IMAGE: Final = 96 << 10
 """Room for a file at first; later batches have as much as those before them would have needed."""
 
-_WORK_THREADS: Final = 64  # threads of a block; these are as in decode.cu
+_WORK_THREADS: Final = 64  # threads of a block; these are as in huffman.cu and pixels.cu
 _BLOCKS_AT_ONCE: Final = 32
 _TABLE_THREADS: Final = 256
 _TABLE_BLOCKS: Final = 8  # for each set of codes
@@ -189,6 +191,7 @@ class StagedFiles:
         self._chunks: Any = None
         self._bad: torch.Tensor | None = None  # on the host: which images the kernels could not decode
         self._decoded: Any = None  # an event
+        self._began: Any = None  # one before the kernels, if they are timed
 
     def is_staged(self) -> list[bool]:
         """Say of each image whether the kernels decode it.
@@ -212,8 +215,21 @@ class StagedFiles:
         """True."""
         return True
 
-    def to(self, device: torch.device, *, non_blocking: bool = True) -> torch.Tensor:
-        """Decode on the current stream, without blocking; return all pixels."""
+    @property
+    def decode_s(self) -> float:
+        """Seconds that the kernels took; 0 if they were not timed, or have not ended."""
+        if self._began is None or not self._decoded.query():
+            return 0.0
+        return float(self._began.elapsed_time(self._decoded)) * 1e-3
+
+    def to(self, device: torch.device, *, non_blocking: bool = True, timing: Timing | None = None) -> torch.Tensor:
+        """Decode on the current stream, without blocking; return all pixels.
+
+        Args:
+            device: The decoder's.
+            non_blocking: For images that are not staged.
+            timing: Of the batch's copy; the kernels are timed if that is.
+        """
         staged = self.is_staged()
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
@@ -229,6 +245,10 @@ class StagedFiles:
                 pixels[at:end].copy_(self._pixels[at:end], non_blocking=True)
             at = end
         bad = torch.zeros(len(staged), dtype=torch.int32, device=device)
+        timed = timing is not None and timing.is_timed
+        self._began = torch.cuda.Event(enable_timing=True) if timed else None  # type: ignore[no-untyped-call]
+        if timed:
+            self._began.record()
         with stage("decode"):
             can = not any(chunk[-1] for chunk in self._chunks) or self._decoder.add_steps()
             try:
@@ -241,8 +261,11 @@ class StagedFiles:
                 bad.fill_(1)
         self._bad = torch.empty(len(staged), dtype=torch.int32, pin_memory=True)
         self._bad.copy_(bad, non_blocking=True)
-        self._decoded = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._decoded = torch.cuda.Event(blocking=True, enable_timing=timed)  # type: ignore[no-untyped-call]
         self._decoded.record()
+        if timing is not None:
+            timing.on_gpu = True
+            timing.decode = (self._began, self._decoded) if timed else None
         return pixels
 
     def _decode(self, files: torch.Tensor, pixels: torch.Tensor, bad: torch.Tensor) -> None:

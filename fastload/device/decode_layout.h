@@ -12,8 +12,8 @@ constexpr int kSegmentMcus = 4;                  // between two points of a row
 constexpr int kStagedWidth = 8192;               // pixels of a region's row, at most
 constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image, whose end no point names
 
-// Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple of
-// two segments; predictors of odd segments are not known.
+// Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple
+// of two segments; predictors of odd segments are not known.
 struct StagedPoint {
   unsigned bit;  // of the image's data
   short predictors[kStagedComponents];
@@ -27,7 +27,7 @@ struct StagedPoint {
 struct StagedImage {
   unsigned data, data_bytes;  // without stuffing; zeros follow
   unsigned points, x_axis, y_axis;
-  int code_set;  // which of the batch's sets of codes; images may share it
+  int code_set;                  // which of the batch's sets of codes; images may share it
   int components, across, down;  // the latter two: luma blocks per MCU
   int mcu_column, mcu_columns;   // the MCUs to decode
   int mcu_row, mcu_rows;
@@ -50,8 +50,8 @@ struct StagedImage {
   unsigned stepped[2];
 };
 
-// A block of threads of the first kernel: each decodes a segment of one image, from the upper left on. Rows have an even
-// number; the last one may have nothing to do.
+// A block of threads of the first kernel: each decodes a segment of one image, from the upper left on. Rows have an
+// even number; the last one may have nothing to do.
 struct StagedWork {
   int image;
   int thread;  // of the image: the block's first

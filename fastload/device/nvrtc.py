@@ -1,9 +1,9 @@
 """Compile and launch CUDA kernels: NVRTC through ``cuda.core``, no compiler needed.
 
-Their sources, ``normalize.cu``, ``decode.cu`` and ``steps.cu``, are in this folder and not with the native core's,
-because they are not compiled when the package is built: the package contains them as files. Compiling takes about
-0.2 s, and a second or two for the last two, once per device and set of macros; ``cuda.core`` caches the result on disk
-for later processes.
+Their sources, ``normalize.cu``, ``decode.cu`` (with ``huffman.cu`` and ``pixels.cu``) and ``steps.cu``, are in this
+folder and not with the native core's, because they are not compiled when the package is built: the package contains
+them as files. Compiling takes about 0.2 s, and a second or two for the last two, once per device and set of macros;
+``cuda.core`` caches the result on disk for later processes.
 
 If ``cuda.core`` is missing or compilation fails, :func:`look_up`, the epilogue, returns None; torch can do the same,
 only slower.

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
+
+
+_LARGE_PAGE: Final = 1 << 21  # bytes
 
 
 def _held() -> threading.Lock:
@@ -138,6 +141,14 @@ def first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
             return batch.number
         number = batch.number + 1
     return number
+
+
+def as_output(pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a batch's pixels as the core takes them, with large pages if they fill one."""
+    out: np.ndarray[Any, Any] = pixels.numpy()
+    if out.nbytes >= _LARGE_PAGE:
+        _core.advise_large_pages(out)
+    return out
 
 
 def woken_by(wakeups: SimpleQueue[object]) -> object:
@@ -321,6 +332,7 @@ def stage_totals(
     collate_s: float,
     epilogue_s: float | None,
     python: tuple[int, int, float],
+    images: tuple[int, int],
 ) -> Totals:
     """Time spent by stage.
 
@@ -330,20 +342,23 @@ def stage_totals(
         collate_s: Seconds of collating targets.
         epilogue_s: Seconds of making images of pixels; ``None`` if that is no stage of its own here.
         python: Number of samples made in Python, of batches with any, and the seconds that these took.
+        images: Number of all samples, and of those that a GPU has decoded.
     """
     seconds, busy, read, read_busy = work
     spent = {"fetch": read, "decode": seconds - read, "collate": collate_s}
     if epilogue_s is not None:
         spent["epilogue"] = epilogue_s
     counts = dict.fromkeys(spent, float(batches))
-    images, of_batches, seconds_in_python = python
-    if images:
+    in_python, of_batches, seconds_in_python = python
+    if in_python:
         spent["python"], counts["python"] = seconds_in_python, float(of_batches)
     return Totals(
         {
             **{f"stage:{name}:count": count for name, count in counts.items()},
             **{f"stage:{name}:s": took for name, took in spent.items()},
-            "python_images": float(images),
+            "python_images": float(in_python),
+            "gpu_images": float(images[1]),
+            "thread_images": float(max(0, images[0] - images[1] - in_python)),
             "made:sampled_s": seconds,
             "made:busy_s": busy,
             "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),

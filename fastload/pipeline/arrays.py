@@ -99,7 +99,7 @@ def _arranged(data: Any, known: type) -> Any:
 
 
 def _targets(dataset: Any, known: type, indices: Sequence[Any]) -> list[Any]:
-    """Look the targets of several samples up: the usual kinds of targets without Python code for each."""
+    """Look the targets of several samples up: usual kinds without Python code for each."""
     targets = dataset.labels if known in _PLANES else dataset.targets
     if known in _ARRAYS and type(targets) is list:
         return [*map(targets.__getitem__, indices)]

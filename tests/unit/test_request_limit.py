@@ -20,7 +20,7 @@ from fastload.sources.object_store import shares_of
 
 
 def run(limit: RequestLimit, seconds: float, *, latency_s: float, most_per_s: float, begin: float = 0.0) -> float:
-    """Requests end as fast as the limit and the store let them. Returns the time after it."""
+    """Let requests end as fast as the limit and the store allow; return the time."""
     now = begin
     while now < begin + seconds:
         now += 1 / min(limit.limit / latency_s, most_per_s)
@@ -57,7 +57,7 @@ def test_it_stays_while_no_one_waits_for_a_turn():
     limit = RequestLimit(None)
     for number in range(10_000):
         limit.finished(number / 1_000, others_wait=False)
-    assert limit.limit == FIRST_LIMIT
+        assert limit.limit == FIRST_LIMIT
 
 
 def test_faults_halve_it_at_most_once_a_second_and_it_grows_again():
@@ -95,7 +95,7 @@ class Panic(BaseException):
 
 
 class Simulated(Fetcher):
-    """A store whose objects are made by a function, and whose one thread is the test's."""
+    """A store whose objects a function makes, and whose one thread is the test's."""
 
     def __init__(self, object_of, retries=2):
         self.answers = {}

@@ -334,6 +334,23 @@ def test_parts_of_a_batch_are_bounded(pool):
     assert all(part[4] + part[5] <= most for part in parts)
 
 
+def test_a_second_image_has_room_only_where_it_is_needed(pool):
+    """Otherwise images share memory, which shows only where they run at once."""
+
+    def used(*chain: tuple[str, dict[str, Any]]) -> int:
+        (part,) = Staged(pool, list(chain), 16, 32, (16, 32), count=1).staging.finish(1 << 30)
+        return part[5] - before
+
+    turn, image, before = ("rotate_180", {}), 16 * 32 * 4, 0
+    before = used()
+    assert used(INVERT) == used(turn) == used(INVERT, turn) == image
+    assert (
+        used(turn, INVERT) == used(("gaussian_blur", {"radii": (1, 1)})) == used(INVERT, resize(5, 5), resize(16, 32))
+    )
+    assert used(turn, INVERT) == 2 * image
+    assert used(gaussian(3)) == 4 * image  # whose pixels take twice as much
+
+
 @pytest.mark.slow
 def test_every_colour_shifts_its_hue_as_on_the_threads(tmp_path):
     """By the kernel's own function, for all colours."""

@@ -131,8 +131,7 @@ class DecodePipeline:
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
         self._decoded = self._images = self._on_gpu = 0  # batches, their images, and those of the GPU
-        self._collate_s = self._finish_s = 0.0
-        self._blocked_s = 0.0  # since the last batch was passed on
+        self._collate_s = self._finish_s = self._blocked_s = 0.0  # the last one since a batch was passed on
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -370,9 +369,9 @@ class DecodePipeline:
         try:
             made = batch.pixels if batch.staged is None else batch.staged
             data = self._finish(made, batch.patches, rest, batch.number)
-                while failed := batch.staged.failed():
-                    self._make_in_python(batch, failed, {})
-                    data = self._finish(batch.staged, batch.patches, rest, batch.number)
+            while batch.staged is not None and (failed := batch.staged.failed()):
+                self._make_in_python(batch, failed, {})
+                data = self._finish(made, batch.patches, rest, batch.number)
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
         if self._choice is not None:

@@ -144,7 +144,7 @@ def first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
 
 
 def as_output(pixels: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a batch's pixels as the core takes them, with large pages if they fill one."""
+    """View a batch's pixels as the core takes them, with large pages if useful."""
     out: np.ndarray[Any, Any] = pixels.numpy()
     if out.nbytes >= _LARGE_PAGE:
         _core.advise_large_pages(out)

@@ -198,6 +198,11 @@ class BoundPool {
     return pool_->resize(threads);
   }
 
+  std::shared_ptr<Job> submit(BatchSpec spec) {
+    nb::gil_scoped_release release;  // it draws for pixels, and waits for the threads' lock
+    return pool_->submit(std::move(spec));
+  }
+
   WorkDone work_done() {
     nb::gil_scoped_release release;
     return pool_->work_done();
@@ -389,12 +394,7 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
   if (staging != nullptr) spec.staging = staging->staging;
   auto bound = std::make_unique<BoundJob>(std::move(views), std::move(pixels), std::move(out),
                                           staging != nullptr ? staging->memory : StagingMemory());
-  std::shared_ptr<Job> job;
-  {
-    nb::gil_scoped_release release;  // it draws for pixels, and waits for the threads' lock
-    job = pool.pool().submit(std::move(spec));
-  }
-  bound->attach(std::move(job));
+  bound->attach(pool.submit(std::move(spec)));
   return bound.release();  // Python takes ownership
 }
 

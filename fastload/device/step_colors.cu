@@ -22,6 +22,8 @@ struct StepMemory {
   u8 tables[kChannels][kLevels];
 };
 
+__shared__ StepMemory memory;  // of the block
+
 __device__ __forceinline__ int gray_of(u32 pixel) {
   return (channel_of(pixel, 0) * 19595 + channel_of(pixel, 1) * 38470 + channel_of(pixel, 2) * 7471 + 0x8000) >> 16;
 }
@@ -59,14 +61,14 @@ __device__ __noinline__ u32 shifted_hue(u32 pixel, int shift) {
                 hue_level(high, saturation, abs(sixths - 1020) - 255));
 }
 
-__device__ __forceinline__ u32 look_up(const StepMemory& memory, u32 pixel) {
+__device__ __forceinline__ u32 look_up(u32 pixel) {
   return joined(memory.tables[0][channel_of(pixel, 0)], memory.tables[1][channel_of(pixel, 1)],
                 memory.tables[2][channel_of(pixel, 2)]);
 }
 
 // Sums up what `value(pixel)` is of each pixel.
 template <typename Value>
-__device__ __noinline__ u64 sum_of(StepMemory& memory, const u32* pixels, int count, Value value) {
+__device__ __noinline__ u64 sum_of(const u32* pixels, int count, Value value) {
   u64 sum = 0;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kStepThreads) sum += static_cast<u64>(value(pixels[i]));
@@ -80,7 +82,7 @@ __device__ __noinline__ u64 sum_of(StepMemory& memory, const u32* pixels, int co
 }
 
 // The lowest and the highest level of each channel.
-__device__ __noinline__ void find_bounds(StepMemory& memory, const u32* pixels, int count, u32& low, u32& high) {
+__device__ __noinline__ void find_bounds(const u32* pixels, int count, u32& low, u32& high) {
   low = 0xFFFFFFFF;
   high = 0;
 #pragma unroll 4
@@ -106,7 +108,7 @@ __device__ __noinline__ void find_bounds(StepMemory& memory, const u32* pixels, 
 
 // Makes `make(channel, level)` for each.
 template <typename Make>
-__device__ __forceinline__ void fill_tables(StepMemory& memory, Make make) {
+__device__ __forceinline__ void fill_tables(Make make) {
   for (int i = static_cast<int>(threadIdx.x); i < kChannels * kLevels; i += kStepThreads) {
     memory.tables[i / kLevels][i % kLevels] = static_cast<u8>(make(i / kLevels, i % kLevels));
   }
@@ -114,7 +116,7 @@ __device__ __forceinline__ void fill_tables(StepMemory& memory, Make make) {
 }
 
 // The first copy then has how many pixels each level has in each channel.
-__device__ __noinline__ void count_levels(StepMemory& memory, const u32* pixels, int count) {
+__device__ __noinline__ void count_levels(const u32* pixels, int count) {
   for (int i = static_cast<int>(threadIdx.x); i < kCopies * kCopy; i += kStepThreads) memory.counts[i] = 0;
   __syncthreads();
   u32* const counts = memory.counts + threadIdx.x % kCopies * kCopy;
@@ -132,8 +134,8 @@ __device__ __noinline__ void count_levels(StepMemory& memory, const u32* pixels,
   __syncthreads();
 }
 
-__device__ __noinline__ void make_equalizing(StepMemory& memory, const u32* pixels, int count) {
-  count_levels(memory, pixels, count);
+__device__ __noinline__ void make_equalizing(const u32* pixels, int count) {
+  count_levels(pixels, count);
   if (threadIdx.x < kChannels) {
     u32* const counts = memory.counts + threadIdx.x * kLevels;
     u32 below = 0, highest = 0;
@@ -146,7 +148,7 @@ __device__ __noinline__ void make_equalizing(StepMemory& memory, const u32* pixe
     memory.quanta[threadIdx.x] = (below - highest) / 255;
   }
   __syncthreads();
-  fill_tables(memory, [&](int c, int level) {
+  fill_tables([&](int c, int level) {
     const u32 quantum = memory.quanta[c];
     return quantum == 0 ? static_cast<u32>(level)
                         : min((quantum / 2 + memory.counts[c * kLevels + level]) / quantum, 255u);
@@ -154,38 +156,37 @@ __device__ __noinline__ void make_equalizing(StepMemory& memory, const u32* pixe
 }
 
 // Fills the tables of a step that is one for each channel.
-__device__ __noinline__ void make_tables(StepMemory& memory, const StagedStep& step, const u8* data, const u32* pixels,
-                                         int count) {
+__device__ __noinline__ void make_tables(const StagedStep& step, const u8* data, const u32* pixels, int count) {
   const float factor = step.factor, share = step.share;
   u32 low, high;
   switch (step.kind) {
-    case StagedKind::table: return fill_tables(memory, [=](int, int level) { return data[step.data + level]; });
+    case StagedKind::table: return fill_tables([=](int, int level) { return data[step.data + level]; });
     case StagedKind::contrast: {
-      const u64 sum = sum_of(memory, pixels, count, [](u32 pixel) { return gray_of(pixel); });
+      const u64 sum = sum_of(pixels, count, [](u32 pixel) { return gray_of(pixel); });
       const int mean = static_cast<int>((2 * sum + static_cast<u64>(count)) / (2 * static_cast<u64>(count)));
-      return fill_tables(memory, [=](int, int level) { return blended(mean, level, factor); });
+      return fill_tables([=](int, int level) { return blended(mean, level, factor); });
     }
     case StagedKind::torch_contrast: {
-      const u64 sum = sum_of(memory, pixels, count, [](u32 pixel) { return torch_gray_of(pixel); });
+      const u64 sum = sum_of(pixels, count, [](u32 pixel) { return torch_gray_of(pixel); });
       const float mean = static_cast<float>(sum) / static_cast<float>(count);
       return fill_tables(
-          memory, [=](int, int level) { return within_levels(fmaf(mean, share, static_cast<float>(level) * factor)); });
+          [=](int, int level) { return within_levels(fmaf(mean, share, static_cast<float>(level) * factor)); });
     }
     case StagedKind::autocontrast:
-      find_bounds(memory, pixels, count, low, high);
-      return fill_tables(memory, [=](int c, int level) {
+      find_bounds(pixels, count, low, high);
+      return fill_tables([=](int c, int level) {
         const int from = channel_of(low, c), to = channel_of(high, c);
         const double scale = to > from ? 255.0 / (to - from) : 1.0, offset = to > from ? -from * scale : 0.0;
         return clamped(static_cast<int>(level * scale + offset), 0, 255);
       });
     case StagedKind::torch_autocontrast:
-      find_bounds(memory, pixels, count, low, high);
-      return fill_tables(memory, [=](int c, int level) {
+      find_bounds(pixels, count, low, high);
+      return fill_tables([=](int c, int level) {
         const int range = channel_of(high, c) - channel_of(low, c), from = range == 0 ? 0 : channel_of(low, c);
         const float scale = range == 0 ? 1.0f : static_cast<float>(range) * static_cast<float>(1.0 / 255);
         return within_levels(static_cast<float>(level - from) / scale);
       });
-    default: return make_equalizing(memory, pixels, count);
+    default: return make_equalizing(pixels, count);
   }
 }
 

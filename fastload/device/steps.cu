@@ -15,13 +15,12 @@ namespace fastload {
 
 // Grid: images.
 extern "C" __global__ void __launch_bounds__(kStepThreads, 2)
-    steps(const u8* __restrict__ batch, long long first_image, u8* memory, u8* pixels) {
-  __shared__ StepMemory shared;
+    steps(const u8* __restrict__ batch, long long first_image, u8* scratch, u8* pixels) {
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[first_image + blockIdx.x];
   const int count = image.step_count;
   const u8* const data = batch + image.steps;
-  u32* here = reinterpret_cast<u32*>(memory + static_cast<u64>(image.stepped[0]) * 16);
-  u32* there = reinterpret_cast<u32*>(memory + static_cast<u64>(image.stepped[1]) * 16);
+  u32* here = reinterpret_cast<u32*>(scratch + static_cast<u64>(image.stepped[0]) * 16);
+  u32* there = reinterpret_cast<u32*>(scratch + static_cast<u64>(image.stepped[1]) * 16);
   Words in{here, image.out_height, image.out_width};
   for (int i = 0; i < count; ++i) {
     const StagedStep& step = reinterpret_cast<const StagedStep*>(data)[i];
@@ -62,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(kStepThreads, 2)
       case StagedKind::equalize:
       case StagedKind::torch_contrast:
       case StagedKind::torch_autocontrast:
-        make_tables(shared, step, data, here, area);
-        for_each<kAtOnce>(area, same, [&](int at) { return look_up(shared, here[at]); });
+        make_tables(step, data, here, area);
+        for_each<kAtOnce>(area, same, [&](int at) { return look_up(here[at]); });
         break;
       case StagedKind::sharpness:
         for_each_at(in.height, in.width, other, [&](int y, int x) { return sharpened(in, y, x, step.factor); });

@@ -61,9 +61,8 @@ void free_given_up() {
   std::vector<Held>& jobs = given_up();
   const auto stuck = std::partition(jobs.begin(), jobs.end(), [](const Held& held) { return !held.job->idle(); });
   const std::vector<Held> done(std::make_move_iterator(stuck), std::make_move_iterator(jobs.end()));
-  jobs.erase(
-      stuck,
-      jobs.end());  // before `done` is destroyed: freeing objects may run any Python code and re-enter this function
+  // Before `done` is destroyed: freeing objects may run any Python code and re-enter this function.
+  jobs.erase(stuck, jobs.end());
 }
 
 class BoundJob {

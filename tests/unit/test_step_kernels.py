@@ -312,12 +312,13 @@ def test_threads_run_what_the_kernel_does_not(pool, chain, out):
 @pytest.mark.parametrize(
     ("chain", "out"),
     [
-        ([("rotate_90", {})], (17, 31)),
+        ([INVERT, resize(16, 31)], (17, 31)),
+        ([INVERT, resize(17, 30)], (17, 31)),
         ([INVERT, ("pad", {"margins": (17, 0, 0, 0), "mode": "reflect"})], (34, 31)),
         ([gaussian(35)], (17, 31)),
         ([INVERT, gaussian(35)], (17, 31)),
     ],
-    ids=["another size", "margins beyond the mirror", "a filter beyond the mirror", "the same in a step"],
+    ids=["another height", "another width", "margins beyond the mirror", "a filter beyond the mirror", "the same in a step"],
 )
 def test_what_does_not_fit_is_an_error_as_on_the_threads(pool, chain, out):
     staged = Staged(pool, chain, 17, 31, out, count=1)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +28,8 @@ from benchmarks._varied_crops import Asked, Chosen, Comparison
 from benchmarks._varied_files import kind_of
 from benchmarks.arguments import gpudecode as declare
 from benchmarks.contenders import nvjpeg_lists
+from benchmarks.contenders._job import Job
+from fastload.bench.photos import PhotoSet, write_photos
 from fastload.device import nvrtc
 
 
@@ -96,6 +100,40 @@ def test_without_a_gpu_it_is_skipped(monkeypatch, capsys) -> None:
     monkeypatch.setattr(gpudecode, "compare", lambda *_: pytest.fail("nothing is compared"))
     assert gpudecode.main(arguments()) == 0
     assert "bench gpudecode: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
+
+
+class Decoding:
+    """A loader whose GPU decodes three of four images, in half a millisecond each."""
+
+    plan = "the plan"
+
+    def __init__(self, dataset, *, batch_size, sampler, decode, engine, **more) -> None:
+        assert (decode, engine) == ("gpu", "native")
+        self.sampler, self.batch_size = sampler, batch_size
+        self.images = self.gpu_images = 0
+        self.kernels = nvrtc.build(0, "fastload_decode", "", ["huffman", "rows"])
+        self.other = nvrtc.build(0, "fastload_epilogue", "", ["look_up"])
+
+    def __iter__(self):
+        launch = nvrtc.launcher(torch.device("cuda", 0))
+        every = iter(self.sampler)
+        while indices := list(itertools.islice(every, self.batch_size)):
+            yield self._made(launch, len(indices))
+
+    def _made(self, launch, count):
+        decoded = count * 3 // 4
+        launch(self.kernels["huffman"], 1, 1, 0, 0.4 * decoded)
+        launch(self.kernels["rows"], 1, 1, 0, 0.1 * decoded)
+        launch(self.other["look_up"], 1, 1, 0, 0.01 * decoded)
+        self.images += count
+        self.gpu_images += decoded
+        return torch.zeros(count, 3, 8, 8), torch.zeros(count, dtype=torch.long)
+
+    def stats(self):
+        return SimpleNamespace(images=self.images, gpu_images=self.gpu_images)
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("given", [["--parts", "kernels,all"], ["--verify", 0], ["--seconds", 0], ["--model", "none"]])
@@ -192,11 +230,10 @@ def test_crops_of_varied_files_are_pillows(tmp_path, monkeypatch) -> None:
     assert (record["crops"], record["pillow_crops"], record["differ"]) == (128, 64, 0)
     assert kept == [64, 128]
     assert sum(record["files"].values()) == 24
-    late = Asked(
-        **{name: getattr(asked, name) for name in asked.__slots__ if name != "deadline"}, deadline=time.monotonic()
-    )
+    late = replace(asked, deadline=time.monotonic())
     (tmp_path / "late").mkdir()
-    assert _varied_crops.compare(tmp_path / "late", late, kept.append)["crops"] == 0
+    assert _varied_crops.compare(tmp_path / "late", late, lambda so_far: kept.append(0))["crops"] == 0
+    assert kept == [64, 128]
 
 
 def test_energy_is_what_idling_does_not_take() -> None:
@@ -240,6 +277,86 @@ def test_energy_of_each_turn_is_counted(monkeypatch) -> None:
     assert result["idle_watts"] == pytest.approx(50)
     assert result["watts"]["median"] == pytest.approx(150)
     assert result["joules_per_million"]["values"] == pytest.approx([50_000] * 2)
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=12, classes=12, edge_px=64)).path
+    return Job(data=str(data), threads=2, batch_size=4, train=False, images=12)
+
+
+def test_batches_come_in_order_whoever_decodes_them_first(job) -> None:
+    decode, begun = nvjpeg_lists.decoder("torchvision", "cpu"), itertools.count()
+
+    def late_first(files):
+        time.sleep(0.2 * (next(begun) == 0))
+        return decode(files)
+
+    pipeline = nvjpeg_lists.Pipeline(job, late_first, 2)
+    labels = [label for _, came in pipeline.batches() for label in came.tolist()]
+    pipeline.close()
+    assert labels == job.files()[1]
+
+
+def test_what_goes_wrong_in_a_thread_is_raised(job) -> None:
+    def fail(files):
+        raise ValueError("no JPEG")
+
+    pipeline = nvjpeg_lists.Pipeline(job, fail, 2)
+    with pytest.raises(ValueError, match="no JPEG"):
+        next(pipeline.batches())
+    pipeline.close()
+
+
+@pytest.fixture
+def setup(job, monkeypatch) -> gpudecode.GpuSetup:
+    monkeypatch.setattr(gpudecode, "FastLoader", Decoding)
+    sizes = {"batch_size": 4, "threads": 2, "repeats": 3, "steps": 5, "verify": 1, "files": 1}
+    return gpudecode.GpuSetup(data=job.data, model="tiny", quick=True, deadline=None, **sizes)
+
+
+def test_kernels_are_timed_for_images_that_the_gpu_decodes(device, setup, monkeypatch) -> None:
+    def profiled(advance):
+        advance()
+        return {"huffman": 12 * 0.3}
+
+    monkeypatch.setattr(gpudecode, "CudaClock", lambda: SimpleNamespace(mark=Event))
+    monkeypatch.setattr(gpudecode, "profiled_ms", profiled)
+    result = gpudecode.kernels(setup)
+    assert (result["images"], result["of_images"]) == (12, 16)
+    assert result["ms"]["fastload_decode.huffman"]["values"] == pytest.approx([4 * 0.4] * 3)
+    assert result["decode_ms"]["values"] == pytest.approx([4 * 0.5] * 3)  # without the epilogue
+    assert result["ms"]["fastload_epilogue.look_up"]["median"] == pytest.approx(4 * 0.01)
+    assert result["profiled_ms"] == pytest.approx({"huffman": 4 * 0.3})
+    assert "2.000 ms to decode" in gpudecode.describe("kernels", result)
+    monkeypatch.setattr(Decoding, "stats", lambda self: SimpleNamespace(images=1, gpu_images=0))
+    with pytest.raises(ValueError, match=r"the GPU must decode some of .*\nthe plan"):
+        gpudecode.kernels(setup)
+
+
+def test_a_step_beside_decoding_is_compared_in_turns(device, setup, monkeypatch) -> None:
+    clock = SimpleNamespace(s=0.0, finish=lambda: None, between_s=lambda begin, end: end - begin)
+    clock.mark = lambda: clock.s
+    trained: list[str] = []
+
+    def step(images, labels) -> None:
+        trained.append("fed" if images.shape[-1] == 8 else "resident")
+        clock.s += 0.11 if trained[-1] == "fed" else 0.10
+
+    resident = itertools.repeat((torch.zeros(4, 3, 6, 6), torch.zeros(4)))
+    monkeypatch.setattr(gpudecode, "CudaClock", lambda: clock)
+    monkeypatch.setattr(gpudecode, "TrainingStep", lambda model, device, channels_last: step)
+    monkeypatch.setattr(gpudecode.ceiling, "open_feed", lambda job, variant: SimpleNamespace(batches=resident))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    result = gpudecode.step(setup)
+    assert result["fed_over_resident"]["values"] == pytest.approx([1.1] * 3)
+    assert result["ms_per_step"]["resident"]["median"] == pytest.approx(100)
+    assert result["wait_share"]["values"] == pytest.approx([0] * 3)
+    assert result["decoded_on_gpu"] == 0.75
+    turns = [name for name, _ in itertools.groupby(trained)]
+    assert turns == ["fed", "resident", "fed", "resident", "fed", "resident"]
+    assert len(trained) == 2 * 4 * (gpudecode.WARM_STEPS + 5)
+    assert "100.00 ms, beside GPU decoding 110.00 ms: 1.1000" in gpudecode.describe("step", result)
 
 
 def test_boxes_are_drawn_as_torchvision_does() -> None:

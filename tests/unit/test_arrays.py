@@ -15,6 +15,7 @@ from photos import assert_same, both, jpeg
 from PIL import Image
 from stored import COLORED, COUNT, stored
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate, random_split
+from torch.utils.data._utils import collate
 from torchvision import datasets
 from torchvision.transforms import v2
 
@@ -454,3 +455,15 @@ def test_the_core_refuses_indices_beyond_the_array():
         with pytest.raises(error):
             pool.submit(broken, out, plan=_core.DrawPlan(), indices=indices)
     pool.close()
+
+
+def test_numbers_are_collated_as_torch_is_told_to(monkeypatch):
+    def doubled(numbers, **_):
+        return torch.tensor(numbers) * 2
+
+    monkeypatch.setitem(collate.default_collate_fn_map, int, doubled)
+    check(lambda: stored("CIFAR10", random_crop()), own={"engine": "auto"})
+
+
+def test_targets_that_no_tensor_holds_raise_torchs_error():
+    check(lambda: stored("CIFAR10", random_crop(), targets=[2**70] * COUNT), own={"engine": "auto"}, **SINGLE)

@@ -408,7 +408,7 @@ def test_more_targets_than_images_give_torchs_error():
 
 
 def test_subsets_may_hold_any_integers():
-    for indices in (np.arange(9), torch.arange(9), range(3, 9), [np.int32(3), -2]):
+    for indices in (np.arange(9), torch.arange(9), range(3, 9), [np.int32(3), -2], [3, -2]):
         check(lambda indices=indices: Subset(Subset(stored("CIFAR10", random_crop()), range(20)), indices))
 
 
@@ -462,8 +462,15 @@ def test_numbers_are_collated_as_torch_is_told_to(monkeypatch):
         return torch.tensor(numbers) * 2
 
     monkeypatch.setitem(collate.default_collate_fn_map, int, doubled)
-    check(lambda: stored("CIFAR10", random_crop()), own={"engine": "auto"})
+    check(lambda: stored("CIFAR10", random_crop()))
 
 
-def test_targets_that_no_tensor_holds_raise_torchs_error():
-    check(lambda: stored("CIFAR10", random_crop(), targets=[2**70] * COUNT), own={"engine": "auto"}, **SINGLE)
+def test_a_target_that_no_tensor_holds_raises_torchs_error():
+    targets = [2**70 if number == 13 else number for number in range(COUNT)]  # not one of those that are compared first
+    loaders = {"batch_sampler": [[1], [13]], **SINGLE}
+    check(lambda: stored("CIFAR10", random_crop(), targets=targets), **loaders)
+
+
+@pytest.mark.parametrize("name", ["SVHN", "STL10"])
+def test_labels_become_integers_as_in_torchvision(name):
+    check(lambda: stored(name, random_crop(), labels=np.arange(COUNT) / 2))

@@ -26,15 +26,15 @@ from torchvision.datasets import ImageFolder
 from torchvision.models import get_model
 from torchvision.transforms import v2
 
-import fastload
-from fastload import FastLoader
+from fastload import FastLoader, prefetch_to_device
 from fastload.sources import SeededSamples
+from fastload.vision import decode
 
 SEED = 0
 
 
 def read(path: str) -> Image.Image:
-    return Image.fromarray(fastload.vision.decode(path))
+    return Image.fromarray(decode(path))
 
 
 def images(args: argparse.Namespace, **loader: Any) -> ImageFolder:
@@ -91,7 +91,7 @@ def train(options: dict[str, Any]) -> None:
         sampler.set_epoch(epoch)
         batches = loader
         if args.remote_transforms:
-            batches = fastload.prefetch_to_device(remote_batches(args, sampler, epoch), device)
+            batches = prefetch_to_device(remote_batches(args, sampler, epoch), device)
         total, steps = torch.zeros((), device=device), 0
         for pixels, labels in batches:
             optimizer.zero_grad(set_to_none=True)

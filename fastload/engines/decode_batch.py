@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -22,9 +23,13 @@ from fastload.stats.stats import Totals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
+    from queue import SimpleQueue
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
+
+
+_LARGE_PAGE: Final = 1 << 21  # bytes
 
 
 def _held() -> threading.Lock:
@@ -33,7 +38,7 @@ def _held() -> threading.Lock:
     return lock
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Batch:
     """One batch of an epoch.
 
@@ -48,6 +53,7 @@ class Batch:
     indices: list[Any] = field(default_factory=list)
     sources: list[Any] | Pixels = field(default_factory=list)  # one for each of a sample's views is decoded
     targets: list[Any] = field(default_factory=list)
+    at_once: bool = False  # they were located without the user's code
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
     error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
     pixels: Any = None  # the tensor that `job` fills
@@ -108,6 +114,11 @@ class Batch:
             if (arrays := recipe.pixels_of(self.indices)) is not None:
                 self.seeds = [] if seed_of is None else [*map(seed_of, self.indices)]
                 self.sources, self.targets = arrays
+                self.at_once = True
+                return
+            if seed_of is None and self.answer is None and (found := recipe.paths_of(self.indices)) is not None:
+                self.sources, self.targets = found
+                self.at_once = True
                 return
             sources: list[Any] = []
             self.sources = sources
@@ -136,6 +147,31 @@ def first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
             return batch.number
         number = batch.number + 1
     return number
+
+
+def as_output(pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+    """View a batch's pixels as the core takes them, with large pages if useful."""
+    out: np.ndarray[Any, Any] = pixels.numpy()
+    if out.nbytes >= _LARGE_PAGE:
+        _core.advise_large_pages(out)
+    return out
+
+
+def woken_by(wakeups: SimpleQueue[object]) -> object:
+    """Wait until something is in a queue.
+
+    Empties it up to the first entry that is not ``None``, which it returns.
+    """
+    reason = wakeups.get()
+    while reason is None and not wakeups.empty():  # one look at the batches will do for all
+        reason = wakeups.get_nowait()
+    return reason
+
+
+def failed_of(job: _core.Job) -> list[int]:
+    """List the samples that a finished job has not made."""
+    statuses = job.statuses()
+    return [sample for sample, status in enumerate(statuses) if status] if any(statuses) else []
 
 
 class StreamStates:
@@ -263,13 +299,21 @@ def submitted(sources: Any, views: int, directory: str | None) -> dict[str, Any]
     """
     if isinstance(sources, Pixels):
         return {"inputs": sources.images, "indices": sources.indices}
+    if views == 1 and _are_absolute(sources):
+        return {"inputs": sources}
     return {"inputs": [as_seen_from(directory, one_of(source, view)) for source in sources for view in range(views)]}
+
+
+def _are_absolute(sources: list[Any]) -> bool:
+    """Whether all are absolute paths, the usual case, which is decided quickly."""
+    try:
+        return all(map(str.startswith, sources, itertools.repeat("/")))
+    except TypeError:  # some are no strings
+        return False
 
 
 def as_seen_from(directory: str | None, source: Any) -> Any:
     """Resolve ``source`` against ``directory`` if it is a relative path."""
-    if type(source) is str and source[:1] == "/":  # the usual case, decided quickly
-        return source
     if directory is None or not isinstance(source, str | os.PathLike):
         return source
     path = os.fspath(source)

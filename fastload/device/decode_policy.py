@@ -378,7 +378,7 @@ class DecodePolicy:
         self.on_gpu = on_gpu
 
     def _after_probe(self, on_gpu: bool) -> None:
-        """Measure nothing until a batch of the threads has come, and those behind it have recovered."""
+        """Measure nothing until the threads' batch and some behind it have come."""
         if self._settle == SETTLE + 1 and on_gpu:  # it has not come yet
             return
         self._settle -= 1

@@ -28,10 +28,10 @@ class UnknownStateError(Exception):
 class _HandsOver:
     """Replaces ``_process_data`` of a torch iterator, and counts the batches of each worker that it hands over."""
 
-    def __init__(self, host: Any, counts: list[int]) -> None:
+    def __init__(self, host: Any, counts: list[int], turn: int) -> None:
         self._host = weakref.ref(host)
         self.counts = counts
-        self.turn = 0  # of the worker after the last one
+        self.turn = turn  # number of the worker that makes the next batch
 
     def __call__(self, data: Any, worker: int) -> Any:
         self.counts[worker] += 1
@@ -60,7 +60,7 @@ class Position:
         self._first = first
         self._indices: Any = None  # drawn last, without workers
         self._drawn = 0
-        self._resumption = resumption
+        self._digest, self._turn = (0, 0) if resumption is None else (resumption.indices, resumption.turn)
         self._initial: Sequence[WorkerState | None] | None = None if resumption is None else resumption.workers
         self._meter: Meter | None = None
         self._pipeline: Any = None
@@ -87,8 +87,7 @@ class Position:
         elif self._pipeline is None:
             if self._iterable:
                 counts = [0] * self.num_workers
-                host._process_data = self._hands_over = _HandsOver(host, counts)
-                self._hands_over.turn = 0 if self._resumption is None else self._resumption.turn
+                host._process_data = self._hands_over = _HandsOver(host, counts, self._turn)
             self._epoch = kept_of(iterator).begun
             meter.before_close = self._keep_states
 
@@ -140,19 +139,18 @@ class Position:
         Raises:
             UnknownStateError: A worker's states are not known.
         """
-        initial = 0 if self._resumption is None else self._resumption.indices
         if not self.num_workers:
-            return (digest_of(self._indices) if self._drawn else initial), None
+            return (digest_of(self._indices) if self._drawn else self._digest), None
         if self.ended and not self._persists:  # the next epoch has new workers
-            return initial, None
+            return self._digest, None
         if self._at_close is not None:
             if isinstance(self._at_close, UnknownStateError):
                 raise self._at_close
             return self._at_close  # type: ignore[no-any-return]
         if self._pipeline is not None:
             digest, states = self._pipeline.states.at(self._pipeline.handed_over())
-            return digest or initial, [None if state is None else WorkerState(state) for state in states]
-        return self._workers_states(initial)
+            return digest or self._digest, [None if state is None else WorkerState(state) for state in states]
+        return self._workers_states(self._digest)
 
     def _workers_states(self, digest: int) -> tuple[int, list[WorkerState | None]]:
         meter = self._meter

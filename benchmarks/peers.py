@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from benchmarks._peers import Question
 
 _OF_ALL = ("data", "python", "site", "quick")
-_UNLESS_SAID = ("contenders", "repeats", "seconds", "batch_size")
+_UNLESS_SAID = ("contenders", "repeats", "seconds", "batch_size", "row_seconds")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,12 +83,11 @@ def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks peers``; ``--json`` is a folder."""
     try:
         asked = [parse(text, args) for text in args.questions or QUESTIONS]
-        if len({question.setup.recipe for question in asked}) > 1:
-            raise ValueError("--recipe must be the same for all questions, whose contenders are checked once")
+        recipes = tuple(dict.fromkeys(question.setup.recipe for question in asked))
         names = tuple(dict.fromkeys(name for question in asked for name in question.setup.names))
         all_right = True
         answers: dict[str, list[Mapping[str, Any]]] = {}
-        with gathered(replace(asked[0].setup, names=names)) as gathering:
+        with gathered(replace(asked[0].setup, names=names, recipe="crops"), recipes) as gathering:
             for question in asked:
                 before = answers.setdefault(question.name, [])
                 path = args.json / f"{question.name}.json" if args.json else None

@@ -105,8 +105,8 @@ class FastLoader(LoaderConfig[T_co]):
             ``fastload.index`` in the dataset's ``root``, if it is there and can be used; the plan says so.
         decode: Where the native engine decodes JPEG files, with the same bits. ``"auto"``: on decode threads while they
             keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files that the index knows (so in
-            the first epoch only with ``jpeg_index``), of samples that are only cropped, resized, flipped, normalized
-            and erased. ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
+            the first epoch only with ``jpeg_index``), and runs their transforms. ``"cpu"``: on threads only.
+            ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 

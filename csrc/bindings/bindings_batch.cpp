@@ -417,6 +417,7 @@ void bind_batch(nb::module_& m) {
       .def("outcome", &BoundJob::outcome, "sample"_a)
       .def("geometry", &BoundJob::geometry, "sample"_a)
       .def("erased", &BoundJob::erased)
+      .def("work_seconds", [](BoundJob& self) { return self.job().work_seconds(); })
       .def("__len__", [](BoundJob& self) { return self.job().size(); });
 
   nb::class_<BoundPool>(m, "Pool")

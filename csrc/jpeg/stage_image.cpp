@@ -11,7 +11,7 @@
 namespace fastload {
 namespace {
 
-static_assert(kSegmentMcus == kPointSpacing);
+static_assert(kSegmentMcus == kHalfSpacing);
 static_assert(kStagedComponents == kMaxComponents);
 static_assert(kStagedCodeBytes == sizeof(HuffmanCode));
 
@@ -84,13 +84,13 @@ std::size_t end_of_data(ByteSource& source, std::size_t from) {
   }
 }
 
-// The segments of the window's part of a row.
+// The segments of the window's part of a row, from a whole point on, whose predictors are known, to one.
 bool add_row(ByteSource& source, const CodedPoints& known, const Scan& scan, const McuWindow& mcus, std::uint32_t row,
              StagedScan& staged) {
   static thread_local std::vector<ScanPoint> points, next_row;
   known.read_row(row, points);
-  const std::uint32_t first = mcus.first_column / kPointSpacing;
-  const std::uint32_t last = (mcus.first_column + mcus.columns - 1) / kPointSpacing;
+  const std::uint32_t first = mcus.first_column / kPointSpacing * 2;
+  const std::uint32_t last = (mcus.first_column + mcus.columns - 1) / kHalfSpacing;
   bool has_end = last + 1 < points.size();
   if (!has_end && row + 1 < known.rows()) {
     known.read_row(row + 1, next_row);
@@ -111,21 +111,22 @@ bool add_row(ByteSource& source, const CodedPoints& known, const Scan& scan, con
   }
   staged.add(points[last + 1]);
   if (points[last + 1].bit == 0) return true;
-  const Span span = source.at(at, 1);  // a byte shared with the next row
+  const Span span = source.at(at, 1);  // a byte shared with what follows
   if (span.size == 0) return false;
   staged.data.push_back(span.data[0]);
   return true;
 }
 
 // Numbers the scan's codes. False if there are more than baseline files have.
-bool stage_codes(const Scan& scan, std::uint8_t (&codes)[kStagedCodes][kStagedCodeBytes], StagedImage& image) {
+bool stage_codes(const Scan& scan, StagedCodes& codes, StagedImage& image) {
+  codes = StagedCodes{};
   constexpr int kEach = kStagedCodes / 2;
   const SymbolTable* found[kStagedCodes] = {};
   const auto number_of = [&](const SymbolTable* table, int begin) {
     for (int i = begin; i < begin + kEach; ++i) {
       if (found[i] == nullptr) {
         found[i] = table;
-        std::memcpy(codes[i], &table->code, kStagedCodeBytes);
+        std::memcpy(codes[static_cast<std::size_t>(i)].data(), &table->code, kStagedCodeBytes);
       }
       if (found[i] == table) return i;
     }
@@ -140,7 +141,7 @@ bool stage_codes(const Scan& scan, std::uint8_t (&codes)[kStagedCodes][kStagedCo
 }
 
 bool stage_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex& index,
-                std::vector<std::uint8_t>& bytes, StagedImage& image) {
+                std::vector<std::uint8_t>& bytes, StagedCodes& codes, StagedImage& image) {
   static thread_local HuffmanTables tables;
   static thread_local BaselineHeader baseline;
   static thread_local StagedScan staged;
@@ -155,7 +156,6 @@ bool stage_scan(ByteSource& source, const JpegHeader& header, const Region& regi
   if (points == nullptr || !known.open(points->data(), points->size(), scan) || mcus.checked_row >= known.rows()) {
     return false;
   }
-  std::uint8_t codes[kStagedCodes][kStagedCodeBytes] = {};
   if (!stage_codes(scan, codes, image)) return false;
   staged.data.clear();
   staged.points.clear();
@@ -166,7 +166,6 @@ bool stage_scan(ByteSource& source, const JpegHeader& header, const Region& regi
   staged.data.resize(staged.data.size() + kZeros);
   image.data = append(bytes, staged.data.data(), staged.data.size());
   image.points = append(bytes, staged.points.data(), staged.points.size());
-  image.codes = append(bytes, &codes[0][0], sizeof codes);
   image.components = scan.components;
   image.across = scan.component[0].columns;
   image.down = scan.component[0].rows;
@@ -185,7 +184,7 @@ bool stage_scan(ByteSource& source, const JpegHeader& header, const Region& regi
 }  // namespace
 
 bool stage_image(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job,
-                 JpegIndex& index, std::vector<std::uint8_t>& bytes, StagedImage& image) {
+                 JpegIndex& index, std::vector<std::uint8_t>& bytes, StagedCodes& codes, StagedImage& image) {
   static thread_local Resampler resampler;
   static thread_local std::vector<std::int32_t> numbers;
   std::string error;
@@ -200,7 +199,7 @@ bool stage_image(ByteSource& source, const JpegHeader& header, const Region& cro
   image.height = needed.height;
   const Region region{static_cast<std::uint32_t>(image.top), static_cast<std::uint32_t>(image.left),
                       static_cast<std::uint32_t>(needed.height), static_cast<std::uint32_t>(needed.width)};
-  if (!stage_scan(source, header, region, index, bytes, image)) return false;
+  if (!stage_scan(source, header, region, index, bytes, codes, image)) return false;
   image.image_width = static_cast<int>(header.width);
   image.image_height = static_cast<int>(header.height);
   image.out_width = job.window.width;

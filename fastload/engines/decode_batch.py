@@ -303,6 +303,7 @@ def stage_totals(
     collate_s: float,
     epilogue_s: float | None,
     python: tuple[int, int, float],
+    images: tuple[int, int],
 ) -> Totals:
     """Time spent by stage.
 
@@ -312,20 +313,23 @@ def stage_totals(
         collate_s: Seconds of collating targets.
         epilogue_s: Seconds of making images of pixels; ``None`` if that is no stage of its own here.
         python: Number of samples made in Python, of batches with any, and the seconds that these took.
+        images: Number of all samples, and of those that a GPU has decoded.
     """
     seconds, busy, read, read_busy = work
     spent = {"fetch": read, "decode": seconds - read, "collate": collate_s}
     if epilogue_s is not None:
         spent["epilogue"] = epilogue_s
     counts = dict.fromkeys(spent, float(batches))
-    images, of_batches, seconds_in_python = python
-    if images:
+    in_python, of_batches, seconds_in_python = python
+    if in_python:
         spent["python"], counts["python"] = seconds_in_python, float(of_batches)
     return Totals(
         {
             **{f"stage:{name}:count": count for name, count in counts.items()},
             **{f"stage:{name}:s": took for name, took in spent.items()},
-            "python_images": float(images),
+            "python_images": float(in_python),
+            "gpu_images": float(images[1]),
+            "thread_images": float(max(0, images[0] - images[1] - in_python)),
             "made:sampled_s": seconds,
             "made:busy_s": busy,
             "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], list[Patch]]"  # a sample's pixels, and what erases them
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
-LATE_S = 0.002  # shorter waits for the decode threads are no sign that they are too slow
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
 
 
@@ -128,8 +127,9 @@ class DecodePipeline:
         self._pid = os.getpid()
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
-        self._decoded = self._on_gpu = 0  # batches, images
+        self._decoded = self._images = self._on_gpu = 0  # batches, their images, and those of the GPU
         self._collate_s = self._finish_s = 0.0
+        self._blocked_s = 0.0  # since the last batch was passed on
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -218,9 +218,8 @@ class DecodePipeline:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
         epilogue_s = self._finish_s if self._finish_is_epilogue else None
         python = self._python.images, self._python.batches, self._python.seconds
-        totals = stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
-        totals.add({"gpu_images": float(self._on_gpu)})
-        return totals
+        images = self._images, self._on_gpu
+        return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python, images)
 
     def drain(self, timeout_s: float, begin: int) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
@@ -238,6 +237,8 @@ class DecodePipeline:
                 batch.taken = True
         finally:
             self._draining = False
+        if self._choice is not None:
+            self._choice.begin()
         self.states.begin_epoch(self.handed_over())
         self._batches.clear()
         self._number = begin
@@ -266,8 +267,10 @@ class DecodePipeline:
             if self._device is not None:
                 torch.accelerator.set_device_index(self._device)
             while not self._closed:
+                asleep = time.monotonic()
                 if self.wakeups.get() is not None:
                     self.close()
+                self._blocked_s += time.monotonic() - asleep
                 self._advance()
         except ClosedError:
             pass
@@ -357,24 +360,25 @@ class DecodePipeline:
                 rest = collated(batch.targets)
             batch.decoded_at = time.monotonic()
             self._decoded += 1
+            self._images += len(batch.sources)
             self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)
         try:
             if batch.staged is None:
-                return self._finish(batch.pixels, batch.patches, rest, batch.number)
-            while True:
+                data = self._finish(batch.pixels, batch.patches, rest, batch.number)
+            else:
                 data = self._finish(batch.staged, batch.patches, rest, batch.number)
-                if not (failed := batch.staged.failed()):
-                    self._on_gpu += sum(batch.staged.is_staged())
-                    return data
-                self._make_in_python(batch, failed, {})
+                while failed := batch.staged.failed():
+                    self._make_in_python(batch, failed, {})
+                    data = self._finish(batch.staged, batch.patches, rest, batch.number)
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
-            if self._choice is not None:
-                awaited_s = batch.awaited[1] - batch.awaited[0]
-                late = awaited_s > max(LATE_S, time.monotonic() - batch.decoded_at)
-                self._choice.note(on_gpu=batch.staged is not None, late=late)
+        if self._choice is not None:
+            room_s = max(0.0, getattr(data, "room_at", 0.0) - batch.decoded_at)  # it waited for room on the device
+            self._on_gpu += self._choice.note(batch, self._blocked_s + room_s, self.pool.threads)
+            self._blocked_s = 0.0
+        return data
 
     def _complete(self, batch: Batch) -> None:
         """Wait for the pixels, and make unsupported samples in Python."""

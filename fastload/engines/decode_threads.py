@@ -122,6 +122,8 @@ class NativeIterator(_BaseDataLoaderIter):
                 self.decode_pipeline.owner = weakref.ref(self, self.decode_pipeline.wakeups.put)
             if self._sizer is not None:
                 self._sizer.attach(self.decode_pipeline.pool)
+                if choice is not None:
+                    choice.on_change, choice.threads_max = self._sizer.restart, self._sizer.cores
             self._reset(loader, first_iter=True)
         except BaseException:
             if hasattr(self, "decode_pipeline"):

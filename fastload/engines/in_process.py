@@ -80,7 +80,7 @@ class InProcessFetcher:
         self.images = 0  # this and the next line: of the last batch
         self.decoded_at = self.made_at = 0.0
         self._work = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
-        self._decoded = self._in_python_batches = self._in_python_images = 0
+        self._decoded = self._images = self._in_python_batches = self._in_python_images = 0
         self._collate_s = self._finish_s = self._in_python_s = 0.0
         self.to_compare = 0  # samples
         self.gave_up = False
@@ -232,6 +232,7 @@ class InProcessFetcher:
             collated_at = time.monotonic()
             data = rest.around(images_of(pixels, patches))
         self._decoded += 1
+        self._images += len(sources)
         self._in_python_batches += bool(made)
         self._in_python_images += len(made)
         self._collate_s += collated_at - self.decoded_at
@@ -295,7 +296,7 @@ class InProcessFetcher:
     def totals(self) -> Totals:
         """Time spent so far, by stage."""
         python = self._in_python_images, self._in_python_batches, self._in_python_s
-        return stage_totals(self._work, self._decoded, self._collate_s, self._finish_s, python)
+        return stage_totals(self._work, self._decoded, self._collate_s, self._finish_s, python, (self._images, 0))
 
 
 class _SamplesHere:

@@ -83,7 +83,7 @@ def main() -> int:
         text = why[0][1].partition("To execute this test")[0].strip() if why else ""
         line = text.splitlines()[-1] if text else ""
         if why and not known:
-            print(text[-1500:])
+            print(text[-1500:])  # noqa: T201
         print(f"{name}: {'failed: ' + (known or line) if why else 'ok'}", flush=True)  # noqa: T201
     print(f"{dict(counts)}; not as expected: {wrong or 'none'}")  # noqa: T201
     return 1 if wrong else 0

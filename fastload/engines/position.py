@@ -26,7 +26,7 @@ class UnknownStateError(Exception):
 
 
 class _HandsOver:
-    """Replaces ``_process_data`` of a torch iterator, and counts the batches of each worker that it hands over."""
+    """Replaces ``_process_data`` of a torch iterator to count each worker's batches handed over."""
 
     def __init__(self, host: Any, counts: list[int], turn: int) -> None:
         self._host = weakref.ref(host)

@@ -6,9 +6,7 @@ no sample is read. The indices of the last batch handed over are compared, so a 
 
 from __future__ import annotations
 
-import collections
 import copy
-import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +14,9 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from fastload.engines.index_replay import after_batches
 from fastload.engines.packed_states import digest_of, pack, unpack
-from fastload.engines.worker_progress import NO_STATE, DatasetState, WorkerProgress, WorkerState, is_at_end
+from fastload.engines.worker_progress import NO_STATE, DatasetState, ReadAgain, WorkerProgress, WorkerState, is_at_end
 from fastload.options import has_state
 
 if TYPE_CHECKING:
@@ -196,9 +195,10 @@ class Resumption:
         if self.again is not None:
             self.again.begin(self.loader)
             iterator._sampler_iter = iter(iterator._index_sampler)
-        last = collections.deque(itertools.islice(iterator._sampler_iter, self.skip), maxlen=1)
-        digest = digest_of(_listed(last[0])) if last else 0
-        if self.skip and (not last or (self.indices and digest != self.indices)):
+        if not self.skip:
+            return
+        iterator._sampler_iter, last = after_batches(iterator._index_sampler, iterator._sampler_iter, self.skip)
+        if last is None or (self.indices and digest_of(_listed(last)) != self.indices):
             raise RuntimeError(
                 "load_state_dict needs a sampler that draws the same indices again from the same generators and "
                 f"epoch, but batch {self.skip - 1} of this epoch has others than when the state was saved; "
@@ -244,20 +244,20 @@ class ResumedIterator(_MultiProcessingDataLoaderIter):
 
 
 class StartsFrom:
-    """A worker's first call: runs the user's ``worker_init_fn``, then has the worker go on from its state.
+    """A worker's first call: runs the user's ``worker_init_fn``, then sets what to go on from.
 
     Args:
         worker_init_fn: The user's.
         states: Of all workers.
-        indices: Those of a batch of an iterable dataset.
+        read_again: How an iterable dataset without a state gets to its place.
     """
 
     def __init__(
-        self, worker_init_fn: Callable[[int], None] | None, states: list[WorkerState | None], indices: Any
+        self, worker_init_fn: Callable[[int], None] | None, states: list[WorkerState | None], read_again: ReadAgain
     ) -> None:
         self.worker_init_fn = worker_init_fn
         self.states = states
-        self.indices = indices
+        self.read_again = read_again
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
         if self.worker_init_fn is not None:
@@ -265,12 +265,7 @@ class StartsFrom:
         progress = WorkerProgress.here
         if progress is None:
             raise RuntimeError("load_state_dict needs torch's worker processes")
-        progress.resumed, progress.indices = self.states[worker_id], self.indices
-
-
-def indices_of_batch(loader: Any) -> Any:
-    """Return what an iterable dataset's fetcher is asked with."""
-    return [None] * loader.batch_size if loader._auto_collation else None
+        progress.resumed, progress.read_again = self.states[worker_id], self.read_again
 
 
 def start_resumed(view: Any, resumption: Resumption | None, make: Callable[[], Any]) -> Any:
@@ -284,7 +279,7 @@ def start_resumed(view: Any, resumption: Resumption | None, make: Callable[[], A
         return iterator
     first_call = view.worker_init_fn
     if resumption.workers is not None:
-        vars(view)["worker_init_fn"] = StartsFrom(first_call, resumption.workers, indices_of_batch(view))
+        vars(view)["worker_init_fn"] = StartsFrom(first_call, resumption.workers, ReadAgain.of(resumption.loader))
     vars(view)["_get_iterator"] = lambda: ResumedIterator(view, resumption)
     try:
         iterator = make()

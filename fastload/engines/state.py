@@ -16,9 +16,9 @@ from torch.utils.data import IterableDataset
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines.loader_state import epochs_of, state_of
 from fastload.engines.position import Position, UnknownStateError, count_epochs, host_of
-from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers, indices_of_batch
+from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
 from fastload.engines.state_checks import VERSION, check, fingerprint
-from fastload.engines.worker_progress import NO_STATE, DatasetState, WorkerState, read_again
+from fastload.engines.worker_progress import NO_STATE, DatasetState, ReadAgain, WorkerState
 from fastload.options import has_own_iterator
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     if here and iterable:
         fetcher = host_of(iterator)._dataset_fetcher
         if now.dataset.read_again:
-            read_again(fetcher, indices_of_batch(loader), skip)
+            ReadAgain.of(loader)(fetcher, skip)
         else:
             now.dataset.resume(fetcher)
     state.position = position = Position(start, again=again, first=skip, resumption=resumption)

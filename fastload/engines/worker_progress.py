@@ -1,6 +1,6 @@
-"""Keep, in a worker process, what a new one needs to go on after any of its batches; and go on from it.
+"""Keep a worker's state after each of its batches, and have a new worker go on from it.
 
-That is its generators' states, and those of its dataset and of its dataset's iterator, if these have a ``state_dict()``
+This runs in the worker. The state is that of its generators' states, and those of its dataset and of its dataset's iterator, if these have a ``state_dict()``
 and a ``load_state_dict()``. An iterable dataset that has neither is read again, from the generators of the epoch's
 start on, in the worker.
 """
@@ -38,7 +38,7 @@ class DatasetState:
 
     Attributes:
         dataset: The dataset's; ``None`` if it has none.
-        iterator: Its iterator's, likewise.
+        iterator: Its iterator's; ``None`` if that has none.
         is_iterator: Whether the dataset is its own iterator; its state is then the iterator's.
         read_again: Whether it is iterable and neither has a state.
         ended: Whether its iterator has come to its end.
@@ -189,7 +189,7 @@ class WorkerProgress:
 
     def __init__(self, states: KeptStates | None, worker: int, *, generators: bool) -> None:
         self.resumed: WorkerState | None = None
-        self.indices: Any = None  # of a batch of an iterable dataset
+        self.read_again: ReadAgain | None = None
         self._states = states
         self._worker = worker
         self._generators = generators
@@ -243,8 +243,8 @@ class WorkerProgress:
         if not state.batches or data.read_again:
             self._set_generators(state)
         fetcher = make()
-        if data.read_again:
-            read_again(fetcher, self.indices, state.batches)
+        if data.read_again and self.read_again is not None:
+            self.read_again(fetcher, state.batches)
         elif state.batches:
             data.resume(fetcher)
             self._set_generators(state)
@@ -274,15 +274,30 @@ class WorkerProgress:
             self._states.keep(self._worker, KeptState(self._epoch, self._fetches, digest, state))
 
 
-def read_again(fetcher: Any, indices: Any, batches: int) -> None:
-    """Make batches again and drop them; they are neither counted nor written into shared memory."""
-    from fastload.engines.workers import Collate
+@dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """How an iterable dataset is read again, up to its place.
 
-    collate, fetch = fetcher.collate_fn, inspect.unwrap(type(fetcher).fetch)
-    fetcher.collate_fn = collate.collate_fn if isinstance(collate, Collate) else collate
-    try:
-        for _ in range(batches):
-            with contextlib.suppress(Exception):  # one that raised was handed over, too
-                fetch(fetcher, indices)
-    finally:
-        fetcher.collate_fn = collate
+    Attributes:
+        indices: What its fetcher is asked with for a batch.
+        collate_fn: The user's, which may draw random numbers; batches are not written into shared memory.
+    """
+
+    indices: Any
+    collate_fn: Callable[[Any], Any]
+
+    @classmethod
+    def of(cls, loader: Any) -> ReadAgain:
+        """Read a loader's arguments."""
+        return cls([None] * loader.batch_size if loader._auto_collation else None, loader.collate_fn)
+
+    def __call__(self, fetcher: Any, batches: int) -> None:
+        """Make batches again and drop them; they are not counted."""
+        own, fetcher.collate_fn = fetcher.collate_fn, self.collate_fn
+        fetch = inspect.unwrap(type(fetcher).fetch)
+        try:
+            for _ in range(batches):
+                with contextlib.suppress(Exception):  # one that raised was handed over, too
+                    fetch(fetcher, self.indices)
+        finally:
+            fetcher.collate_fn = own

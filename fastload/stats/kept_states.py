@@ -1,7 +1,8 @@
-"""A file in memory, in which each worker process keeps its latest states for the training process.
+"""Keep the latest states of each worker process in shared memory.
 
-A state is bytes of any length, kept after each of the worker's fetches and at the begin of an epoch. Only the worker
-writes there, over the oldest of its own, so no one waits; the training process reads one only when it is asked for.
+A state is bytes of any length, kept after each of the worker's fetches and at the beginning of its epoch. Only the
+worker writes there, over the oldest of its own, so neither process waits; the training process reads one only when it
+is asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class KeptState:
 
     Attributes:
         epoch: Number of the worker's epoch, from 1.
-        number: Number of the fetch in that epoch, from 1; 0 at its begin.
+        number: Number of the fetch in that epoch, from 1; 0 at its beginning.
         digest: Of the fetch's indices.
         state: As it was given.
     """
@@ -42,7 +43,7 @@ class KeptStates:
 
     Args:
         workers: Number of worker processes.
-        latest: Fetches of a worker whose states are kept, besides the begin of its epoch.
+        latest: Fetches of a worker whose states are kept, besides the beginning of its epoch.
     """
 
     def __init__(self, workers: int, latest: int) -> None:

@@ -1,4 +1,4 @@
-"""Stop a loader after any batch, go on with a new one, and compare with a run that was not stopped."""
+"""Stop a loader, go on with another, and compare with a run that was not stopped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Keep a worker's state after each of its batches, and have a new worker go on from it.
+"""Keep a worker's state after each of its batches; go on from one.
 
-This runs in the worker. The state is that of its generators' states, and those of its dataset and of its dataset's iterator, if these have a ``state_dict()``
-and a ``load_state_dict()``. An iterable dataset that has neither is read again, from the generators of the epoch's
-start on, in the worker.
+This runs in the worker. A state is that of the generators, of the dataset and of the dataset's iterator, as far as they
+have a ``state_dict()`` and a ``load_state_dict()``. An iterable dataset without any is read again in the worker, from
+the generators of the epoch's start on.
 """
 
 from __future__ import annotations

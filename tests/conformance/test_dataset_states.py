@@ -81,7 +81,7 @@ def test_an_iterable_dataset_without_a_state_is_read_again(workers, persistent, 
 
 
 class Placed(IterableDataset):
-    """Goes on at its place once after a state was loaded, as Hugging Face's; counts what it has read."""
+    """Goes on at its place once after a state was loaded; counts what it reads."""
 
     place, goes_on, read = 0, 0, 0
 
@@ -100,7 +100,7 @@ class Placed(IterableDataset):
 
 
 class Iterator:
-    """An iterator with a state; draws when it is made, and once more at its end."""
+    """An iterator with a state; draws when it is made, and at its end."""
 
     def __init__(self, stop: int) -> None:
         self.place, self.stop, self.drawn = 0, stop, random.random()
@@ -164,7 +164,7 @@ def test_the_device_side_goes_on_from_a_datasets_state(kind):
 
 
 def read_samples(monkeypatch, tmp_path, dataset: Any, workers: int) -> int:
-    """Return how many samples a loader that goes on after seven batches has read by its first one."""
+    """Count the samples that a loader reads to go on after seven batches."""
     loader = FastLoader(dataset, 2, num_workers=workers, prefetch_factor=1 if workers else None)
     iterator = iter(loader)
     for _ in range(7):

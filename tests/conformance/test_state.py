@@ -229,7 +229,7 @@ def changed(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"now": {"main": "AAAA", "generators": [], "dataset": {}}, "turn": 0}, "damaged|state must have"),
         ({"workers": [torch.zeros(3, dtype=torch.uint8)]}, "damaged"),
         ({"workers": [{"batches": 1, "generators": "AAAA"}]}, "state must have"),
-        ({"workers": [{"batches": 1, "generators": "A"}]}, "damaged .*padd"),
+        ({"workers": [{"batches": 1, "generators": "A"}]}, "damaged .*base64"),
         ({"workers": [{"batches": -1}]}, "'batches' must be a number"),
         ({"workers": [{"batches": 1, "other": 2}]}, "other entries"),
         ({"workers": [{"batches": 1, "ended": 2}]}, "other entries"),

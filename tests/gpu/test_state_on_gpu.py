@@ -1,4 +1,4 @@
-"""Test that a loader that decodes on the GPU has the states of one that decodes on threads, and goes on from them."""
+"""Test that states do not depend on where batches are decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indices drawn again up to a batch are those of torch's samplers, and leave the same generators."""
+"""Indices drawn again are those of torch's samplers, and leave the same generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop a loader, go on with another, and compare with a run that was not stopped."""
+"""Stop a loader, go on with another, and compare with an uninterrupted run."""
 
 from __future__ import annotations
 

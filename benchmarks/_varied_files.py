@@ -14,7 +14,7 @@ from typing import Final
 from benchmarks._checkout import ROOT
 
 CLASSES: Final = 8
-CMYK_SHARE: Final = 0.01  # of the files: the user's own Python makes these, one after another
+CMYK_SHARE: Final = 0.002  # of the files: the user's own Python makes these, one after another
 FILES_MIN: Final = 16  # for a process of their own
 
 

@@ -30,6 +30,7 @@ from fastload import FastLoader
 from fastload._machine import usable_cpus
 from fastload.bench._steps import TrainingStep, check_model, fixed_shapes, run_steps
 from fastload.bench.arguments import TINY
+from fastload.device import decode
 from fastload.measurement.clock import CudaClock
 from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, ratio, write_json
@@ -90,6 +91,7 @@ def kernels(setup: GpuSetup) -> dict[str, Any]:
     dataset = job.dataset()
     pool = job.indices(dataset)
     sampler = Chosen(pool)
+    decode._kernels.cache_clear()  # what was compiled earlier has no names
     with recorded_launches(CudaClock().mark) as launches:
         loader = FastLoader(
             dataset,

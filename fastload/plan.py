@@ -252,7 +252,8 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     names = ", ".join(recipe.pipeline.names)
     names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
     if (views := recipe.pipeline.views) > 1:
-        names = f"{views} views of each, in all {names}"
+        what = "images of each sample" if recipe.images > 1 else "views of each"
+        names = f"{views} {what}, in all {names}"
     from fastload.pipeline.calibration import calibrate  # imports Pillow's plugins
 
     formats = ["JPEG", *sorted({name.split()[0] for name in calibrate().formats})]

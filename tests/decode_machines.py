@@ -64,6 +64,9 @@ class Machine:
         pauses: Batches before which the consumer does something else for two seconds.
         later: From which batches on another machine takes its place.
         epochs_of: Batches of an epoch.
+        unseen: The share by which threads take longer than their work on a batch says.
+        times_kernels: Whether the policy is told ``kernel_s``.
+        forgotten: From and until which batch the index knows no files.
         seed: Of the noise.
     """
 
@@ -85,7 +88,14 @@ class Machine:
     pauses: tuple[int, ...] = ()
     later: tuple[tuple[int, Machine], ...] = ()
     epochs_of: int = 10**9
+    unseen: float = 0.0
+    times_kernels: bool = True
+    forgotten: tuple[int, int] = (0, 0)
     seed: int = 0
+
+    def knows(self, batch: int) -> bool:
+        """Whether the index knows a batch's files."""
+        return batch >= self.indexed_at and not self.forgotten[0] <= batch < self.forgotten[1]
 
     def at(self, batch: int) -> Machine:
         """The machine that it is for a batch."""
@@ -141,15 +151,15 @@ def run(machine: Machine, policy: Policy, batches: int) -> Run:
         while submitted < submitted_end and len(in_flight) < IN_FLIGHT:
             then = machine.at(submitted)
             offered = policy.choose()
-            on_gpu = offered and submitted >= machine.indexed_at
+            on_gpu = offered and machine.knows(submitted)
             _, busy, burst = factors[submitted]
             each_s = (then.stage_s if on_gpu else then.decode_s) + then.read_s * (10 if burst < then.bursts else 1)
             work_s = each_s * then.images * busy
-            pool_free = max(pool_free, pipeline_free) + work_s / then.threads
+            pool_free = max(pool_free, pipeline_free) + work_s * (1.0 + then.unseen) / then.threads
             in_flight.append((submitted, offered, pool_free, work_s))
             submitted += 1
         _, offered, done, work_s = in_flight.popleft()
-        on_gpu = offered and number >= machine.indexed_at
+        on_gpu = offered and machine.knows(number)
         step, _, _ = factors[number]
         begun = max(pipeline_free, claimed[-1] if number % machine.epochs_of else 0.0)
         blocked_s = begun - pipeline_free
@@ -185,7 +195,7 @@ def run(machine: Machine, policy: Policy, batches: int) -> Run:
                 blocked_s,
                 work_s,
                 now.threads,
-                now.kernel_s if on_gpu else 0.0,
+                now.kernel_s if on_gpu and now.times_kernels else 0.0,
             ),
             clock.totals,
         )

@@ -112,7 +112,8 @@ class Pipeline:
         self._random = np.random.default_rng(job.seed)
         self._files, self._labels = job.files()
         self._reading = ThreadPoolExecutor(job.threads, thread_name_prefix="read")
-        self._normal = [torch.tensor(values, device=self._device).mul(255).view(1, 3, 1, 1) for values in (MEAN, STD)]
+        # Made on the host: a copy from there has ended before any stream reads it.
+        self._normal = [(255 * torch.tensor(values)).view(1, 3, 1, 1).to(self._device) for values in (MEAN, STD)]
         self._lock = threading.Lock()  # guards the next two, and draws
         self._chosen = enumerate(self._choose())
         self._asked: list[_Asked] = []
@@ -127,14 +128,18 @@ class Pipeline:
     def batches(self) -> Generator[tuple[torch.Tensor, torch.Tensor], None, None]:
         """Yield images and labels on the device, in order; raise errors of threads."""
         early: dict[int, Any] = {}
+        running = len(self._threads)
         for number in itertools.count():
             while number not in early:
                 made = self._made.get()
                 if isinstance(made, BaseException):
                     raise made
-                if made is None:
+                if made is not None:
+                    early[made[0]] = made[1:]
+                    continue
+                running -= 1  # which had put its batches before
+                if not running:
                     return
-                early[made[0]] = made[1:]
             images, labels, ready = early.pop(number)
             if ready is not None:
                 stream = torch.cuda.current_stream(self._device)

@@ -36,6 +36,9 @@ TRIAL_MIN: Final = 12
 TRIAL_MAX: Final = 64
 """Batches that a trial measures."""
 
+KERNEL_KNOWN: Final = 2048
+"""Batches for which the time of the GPU's kernels is believed; then it may be tried again."""
+
 HOLD_MIN: Final = 64
 HOLD_MAX: Final = 8192
 """Batches after a failed trial before the next; doubled each time."""
@@ -47,8 +50,12 @@ PROBE_MAX: Final = 512
 PROBE_RARELY: Final = 8192
 """The same if threads need several times as long."""
 
-COMPARE_FIRST: Final = 256
-"""Batches on threads that suffice before the GPU is tried, as decoding may take cores that the loop needs."""
+COMPARE_FIRST: Final = 32
+COMPARE_LATER: Final = 1024
+"""Batches on threads that suffice before the GPU is tried, as decoding may take cores that the loop needs.
+
+The first is for sides that have not been compared yet; the second becomes four times as many each time.
+"""
 
 _RECENT: Final = 64  # intervals kept
 _WINDOW: Final = 16  # batches between two looks at the device's clock
@@ -62,6 +69,8 @@ _BLOCKED_MIN: Final = 0.05  # share of the time without work: the loader is ahea
 _UNDERESTIMATE_MAX: Final = 3.0
 _IN_FLIGHT: Final = 3  # batches that were submitted before a decision
 _FAR_TOO_SLOW: Final = 4.0  # threads that need so many times as long are asked rarely
+_KERNELS_MIN: Final = 3  # batches whose kernels have to be timed
+_BLANK_MIN: Final = 8  # batches without a file that the GPU knows, after which it is offered few
 _LOOK_MAX: Final = 16  # batches between two that are offered to the GPU while it knows none of the files
 
 
@@ -136,7 +145,7 @@ class DecodePolicy:
         on_gpu: The side in use.
         why: Why, as a part of a sentence.
         needed_s: Seconds that the threads would need for a batch; 0 if unknown, as for the following.
-        kernel_s: Seconds that the GPU takes to decode one, beside the consumer's work.
+        kernel_s: Seconds that the GPU takes to decode one, of late at least.
         starved: Share of the time that the device lacked batches of late; ``None`` if unknown.
         available: Whether the GPU can decode any of the files, which it can once the index knows them.
     """
@@ -148,6 +157,8 @@ class DecodePolicy:
         self.starved: float | None = None
         self.available = False
         self._gave_up = False
+        self._kernels_timed, self._kernel_until = 0, 0
+        self._blank = 0  # batches in succession of which the GPU knew no file
         self._lock = threading.Lock()
         self._look_in, self._look_wait = 0, 1
         self._share = 0.0  # of a batch's images that the GPU decodes
@@ -161,7 +172,7 @@ class DecodePolicy:
         self._usual_s = 0.0  # of an interval of late
         self._total_s = self._spent_s = self._lost_s = 0.0
         self._holds = {False: _Hold(), True: _Hold()}
-        self._compare_at = self._compare_wait = COMPARE_FIRST
+        self._compare_at, self._compare_wait = COMPARE_FIRST, COMPARE_LATER
         self._probe_at, self._probe_wait = 0, PROBE_FIRST
         self._underestimate = 1.0  # what threads took by what their work promised
         self._staging_s = 0.0
@@ -212,7 +223,7 @@ class DecodePolicy:
         with self._lock:
             self._batch += 1
             self._learn_needs(made)
-            if self.on_gpu and self._batch <= _WINDOW and 0.0 < self.needed_s < self.kernel_s:
+            if self.on_gpu and self._batch <= _WINDOW and self.needed_s > 0.0 and self._kernels_exceed(self.needed_s):
                 self._turn(on_gpu=False, why=f"{self._needs()}, less than the GPU's {_ms(self.kernel_s)}")
             on_gpu = self._side_of(made)
             if on_gpu is None:
@@ -241,12 +252,14 @@ class DecodePolicy:
             return False
         share = made.staged / max(1, made.images)
         self._share = max(share, 0.95 * self._share)
-        if (made.staged > 0) != self.available:
-            self.available = made.staged > 0
+        self._blank = 0 if made.staged else self._blank + 1
+        available = made.staged > 0 or (self.available and self._blank < _BLANK_MIN)
+        if available != self.available:
+            self.available = available
             self._look_wait = 1
             if self.available:
                 fed = self.starved is not None and self.starved <= STARVED
-                slow = 0.0 < self.needed_s < self.kernel_s
+                slow = self.needed_s > 0.0 and self._kernels_exceed(self.needed_s)
                 self._turn(on_gpu=not fed and not slow, why=self._waited())
                 self._compare_at = self._batch + COMPARE_FIRST
             else:
@@ -261,12 +274,20 @@ class DecodePolicy:
             return "how long threads take is not known yet"
         return f"with threads the GPU waited for batches {self.starved:.0%} of the time"
 
+    def _kernels_exceed(self, seconds: float) -> bool:
+        """Whether the kernels alone are known to take longer."""
+        known = self._kernels_timed >= _KERNELS_MIN and self._batch < self._kernel_until
+        return known and self.kernel_s > seconds
+
     def _needs(self) -> str:
         return f"threads need {_ms(self.needed_s)} for a batch"
 
     def _learn_needs(self, made: DecodedBatch) -> None:
         if made.kernel_s:
-            self.kernel_s = made.kernel_s if not self.kernel_s else 0.9 * self.kernel_s + 0.1 * made.kernel_s
+            self._kernels_timed += 1
+            # The first launches take long on the host. Later ones share the GPU with the consumer's work.
+            self.kernel_s = min(1.1 * self.kernel_s, made.kernel_s) if self._kernels_timed > 1 else made.kernel_s
+            self._kernel_until = self._batch + KERNEL_KNOWN
         needed_s = made.work_s / max(1, made.threads)
         if not needed_s:
             return
@@ -338,13 +359,13 @@ class DecodePolicy:
             if affordable and self._staging_s < 0.8 * interval_s:
                 self._phase, self._probes, self._lost_s = "probe", 1, 0.0
                 self._settle = SETTLE + 1
-        elif known < interval_s and self._is_open(False, interval_s, affordable):
+        elif 0.0 < known < interval_s and self._is_open(False, interval_s, affordable):
             self._try(on_gpu=False)
 
     def _is_open(self, on_gpu: bool, interval_s: float, affordable: bool) -> bool:
         """Whether a side may be tried now."""
         hold = self._holds[on_gpu]
-        if on_gpu and self.kernel_s > interval_s:
+        if on_gpu and self._kernels_exceed(interval_s):
             return False
         return hold.never_failed or (affordable and hold.allows(self._batch, interval_s))
 
@@ -393,17 +414,17 @@ class DecodePolicy:
                 self._end_trial(usual, mean)
 
     def _end_trial(self, before_s: float, after_s: float) -> None:
-        self._compare_wait = min(4 * self._compare_wait, HOLD_MAX)
         self._compare_at = self._batch + self._compare_wait
+        self._compare_wait = min(4 * self._compare_wait, HOLD_MAX)
         tried_gpu = self.on_gpu
         gpu_s, threads_s = (after_s, before_s) if tried_gpu else (before_s, after_s)
         gpu_wins = gpu_s < (1.0 - _TIE) * threads_s
         why = f"a batch took {_ms(gpu_s)} with the GPU decoding and {_ms(threads_s)} with threads"
+        self._holds[not gpu_wins].fail(self._batch, gpu_s if gpu_wins else threads_s)
         if gpu_wins == tried_gpu:
             self._turn(on_gpu=tried_gpu, why=why)
             return
         self._spent_s += max(0.0, self._lost_s + _IN_FLIGHT * (after_s - before_s))
-        self._holds[tried_gpu].fail(self._batch, before_s)
         if not tried_gpu and self.needed_s and self._blocked_s < _BLOCKED_MIN * self._window_s:
             self._underestimate = min(_UNDERESTIMATE_MAX, max(self._underestimate, after_s / self.needed_s))
         self._turn(on_gpu=not tried_gpu, why=why)

@@ -16,7 +16,7 @@ from torchvision.transforms import functional
 from fastload import _core
 from fastload.engines.packed_states import digest_of
 from fastload.pipeline.arrays import Pixels
-from fastload.pipeline.datasets import taken
+from fastload.pipeline.samples import one_of
 from fastload.stats.stats import Totals
 
 if TYPE_CHECKING:
@@ -113,18 +113,17 @@ class Batch:
             self.sources = sources
             resolved = self.indices if seed_of is not None else recipe.resolve(self.indices)
             locate = recipe.locate if seed_of is not None else recipe.locate_resolved
-            entries = map(locate, resolved) if self.answer is None else taken(self.answer, len(resolved))
+            entries = map(locate, resolved) if self.answer is None else recipe.taken(self.answer, len(resolved))
             for index in self.indices:
                 seed = 0 if seed_of is None else seed_of(index)
                 source, target = next(entries)
-                usual = type(source) is str and "\0" not in source
-                if not usual and isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
-                    open(source, "rb").close()  # raises the same error as in a worker
-                sources.append(source if usual else unchanging(source))
+                sources.append(checked(source))
                 self.targets.append(target)
                 self.seeds.append(seed)
         except Exception:  # noqa: BLE001 - any error of the user's dataset or sampler; raised in the batch's turn
             self.error = wrapped(self.worker, None if index is None else f"sample {index!r}")
+            if recipe.fetches_batches and seed_of is None:  # fails in its turn, and then the dataset fetches the batch
+                self.sources, self.targets = [b""], [None]
         except BaseException as error:
             raise RuntimeError(f"DataLoader worker exited unexpectedly: sample {index!r} raised {error!r}") from error
 
@@ -220,8 +219,24 @@ def check_size(pixels: Any, size: tuple[int, ...]) -> None:
         torch.stack([torch.empty(3, *size), torch.empty(3, *pixels.shape[:2])])
 
 
+def checked(source: Any) -> Any:
+    """Check and keep a sample's encoded image, or several.
+
+    Raises what a worker would of a path.
+    """
+    if type(source) is str and "\0" not in source:  # the usual case, decided quickly
+        return source
+    if type(source) is tuple:
+        return tuple(map(checked, source))
+    if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
+        open(source, "rb").close()  # raises the same error as in a worker
+    return unchanging(source)
+
+
 def unchanging(source: Any) -> Any:
     """Copy an encoded image that may be overwritten before threads read it."""
+    if type(source) is tuple:
+        return tuple(map(unchanging, source))
     if isinstance(source, str | os.PathLike | np.ndarray):  # an array is a copy
         return source
     data = memoryview(source)
@@ -248,7 +263,7 @@ def submitted(sources: Any, views: int, directory: str | None) -> dict[str, Any]
     """
     if isinstance(sources, Pixels):
         return {"inputs": sources.images, "indices": sources.indices}
-    return {"inputs": [as_seen_from(directory, source) for source in sources for _ in range(views)]}
+    return {"inputs": [as_seen_from(directory, one_of(source, view)) for source in sources for view in range(views)]}
 
 
 def as_seen_from(directory: str | None, source: Any) -> Any:

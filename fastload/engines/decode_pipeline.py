@@ -110,7 +110,7 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
-        self._python = PythonSamples(recipe.pipeline, process, by_index=by_index)
+        self._python = PythonSamples(recipe, process, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
@@ -348,8 +348,8 @@ class DecodePipeline:
             self._complete(batch)
             return self._finished(batch)
         except PythonError as error:
-            self._rewind_rng(batch, error.state)
-            return error.wrapper
+            self._rewind_rng(batch, (failed := self._python.failed(batch, error, self._wake)).state)
+            return failed.wrapper
 
     def _finished(self, batch: Batch) -> Any:
         if batch.error is not None or batch.dropped:

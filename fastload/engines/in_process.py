@@ -31,7 +31,6 @@ from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, Sampl
 from fastload.engines.sample_process import batch_of_one, located, made_here
 from fastload.engines.sample_seeding import SeededByIndex, random_states_kept
 from fastload.memory.limits import pins
-from fastload.pipeline.datasets import taken
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.samples import collated
 
@@ -193,7 +192,7 @@ class InProcessFetcher:
             else:
                 sources, targets = [], []
                 entries = (
-                    taken(recipe.ask(indices), len(indices))
+                    recipe.taken(recipe.ask(indices), len(indices))
                     if recipe.asks_many
                     else map(recipe.locate_resolved, recipe.resolve(indices))
                 )

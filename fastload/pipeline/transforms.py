@@ -233,6 +233,15 @@ def _with_views(transform: Any, views: list[Pipeline]) -> Pipeline:
     )
 
 
+def repeated(pipeline: Pipeline, images: int, transform: Any) -> Pipeline:
+    """Apply a transform to each of several images of a sample, in turn.
+
+    Raises:
+        Refused: It makes several views itself, or erases.
+    """
+    return _with_views(transform, [pipeline] * images)
+
+
 def _read(steps: Iterable[Any], place: Place) -> list[Node]:
     """Read transforms into nodes. Those that make or change a tensor only change the place."""
     nodes: list[Node] = []

@@ -100,8 +100,8 @@ def test_same_bits_as_on_threads(folder: Path, recipe: str) -> None:
             assert torch.equal(batch, other)
     stats = loader.stats()
     assert stats.images == EPOCHS * FILES
-    # All but those of the first epoch, which has no index, and what needs Python.
-    assert stats.gpu_images >= (EPOCHS - 1) * FILES - stats.python_images
+    # All but those of the first epoch, which has no index, what needs Python, and files that a first batch had no room for.
+    assert stats.gpu_images >= (EPOCHS - 1) * FILES - stats.python_images - 4
 
 
 def test_threads_decode_when_the_kernel_cannot_be_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

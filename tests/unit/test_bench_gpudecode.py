@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +28,8 @@ from benchmarks._varied_crops import Asked, Chosen, Comparison
 from benchmarks._varied_files import kind_of
 from benchmarks.arguments import gpudecode as declare
 from benchmarks.contenders import nvjpeg_lists
+from benchmarks.contenders._job import Job
+from fastload.bench.photos import PhotoSet, write_photos
 from fastload.device import nvrtc
 
 
@@ -192,11 +196,10 @@ def test_crops_of_varied_files_are_pillows(tmp_path, monkeypatch) -> None:
     assert (record["crops"], record["pillow_crops"], record["differ"]) == (128, 64, 0)
     assert kept == [64, 128]
     assert sum(record["files"].values()) == 24
-    late = Asked(
-        **{name: getattr(asked, name) for name in asked.__slots__ if name != "deadline"}, deadline=time.monotonic()
-    )
+    late = replace(asked, deadline=time.monotonic())
     (tmp_path / "late").mkdir()
-    assert _varied_crops.compare(tmp_path / "late", late, kept.append)["crops"] == 0
+    assert _varied_crops.compare(tmp_path / "late", late, lambda so_far: kept.append(0))["crops"] == 0
+    assert kept == [64, 128]
 
 
 def test_energy_is_what_idling_does_not_take() -> None:
@@ -240,6 +243,35 @@ def test_energy_of_each_turn_is_counted(monkeypatch) -> None:
     assert result["idle_watts"] == pytest.approx(50)
     assert result["watts"]["median"] == pytest.approx(150)
     assert result["joules_per_million"]["values"] == pytest.approx([50_000] * 2)
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=12, classes=12, edge_px=64)).path
+    return Job(data=str(data), threads=2, batch_size=4, train=False, images=12)
+
+
+def test_batches_come_in_order_whoever_decodes_them_first(job) -> None:
+    decode, begun = nvjpeg_lists.decoder("torchvision", "cpu"), itertools.count()
+
+    def late_first(files):
+        time.sleep(0.2 * (next(begun) == 0))
+        return decode(files)
+
+    pipeline = nvjpeg_lists.Pipeline(job, late_first, 2)
+    labels = [label for _, came in pipeline.batches() for label in came.tolist()]
+    pipeline.close()
+    assert labels == job.files()[1]
+
+
+def test_what_goes_wrong_in_a_thread_is_raised(job) -> None:
+    def fail(files):
+        raise ValueError("no JPEG")
+
+    pipeline = nvjpeg_lists.Pipeline(job, fail, 2)
+    with pytest.raises(ValueError, match="no JPEG"):
+        next(pipeline.batches())
+    pipeline.close()
 
 
 def test_boxes_are_drawn_as_torchvision_does() -> None:

@@ -137,7 +137,13 @@ def test_what_was_ready_before_training_is_taken_first() -> None:
     assert measured["torch-pinned"]["images_per_s"]["median"] == 10
 
 
-def test_a_row_keeps_to_its_time(monkeypatch) -> None:
+# A turn is the row's time over eight, or as many steps as there are threads. The probes end after 8.4 s.
+@pytest.mark.parametrize(
+    ("row_s", "most", "fast", "rounds"),
+    [(32, 100, 20, 3), (32, 8, 8, 3), (16, 100, 12, 1)],
+    ids=["long", "few", "short"],
+)
+def test_a_row_keeps_to_its_time(monkeypatch, row_s, most, fast, rounds) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("benchmarks._setup.time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr("benchmarks._peers.time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -155,12 +161,11 @@ def test_a_row_keeps_to_its_time(monkeypatch) -> None:
     remotes = [remote("fast", 0.1), remote("slow", 2.0)]
     team = SimpleNamespace(open=lambda remotes, job: None, close_feeds=lambda: None)
     gathering = SimpleNamespace(team=team, folder="", present=lambda setup: remotes)
-    setup = replace(Setup(device="cpu", names=()), repeats=6, row_seconds=32)
-    measured = train.measure(gathering, setup, "tiny", threads=4, steps=100)
-    # A turn is 2 seconds, or as many steps as there are threads. The probes are over at 8.4 s, a round takes 10 s.
-    assert asked == {"fast": [4, 20, 20, 20], "slow": [4, 4, 4, 4]}
-    assert [measured[name]["steps"] for name in asked] == [20, 4]
-    assert _peers._rounds({"contenders": measured}) == 3
+    setup = replace(Setup(device="cpu", names=()), repeats=6, row_seconds=row_s)
+    measured = train.measure(gathering, setup, "tiny", threads=4, steps=most)
+    assert asked == {"fast": [4] + [fast] * rounds, "slow": [4] * (1 + rounds)}
+    assert [measured[name]["steps"] for name in asked] == [fast, 4]
+    assert _peers._rounds({"contenders": measured}) == rounds
 
 
 def test_one_round_is_measured_however_late_it_is() -> None:
@@ -208,6 +213,20 @@ def test_several_gpus_that_are_cut_off_keep_their_points(tmp_path, monkeypatch) 
     given = ["--quick", "--processes", "1,2", "--data", data, "--json", file]
     assert multigpu.main(_arguments("multigpu", given)) == 0
     assert [(len(record["points"]), record["complete"]) for record in kept] == [(1, False), (2, True)]
+
+
+@pytest.mark.parametrize("given", [["--cores", 0], ["--cores", 10_000], ["--contenders", "fastload,dali-gpu"]])
+def test_several_gpus_refuse_what_is_not_there(given, capsys) -> None:
+    assert multigpu.main(_arguments("multigpu", ["--quick", *given])) == 2
+    assert given[0] in capsys.readouterr().err
+
+
+def test_several_gpus_keep_to_their_cores(monkeypatch) -> None:
+    kept: list[list[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: kept.append(list(cores)))
+    multigpu._limit(None)
+    multigpu._limit(1)
+    assert kept == [sorted(os.sched_getaffinity(0))[:1]]
 
 
 def test_several_gpus_are_skipped_where_there_is_none(monkeypatch, capsys) -> None:

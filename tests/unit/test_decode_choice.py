@@ -41,6 +41,10 @@ MACHINES = {
     "the same, threads feed it": Machine(
         threads=8, step_s=0.05, decode_s=250e-6, indexed_at=300, epochs_of=300, **COSTLY
     ),
+    "threads take the loop's cores, an index after the first epoch": Machine(
+        threads=2, step_s=0.05, host_s=0.05, decode_s=250e-6, slows_host=0.3, indexed_at=200, epochs_of=200
+    ),
+    "an index that forgets": Machine(threads=2, step_s=0.02, forgotten=(600, 1200)),
     "short epochs": Machine(threads=2, step_s=0.02, epochs_of=12),
     "faster steps": changed(Machine(threads=8, step_s=0.05, decode_s=480e-6, **COSTLY), 1000, step_s=0.01),
     "slower steps": changed(Machine(threads=2, step_s=0.02, **COSTLY), 1000, step_s=0.2),
@@ -110,6 +114,72 @@ def test_files_that_the_index_does_not_know_are_no_evidence_about_the_gpu() -> N
     assert not policy.available
     offers = [policy.choose() for _ in range(200)]
     assert 8 <= sum(offers) <= 30
+
+
+def test_a_loop_that_threads_have_kept_fed_begins_with_them_when_the_index_knows_the_files() -> None:
+    machine = Machine(threads=8, step_s=0.05, decode_s=250e-6, indexed_at=100, epochs_of=100)
+    sides = run(machine, DecodePolicy(), 130).sides
+    assert sum(sides) <= 2
+    assert sides.index(True) == 100
+
+
+def test_an_index_that_forgets_is_asked_rarely_and_used_again() -> None:
+    machine = Machine(threads=2, step_s=0.02, forgotten=(300, 600))
+    policy = DecodePolicy()
+    begun = run(machine, policy, 600)
+    assert not policy.available
+    assert not policy.on_gpu
+    assert policy.why == "the index knows none of the files yet"
+    assert all(begun.sides[10:32])
+    sides = run(machine, DecodePolicy(), 700).sides
+    assert all(sides[640:])
+
+
+def test_a_gpu_far_too_slow_is_tried_for_a_few_batches_and_then_long_not() -> None:
+    machine = Machine(threads=8, step_s=0.0, decode_s=250e-6, kernel_s=0.1, times_kernels=False, indexed_at=100)
+    sides = run(machine, DecodePolicy(), 4000).sides
+    assert 8 < sum(sides) <= 40
+
+
+def test_sides_that_take_the_same_leave_it_to_threads() -> None:
+    policy = DecodePolicy()
+    run(Machine(threads=8, step_s=0.05, decode_s=250e-6, kernel_s=1e-6, beside=0.0, noise=0.0), policy, 400)
+    assert not policy.on_gpu
+
+
+def test_threads_that_need_far_longer_are_not_asked_again() -> None:
+    one_core = run(MACHINES["one core"], DecodePolicy(), 2000).sides
+    assert one_core.count(False) <= 2
+    reading = run(Machine(threads=1, step_s=0.0, decode_s=120e-6), DecodePolicy(), 2000).sides
+    assert reading.count(False) <= 2  # they are the limit even when they only read
+
+
+def test_threads_that_promise_more_than_they_keep_are_not_tried_again() -> None:
+    machine = Machine(threads=4, step_s=0.034, decode_s=460e-6, unseen=0.6, **COSTLY)
+    policy = DecodePolicy()
+    sides = run(machine, policy, 3000).sides
+    assert policy.on_gpu
+    assert sides[200:].count(False) < 40
+
+
+class FirstLaunch(DecodePolicy):
+    """Is told a time of the kernels that their loading has made long."""
+
+    def note(self, made: DecodedBatch, clock: Any = None) -> None:
+        super().note(made if self.kernel_s else made._replace(kernel_s=0.5 * (made.staged > 0)), clock)
+
+
+def test_the_first_launches_say_nothing_about_the_kernels() -> None:
+    for machine in (MACHINES["threads do not"], replace(MACHINES["threads do not"], indexed_at=100, epochs_of=100)):
+        assert lost(machine, FirstLaunch(), 600)[0] < TOLERATED
+
+
+def test_batches_without_a_file_for_the_gpu_change_nothing_if_there_are_few() -> None:
+    policy = DecodePolicy()
+    for number in range(100):
+        policy.note(DecodedBatch(True, 16, 4 * (number % 4 == 0), 0.02))
+        assert policy.available
+        assert policy.on_gpu
 
 
 def batches(policy: DecodePolicy, count: int, *, interval_s: float = 0.02, **fields: Any) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+import time
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from photos import photos_fixture, train_v1
 from resuming import STOPS, Drawing, check, flat, restart, saved, seed
-from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, get_worker_info
+from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.engines import workers as engine
+
+folder = photos_fixture()
 
 PLACES = [(0, 0), (0, 1), (0, 4), (1, 0), (1, 3), (1, 5), (2, 5)]
 WORKERS = pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (3, True)])
@@ -35,7 +41,7 @@ class Counting(Dataset):
 
     def load_state_dict(self, state: Any) -> None:
         self.read = state["read"]
-        random.random()  # what is drawn here is not drawn by the samples
+        random.random(), torch.rand(1)  # what is drawn here is not drawn by samplers and samples
 
 
 @WORKERS
@@ -255,6 +261,92 @@ def test_batches_of_an_iterable_that_raised_count_as_handed_over(workers, persis
         assert batches + rest(iter(restart(loader, make))) == expected, stop
 
 
+class Nesting(Counting):
+    """Iterates a loader of its own for each sample."""
+
+    def __getitem__(self, index: int) -> Any:
+        (inner,) = DataLoader([index])
+        return super().__getitem__(int(inner))
+
+
+def test_a_loader_within_a_dataset_has_no_part_in_it():
+    check(lambda: FastLoader(Nesting(), 4, shuffle=True, num_workers=2, persistent_workers=True), STOPS[1::3])
+
+
+class OneEnds(IterableDataset):
+    """Only the last worker gives anything."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        yield from range(60 if info.id == info.num_workers - 1 else 0)
+
+
+def test_a_worker_that_is_ahead_for_the_others_too_keeps_its_states():
+    loader = FastLoader(OneEnds(), 1, num_workers=3, prefetch_factor=3)
+    iterator = iter(loader)
+    for count in range(1, 20):
+        next(iterator)
+        until = time.monotonic() + 5
+        while loader.stats().queues.get("ready", 0) < 7 and time.monotonic() < until:
+            time.sleep(0.01)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            state = loader.state_dict()
+        assert state["workers"][2]["batches"] == count
+
+
+class FailsOnce(Sampler):
+    """Raises at an index of its second epoch; -1: when it is asked for its iterator."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.epochs = at, 0
+
+    def __iter__(self):
+        self.epochs += 1
+        if self.epochs == 2 and self.at < 0:
+            raise LookupError("the sampler")
+        return self.indices(self.epochs == 2)
+
+    def indices(self, fails):
+        for index in range(12):
+            if fails and index == self.at:
+                raise LookupError("the sampler")
+            yield index
+
+    def state_dict(self):
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state):
+        self.epochs = state["epochs"]
+
+
+@pytest.mark.parametrize("at", [-1, 0, 2])
+def test_an_epoch_that_a_sampler_did_not_let_begin_is_not_counted(at):
+    def make():
+        return FastLoader(Counting(), 2, sampler=FailsOnce(at), num_workers=2, persistent_workers=True)
+
+    def third(loader):
+        list(loader)
+        with pytest.raises(LookupError):
+            iter(loader)
+        return iter(loader)
+
+    seed(5)
+    loader = make()
+    expected = [flat(batch) for batch in third(loader)]
+    after = [flat(batch) for batch in loader]
+    loader.close()
+    for stop in (1, 3):
+        seed(5)
+        loader = make()
+        iterator = third(loader)
+        batches = [flat(next(iterator)) for _ in range(stop)]
+        other = restart(loader, make)
+        assert batches + [flat(batch) for batch in other] == expected
+        assert [flat(batch) for batch in other] == after
+        other.close()
+
+
 class Refusing(Counting):
     def state_dict(self):
         raise LookupError("no state now")
@@ -315,6 +407,22 @@ def test_a_break_before_a_worker_has_begun_leaves_the_next_epoch_its_state():
 
 def test_a_subset_of_a_dataset_with_a_state_goes_on():
     check(lambda: FastLoader(Subset(Drawing(), range(9)), 2, num_workers=2, shuffle=True), STOPS[1:4])
+
+
+class Folder(ImageFolder):
+    """Has a state, which its samples do not change."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_a_dataset_with_a_state_is_not_read_natively(folder):
+    assert not FastLoader(ImageFolder(folder, train_v1()), 4, num_workers=2).plan.reasons
+    plan = FastLoader(Folder(folder, train_v1()), 4, num_workers=2).plan
+    assert "dataset Folder has a state_dict(), which its samples may change" in plan.reasons
 
 
 @pytest.mark.parametrize(("dataset", "says"), [(Stream(), True), (Placed(), False), (Counting(), False)])

@@ -208,7 +208,8 @@ class FastLoader(LoaderConfig[T_co]):
         """Make a FastLoader from a DataLoader: same dataset, sampler, workers and collate function.
 
         A loader that Accelerate has prepared is changed in place and returned: the loader inside it becomes a
-        FastLoader, and Accelerate's additions (sharding, random state, gradient accumulation) stay.
+        FastLoader, and Accelerate's additions (sharding, random state, gradient accumulation) stay. Of what Ray Train's
+        ``prepare_data_loader`` returns, the loader inside is taken, with its ``DistributedSampler`` and device.
 
         Args:
             loader: Not modified, unless Accelerate prepared it. Do not use it afterwards: its sampler and generator
@@ -228,6 +229,11 @@ class FastLoader(LoaderConfig[T_co]):
             adapter: Any = loader
             adapter.base_dataloader = cls.wrap(adapter.base_dataloader, **own)
             return cast("FastLoader[T_co]", adapter)
+        if type(loader).__module__.startswith("ray.train.") and "_dataloader" in vars(loader):
+            inner = vars(loader)["_dataloader"]  # the wrapper does no more than move batches to its device
+            if isinstance(inner, cls) and not own:
+                return inner
+            return cls.wrap(inner, **{"device": vars(loader)["device"], **own})
         iterates = type(loader).__iter__ in (DataLoader.__iter__, FastLoader.__iter__)
         if not iterates or has_own_iterator(loader):
             method = "a _get_iterator" if iterates else "an __iter__"

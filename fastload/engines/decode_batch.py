@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -22,9 +22,13 @@ from fastload.stats.stats import Totals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
+    from queue import SimpleQueue
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
+
+
+_LARGE_PAGE: Final = 1 << 21  # bytes
 
 
 def _held() -> threading.Lock:
@@ -33,7 +37,7 @@ def _held() -> threading.Lock:
     return lock
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Batch:
     """One batch of an epoch.
 
@@ -136,6 +140,31 @@ def first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
             return batch.number
         number = batch.number + 1
     return number
+
+
+def as_output(pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+    """View a batch's pixels as the core takes them, with large pages if useful."""
+    out: np.ndarray[Any, Any] = pixels.numpy()
+    if out.nbytes >= _LARGE_PAGE:
+        _core.advise_large_pages(out)
+    return out
+
+
+def woken_by(wakeups: SimpleQueue[object]) -> object:
+    """Wait until something is in a queue.
+
+    Empties it up to the first entry that is not ``None``, which it returns.
+    """
+    reason = wakeups.get()
+    while reason is None and not wakeups.empty():  # one look at the batches will do for all
+        reason = wakeups.get_nowait()
+    return reason
+
+
+def failed_of(job: _core.Job) -> list[int]:
+    """List the samples that a finished job has not made."""
+    statuses = job.statuses()
+    return [sample for sample, status in enumerate(statuses) if status] if any(statuses) else []
 
 
 class StreamStates:

@@ -102,6 +102,40 @@ def test_without_a_gpu_it_is_skipped(monkeypatch, capsys) -> None:
     assert "bench gpudecode: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
 
 
+class Decoding:
+    """A loader whose GPU decodes three of four images, in half a millisecond each."""
+
+    plan = "the plan"
+
+    def __init__(self, dataset, *, batch_size, sampler, decode, engine, **more) -> None:
+        assert (decode, engine) == ("gpu", "native")
+        self.sampler, self.batch_size = sampler, batch_size
+        self.images = self.gpu_images = 0
+        self.kernels = nvrtc.build(0, "fastload_decode", "", ["huffman", "rows"])
+        self.other = nvrtc.build(0, "fastload_epilogue", "", ["look_up"])
+
+    def __iter__(self):
+        launch = nvrtc.launcher(torch.device("cuda", 0))
+        every = iter(self.sampler)
+        while indices := list(itertools.islice(every, self.batch_size)):
+            yield self._made(launch, len(indices))
+
+    def _made(self, launch, count):
+        decoded = count * 3 // 4
+        launch(self.kernels["huffman"], 1, 1, 0, 0.4 * decoded)
+        launch(self.kernels["rows"], 1, 1, 0, 0.1 * decoded)
+        launch(self.other["look_up"], 1, 1, 0, 0.01 * decoded)
+        self.images += count
+        self.gpu_images += decoded
+        return torch.zeros(count, 3, 8, 8), torch.zeros(count, dtype=torch.long)
+
+    def stats(self):
+        return SimpleNamespace(images=self.images, gpu_images=self.gpu_images)
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("given", [["--parts", "kernels,all"], ["--verify", 0], ["--seconds", 0], ["--model", "none"]])
 def test_what_cannot_be_is_refused(given, capsys) -> None:
     assert gpudecode.main(arguments("--quick", *given)) == 2
@@ -272,6 +306,57 @@ def test_what_goes_wrong_in_a_thread_is_raised(job) -> None:
     with pytest.raises(ValueError, match="no JPEG"):
         next(pipeline.batches())
     pipeline.close()
+
+
+@pytest.fixture
+def setup(job, monkeypatch) -> gpudecode.GpuSetup:
+    monkeypatch.setattr(gpudecode, "FastLoader", Decoding)
+    sizes = {"batch_size": 4, "threads": 2, "repeats": 3, "steps": 5, "verify": 1, "files": 1}
+    return gpudecode.GpuSetup(data=job.data, model="tiny", quick=True, deadline=None, **sizes)
+
+
+def test_kernels_are_timed_for_images_that_the_gpu_decodes(device, setup, monkeypatch) -> None:
+    def profiled(advance):
+        advance()
+        return {"huffman": 12 * 0.3}
+
+    monkeypatch.setattr(gpudecode, "CudaClock", lambda: SimpleNamespace(mark=Event))
+    monkeypatch.setattr(gpudecode, "profiled_ms", profiled)
+    result = gpudecode.kernels(setup)
+    assert (result["images"], result["of_images"]) == (12, 16)
+    assert result["ms"]["fastload_decode.huffman"]["values"] == pytest.approx([4 * 0.4] * 3)
+    assert result["decode_ms"]["values"] == pytest.approx([4 * 0.5] * 3)  # without the epilogue
+    assert result["ms"]["fastload_epilogue.look_up"]["median"] == pytest.approx(4 * 0.01)
+    assert result["profiled_ms"] == pytest.approx({"huffman": 4 * 0.3})
+    assert "2.000 ms to decode" in gpudecode.describe("kernels", result)
+    monkeypatch.setattr(Decoding, "stats", lambda self: SimpleNamespace(images=1, gpu_images=0))
+    with pytest.raises(ValueError, match=r"the GPU must decode some of .*\nthe plan"):
+        gpudecode.kernels(setup)
+
+
+def test_a_step_beside_decoding_is_compared_in_turns(device, setup, monkeypatch) -> None:
+    clock = SimpleNamespace(s=0.0, finish=lambda: None, between_s=lambda begin, end: end - begin)
+    clock.mark = lambda: clock.s
+    trained: list[str] = []
+
+    def step(images, labels) -> None:
+        trained.append("fed" if images.shape[-1] == 8 else "resident")
+        clock.s += 0.11 if trained[-1] == "fed" else 0.10
+
+    resident = itertools.repeat((torch.zeros(4, 3, 6, 6), torch.zeros(4)))
+    monkeypatch.setattr(gpudecode, "CudaClock", lambda: clock)
+    monkeypatch.setattr(gpudecode, "TrainingStep", lambda model, device, channels_last: step)
+    monkeypatch.setattr(gpudecode.ceiling, "open_feed", lambda job, variant: SimpleNamespace(batches=resident))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    result = gpudecode.step(setup)
+    assert result["fed_over_resident"]["values"] == pytest.approx([1.1] * 3)
+    assert result["ms_per_step"]["resident"]["median"] == pytest.approx(100)
+    assert result["wait_share"]["values"] == pytest.approx([0] * 3)
+    assert result["decoded_on_gpu"] == 0.75
+    turns = [name for name, _ in itertools.groupby(trained)]
+    assert turns == ["fed", "resident", "fed", "resident", "fed", "resident"]
+    assert len(trained) == 2 * 4 * (gpudecode.WARM_STEPS + 5)
+    assert "100.00 ms, beside GPU decoding 110.00 ms: 1.1000" in gpudecode.describe("step", result)
 
 
 def test_boxes_are_drawn_as_torchvision_does() -> None:

@@ -116,6 +116,15 @@ def test_webdataset_example_runs(photos: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"epoch 1: loss [\d.]+, 4 batches\n", done.stdout)
 
 
+@pytest.mark.parametrize("tasks", [0, 1], ids=["loaders", "tasks"])
+def test_ray_example_runs(photos: Path, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.train")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    done = run("train_ray.py", str(photos), "--epochs", "1", "--nodes", "1", "--remote-transforms", str(tasks), *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^epoch 1: loss [\d.]+$", done.stdout, flags=re.MULTILINE), done.stdout
+
+
 def losses(text: str) -> dict[int, str]:
     found = re.findall(r"epoch (\d), step (\d+): loss ([\d.e-]+)", text)
     assert len({(step, loss) for _, step, loss in found}) == len({step for _, step, _ in found}), "a step was repeated"

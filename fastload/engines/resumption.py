@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from fastload.engines.index_replay import after_batches
 from fastload.engines.packed_states import digest_of, pack, unpack
 from fastload.engines.worker_progress import NO_STATE, DatasetState, ReadAgain, WorkerProgress, WorkerState, is_at_end
 from fastload.options import has_state
@@ -197,6 +196,8 @@ class Resumption:
             iterator._sampler_iter = iter(iterator._index_sampler)
         if not self.skip:
             return
+        from fastload.engines.index_replay import after_batches
+
         iterator._sampler_iter, last = after_batches(iterator._index_sampler, iterator._sampler_iter, self.skip)
         if last is None or (self.indices and digest_of(_listed(last)) != self.indices):
             raise RuntimeError(

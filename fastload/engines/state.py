@@ -17,7 +17,6 @@ from fastload.autoscale.policy import AutoWorkers
 from fastload.engines.loader_state import epochs_of, state_of
 from fastload.engines.position import Position, UnknownStateError, count_epochs, host_of
 from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
-from fastload.engines.state_checks import VERSION, check, fingerprint
 from fastload.engines.worker_progress import NO_STATE, DatasetState, ReadAgain, WorkerState
 from fastload.options import has_own_iterator
 
@@ -124,6 +123,8 @@ def _set_dataset(loader: Any, state: DatasetState) -> None:
 
 def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
     """Return where the consumer of a loader's newest iteration is; see ``FastLoader.state_dict``."""
+    from fastload.engines.state_checks import VERSION, fingerprint
+
     state = state_of(loader)
     if state.loaded is not None:
         return copy.deepcopy(state.loaded)
@@ -177,6 +178,8 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
 
 def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
     """Make the loader's next iteration go on from a state; see ``FastLoader.load_state_dict``."""
+    from fastload.engines.state_checks import check
+
     if has_own_iterator(loader):
         raise TypeError(f"load_state_dict needs torch's iterators, but {type(loader).__name__} has a _get_iterator")
     check(loader, data)

@@ -296,7 +296,7 @@ def test_a_worker_that_is_ahead_for_the_others_too_keeps_its_states():
 
 
 class FailsOnce(Sampler):
-    """Raises at an index of its second epoch; -1: when it is asked for its iterator."""
+    """Raises at an index of its second epoch; -1: before the first."""
 
     def __init__(self, at: int) -> None:
         self.at, self.epochs = at, 0

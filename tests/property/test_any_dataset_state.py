@@ -1,4 +1,4 @@
-"""Stopped after any batch, loaders of datasets with states, and of iterables, go on with the same bits."""
+"""Stopped after any batch, datasets with states, and iterables, go on with the same bits."""
 
 from __future__ import annotations
 

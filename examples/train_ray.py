@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,15 @@ from torchvision.datasets import ImageFolder
 from torchvision.models import get_model
 from torchvision.transforms import v2
 
-import fastload
-from fastload import FastLoader
+from fastload import FastLoader, prefetch_to_device
 from fastload.sources import SeededSamples
+from fastload.vision import decode
 
 SEED = 0
 
 
 def read(path: str) -> Image.Image:
-    return Image.fromarray(fastload.vision.decode(path))
+    return Image.fromarray(decode(path))
 
 
 def images(args: argparse.Namespace, **loader: Any) -> ImageFolder:
@@ -90,7 +91,7 @@ def train(options: dict[str, Any]) -> None:
         sampler.set_epoch(epoch)
         batches = loader
         if args.remote_transforms:
-            batches = fastload.prefetch_to_device(remote_batches(args, sampler, epoch), device)
+            batches = prefetch_to_device(remote_batches(args, sampler, epoch), device)
         total, steps = torch.zeros((), device=device), 0
         for pixels, labels in batches:
             optimizer.zero_grad(set_to_none=True)
@@ -98,7 +99,11 @@ def train(options: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             total, steps = total + loss.detach(), steps + 1
-        ray.train.report({"epoch": epoch + 1, "loss": total.item() / steps})
+        metrics = {"epoch": epoch + 1, "loss": total.item() / steps}
+        with tempfile.TemporaryDirectory() as folder:
+            if context.get_world_rank() == 0:
+                torch.save(model.state_dict(), Path(folder) / "model.pt")
+            ray.train.report(metrics, ray.train.Checkpoint.from_directory(folder))
 
 
 def main() -> None:
@@ -113,6 +118,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--workers", type=int, default=8, help="per node")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--out", type=Path, default=Path("ray_results"), help="where all nodes can write")
     parser.add_argument("--address", help="of the cluster; by default one on this machine is started")
     args = parser.parse_args()
     args.data = args.data.absolute()
@@ -122,12 +128,13 @@ def main() -> None:
         sys.exit(str(error))
 
     import ray
-    from ray.train import ScalingConfig
+    from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     ray.init(args.address)
+    run = RunConfig(storage_path=str(args.out.absolute()))
     scaling = ScalingConfig(num_workers=args.nodes, use_gpu=args.gpu, placement_strategy="SPREAD")
-    result = TorchTrainer(train, train_loop_config=vars(args), scaling_config=scaling).fit()
+    result = TorchTrainer(train, train_loop_config=vars(args), scaling_config=scaling, run_config=run).fit()
     print(f"epoch {result.metrics['epoch']}: loss {result.metrics['loss']:.3f}")
     ray.shutdown()
 

@@ -133,9 +133,15 @@ ScanPoint CodedPoints::before(std::uint64_t mcu) const {
   return point;
 }
 
-void CodedPoints::read_row(std::uint32_t row, std::vector<ScanPoint>& points) const {
-  points.clear();
-  walk_row(row, points_in_row(columns_) - 1, [&](const ScanPoint& at, bool) { points.push_back(at); });
+std::uint32_t CodedPoints::in_row() const { return points_in_row(columns_) + halves_in_row(columns_); }
+
+void CodedPoints::read_row(std::uint32_t row, std::uint32_t first, std::uint32_t last,
+                           std::vector<ScanPoint>& points) const {
+  std::uint32_t number = 0;
+  walk_row(row, last / 2, [&](const ScanPoint& at, bool) {
+    if (number >= first && number <= last) points.push_back(at);
+    ++number;
+  });
 }
 
 // Visits the row's points up to one of them and its half point.
@@ -187,11 +193,8 @@ void PointRecorder::add(const ScanPoint& point) {
 
 std::vector<std::uint8_t> PointRecorder::encode(std::uint32_t rows) {
   if (known_.rows() > 0) {
-    std::vector<ScanPoint> all, of_row;
-    for (std::uint32_t row = 0; row < known_.rows(); ++row) {
-      known_.read_row(row, of_row);
-      all.insert(all.end(), of_row.begin(), of_row.end());
-    }
+    std::vector<ScanPoint> all;
+    for (std::uint32_t row = 0; row < known_.rows(); ++row) known_.read_row(row, 0, known_.in_row() - 1, all);
     points_.insert(points_.begin(), all.begin(), all.end());
     known_ = CodedPoints();
   }

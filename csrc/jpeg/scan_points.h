@@ -27,8 +27,10 @@ class CodedPoints {
   // The last point at or before an MCU; there must be points. It may lie outside of the file if the bytes are not those
   // that encode() made of this scan.
   ScanPoint before(std::uint64_t mcu) const;
-  // All points and half points of a row that has some, from the left on.
-  void read_row(std::uint32_t row, std::vector<ScanPoint>& points) const;
+  // Number of points and half points in each row that has some.
+  std::uint32_t in_row() const;
+  // Appends some of them, [first, last] counted from the left.
+  void read_row(std::uint32_t row, std::uint32_t first, std::uint32_t last, std::vector<ScanPoint>& points) const;
 
  private:
   static constexpr int kFields = 1 + kMaxComponents;  // the place and the predictors

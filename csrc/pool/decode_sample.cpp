@@ -255,14 +255,14 @@ Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, co
 }
 
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  std::vector<std::uint8_t>& bytes, StagedCodes& codes, StagedImage& image) {
+                  ImageStager& stager, StagedImage& image) {
   const PixelBox& window = geometry.window;
   return options.index != nullptr && !options.fast && lies_within(geometry.crop, header.width, header.height) &&
          lies_within(window, geometry.out_width, geometry.out_height) &&
-         stage_image(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options), *options.index,
-                     bytes, codes, image) &&
+         stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
+                        *options.index, image) &&
          stage_steps(geometry.steps, options.pass_rule, window.height, window.width, options.height, options.width,
-                     bytes, image);
+                     stager.steps(), image);
 }
 
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail) {

@@ -44,11 +44,11 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count)
 
 bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                   const SampleOptions& options, std::size_t out) try {
-  static thread_local std::vector<std::uint8_t> bytes;
+  static thread_local ImageStager stager;
   StagedImage staged;
-  StagedCodes codes;
-  if (!stage_sample(source, header, geometry, options, bytes, codes, staged)) return false;
-  const std::size_t needed = aligned(bytes.size()), work = work_bytes_of(staged);
+  if (!stage_sample(source, header, geometry, options, stager, staged)) return false;
+  const StagedCodes& codes = stager.codes();
+  const std::size_t needed = stager.bytes(), work = work_bytes_of(staged);
   std::size_t at = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -62,10 +62,7 @@ bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& head
     used_ += needed;
     kept_ += kept;
   }
-  std::memcpy(memory_ + at, bytes.data(), bytes.size());
-  for (unsigned* offset : {&staged.data, &staged.points, &staged.x_axis, &staged.y_axis, &staged.steps}) {
-    *offset += static_cast<unsigned>(at);
-  }
+  if (!stager.write(source, memory_ + at, at, staged)) return false;
   staged.out = out;
   image(number) = staged;
   return true;

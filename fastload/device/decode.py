@@ -198,7 +198,7 @@ class StagedFiles:
 
         Final once the threads are done.
         """
-        return [flag != 0 for flag in self.staging.has()]
+        return [*map(bool, self.staging.has())]
 
     def remove(self, image: int) -> None:
         """Leave out an image, whose pixels were made on the host after all."""
@@ -207,8 +207,8 @@ class StagedFiles:
     @property
     def nbytes(self) -> int:
         """Bytes that are copied to the device."""
-        staged = self.is_staged()
-        host = self._pixels.nbytes // len(self._pixels) * staged.count(False)
+        staged = self.staging.has()
+        host = self._pixels.nbytes // len(self._pixels) * staged.count(0)
         return host + (self.staging.used if any(staged) else 0)
 
     def is_pinned(self) -> bool:
@@ -230,7 +230,7 @@ class StagedFiles:
             non_blocking: For images that are not staged.
             timing: Of the batch's copy; the kernels are timed if that is.
         """
-        staged = self.is_staged()
+        staged = self.staging.has()
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
         if self._chunks is None:
@@ -239,7 +239,7 @@ class StagedFiles:
         files = self._memory[: self.staging.used].to(device, non_blocking=True)
         pixels = torch.empty_like(self._pixels, device=device)
         at = 0
-        for on_gpu, group in groupby(staged):
+        for on_gpu, group in groupby(staged) if 0 in staged else ():
             end = at + len(list(group))
             if not on_gpu:
                 pixels[at:end].copy_(self._pixels[at:end], non_blocking=True)
@@ -290,4 +290,5 @@ class StagedFiles:
         if bad is None:
             return []
         self._decoded.synchronize()
-        return [int(image) for image in bad.nonzero() if self.staging.has()[image]]
+        found = bad.numpy().nonzero()[0].tolist()
+        return [image for image in found if self.staging.has()[image]]

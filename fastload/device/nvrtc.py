@@ -182,20 +182,30 @@ def _stream(handle: int) -> Any:
     return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
 
 
+@functools.cache
+def _core_module() -> Any:
+    return importlib.import_module("cuda.core")
+
+
+@functools.lru_cache(maxsize=512)
+def _launch_config(grid: Any, threads: int, shared_bytes: int) -> Any:
+    """A launch's shape, most of which come again in every batch."""
+    return _core_module().LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
+
+
 def launcher(device: torch.device) -> Callable[..., None]:
     """Return a function that launches kernels on the device's current stream.
 
     Its arguments are the kernel, the grid, the number of threads of a block, that of its bytes of dynamic shared
     memory, and the kernel's own: addresses and 64-bit integers.
     """
-    core: Any = importlib.import_module("cuda.core")
+    core = _core_module()
     # torch's guard gives a thread no context if the device is already the thread's default one.
     core.Device(device.index).set_current()
     stream = _stream(torch.cuda.current_stream(device).cuda_stream)
 
     def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: int) -> None:
-        config = core.LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
-        core.launch(stream, config, kernel, *arguments)
+        core.launch(stream, _launch_config(grid, threads, shared_bytes), kernel, *arguments)
 
     return launch
 

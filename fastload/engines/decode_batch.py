@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Batch:
     indices: list[Any] = field(default_factory=list)
     sources: list[Any] | Pixels = field(default_factory=list)  # one for each of a sample's views is decoded
     targets: list[Any] = field(default_factory=list)
+    at_once: bool = False  # they were located without the user's code
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
     error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
     pixels: Any = None  # the tensor that `job` fills
@@ -112,6 +114,11 @@ class Batch:
             if (arrays := recipe.pixels_of(self.indices)) is not None:
                 self.seeds = [] if seed_of is None else [*map(seed_of, self.indices)]
                 self.sources, self.targets = arrays
+                self.at_once = True
+                return
+            if seed_of is None and self.answer is None and (found := recipe.paths_of(self.indices)) is not None:
+                self.sources, self.targets = found
+                self.at_once = True
                 return
             sources: list[Any] = []
             self.sources = sources
@@ -292,13 +299,21 @@ def submitted(sources: Any, views: int, directory: str | None) -> dict[str, Any]
     """
     if isinstance(sources, Pixels):
         return {"inputs": sources.images, "indices": sources.indices}
+    if views == 1 and _are_absolute(sources):
+        return {"inputs": sources}
     return {"inputs": [as_seen_from(directory, one_of(source, view)) for source in sources for view in range(views)]}
+
+
+def _are_absolute(sources: list[Any]) -> bool:
+    """Whether all are absolute paths, the usual case, which is decided quickly."""
+    try:
+        return all(map(str.startswith, sources, itertools.repeat("/")))
+    except TypeError:  # some are no strings
+        return False
 
 
 def as_seen_from(directory: str | None, source: Any) -> Any:
     """Resolve ``source`` against ``directory`` if it is a relative path."""
-    if type(source) is str and source[:1] == "/":  # the usual case, decided quickly
-        return source
     if directory is None or not isinstance(source, str | os.PathLike):
         return source
     path = os.fspath(source)

@@ -87,8 +87,7 @@ class DecodePipeline:
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
-        choice: Decides which batches a GPU decodes; ``None`` if none. Such a batch's files take the place of its
-            pixels.
+        choice: Decides which batches a GPU decodes, whose files take the place of their pixels; ``None`` if none.
     """
 
     def __init__(
@@ -191,15 +190,14 @@ class DecodePipeline:
     def claim(self, batch: Batch, timeout_s: float) -> Any:
         """Return a batch's data, an ExceptionWrapper, or an error of the pipeline. Blocks.
 
-        The batch stays the caller's :meth:`first` until the caller sets ``taken``, which should be its last action. A
-        signal handler may have taken the batch during the wait. Raises :class:`TookTooLongError` after ``timeout_s``
-        (0: never).
+        The batch stays the caller's :meth:`first` until the caller sets ``taken``, as its last action. A signal handler
+        may have taken it during the wait. Raises :class:`TookTooLongError` after ``timeout_s`` (0: never).
         """
         self._wait_for(batch, timeout_s)
         batch.owner = threading.get_ident()
         self.wakeups.put(None)  # there is room for another batch
-        self.images, self.decoded_at, self.made_at = batch.images, batch.decoded_at, batch.made_at
-        self.awaited = batch.awaited
+        self.images, self.awaited = batch.images, batch.awaited
+        self.decoded_at, self.made_at = batch.decoded_at, batch.made_at
         return batch.data if batch.failure is None else batch.failure
 
     def _wait_for(self, batch: Batch, timeout_s: float) -> None:
@@ -284,26 +282,29 @@ class DecodePipeline:
         """Start and finish batches while there is room for them."""
         while not self._closed:
             batches = tuple(self._batches)
-            unmade = [batch for batch in batches if not batch.made]
-            if self._last and not unmade:
-                self._process.close()
-            for batch in unmade if self._asks_many else ():
-                batch.ask(self._recipe, self.wakeups.put)
-            for batch in unmade[:DECODING]:
-                if batch.job is None:
-                    if not batch.is_answered:  # the answer wakes this thread
-                        break
-                    self._start(batch)
-            if not unmade:
+            if not (unmade := self._start_batches(batches, DECODING)):
+                if self._last:
+                    self._process.close()
                 return
             # Only batches before the first unmade one: a later one that failed early takes no room.
-            before = batches[: batches.index(unmade[0])]
-            if not self._draining and [batch.owner for batch in before].count(None) >= self._ahead:
+            if not self._draining and [b.owner for b in batches[: batches.index(unmade[0])]].count(None) >= self._ahead:
                 return
             if unmade[0].job is not None:
                 self._finish_batch(unmade[0])
             elif not unmade[0].made:
                 return
+
+    def _start_batches(self, batches: Sequence[Batch], most: int) -> list[Batch]:
+        """Start the first ``most`` unmade batches whose samples are known; return all unmade ones."""
+        unmade = [batch for batch in batches if not batch.made]
+        for batch in unmade if self._asks_many else ():
+            batch.ask(self._recipe, self.wakeups.put)
+        for batch in unmade[:most]:
+            if batch.job is None:
+                if not batch.is_answered:  # the answer wakes this thread
+                    break
+                self._start(batch)
+        return unmade
 
     def _start(self, batch: Batch) -> None:
         """Submit a batch to the decode threads. The batch keeps any error."""
@@ -314,9 +315,7 @@ class DecodePipeline:
             out = as_output(batch.pixels)
             batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
-            options["max_pixels"] = self._process.max_pixels
-            if batch.staged is not None:
-                options["staging"] = batch.staged.staging
+            options |= {"max_pixels": self._process.max_pixels, "staging": batch.staged and batch.staged.staging}
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
             batch.job = self.pool.submit(out=out, plan=self._recipe.plan, number=batch.number, **options)
@@ -337,13 +336,12 @@ class DecodePipeline:
     def _finish_batch(self, batch: Batch) -> None:
         """Make a batch, or the error that torch's worker would have sent. Blocks."""
         try:
-            data = self._make(batch)
+            data, failure = self._make(batch), None
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
-            self._end(batch, None, error)
-        else:
-            self._end(batch, data)
+            data, failure = None, error
+        self._end(batch, data, failure)
 
     def _make(self, batch: Batch) -> Any:
         try:
@@ -369,6 +367,8 @@ class DecodePipeline:
         try:
             made = batch.pixels if batch.staged is None else batch.staged
             data = self._finish(made, batch.patches, rest, batch.number)
+            if batch.staged is not None and batch.at_once:  # located without the user's code, while the GPU decodes
+                self._start_batches(tuple(self._batches), DECODING + 1)
             while batch.staged is not None and (failed := batch.staged.failed()):
                 self._make_in_python(batch, failed, {})
                 data = self._finish(made, batch.patches, rest, batch.number)

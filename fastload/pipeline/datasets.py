@@ -59,6 +59,9 @@ _FIELDS: Final[dict[type, tuple[str, ...]]] = {
     datasets.QMNIST: ("data", "targets", "compat"),
     datasets.USPS: ("data", "targets"),
 }
+# Those whose first field is a list of paths with targets.
+_LISTS: Final = (("samples",), ("_samples",), ("imgs",))
+_FOLDERS: Final = tuple(known for known, fields in _FIELDS.items() if fields in _LISTS)
 OF_FILES: Final = tuple(known for known in _FIELDS if known not in OF_ARRAYS)
 """Torchvision's datasets whose samples can be located in files."""
 # They apply `transforms` to the image and its target.
@@ -120,6 +123,26 @@ def pixels_of(dataset: Any, indices: Sequence[Any]) -> tuple[arrays.Pixels, list
         dataset = dataset.dataset
     known = _known(type(dataset))
     return arrays.entries(dataset, known, subsets, indices) if known is not None and known in OF_ARRAYS else None
+
+
+def paths_of(dataset: Any, indices: Sequence[Any]) -> tuple[list[str], list[Any]] | None:
+    """Locate a batch's files and targets at once.
+
+    Returns ``None`` for what :func:`locate` has to look at one by one: other datasets than folders, paths that are no
+    usual strings, and errors, which it raises in the sample's turn.
+    """
+    try:
+        while type(dataset) is Subset:
+            subset = dataset.indices
+            dataset, indices = dataset.dataset, [subset[index] for index in indices]
+        known = _known(kind := type(dataset))
+        if known not in _FOLDERS or _has_own_getitem(kind, known):
+            return None
+        samples = getattr(dataset, _FIELDS[known][0])
+        paths, targets = map(list, zip(*[samples[index] for index in indices], strict=True))
+    except Exception:  # noqa: BLE001 - any error of a user's sequence
+        return None
+    return (paths, targets) if set(map(type, paths)) == {str} and "\0" not in "".join(paths) else None
 
 
 def asks_many(dataset: Any) -> bool:

@@ -28,6 +28,7 @@ from fastload.pipeline.datasets import (
     is_true,
     leaves_of,
     locate,
+    paths_of,
     pixels_of,
     size_of,
     taken,
@@ -138,6 +139,10 @@ class Recipe:
     def pixels_of(self, indices: Sequence[Any]) -> tuple[Pixels, list[Any]] | None:
         """Locate a batch's images and targets in arrays; ``None`` if only one by one."""
         return pixels_of(self.dataset, indices)
+
+    def paths_of(self, indices: Sequence[Any]) -> tuple[list[str], list[Any]] | None:
+        """Locate a batch's files and targets at once; ``None`` if only one by one."""
+        return paths_of(self.dataset, indices)
 
     def resolve(self, indices: list[Any]) -> list[Any]:
         """Map a batch's indices through all subsets but the innermost, as torch does.

@@ -21,6 +21,7 @@ from fastload import FastLoader, _core
 from fastload.device import decode
 from fastload.device.decode_policy import DecodePolicy
 from fastload.engines import loader_state
+from fastload.engines.decode_pipeline import DECODING
 from fastload.options import Options
 
 SIDE = 32
@@ -336,3 +337,29 @@ def test_a_loader_decodes_batches_here_and_there_with_the_same_bits(kernels, mon
     assert stats.gpu_images == sum(batch.staged for batch in noted)
     assert stats.gpu_images + stats.thread_images == stats.images == 36
     assert loaders[False].stats().gpu_images == 0
+
+
+def test_another_batch_is_started_while_the_gpu_decodes(kernels, monkeypatch, tmp_path):
+    """Unless the user's code, which may take long, has to say where its files are."""
+
+    class Own(ImageFolder):
+        def encoded(self, index):
+            return self.samples[index]
+
+    (tmp_path / "a").mkdir()
+    for number, file in enumerate(FILES):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(file)
+    device = simulated.install_native(monkeypatch)
+    decoder = HostDecoder(kernels)
+    begun: list[int] = []
+    seen: list[int] = []
+    monkeypatch.setattr(decoder, "files", lambda pixels: begun.append(1) or HostStaged(kernels, pixels))
+    monkeypatch.setattr(HostStaged, "failed", lambda self: seen.append(len(begun)) or [])
+    monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    for kind, most in ((ImageFolder, DECODING + 1), (Own, DECODING)):
+        dataset = kind(tmp_path, Compose([RandomResizedCrop(SIDE), ToTensor()]))
+        begun.clear()
+        seen.clear()
+        assert len([*FastLoader(dataset, batch_size=1, num_workers=4, **device)]) == len(FILES)
+        assert seen[0] == most

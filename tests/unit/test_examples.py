@@ -117,10 +117,12 @@ def test_webdataset_example_runs(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tasks", [0, 1], ids=["loaders", "tasks"])
-def test_ray_example_runs(photos: Path, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(400)
+def test_ray_example_runs(photos: Path, tmp_path: Path, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray.train")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    done = run("train_ray.py", str(photos), "--epochs", "1", "--nodes", "1", "--remote-transforms", str(tasks), *SMALL)
+    few = ["--epochs", "1", "--nodes", "1", "--remote-transforms", str(tasks), "--out", str(tmp_path), *SMALL]
+    done = run("train_ray.py", str(photos), *few)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^epoch 1: loss [\d.]+$", done.stdout, flags=re.MULTILINE), done.stdout
 

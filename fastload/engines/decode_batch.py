@@ -15,7 +15,7 @@ from torch._utils import ExceptionWrapper
 from torchvision.transforms import functional
 
 from fastload import _core
-from fastload.engines.resumption import digest_of
+from fastload.engines.packed_states import digest_of
 from fastload.pipeline.arrays import Pixels
 from fastload.pipeline.samples import one_of
 from fastload.stats.stats import Totals

@@ -23,11 +23,11 @@ from fastload.measurement.console import console, refuse
 from fastload.measurement.record import Spread, environment, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from benchmarks._setup import Setup
 
-    Points = Iterator[dict[str, Any]]
+    Points = Generator[dict[str, Any], None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,7 @@ class Gathering:
         described: The data set, for the record.
         checked: What was seen of each contender's output, by recipe and name.
         environment: What all of it runs on.
+        deadline: No point begins later, by ``time.monotonic``; None: never too late.
     """
 
     team: Team
@@ -64,6 +65,11 @@ class Gathering:
     described: Mapping[str, Any]
     checked: Mapping[str, Mapping[str, Mapping[str, Any]]]
     environment: Mapping[str, Any]
+    deadline: float | None = None
+
+    def late(self) -> bool:
+        """Whether time is up."""
+        return self.deadline is not None and time.monotonic() > self.deadline
 
     def present(self, setup: Setup) -> list[Remote]:
         """Who of the setup's contenders can answer."""
@@ -101,7 +107,8 @@ class Gathering:
             "contenders": {},
             "points": [],
         }
-        for point in question.measure(self):
+        points = question.measure(self)
+        while not self.late() and (point := next(points, None)) is not None:
             # What was asked stands in each point: those of a question that is asked twice are in one record.
             record["points"].append({**asked, **point, "repeats": _rounds(point) or setup.repeats})
             record["contenders"] = {
@@ -110,6 +117,7 @@ class Gathering:
                 if name in setup.names
             }
             keep(record)
+        points.close()
         record["complete"] = True
         keep(record)
         has_failed = any("failed" in entry for entry in record["contenders"].values())
@@ -117,12 +125,13 @@ class Gathering:
 
 
 @contextlib.contextmanager
-def gathered(setup: Setup, recipes: Sequence[str] = ()) -> Iterator[Gathering]:
+def gathered(setup: Setup, recipes: Sequence[str] = (), deadline: float | None = None) -> Iterator[Gathering]:
     """Start the contenders, cache the data set, and check every contender's output.
 
     Args:
         setup: Who, and what of.
         recipes: What is checked; the setup's if none.
+        deadline: See :class:`Gathering`.
     """
     folder, described = prepared(setup.data, quick=setup.quick)
     with Team(setup.names, setup.device, setup.interpreters) as team:
@@ -137,7 +146,7 @@ def gathered(setup: Setup, recipes: Sequence[str] = ()) -> Iterator[Gathering]:
                 if reason is not None:
                     console().print(f"failed: {remote.contender.title}: {reason}")
                     remote.refuse(reason)
-        yield Gathering(team, folder, described, checked, environment())
+        yield Gathering(team, folder, described, checked, environment(), deadline)
 
 
 def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:

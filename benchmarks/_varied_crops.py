@@ -193,6 +193,9 @@ def compare(folder: Path, asked: Asked, keep: Callable[[dict[str, Any]], object]
         folder: Empty; for the files.
         asked: What is compared.
         keep: Called with the record so far after each transform's turn.
+
+    Returns:
+        ``refused`` are crops that the kernels found undecodable, ``gpu_staged`` those that they decoded.
     """
     begin = time.monotonic()
     kinds = make_files(folder, asked.files, asked.seed, 2 * asked.workers)
@@ -207,9 +210,10 @@ def compare(folder: Path, asked: Asked, keep: Callable[[dict[str, Any]], object]
         seen: Counter[str] = Counter()
         for comparison in comparisons.values():
             seen.update(comparison.seen)
-        names = ("crops", "pillow_crops", "differ", "gpu_staged", "gpu_python")
+        names = ("crops", "pillow_crops", "differ", "gpu_staged")
         return {
             **{name: seen[name] for name in names},
+            "refused": max(0, seen["gpu_python"] - seen["cpu_python"]) if asked.device != "cpu" else 0,
             "asked": asked.crops,
             "files": dict(kinds),
             "on_gpu": asked.device != "cpu",

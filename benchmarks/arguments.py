@@ -148,6 +148,7 @@ def verdicts(parser: argparse.ArgumentParser) -> None:
 def peers(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``python -m benchmarks peers``."""
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"default: {' '.join(QUESTIONS)}")
+    parser.add_argument("--total-seconds", type=float, help="after which no point begins, and what is left is left out")
     add_peer_arguments(parser)
 
 

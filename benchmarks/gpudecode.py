@@ -239,7 +239,8 @@ def describe(part: str, result: Mapping[str, Any]) -> str:
         )
     return (
         f"verify: {result['differ']} of {result['crops']:,} crops differ; {result['gpu_staged']:,} were decoded on the "
-        f"GPU, {result['pillow_crops']:,} compared with Pillow's; {result['seconds']:.0f} s"
+        f"GPU, {result['refused']:,} refused by its kernels, {result['pillow_crops']:,} compared with Pillow's; "
+        f"{result['seconds']:.0f} s"
     )
 
 
@@ -250,7 +251,7 @@ def profiled_words(result: Mapping[str, Any]) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``python -m benchmarks gpudecode``; 1 if a crop differs."""
+    """Run ``python -m benchmarks gpudecode``; 1 if a crop differs or the GPU decodes none."""
     begin = time.monotonic()
     has_gpu = torch.cuda.is_available()
     try:
@@ -287,7 +288,7 @@ def main(args: argparse.Namespace) -> int:
         try:
             if part == "verify":
                 result = verify(setup, lambda so_far: keep("verify", so_far))
-                failed |= bool(result["differ"]) or not result["crops"]
+                failed |= bool(result["differ"]) or not result["crops"] or (has_gpu and not result["gpu_staged"])
             elif not has_gpu:
                 result = {"skipped": SKIPPED}
             else:

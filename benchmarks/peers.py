@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import shlex
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +86,14 @@ def main(args: argparse.Namespace) -> int:
         asked = [parse(text, args) for text in args.questions or QUESTIONS]
         recipes = tuple(dict.fromkeys(question.setup.recipe for question in asked))
         names = tuple(dict.fromkeys(name for question in asked for name in question.setup.names))
+        deadline = None if args.total_seconds is None else time.monotonic() + args.total_seconds
         all_right = True
         answers: dict[str, list[Mapping[str, Any]]] = {}
-        with gathered(replace(asked[0].setup, names=names, recipe="crops"), recipes) as gathering:
-            for question in asked:
+        with gathered(replace(asked[0].setup, names=names, recipe="crops"), recipes, deadline) as gathering:
+            for text, question in zip(args.questions or QUESTIONS, asked, strict=True):
+                if gathering.late():
+                    console().print(f"left out, time is up: {text}", markup=False)
+                    continue
                 before = answers.setdefault(question.name, [])
                 path = args.json / f"{question.name}.json" if args.json else None
                 record, right = gathering.answer(question, _writer(path, before))

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks import _gpu_tables, _peer_charts, _peer_topics
+from benchmarks import _gpu_tables, _peer_charts, _peer_topics, _source_tables
 from benchmarks._checkout import ROOT
 from fastload.bench.recipes import AROUND, LAZY, NATIVE
 
@@ -31,6 +31,8 @@ README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "index.md"
 FIT = ROOT / "docs" / "fit.md"
 LADDER = ROOT / "docs" / "ladder.md"
+SOURCES = ROOT / "docs" / "sources.md"
+CLUSTER = ROOT / "docs" / "cluster.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 CHARTS = ROOT / "docs" / "charts"
 
@@ -262,6 +264,8 @@ PAGES: Final[dict[Path, Sections]] = {
         "gpudecode": _gpu_tables.long,
         **{name: functools.partial(_peer_topics.long, name) for name in _peer_topics.TOPICS},
     },
+    SOURCES: {"objectstore": _source_tables.objectstore},
+    CLUSTER: {"cluster": _source_tables.cluster},
 }
 """What stands on a page, by the name of its markers, which is that of the record."""
 

@@ -89,13 +89,15 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
         setup = replace(setup, names=(*setup.names, CEILING))
 
     def points(gathering: Gathering) -> Points:
-        for cores, threads in places:
-            _limit(gathering, cores)
-            for model in models:
-                results = measure(gathering, setup, model, threads, steps)
-                _show(gathering, model, cores, threads, results)
-                yield {"model": model, "cores": cores, "threads": threads, "contenders": results}
-        _limit(gathering, None)
+        try:
+            for cores, threads in places:
+                _limit(gathering, cores)
+                for model in models:
+                    results = measure(gathering, setup, model, threads, steps)
+                    _show(gathering, model, cores, threads, results)
+                    yield {"model": model, "cores": cores, "threads": threads, "contenders": results}
+        finally:
+            _limit(gathering, None)
 
     parameters = {"models": models, "steps": steps, "autocast": "bfloat16"}
     return Question(name="train", setup=setup, parameters=parameters, measure=points)

@@ -15,7 +15,7 @@ from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loa
 from fastload.engines.loader_state import state_of
 from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
-from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
+from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_state, has_streams, resolve_device
 from fastload.pipeline.eligibility import read_loader, read_tail
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ PLACE_MAX: Final = 24
 """Longest ``where`` that a step's ``what`` stands beside; else it stands below."""
 
 
-READ_AGAIN: Final = "load_state_dict() reads this IterableDataset again, up to its place"
+READ_AGAIN: Final = (
+    "load_state_dict() reads this IterableDataset again, up to its place, unless its iterator has a state_dict()"
+)
 _UNCHANGED: Final = "the dataset and its transforms run as they are: "
 
 
@@ -134,7 +136,7 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
         notes.append(f"run in Python, beside samples made natively: {', '.join(around.in_python)}")
-    if isinstance(loader.dataset, IterableDataset) and not has_own_iterator(loader):
+    if isinstance(loader.dataset, IterableDataset) and not has_state(loader.dataset) and not has_own_iterator(loader):
         notes.append(READ_AGAIN)
     steps = [fetch, Step("collate", place, _name_of(loader.collate_fn))]
     if isinstance(workers, AutoWorkers):

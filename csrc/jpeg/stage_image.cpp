@@ -65,7 +65,7 @@ bool stage_codes(const Scan& scan, StagedCodes& codes, StagedImage& image) {
 
 // Reads where the segments of the window's rows begin, from a whole point on, whose predictors are known, and where the
 // last one ends. Rows share no data but for a byte, so points that claim more than there is cannot be the file's.
-bool ImageStager::prepare_rows(ByteSource& source, const CodedPoints& known, const Scan& scan, const McuWindow& mcus) {
+bool ImageStager::prepare_rows(ByteSource& source, const CodedPoints& known, const McuWindow& mcus) {
   const std::uint32_t first = mcus.first_column / kPointSpacing * 2;
   const std::uint32_t last = (mcus.first_column + mcus.columns - 1) / kHalfSpacing;
   const bool to_the_right = last + 1 == known.in_row();
@@ -87,9 +87,7 @@ bool ImageStager::prepare_rows(ByteSource& source, const CodedPoints& known, con
     for (std::size_t i = begin; i + 1 < points_.size(); ++i) {
       if (points_[i + 1].byte < points_[i].byte) return false;
     }
-    const std::size_t from = points_[begin].byte, to = points_.back().byte + (points_.back().bit != 0 ? 1 : 0);
-    if (from < scan.data_at || to > source.size()) return false;
-    data_bytes_ += to - from;
+    data_bytes_ += points_.back().byte - points_[begin].byte + (points_.back().bit != 0 ? 1 : 0);
   }
   return data_bytes_ <= source.size() + (mcus.last_row - mcus.first_row + 1);
 }
@@ -107,7 +105,7 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
   if (points == nullptr || !known.open(points->data(), points->size(), scan) || mcus.checked_row >= known.rows()) {
     return false;
   }
-  if (!stage_codes(scan, codes_, image) || !prepare_rows(source, known, scan, mcus)) return false;
+  if (!stage_codes(scan, codes_, image) || !prepare_rows(source, known, mcus)) return false;
   image.components = scan.components;
   image.across = scan.component[0].columns;
   image.down = scan.component[0].rows;

@@ -49,7 +49,7 @@ class ImageStager {
  private:
   bool prepare_scan(ByteSource& source, const JpegHeader& header, const Region& region, JpegIndex& index,
                     StagedImage& image);
-  bool prepare_rows(ByteSource& source, const CodedPoints& known, const Scan& scan, const McuWindow& mcus);
+  bool prepare_rows(ByteSource& source, const CodedPoints& known, const McuWindow& mcus);
   bool write_row(ByteSource& source, const ScanPoint* point, const std::uint8_t* begin, bool is_last, StagedPoint* to);
   bool write_data(ByteSource& source, std::size_t from, std::size_t to);
 

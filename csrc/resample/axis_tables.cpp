@@ -9,22 +9,23 @@
 namespace fastload {
 namespace {
 
-// What a table depends on.
+// What a table depends on. Weights along x are settled for other code, which those along y are not.
 struct Key {
+  bool along_x;
   int size, out_size, begin, count;
   Filter filter;
   bool mirror;
 
   bool operator==(const Key& other) const {
-    return size == other.size && out_size == other.out_size && begin == other.begin && count == other.count &&
-           filter == other.filter && mirror == other.mirror;
+    return along_x == other.along_x && size == other.size && out_size == other.out_size && begin == other.begin &&
+           count == other.count && filter == other.filter && mirror == other.mirror;
   }
 };
 
 std::size_t hash_of(const Key& key) {
   std::uint64_t hash = 0;
-  for (const int part :
-       {key.size, key.out_size, key.begin, key.count, static_cast<int>(key.filter), static_cast<int>(key.mirror)}) {
+  for (const int part : {static_cast<int>(key.along_x), key.size, key.out_size, key.begin, key.count,
+                         static_cast<int>(key.filter), static_cast<int>(key.mirror)}) {
     hash = (hash ^ static_cast<std::uint32_t>(part)) * 0x9E3779B97F4A7C15u;
     hash ^= hash >> 32;
   }
@@ -80,8 +81,8 @@ Tables& tables() {
 }  // namespace
 
 AxisTables axis_tables(const ResizeJob& job) {
-  const Key x{job.width, job.out_width, job.window.left, job.window.width, job.filter, job.flip_horizontal};
-  const Key y{job.height, job.out_height, job.window.top, job.window.height, job.filter, false};
+  const Key x{true, job.width, job.out_width, job.window.left, job.window.width, job.filter, job.flip_horizontal};
+  const Key y{false, job.height, job.out_height, job.window.top, job.window.height, job.filter, false};
   AxisTables found{tables().find(x), tables().find(y), false};
   if (found.x == nullptr || found.y == nullptr) {
     static thread_local Resampler resampler;

@@ -188,7 +188,58 @@ bool stage(const Bytes& file, const JpegHeader& header, const Sample& sample, Jp
   return stager.write(source, memory.data(), 0, image);
 }
 
-void check_file(const Bytes& file, int number, int& staged, int& refused) {
+// Stages the first row of a file whose points are put at these bytes, the last of which begins the second row.
+bool stage_row(const Bytes& file, const JpegHeader& header, const Scan& scan, std::size_t second, std::size_t rest,
+               int bit, int number) {
+  PointRecorder recorder;
+  recorder.begin(scan, CodedPoints());
+  const std::uint64_t all = std::uint64_t{scan.mcu_columns} * scan.mcu_rows;
+  while (recorder.next_mcu() < all) {
+    ScanPoint point;
+    point.mcu = recorder.next_mcu();
+    point.byte = point.mcu < scan.mcu_columns ? (point.mcu == 0 ? scan.data_at : second) : rest;
+    point.bit = point.mcu < scan.mcu_columns ? 0 : bit;
+    recorder.add(point);
+  }
+  JpegIndex index(1 << 20, true, secrets());
+  JpegIndex::Key key;
+  ByteSource source(file.data(), file.size());
+  demand(index.key_of(source, key), "no key", number);
+  index.keep(key, recorder.encode(scan.mcu_rows));
+  demand(index.find(key) != nullptr, "crafted points are not kept", number);
+  Sample sample;
+  sample.crop = {0, 0, 1, header.width};
+  sample.job.width = static_cast<int>(header.width);
+  sample.job.height = sample.job.out_height = sample.job.window.height = 1;
+  sample.job.out_width = sample.job.window.width = 8;
+  StagedImage image;
+  Bytes memory;
+  return stage(file, header, sample, index, image, memory, number);
+}
+
+// Points that lie within the file but cannot be its own.
+void check_crafted(const Bytes& file, const JpegHeader& header, const Scan& scan, int number, int& crafted) {
+  const std::size_t end = file.size() - 2;  // the end marker
+  const auto first = std::find(file.begin() + static_cast<std::ptrdiff_t>(scan.data_at), file.end() - 2, 0xFF);
+  const auto stuffed = static_cast<std::size_t>(first - file.begin());
+  if (scan.mcu_rows < 2 || scan.mcu_columns <= kHalfSpacing) return;
+  ++crafted;
+  demand(stage_row(file, header, scan, scan.data_at, end, 0, number), "a row of all data is refused", number);
+  demand(!stage_row(file, header, scan, scan.data_at, file.size(), 0, number), "a marker is taken for data", number);
+  if (stuffed < end) {
+    demand(!stage_row(file, header, scan, stuffed + 1, end, 0, number), "a segment ends within a byte's stuffing",
+           number);
+  }
+  const Bytes cut(file.begin(), file.end() - 2);
+  demand(stage_row(cut, header, scan, scan.data_at, cut.size(), 0, number), "data to the file's end is refused",
+         number);
+  demand(!stage_row(cut, header, scan, scan.data_at, cut.size(), 3, number), "a byte behind the file is read", number);
+  demand(!stage_row(cut, header, scan, scan.data_at, cut.size() + 1, 0, number), "data behind the file is read",
+         number);
+  demand(!stage_row(file, header, scan, scan.data_at, 20 * file.size(), 0, number), "more data than there is", number);
+}
+
+void check_file(const Bytes& file, int number, int& staged, int& refused, int& crafted) {
   ByteSource source(file.data(), file.size());
   JpegHeader header;
   demand(scan_header(source, header) == Status::ok, "no header", number);
@@ -223,6 +274,7 @@ void check_file(const Bytes& file, int number, int& staged, int& refused) {
     check_weights(image, memory, sample, number);
     check_scan(image, memory, file, known, number);
   }
+  check_crafted(file, header, baseline.scan, number, crafted);
   for (int i = 0; i < 8; ++i) {
     Bytes changed = *list;
     for (int k = between(1, 4); k > 0; --k) {
@@ -239,13 +291,13 @@ void check_file(const Bytes& file, int number, int& staged, int& refused) {
 int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 1000;
   set_own_decoder(true);
-  int staged = 0, refused = 0;
+  int staged = 0, refused = 0, crafted = 0;
   for (int number = 0; number < count; ++number) {
     set_simd_level(number % 2 != 0 ? SimdLevel::portable : best_simd_level());
     for (int i = 0; i < 20; ++i) check_unstuff(number);
-    check_file(random_file(number % 10 == 0 ? 600 : 200), number, staged, refused);
+    check_file(random_file(number % 10 == 0 ? 600 : 200), number, staged, refused, crafted);
   }
-  demand(staged > count && refused > count, "files are not tried", 0);
+  demand(staged > count && refused > count && crafted > count / 4, "files are not tried", 0);
   std::printf("%d crops of %d files staged, %d damaged lists refused\n", staged, count, refused);
   return 0;
 }

@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch._utils import ExceptionWrapper
 from torchvision.transforms import functional
 
 from fastload import _core
-from fastload.engines.resumption import digest_of
+from fastload.engines.packed_states import digest_of
 from fastload.pipeline.arrays import Pixels
 from fastload.pipeline.samples import one_of
 from fastload.stats.stats import Totals
@@ -23,9 +23,13 @@ from fastload.stats.stats import Totals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
+    from queue import SimpleQueue
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
+
+
+_LARGE_PAGE: Final = 1 << 21  # bytes
 
 
 def _held() -> threading.Lock:
@@ -34,7 +38,7 @@ def _held() -> threading.Lock:
     return lock
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Batch:
     """One batch of an epoch.
 
@@ -143,6 +147,31 @@ def first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
             return batch.number
         number = batch.number + 1
     return number
+
+
+def as_output(pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+    """View a batch's pixels as the core takes them, with large pages if useful."""
+    out: np.ndarray[Any, Any] = pixels.numpy()
+    if out.nbytes >= _LARGE_PAGE:
+        _core.advise_large_pages(out)
+    return out
+
+
+def woken_by(wakeups: SimpleQueue[object]) -> object:
+    """Wait until something is in a queue.
+
+    Empties it up to the first entry that is not ``None``, which it returns.
+    """
+    reason = wakeups.get()
+    while reason is None and not wakeups.empty():  # one look at the batches will do for all
+        reason = wakeups.get_nowait()
+    return reason
+
+
+def failed_of(job: _core.Job) -> list[int]:
+    """List the samples that a finished job has not made."""
+    statuses = job.statuses()
+    return [sample for sample, status in enumerate(statuses) if status] if any(statuses) else []
 
 
 class StreamStates:
@@ -270,11 +299,9 @@ def submitted(sources: Any, views: int, directory: str | None) -> dict[str, Any]
     """
     if isinstance(sources, Pixels):
         return {"inputs": sources.images, "indices": sources.indices}
-    if views > 1:
-        sources = [one_of(source, view) for source in sources for view in range(views)]
-    if not _are_absolute(sources):
-        sources = [as_seen_from(directory, source) for source in sources]
-    return {"inputs": sources}
+    if views == 1 and _are_absolute(sources):
+        return {"inputs": sources}
+    return {"inputs": [as_seen_from(directory, one_of(source, view)) for source in sources for view in range(views)]}
 
 
 def _are_absolute(sources: list[Any]) -> bool:

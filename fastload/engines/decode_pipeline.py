@@ -33,18 +33,21 @@ from fastload.engines.decode_batch import (
     StreamStates,
     TookTooLongError,
     answer_to,
+    as_output,
     drawn,
+    failed_of,
     first_untaken,
     stage_totals,
     submitted,
+    woken_by,
     working_directory,
     wrapped,
 )
 from fastload.engines.loader_state import ITERATOR_CLOSED
 from fastload.engines.python_samples import PythonSamples
 from fastload.engines.random_states import streams_of_workers
-from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
+from fastload.pipeline.index_seeds import number_of
 from fastload.pipeline.samples import collated
 from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
@@ -123,11 +126,11 @@ class DecodePipeline:
         self._number = 0  # of the next batch, if the pipeline is empty
         self.wakeups: queue.SimpleQueue[object] = queue.SimpleQueue()  # wakes the pipeline's thread
         self._draining = self._last = self._closed = False
-        self._pid = os.getpid()
+        self._pid, self._asks_many = os.getpid(), recipe.asks_many
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
         self._decoded = self._images = self._on_gpu = 0  # batches, their images, and those of the GPU
-        self._collate_s = self._finish_s = self._blocked_s = 0.0  # the latter since the last batch was passed on
+        self._collate_s = self._finish_s = self._blocked_s = 0.0  # the last one since a batch was passed on
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -141,12 +144,12 @@ class DecodePipeline:
 
     def __len__(self) -> int:
         """Number of unclaimed batches."""
-        return sum(batch.owner is None for batch in tuple(self._batches))
+        return [batch.owner for batch in tuple(self._batches)].count(None)
 
     @property
     def ready(self) -> int:
         """Number of finished, unclaimed batches."""
-        return sum(batch.made and batch.owner is None for batch in tuple(self._batches))
+        return [batch.owner for batch in tuple(self._batches) if batch.made].count(None)
 
     def add(self, draw: tuple[Any]) -> None:
         """Append a batch for the next worker. Adding the last one again changes nothing.
@@ -187,15 +190,14 @@ class DecodePipeline:
     def claim(self, batch: Batch, timeout_s: float) -> Any:
         """Return a batch's data, an ExceptionWrapper, or an error of the pipeline. Blocks.
 
-        The batch stays the caller's :meth:`first` until the caller sets ``taken``, which should be its last action. A
-        signal handler may have taken the batch during the wait. Raises :class:`TookTooLongError` after ``timeout_s``
-        (0: never).
+        The batch stays the caller's :meth:`first` until the caller sets ``taken``, as its last action. A signal handler
+        may have taken it during the wait. Raises :class:`TookTooLongError` after ``timeout_s`` (0: never).
         """
         self._wait_for(batch, timeout_s)
         batch.owner = threading.get_ident()
         self.wakeups.put(None)  # there is room for another batch
-        self.images, self.decoded_at, self.made_at = batch.images, batch.decoded_at, batch.made_at
-        self.awaited = batch.awaited
+        self.images, self.awaited = batch.images, batch.awaited
+        self.decoded_at, self.made_at = batch.decoded_at, batch.made_at
         return batch.data if batch.failure is None else batch.failure
 
     def _wait_for(self, batch: Batch, timeout_s: float) -> None:
@@ -266,7 +268,7 @@ class DecodePipeline:
                 torch.accelerator.set_device_index(self._device)
             while not self._closed:
                 asleep = time.monotonic()
-                if self.wakeups.get() is not None:
+                if woken_by(self.wakeups) is not None:
                     self.close()
                 self._blocked_s += time.monotonic() - asleep
                 self._advance()
@@ -285,8 +287,7 @@ class DecodePipeline:
                     self._process.close()
                 return
             # Only batches before the first unmade one: a later one that failed early takes no room.
-            before = batches[: batches.index(unmade[0])]
-            if not self._draining and sum(batch.owner is None for batch in before) >= self._ahead:
+            if not self._draining and [b.owner for b in batches[: batches.index(unmade[0])]].count(None) >= self._ahead:
                 return
             if unmade[0].job is not None:
                 self._finish_batch(unmade[0])
@@ -294,14 +295,14 @@ class DecodePipeline:
                 return
 
     def _start_batches(self, batches: Sequence[Batch], most: int) -> list[Batch]:
-        """Start the first ``most`` unmade batches, as far as their samples are known; return all unmade ones."""
+        """Start the first ``most`` unmade batches whose samples are known; return all unmade ones."""
         unmade = [batch for batch in batches if not batch.made]
-        for batch in unmade if self._recipe.asks_many else ():
+        for batch in unmade if self._asks_many else ():
             batch.ask(self._recipe, self.wakeups.put)
         for batch in unmade[:most]:
-            if batch.job is None and not batch.is_answered:  # the answer wakes this thread
-                break
             if batch.job is None:
+                if not batch.is_answered:  # the answer wakes this thread
+                    break
                 self._start(batch)
         return unmade
 
@@ -311,13 +312,13 @@ class DecodePipeline:
             if batch.pixels is None:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
             batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
-            _core.advise_large_pages(batch.pixels)
-            batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
+            out = as_output(batch.pixels)
+            batch.staged = self._choice and self._choice.files(batch.pixels, self._recipe.pipeline.by_view)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
             options |= {"max_pixels": self._process.max_pixels, "staging": batch.staged and batch.staged.staging}
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
-            batch.job = self.pool.submit(out=batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
+            batch.job = self.pool.submit(out=out, plan=self._recipe.plan, number=batch.number, **options)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
 
@@ -364,15 +365,13 @@ class DecodePipeline:
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)
         try:
-            if batch.staged is None:
-                data = self._finish(batch.pixels, batch.patches, rest, batch.number)
-            else:
-                data = self._finish(batch.staged, batch.patches, rest, batch.number)
-                if batch.at_once:  # the next is located before the GPU has decoded this one, which needs no threads
-                    self._start_batches(tuple(self._batches), DECODING + 1)
-                while failed := batch.staged.failed():
-                    self._make_in_python(batch, failed, {})
-                    data = self._finish(batch.staged, batch.patches, rest, batch.number)
+            made = batch.pixels if batch.staged is None else batch.staged
+            data = self._finish(made, batch.patches, rest, batch.number)
+            if batch.staged is not None and batch.at_once:  # located without the user's code, while the GPU decodes
+                self._start_batches(tuple(self._batches), DECODING + 1)
+            while batch.staged is not None and (failed := batch.staged.failed()):
+                self._make_in_python(batch, failed, {})
+                data = self._finish(made, batch.patches, rest, batch.number)
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
         if self._choice is not None:
@@ -401,7 +400,7 @@ class DecodePipeline:
         if self._closed:  # samples not decoded by then are cancelled
             raise ClosedError
         batch.patches = self._recipe.pipeline.patches(job)
-        self._make_in_python(batch, [sample for sample, status in enumerate(job.statuses()) if status], made)
+        self._make_in_python(batch, failed_of(job), made)
         batch.awaited = begun, time.monotonic()
 
     def _make_in_python(self, batch: Batch, samples: list[int], made: dict[int, _Made]) -> None:

@@ -29,9 +29,10 @@ from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.random_states import set_state, state_now, state_of_seed
 from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, SampleList, images_alone
 from fastload.engines.sample_process import batch_of_one, located, made_here
-from fastload.engines.sample_seeding import SeededByIndex, random_states_kept
+from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.limits import pins
 from fastload.pipeline.eligibility import read_loader
+from fastload.pipeline.index_seeds import random_states_kept
 from fastload.pipeline.samples import collated
 
 if TYPE_CHECKING:

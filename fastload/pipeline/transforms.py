@@ -121,7 +121,7 @@ class Pipeline:
 
     def patches(self, job: _core.Job) -> list[list[Patch]]:
         """Return what erases each sample of a finished job."""
-        return [[] for _ in range(len(job))] if self.erasing is None else self.erasing.patches(job.erased())
+        return [[]] * len(job) if self.erasing is None else self.erasing.patches(job.erased())
 
     def erased(self, pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> list[Patch]:
         """Draw what erases these pixels in the same way."""

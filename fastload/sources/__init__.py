@@ -1,4 +1,4 @@
-"""Datasets of images that lie elsewhere than in folders: in archives and object stores."""
+"""Images that lie in archives and object stores, and samples made in any process."""
 
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fastload.sources.archives import TarImageFolder, TarSamples, ZipImageFolder
     from fastload.sources.object_store import ObjectStoreImageFolder
     from fastload.sources.parquet import ParquetImages, RowGroupSampler
+    from fastload.sources.seeded_samples import SeededSamples, seed_of
 else:  # the process that requests objects starts without torch
     __getattr__, __dir__ = attributes(
         __name__,
@@ -17,11 +18,13 @@ else:  # the process that requests objects starts without torch
             "ArchiveError": "fastload.sources.archive_index:ArchiveError",
             "EncodedImage": "fastload.pipeline.samples:EncodedImage",
             "ObjectStoreImageFolder": "fastload.sources.object_store:ObjectStoreImageFolder",
+            "SeededSamples": "fastload.sources.seeded_samples:SeededSamples",
             "ParquetImages": "fastload.sources.parquet:ParquetImages",
             "RowGroupSampler": "fastload.sources.parquet:RowGroupSampler",
             "TarImageFolder": "fastload.sources.archives:TarImageFolder",
             "TarSamples": "fastload.sources.archives:TarSamples",
             "ZipImageFolder": "fastload.sources.archives:ZipImageFolder",
+            "seed_of": "fastload.sources.seeded_samples:seed_of",
         },
     )
 
@@ -31,7 +34,9 @@ __all__ = [
     "ObjectStoreImageFolder",
     "ParquetImages",
     "RowGroupSampler",
+    "SeededSamples",
     "TarImageFolder",
     "TarSamples",
     "ZipImageFolder",
+    "seed_of",
 ]

@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused(given, capsys) -> None:
 def test_a_difference_is_a_failure(monkeypatch, tmp_path, capsys, differ, code) -> None:
     def compare(folder, asked, keep):
         assert (asked.crops, asked.pillow_crops, asked.device) == (100, 50, "cpu")
-        found = {"crops": 100, "differ": differ, "gpu_staged": 0, "pillow_crops": 50, "seconds": 1.0}
+        found = {"crops": 100, "differ": differ, "gpu_staged": 0, "refused": 0, "pillow_crops": 50, "seconds": 1.0}
         keep(found)
         assert json.loads((tmp_path / "out.json").read_text())["complete"] is False
         return found
@@ -158,6 +158,15 @@ def test_a_difference_is_a_failure(monkeypatch, tmp_path, capsys, differ, code) 
     assert record["complete"] is True
     assert record["kernels"] == record["step"] == {"skipped": gpudecode.SKIPPED}
     assert f"{differ} of 100 crops differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("staged", "code"), [(0, 1), (60, 0)])
+def test_a_gpu_that_decodes_nothing_is_a_failure(monkeypatch, staged, code) -> None:
+    found = {"crops": 100, "differ": 0, "gpu_staged": staged, "refused": 0, "pillow_crops": 50, "seconds": 1.0}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpudecode, "environment", dict)
+    monkeypatch.setattr(gpudecode, "compare", lambda folder, asked, keep: found)
+    assert gpudecode.main(arguments("--quick", "--verify", 100, "--parts", "verify")) == code
 
 
 def comparison() -> Comparison:

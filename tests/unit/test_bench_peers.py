@@ -168,6 +168,30 @@ def test_a_row_keeps_to_its_time(monkeypatch, row_s, most, fast, rounds) -> None
     assert _peers._rounds({"contenders": measured}) == rounds
 
 
+def test_no_point_begins_when_time_is_up(monkeypatch) -> None:
+    clock, ended = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr("benchmarks._peers.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def measure(gathering):
+        try:
+            for number in range(4):
+                clock.now += 10
+                yield {"number": number, "contenders": {}}
+        finally:
+            ended.append(number)
+
+    team = SimpleNamespace(restart_failed=lambda: None, present=[], record=dict)
+    gathering = _peers.Gathering(team, "", {}, {}, {}, deadline=15.0)
+    question = _peers.Question(name="loaders", setup=Setup(device="cpu"), parameters={}, measure=measure)
+    record, _ = gathering.answer(question)
+    assert [point["number"] for point in record["points"]] == [0, 1]
+    assert record["complete"] is True
+    assert ended == [1]
+    assert gathering.late()
+    clock.now = 0.0
+    assert len(_peers.Gathering(team, "", {}, {}, {}).answer(question)[0]["points"]) == 4
+
+
 def test_one_round_is_measured_however_late_it_is() -> None:
     remote = SimpleNamespace(name="torch", failed=None, turn=contextlib.nullcontext)
     assert _peers.take_turns([remote], lambda one: {"turn": 1}, 3, deadline=0.0) == {"torch": [{"turn": 1}]}

@@ -130,8 +130,8 @@ def resize(height: int, width: int, filter: str = "lanczos") -> tuple[str, dict[
     return "resize", {"height": height, "width": width, "filter": filter}
 
 
-def gaussian(taps: int) -> tuple[str, dict[str, Any]]:
-    return "random_gaussian", {"height": taps, "width": taps, "jitters": [(2.0, 2.0), None, None, None]}
+def gaussian(height: int, width: int, sigma: float = 2.0) -> tuple[str, dict[str, Any]]:
+    return "random_gaussian", {"height": height, "width": width, "jitters": [(sigma, sigma), None, None, None]}
 
 
 def sources(height: int, width: int) -> list[Image.Image]:
@@ -237,10 +237,8 @@ def test_resizes_of_columns_first(kernels, pool):
 
 @pytest.mark.parametrize("taps", [(1, 1), (23, 23), (3, 61), (33, 5)])
 def test_gaussian_filters(run, taps):
-    height, width = taps
     for sigma in (0.1, 0.7, 2.0, 300.0):
-        how = {"height": height, "width": width, "jitters": [(sigma, sigma), None, None, None]}
-        run([("random_gaussian", how)], (17, 31))
+        run([gaussian(*taps, sigma)], (17, 31))
 
 
 def test_crops_in_a_step(run):
@@ -296,7 +294,7 @@ def test_parts_of_a_batch(run, monkeypatch):
         ([INVERT, resize(1600, 1400)], (1600, 1400)),
         ([resize(1400, 1400), INVERT, resize(10, 1600)], (10, 1600)),  # by way of 1400 x 1600
         ([INVERT, ("pad", {"margins": (1600, 1400, 0, 0)})], (1617, 1431)),
-        ([resize(1100, 1000), gaussian(3)], (1100, 1000)),  # by way of twice as much
+        ([resize(1100, 1000), gaussian(3, 3)], (1100, 1000)),  # by way of twice as much
         ([resize(40, 5600, "bilinear"), INVERT, resize(40, 10)], (40, 10)),
         ([resize(5600, 40, "bilinear"), INVERT, resize(10, 40)], (10, 40)),
     ],
@@ -312,12 +310,19 @@ def test_threads_run_what_the_kernel_does_not(pool, chain, out):
 @pytest.mark.parametrize(
     ("chain", "out"),
     [
-        ([("rotate_90", {})], (17, 31)),
+        ([INVERT, resize(16, 31)], (17, 31)),
+        ([INVERT, resize(17, 30)], (17, 31)),
         ([INVERT, ("pad", {"margins": (17, 0, 0, 0), "mode": "reflect"})], (34, 31)),
-        ([gaussian(35)], (17, 31)),
-        ([INVERT, gaussian(35)], (17, 31)),
+        ([gaussian(35, 1)], (17, 31)),
+        ([gaussian(1, 63)], (17, 31)),
     ],
-    ids=["another size", "margins beyond the mirror", "a filter beyond the mirror", "the same in a step"],
+    ids=[
+        "another height",
+        "another width",
+        "margins beyond the mirror",
+        "a filter beyond the mirror",
+        "the same in a step",
+    ],
 )
 def test_what_does_not_fit_is_an_error_as_on_the_threads(pool, chain, out):
     staged = Staged(pool, chain, 17, 31, out, count=1)
@@ -348,7 +353,7 @@ def test_a_second_image_has_room_only_where_it_is_needed(pool):
         used(turn, INVERT) == used(("gaussian_blur", {"radii": (1, 1)})) == used(INVERT, resize(5, 5), resize(16, 32))
     )
     assert used(turn, INVERT) == 2 * image
-    assert used(gaussian(3)) == 4 * image  # whose pixels take twice as much
+    assert used(gaussian(3, 3)) == 4 * image  # whose pixels take twice as much
 
 
 @pytest.mark.slow

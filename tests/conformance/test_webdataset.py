@@ -10,8 +10,9 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-from photos import assert_same, both, jitter_v2, jpeg, pixels, train_v1
+from photos import assert_same, both, epochs_of, jitter_v2, jpeg, pixels, train_v1
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from fastload import FastLoader
 from fastload.vision import codec, handlers, image_handler
@@ -64,12 +65,12 @@ def pipeline(shards, transform, decoder="pil"):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("decoder", ["pil", "core"])
 def test_same_batches_as_torch(shards, workers, decoder):
-    made = pipeline(shards, train_v1(), image_handler("pil") if decoder == "core" else decoder)
-    ours, theirs = both(lambda: made, FastLoader, {"device": "cpu"}, batch_size=5, num_workers=workers)
-    assert_same(ours, theirs)
-    expected = pipeline(shards, train_v1())
-    other, _ = both(lambda: expected, FastLoader, {"device": "cpu"}, batch_size=5, num_workers=workers)
-    assert_same(ours, other)
+    def loader_of(kind, handler, **options):
+        return kind(pipeline(shards, train_v1(), handler), batch_size=5, num_workers=workers, **options)
+
+    handler = image_handler("pil") if decoder == "core" else decoder
+    ours = epochs_of(lambda: loader_of(FastLoader, handler, device="cpu"))
+    assert_same(ours, epochs_of(lambda: loader_of(DataLoader, "pil")))
 
 
 def test_batches_of_the_pipeline(shards):

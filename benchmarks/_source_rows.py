@@ -190,6 +190,11 @@ def _opened(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
         return TRANSFORM(image.convert("RGB")), sample["label"]
 
 
+def _of_bytes(base: Any) -> Any:
+    """Subclass a library's dataset of records, so that its samples are transformed images and labels."""
+    return type("Photos", (base,), {"__getitem__": lambda self, index: _opened(base.__getitem__(self, index))})
+
+
 def litdata(photos: Path, room: Path) -> Makers:
     """Chunks of litdata's, in its own loader, beside FastLoader over the folder."""
     from litdata import StreamingDataLoader, StreamingDataset
@@ -203,12 +208,10 @@ def litdata(photos: Path, room: Path) -> Makers:
         writer.done()
         writer.merge()
 
-    class Photos(StreamingDataset):  # type: ignore[misc]
-        def __getitem__(self, index: Any) -> tuple[torch.Tensor, int]:
-            return _opened(super().__getitem__(index))
+    photos_of = _of_bytes(StreamingDataset)
 
     def own() -> Any:
-        return StreamingDataLoader(Photos(str(path), shuffle=True), batch_size=BATCH_SIZE, num_workers=WORKERS)
+        return StreamingDataLoader(photos_of(str(path), shuffle=True), batch_size=BATCH_SIZE, num_workers=WORKERS)
 
     return {"litdata": own, OURS: folder(photos, room)[OURS]}
 
@@ -223,12 +226,10 @@ def mosaic(photos: Path, room: Path) -> Makers:
             for name, label in ImageFolder(str(photos)).samples:
                 writer.write({"image": _bytes(name), "label": label})
 
-    class Photos(StreamingDataset):  # type: ignore[misc]
-        def __getitem__(self, index: Any) -> tuple[torch.Tensor, int]:
-            return _opened(super().__getitem__(index))
+    photos_of = _of_bytes(StreamingDataset)
 
     def own() -> Any:
-        dataset = Photos(local=str(path), shuffle=True, batch_size=BATCH_SIZE)
+        dataset = photos_of(local=str(path), shuffle=True, batch_size=BATCH_SIZE)
         return DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=WORKERS, persistent_workers=True)
 
     return {"mosaicml-streaming": own, OURS: folder(photos, room)[OURS]}

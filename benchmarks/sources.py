@@ -6,6 +6,7 @@ are compared first, where both draw the same numbers; then the loaders of a sour
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from pathlib import Path
@@ -53,12 +54,11 @@ def different(row: Row, makers: dict[str, Callable[[], Any]]) -> list[str]:
         return []
     first, *others = (name for name in makers if name not in row.own_order)
     expected = first_batches(makers[first])
-    return [
-        name
-        for name in others
-        if not all(map(torch.equal, first_batches(makers[name]), expected))
-        or len(first_batches(makers[name])) != len(expected)
-    ]
+    return [name for name in others if not _are_equal(first_batches(makers[name]), expected)]
+
+
+def _are_equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
 def measure(row: Row, makers: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def measure(row: Row, makers: dict[str, Callable[[], Any]], repeats: int) -> dic
     loaders = {name: make() for name, make in makers.items()}
     for loader in loaders.values():
         epoch(loader)  # its workers start, and it checks itself
-    spreads = interleave({name: lambda loader=loader: epoch(loader) for name, loader in loaders.items()}, repeats)
+    spreads = interleave({name: functools.partial(epoch, loader) for name, loader in loaders.items()}, repeats)
     beside = next(iter(makers))
     return {
         "beside": beside,

@@ -210,9 +210,9 @@ class StagedFiles:
         self._began: Any = None  # one before the kernels, if they are timed
 
     def is_staged(self) -> list[bool]:
-        """Say of each image, that is each view of each sample, whether the kernels decode it.
+        """Say of each image whether the kernels decode it.
 
-        Final once the threads are done.
+        An image is one view of a sample. Final once the threads are done.
         """
         return [*map(bool, self.staging.has())]
 

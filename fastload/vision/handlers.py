@@ -51,7 +51,7 @@ class _Images:
         if self._kind is None or extension not in _EXTENSIONS:
             return self._own(key, data)
         kind, is_float = self._kind
-        if kind == "pil" and JpegImagePlugin.JpegImageFile._open.__module__ != JpegImagePlugin.__name__:
+        if kind == "pil" and vars(JpegImagePlugin.JpegImageFile)["_open"].__module__ != JpegImagePlugin.__name__:
             return self._own(key, data)  # images are lazy here: less of them is decoded
         try:
             pixels: Any = decode(data)

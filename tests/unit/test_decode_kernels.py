@@ -124,7 +124,7 @@ def test_parts_of_a_batch(kernels, pool, monkeypatch):
 
 
 class Views:
-    """Two images in a row, staged as views of a file if they are of one."""
+    """Pairs of images, staged as views of a file."""
 
     def __init__(self, pool: _core.Pool, files: list[bytes]) -> None:
         index, count = _core.JpegIndex(1 << 20, whole=True), len(files)

@@ -117,7 +117,7 @@ BENCH: Final[Table] = {
 
 IN_CHECKOUT: Final = (
     *("all", "cpu", "energy", "figures", "firstbatch", "gpudecode", "insight", "loaders", "memory"),
-    *("multigpu", "onecore", "peers", "scaling", "state", "train", "tune", "verdicts"),
+    *("multigpu", "onecore", "peers", "scaling", "sources", "state", "train", "tune", "verdicts"),
 )
 """Benchmarks of ``python -m benchmarks``: they compare with peers, or measure the project itself."""
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.pipeline.orientation import upright_by_header
+from fastload.pipeline.orientation import is_upright, upright_by_header
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 datasets = pytest.importorskip("datasets")
@@ -292,7 +292,26 @@ def catches(examples):
         return {"pixel_values": [torch.zeros(3, SIZE, SIZE) for _ in examples["image"]]}
 
 
-REFUSED = (counts, depends, first_ones, backwards, swaps, twice, drops, labels, gray, as_it_is, sets, mixed, catches)
+def some(examples):
+    return {"pixel_values": [TRAIN(image.convert("RGB")) for image in examples["image"] if image is not None]}
+
+
+REFUSED = (
+    some,
+    counts,
+    depends,
+    first_ones,
+    backwards,
+    swaps,
+    twice,
+    drops,
+    labels,
+    gray,
+    as_it_is,
+    sets,
+    mixed,
+    catches,
+)
 
 
 @pytest.mark.parametrize("function", REFUSED)
@@ -316,15 +335,18 @@ def no_stack(examples):
 
 def swapped(examples):
     first, *rest = examples
-    return stacked([*rest, first])
+    images = torch.stack([example["pixel_values"] for example in [*rest, first]])
+    return {"pixel_values": images, "labels": torch.tensor([example["label"] for example in examples])}
 
 
 def first_labels(examples):
-    return {**stacked(examples), "labels": torch.tensor([examples[0]["label"] for _ in examples])}
+    images = torch.stack([example["pixel_values"] for example in examples])
+    return {"pixel_values": images, "labels": torch.tensor([examples[0]["label"] for _ in examples])}
 
 
 def floats(examples):
-    return {**stacked(examples), "labels": torch.tensor([example["label"] for example in examples], dtype=torch.float)}
+    images = torch.stack([example["pixel_values"] for example in examples])
+    return {"pixel_values": images, "labels": torch.tensor([e["label"] for e in examples], dtype=torch.float32)}
 
 
 @pytest.mark.parametrize("function", [no_stack, swapped, first_labels, floats, numbered])
@@ -333,6 +355,40 @@ def test_collate_functions_that_do_more_are_called(photos, function):
     assert read_recipe(made, function).in_python == (f"collate_fn {function.__name__}",)
     ours, theirs = both(lambda: made, FastLoader, NATIVE, batch_size=5, num_workers=1, collate_fn=function)
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("values", [[0.5] * 23, [None, *range(22)], [True] * 23])
+def test_labels_that_are_no_integers_are_collated_by_the_function(photos, values):
+    """``default_collate`` would make tensors of another dtype, or another error."""
+    beside = datasets.Dataset.from_dict({"label": values})
+    made = datasets.concatenate_datasets([photos.select_columns("image"), beside], axis=1).with_transform(removes)
+    assert read_recipe(made, stacked).in_python == ("collate_fn stacked",)
+
+
+@pytest.mark.parametrize("index", [23, -24])
+def test_indices_out_of_range_are_the_datasets_errors(photos, index):
+    for dataset in (photos, photos.select(range(23))):
+        made = dataset.with_transform(removes)
+        with pytest.raises(IndexError):
+            read_recipe(made).dataset.encoded_many([0, index])
+        arguments = {"batch_sampler": [[0, 1], [2, index], [3, -1]], "num_workers": 1}
+        ours, theirs = both(lambda made=made: made, FastLoader, NATIVE, **arguments)
+        assert_same(ours, theirs)
+
+
+def test_orientations_in_a_second_segment_are_seen():
+    """Pillow joins a file's EXIF segments."""
+    whole = turned(3)
+    at = whole.index(b"Exif\0\0") - 4
+    size = 2 + int.from_bytes(whole[at + 2 : at + 4], "big")
+    exif = whole[at + 10 : at + size]
+    cut = exif.index(b"\x01\x12") + 1  # in the middle of the tag
+    parts = [b"Exif\0\0" + exif[:cut], b"Exif\0\0" + exif[cut:]]
+    segments = b"".join(b"\xff\xe1" + (len(part) + 2).to_bytes(2, "big") + part for part in parts)
+    divided = whole[:at] + segments + whole[at + size :]
+    assert Image.open(io.BytesIO(divided)).getexif()[0x112] == 6
+    assert not is_upright(divided)
+    assert is_upright(turned(3, orientation=1))
 
 
 def test_patched_library_functions_are_run(photos, monkeypatch):
@@ -363,7 +419,8 @@ def test_streams_are_torchs(photos, workers):
 def test_the_file_of_a_path_may_be_anywhere(folder, tmp_path, monkeypatch):
     """Relative paths are those of the directory in which the loader starts."""
     monkeypatch.chdir(folder)
-    rows = [{"image": {"bytes": None, "path": str(path.relative_to(folder))}} for path in sorted(folder.rglob("*.jpg"))]
+    paths = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*.jpg"))] * 4
+    rows = [{"image": {"bytes": None, "path": path}} for path in paths]
     made = datasets.Dataset.from_list(rows, features=datasets.Features({"image": datasets.Image()}))
     made = made.with_transform(removes)
     torch.manual_seed(3)

@@ -252,10 +252,11 @@ class StagedFiles:
             timing: Of the batch's copy; the kernels are timed if that is.
         """
         staged = self.staging.has()
+        if self._chunks is None:
+            self._decoder.learn(self._samples, self.staging.wanted)
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
         if self._chunks is None:
-            self._decoder.learn(self._samples, self.staging.wanted)
             self._chunks = self.staging.finish(SCRATCH_MAX_BYTES)
         files = self._memory[: self.staging.used].to(device, non_blocking=True)
         pixels = torch.empty_like(self._pixels, device=device)

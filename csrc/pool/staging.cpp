@@ -106,7 +106,11 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
                     const SampleOptions& options, std::size_t out, StagedData data, std::size_t owner) {
   static thread_local ImageStager stager;
   StagedImage staged;
-  if (!stage_sample(source, header, geometry, options, stager, data, staged)) return false;
+  if (!stage_sample(source, header, geometry, options, stager, data, staged)) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wanted_ += aligned(source.size());
+    return false;
+  }
   const bool has_data = data != StagedData::shared;
   const StagedCodes& codes = stager.codes();
   const std::size_t needed = stager.bytes(), work = has_data ? work_bytes_of(staged) : 0;

@@ -50,7 +50,8 @@ class Staging {
 
   std::size_t size() const { return count_; }
   std::size_t used() const;
-  // The bytes that all images together would have taken.
+  // The bytes that all images together would have taken; files that are not staged, maybe as the index does not know
+  // them yet, count with their sizes.
   std::size_t wanted() const;
 
  private:

@@ -197,7 +197,7 @@ class StagedFiles:
     ) -> None:
         self._decoder = decoder
         self._pixels = pixels
-        self._by_view = by_view
+        self.by_view = by_view
         self._parts = by_view(pixels)
         self._samples = len(self._parts[0])
         images = self._samples * len(self._parts)
@@ -220,6 +220,11 @@ class StagedFiles:
     def samples_staged(self) -> int:
         """How many samples the kernels decode; of several views, each counts for its share."""
         return (self._samples * len(self._parts) - self.staging.has().count(0)) // len(self._parts)
+
+    def views(self) -> list[StagedView]:
+        """Return what takes the place of each view's pixels, to be copied once."""
+        decoded: list[torch.Tensor] = []
+        return [StagedView(self, number, decoded) for number in range(len(self._parts))]
 
     def remove(self, image: int) -> None:
         """Leave out an image, whose pixels were made on the host after all."""
@@ -252,15 +257,16 @@ class StagedFiles:
             timing: Of the batch's copy; the kernels are timed if that is.
         """
         staged = self.staging.has()
+        if self._chunks is None:
+            self._decoder.learn(self._samples, self.staging.wanted)
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
         if self._chunks is None:
-            self._decoder.learn(self._samples, self.staging.wanted)
             self._chunks = self.staging.finish(SCRATCH_MAX_BYTES)
         files = self._memory[: self.staging.used].to(device, non_blocking=True)
         pixels = torch.empty_like(self._pixels, device=device)
         if 0 in staged:
-            for view, parts in enumerate(zip(self._by_view(pixels), self._parts, strict=True)):
+            for view, parts in enumerate(zip(self.by_view(pixels), self._parts, strict=True)):
                 _copy_unstaged(staged[view :: len(self._parts)], *parts)
         bad = torch.zeros(len(staged), dtype=torch.int32, device=device)
         timed = timing is not None and timing.is_timed
@@ -312,6 +318,38 @@ class StagedFiles:
             return []
         flags, staged = bad.tolist(), self.staging.has()
         return [image for image, is_staged in enumerate(staged) if is_staged and flags[self.staging.owner(image)]]
+
+
+class StagedView:
+    """A view's part of the pixels of :class:`StagedFiles`, in whose place it is copied.
+
+    The first of them that is copied decodes them all.
+
+    Args:
+        files: The batch's.
+        number: The view's.
+        decoded: The views on the device, once they are there; shared by all of them.
+    """
+
+    def __init__(self, files: StagedFiles, number: int, decoded: list[torch.Tensor]) -> None:
+        self._files = files
+        self._number = number
+        self._decoded = decoded
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are copied to the device, all with the first view."""
+        return 0 if self._number else self._files.nbytes
+
+    def is_pinned(self) -> bool:
+        """True."""
+        return True
+
+    def to(self, device: torch.device, *, non_blocking: bool = True, timing: Timing | None = None) -> torch.Tensor:
+        """See :meth:`StagedFiles.to`."""
+        if not self._decoded:
+            self._decoded += self._files.by_view(self._files.to(device, non_blocking=non_blocking, timing=timing))
+        return self._decoded[self._number]
 
 
 def _copy_unstaged(staged: bytes, to: torch.Tensor, pixels: torch.Tensor) -> None:

@@ -280,9 +280,13 @@ def table_images(
     table = None if recipe.pipeline.table is None else NormalizeTable(recipe.pipeline.table)
     erasing, channels = recipe.pipeline.erasing, recipe.pipeline.channels
     if recipe.pipeline.views > 1:
-        return lambda pixels, _: [
-            TableImages(view, table, memory_format, None, channels) for view in recipe.pipeline.by_view(pixels)
-        ]
+
+        def views(pixels: Any, _: object) -> list[TableImages]:
+            # Files in the place of pixels know their views.
+            found = recipe.pipeline.by_view(pixels) if isinstance(pixels, torch.Tensor) else pixels.views()
+            return [TableImages(view, table, memory_format, None, channels) for view in found]
+
+        return views
     return lambda pixels, patches: TableImages(pixels, table, memory_format, to_fill(erasing, patches), channels)
 
 

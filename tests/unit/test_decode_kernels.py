@@ -321,27 +321,32 @@ class HostDecoder:
     def __init__(self, kernels: KernelsOnCpu) -> None:
         self.kernels = kernels
 
-    def files(self, pixels: torch.Tensor, by_view: object) -> HostStaged:
-        return HostStaged(self.kernels, pixels)
+    def files(self, pixels: torch.Tensor, by_view: Any) -> HostStaged:
+        return HostStaged(self.kernels, pixels, by_view)
 
 
 class HostStaged:
     decode_s = 0.0
 
-    def __init__(self, kernels: KernelsOnCpu, pixels: torch.Tensor) -> None:
-        self.kernels, self.pixels, self.memory = kernels, pixels, torch.zeros(1 << 20, dtype=torch.uint8)
-        self.staging, self.nbytes = _core.Staging(self.memory, len(pixels)), pixels.nbytes
+    def __init__(self, kernels: KernelsOnCpu, pixels: torch.Tensor, by_view: Any = lambda pixels: [pixels]) -> None:
+        self.kernels, self.pixels, self.memory = kernels, pixels, torch.zeros(1 << 21, dtype=torch.uint8)
+        self.by_view, self._parts, self.nbytes = by_view, by_view(pixels), pixels.nbytes
+        self.images = len(self._parts[0]) * len(self._parts)
+        self.staging = _core.Staging(self.memory, self.images, len(self._parts))
+
+    views = decode.StagedFiles.views
+    remove = decode.StagedFiles.remove
 
     @property
     def samples_staged(self) -> int:
-        return self.staging.has().count(1)
+        return self.staging.has().count(1) // len(self._parts)
 
     def is_pinned(self) -> bool:
         return False
 
     def to(self, device: torch.device, *, non_blocking: bool = False, timing: object = None) -> torch.Tensor:
         if any(self.staging.has()):
-            assert self.kernels.decode(self.staging, self.memory, self.pixels, len(self.pixels)) == []
+            assert self.kernels.decode(self.staging, self.memory, self.pixels, self.images) == []
         return self.pixels.clone()
 
     def failed(self) -> list[int]:
@@ -377,6 +382,33 @@ def test_a_loader_decodes_batches_here_and_there_with_the_same_bits(kernels, mon
     assert stats.gpu_images == sum(batch.staged for batch in noted)
     assert stats.gpu_images + stats.thread_images == stats.images == 36
     assert loaders[False].stats().gpu_images == 0
+
+
+class TwoCrops:
+    def __init__(self, *views: Any) -> None:
+        self.first, self.second = views
+
+    def __call__(self, x: Image.Image) -> list[torch.Tensor]:
+        return [self.first(x), self.second(x)]
+
+
+@pytest.mark.parametrize("second", [SIDE, 20])
+def test_a_loader_decodes_views_with_the_same_bits(kernels, monkeypatch, tmp_path, second):
+    (tmp_path / "a").mkdir()
+    for number, file in enumerate(FILES):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(file)
+    views = [Compose([RandomResizedCrop(side), ToTensor()]) for side in (SIDE, second)]
+    device, dataset = simulated.install_native(monkeypatch), ImageFolder(tmp_path, TwoCrops(*views))
+    decoder = HostDecoder(kernels)
+    monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder if on_gpu else None)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    made = {}
+    for on_gpu in (False, True):
+        torch.manual_seed(3)
+        loader = FastLoader(dataset, batch_size=3, num_workers=2, shuffle=True, **device)
+        made[on_gpu] = [view for _ in range(3) for images, _ in loader for view in images]
+    assert all(map(torch.equal, made[False], made[True]))
+    assert loader.stats().gpu_images == 2 * (len(FILES) - 1)  # one is progressive
 
 
 def test_another_batch_is_started_while_the_gpu_decodes(kernels, monkeypatch, tmp_path):

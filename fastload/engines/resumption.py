@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from fastload.engines.redistribution import batches_left
 from fastload.stats.shared_counters import STATE_BYTES
 
 if TYPE_CHECKING:
@@ -234,6 +235,7 @@ class Resumption:
         num_workers: Number of workers; ``None`` if any number is right.
         again: What the epoch started from, if its workers had made another epoch before.
         indices: Digest of the last batch handed over; 0 if unknown.
+        dealt: How the epoch was dealt to other processes before (:mod:`fastload.engines.redistribution`).
     """
 
     loader: Any
@@ -243,6 +245,7 @@ class Resumption:
     num_workers: int | None
     again: Sources | None
     indices: int
+    dealt: list[dict[str, Any]] = field(default_factory=list)
 
     def enter(self, iterator: Any) -> None:
         """Draw the indices of the batches handed over, before the iterator draws its own first.
@@ -255,6 +258,8 @@ class Resumption:
         if self.again is not None:
             self.again.begin(self.loader)
             iterator._sampler_iter = iter(iterator._index_sampler)
+        if self.dealt:
+            iterator._sampler_iter = iter(batches_left(self.loader, self.dealt))
         last = collections.deque(itertools.islice(iterator._sampler_iter, self.skip), maxlen=1)
         digest = digest_of(_listed(last[0])) if last else 0
         if self.skip and (not last or (self.indices and digest != self.indices)):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.data import IterableDataset, Subset
 
 from fastload.autoscale.policy import AutoWorkers
+from fastload.engines import redistribution
 from fastload.engines.loader_state import epochs_of, state_of
 from fastload.engines.resumption import (
     Resumption,
@@ -47,6 +48,7 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     },
     **{"randomness": str, "batch_size": int, "samples": int, "files": int, "indices": int, "base_seed": int},
     **{"seed": (int, type(None)), "epoch": int, "start": dict, "now": dict, "workers": (list, type(None))},
+    **{"process": (dict, type(None)), "dealt": list},
 }
 _NUMBERS: Final = ("_num_yielded", "num_workers", "base_seed", "epoch")
 _NAMES: Final = 64  # file names of a dataset that are compared
@@ -85,6 +87,7 @@ class Position:
         self._served: list[int] = []  # batches that each worker has made in former epochs
         self._at_close: Any = None
         self.sent: list[int] = []
+        self.dealt: list[dict[str, Any]] = []  # see redistribution
 
     def follow(self, loader: LoaderConfig[Any], iterator: Any, former: Position | None) -> None:
         """Follow an iterator that was just begun."""
@@ -148,7 +151,8 @@ class Position:
             digest, states = self._pipeline.states.at(self._pipeline.handed_over())
             return digest or self._digest, states
         if not self.num_workers or self._iterable or self._by_index:
-            return (digest_of(self._indices) if self._drawn else self._digest), None
+            known = self._digest if self.handed_over == self._first else 0
+            return (digest_of(self._indices) if self._drawn else known), None
         return self._workers_states()
 
     def _workers_states(self) -> tuple[int, list[bytes | None] | None]:
@@ -238,6 +242,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
             num_workers=None if by_index else data["num_workers"],
             again=start if again else None,
             indices=data["indices"] if goes_on and not iterable else 0,
+            dealt=data["dealt"] if goes_on else [],
         )
         if isinstance(loader.num_workers, AutoWorkers):
             loader.num_workers.sizing.processes = data["num_workers"]
@@ -250,6 +255,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     state.position = position = Position(start, again=again, first=first, resumption=resumption)
     position.follow(loader, iterator, None)
     if goes_on:
+        position.dealt = data["dealt"]
         now.write(loader, dataset=not iterable)
     return iterator
 
@@ -294,6 +300,8 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
         "seed": None if epochs is None else epochs.seed,
         "epoch": -1 if epochs is None else epochs.epoch,
         "workers": None if workers is None else [None if one is None else pack(one) for one in workers],
+        "process": redistribution.process_of(loader),
+        "dealt": [] if ended or position is None else copy.deepcopy(position.dealt),
         "start": start.packed(),
         "now": now.packed(),
     }
@@ -303,7 +311,12 @@ def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
     """Make the loader's next iteration go on from a state; see ``FastLoader.load_state_dict``."""
     if has_own_iterator(loader):
         raise TypeError(f"load_state_dict needs torch's iterators, but {type(loader).__name__} has a _get_iterator")
-    _check(loader, data)
+    if isinstance(data, list | tuple):
+        for one in data:
+            _check_form(loader, one)
+        data = redistribution.own_state(loader, data)
+    _check_form(loader, data)
+    _check_same(loader, data)
     state_of(loader).loaded = copy.deepcopy(data)
     if not data["started"] or data["_iterator_finished"]:
         Sources.unpacked(loader, data["now"]).write_epochs(loader)
@@ -325,7 +338,7 @@ def _unsupported(loader: LoaderConfig[Any]) -> str | None:
     return None
 
 
-def _check(loader: LoaderConfig[Any], data: Any) -> None:
+def _check_form(loader: LoaderConfig[Any], data: Any) -> None:
     if not isinstance(data, dict) or "fastload" not in data:
         raise ValueError(
             f"load_state_dict needs what FastLoader.state_dict() returned, got {_shown(data)}; a state "
@@ -348,9 +361,9 @@ def _check(loader: LoaderConfig[Any], data: Any) -> None:
         for packed in data["workers"] or ():
             if packed is not None:
                 unpack(packed)
+        redistribution.check_form(data)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}); use an earlier one") from error
-    _check_same(loader, data)
 
 
 def _check_same(loader: LoaderConfig[Any], data: dict[str, Any]) -> None:
@@ -369,6 +382,7 @@ def _check_same(loader: LoaderConfig[Any], data: dict[str, Any]) -> None:
         raise ValueError(f"batch_size must be {data['batch_size']}, as when the state was saved, got {batch_size}")
     if loader.randomness != data["randomness"]:
         raise ValueError(f"randomness must be {data['randomness']!r}, as when the state was saved")
+    redistribution.check_process(loader, data)
     if loader.randomness == "sample" or isinstance(loader.num_workers, AutoWorkers):
         return
     if loader.num_workers != data["num_workers"]:

@@ -1,9 +1,9 @@
 """Deal the rest of an epoch to another number of processes, each sample once.
 
-``DistributedSampler`` deals an order of the dataset in turn: rank ``r`` of ``n`` gets positions ``r``, ``r + n``, and so
-on. What a rank has handed over is therefore known from its count of batches. The positions that no rank has handed over
-are dealt in the same way to the new ranks. A second restart deals what the first one left, so a state lists the stages
-of its epoch: how it was dealt, and how many batches each rank had when it stopped.
+``DistributedSampler`` deals an order of the dataset in turn: rank ``r`` of ``n`` gets positions ``r``, ``r + n``, and
+so on. What a rank has handed over is therefore known from its count of batches. The positions that no rank has handed
+over are dealt in the same way to the new ranks. A second restart deals what the first one left, so a state lists the
+stages of its epoch: how it was dealt, and how many batches each rank had when it stopped.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from fastload.device.decode import DecodeChoice
+    from fastload.device.decode_choice import DecodeChoice
     from fastload.engines.sample_process import SampleProcess
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
-    from fastload.device.decode import DecodeChoice
+    from fastload.device.decode_choice import DecodeChoice
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
     from fastload.pipeline.erasing import Patch

@@ -293,7 +293,7 @@ class NativeDeviceIterator(DeviceIterator):
         decoder = state_of(loader).decoder(loader, recipe, device)
         choice = None
         if decoder is not None:
-            from fastload.device.decode import DecodeChoice
+            from fastload.device.decode_choice import DecodeChoice
 
             choice = DecodeChoice(decoder, always=loader.decode == "gpu")
 

@@ -111,7 +111,7 @@ def own_state(loader: Any, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         )
     states = _by_rank(states)
     was = states[0]["process"]
-    nearest = states[now["rank"] % len(states)]
+    nearest: dict[str, Any] = states[now["rank"] % len(states)]
     if len(states) == now["replicas"] and nearest["batch_size"] == loader.batch_size:
         return nearest
     for reason in (_not_of_one_step(states), _not_dealt_anew(loader, nearest)):

@@ -12,7 +12,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
-from fastload.device.decode import STAY_MIN, DecodeChoice, Decoder
+from fastload.device.decode import Decoder
+from fastload.device.decode_choice import STAY_MIN, DecodeChoice
 
 pytestmark = pytest.mark.gpu
 

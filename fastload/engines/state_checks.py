@@ -1,0 +1,131 @@
+"""Whether a state is whole, and of the same loader and dataset."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.utils.data import IterableDataset, Subset
+
+from fastload.autoscale.policy import AutoWorkers
+from fastload.engines import redistribution
+from fastload.engines.resumption import Sources, other_workers, unpack
+
+if TYPE_CHECKING:
+    from fastload.options import LoaderConfig
+
+VERSION: Final = 1
+_TYPES: Final[dict[str, type | tuple[type, ...]]] = {
+    **{
+        "_num_yielded": int,
+        "_iterator_finished": bool,
+        "started": bool,
+        "again": bool,
+        "num_workers": int,
+        "persistent": bool,
+    },
+    **{"randomness": str, "batch_size": int, "samples": int, "files": int, "indices": int, "base_seed": int},
+    **{"seed": (int, type(None)), "epoch": int, "start": dict, "now": dict, "workers": (list, type(None))},
+    **{"process": (dict, type(None)), "dealt": list},
+}
+_NUMBERS: Final = ("_num_yielded", "num_workers", "base_seed", "epoch")
+_NAMES: Final = 64  # file names of a dataset that are compared
+
+
+def check(loader: LoaderConfig[Any], data: Any) -> None:
+    """Raise a ValueError unless a loader can go on from ``data``. Changes nothing."""
+    check_form(loader, data)
+    _check_same(loader, data)
+
+
+def check_form(loader: LoaderConfig[Any], data: Any) -> None:
+    """Raise a ValueError unless ``data`` is a whole state, of this loader or of another rank's."""
+    if not isinstance(data, dict) or "fastload" not in data:
+        raise ValueError(
+            f"load_state_dict needs what FastLoader.state_dict() returned, got {_shown(data)}; a state "
+            "of another loader must be loaded by that loader"
+        )
+    if type(data["fastload"]) is not int or data["fastload"] != VERSION:
+        raise ValueError(f"this fastload reads states of version {VERSION}, got {data['fastload']!r}; save it again")
+    if "unsupported" in data:
+        raise ValueError(f"load_state_dict needs a loader that has a state, but {data['unsupported']}")
+    wrong = [name for name, kind in _TYPES.items() if not isinstance(data.get(name), kind)]
+    if wrong:
+        raise ValueError(f"the state is damaged: {', '.join(wrong)} is missing or of another type; use an earlier one")
+    try:
+        for sources in (data["start"], data["now"]):
+            Sources.unpacked(loader, sources)
+        if data["workers"] is not None and len(data["workers"]) != data["num_workers"]:
+            raise TypeError("it must have a state for each worker")
+        if min(data["_num_yielded"], data["num_workers"]) < 0 or any(abs(data[name]) >= 2**63 for name in _NUMBERS):
+            raise TypeError("a number is out of range")
+        for packed in data["workers"] or ():
+            if packed is not None:
+                unpack(packed)
+        redistribution.check_form(data)
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"the state is damaged ({type(error).__name__}: {error}); use an earlier one") from error
+
+
+def _check_same(loader: LoaderConfig[Any], data: dict[str, Any]) -> None:
+    samples, files = fingerprint(loader.dataset)
+    if samples != data["samples"]:
+        raise ValueError(
+            f"the dataset must be as long as when the state was saved, {data['samples']}, got {samples}; "
+            "use that dataset, or begin a new epoch without the state"
+        )
+    if files != data["files"]:
+        raise ValueError(
+            "the dataset must have the same files in the same order as when the state was saved, but their names "
+            "differ; use that dataset, or begin a new epoch without the state"
+        )
+    if (batch_size := loader.batch_size or 0) != data["batch_size"]:
+        raise ValueError(f"batch_size must be {data['batch_size']}, as when the state was saved, got {batch_size}")
+    if loader.randomness != data["randomness"]:
+        raise ValueError(f"randomness must be {data['randomness']!r}, as when the state was saved")
+    redistribution.check_process(loader, data)
+    if loader.randomness == "sample" or isinstance(loader.num_workers, AutoWorkers):
+        return
+    if loader.num_workers != data["num_workers"]:
+        raise ValueError(other_workers(data["num_workers"], loader.num_workers))
+    if bool(loader.persistent_workers and loader.num_workers) != data["persistent"]:
+        raise ValueError(f"persistent_workers must be {data['persistent']}, as when the state was saved")
+
+
+def _shown(data: Any) -> str:
+    return f"a dict with {', '.join(map(repr, list(data)[:5]))}" if isinstance(data, dict) else type(data).__name__
+
+
+def fingerprint(dataset: Any) -> tuple[int, int]:
+    """Return a dataset's length (-1: unknown), and a checksum of some of its files' names."""
+    try:
+        samples = -1 if isinstance(dataset, IterableDataset) else len(dataset)
+    except (TypeError, NotImplementedError):
+        samples = -1
+    checksum = 0
+    while type(dataset) is Subset:
+        checksum = zlib.crc32(repr(_some(dataset.indices)).encode(), checksum)
+        dataset = dataset.dataset
+    lists = [_list_of(dataset, name) for name in ("samples", "imgs", "images", "files")]
+    files = next(filter(None, lists), [])
+    names = [os.path.basename(os.fsdecode(entry)) for entry in map(_first, _some(files)) if _is_path(entry)]
+    return samples, zlib.crc32(repr(names).encode(), checksum)
+
+
+def _list_of(dataset: Any, name: str) -> list[Any]:
+    found = getattr(dataset, "__dict__", {}).get(name)
+    return found if isinstance(found, list) else []
+
+
+def _some(entries: Any) -> list[Any]:
+    count = len(entries)
+    return [entries[i * (count - 1) // (_NAMES - 1)] for i in range(_NAMES)] if count > _NAMES else list(entries)
+
+
+def _first(entry: Any) -> Any:
+    return entry[0] if isinstance(entry, tuple | list) and entry else entry
+
+
+def _is_path(entry: Any) -> bool:
+    return isinstance(entry, str | bytes | os.PathLike)

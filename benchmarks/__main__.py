@@ -27,12 +27,16 @@ def _question(name: str, help: str) -> Command:
 BENCHMARKS: Final[Table] = {
     "all": _benchmark("all", "every benchmark in turn, each in a process of its own", photographs=True),
     "cpu": _question("cpu", "processor seconds per image, beside peers"),
+    "energy": _question("energy", "energy of the GPU per million images, beside peers"),
     "figures": Command(
         "benchmarks.readme_tables",
         "write the tables and charts of README and docs from results",
         arguments="benchmarks.arguments:figures",
     ),
     "firstbatch": _question("firstbatch", "time to the first batch, beside peers"),
+    "gpudecode": _benchmark(
+        "gpudecode", "decoding on the GPU: kernels, beside a step, the same bits", photographs=True
+    ),
     "insight": _benchmark("insight", "what annotations, stages and windows cost without a tool"),
     "loaders": _question("loaders", "loaders alone against threads, beside peers"),
     "memory": _question("memory", "host and GPU memory of loaders, beside peers"),

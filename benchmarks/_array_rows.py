@@ -171,7 +171,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Measure what :func:`main` was asked for."""
+    """Measure what :func:`main` was asked for, and write the record after each batch size."""
     device = torch.device(args.device)
     points = []
     for batch_size in args.batch_sizes:
@@ -184,10 +184,10 @@ def measure(args: argparse.Namespace) -> None:
         for name, row in rows.items():
             rate, share = row.values()
             console().print(f"batch {batch_size}, {name}: {rate['median']:,.0f} images/s, {share['median']:.3g}")
-    if args.json:
-        described = {"name": "CIFAR-10, random images", "images": args.images, "synthetic": True}
-        record = {"benchmark": f"arrays-{args.what}", "environment": environment(), "dataset": described}
-        write_json(args.json, {**record, "parameters": vars(args), "points": points})
+        if args.json:
+            described = {"name": "CIFAR-10, random images", "images": args.images, "synthetic": True}
+            record = {"benchmark": f"arrays-{args.what}", "environment": environment(), "dataset": described}
+            write_json(args.json, {**record, "parameters": vars(args), "points": points})
 
 
 if __name__ == "__main__":

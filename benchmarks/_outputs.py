@@ -17,7 +17,7 @@ from benchmarks.contenders._job import Job
 from benchmarks.contenders._remote import ContenderError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from benchmarks.contenders._remote import Remote, Team
 
@@ -30,7 +30,8 @@ def check_outputs(team: Team, data: str, recipe: str = "crops") -> dict[str, dic
     """Compare each contender's batches of whole images and of random crops, all contenders at once.
 
     A contender that draws crops as torch does, from its generator and in its order, is compared image by image; the
-    others' crops are compared statistically by :mod:`benchmarks._likeness`.
+    others' crops are compared statistically by :mod:`benchmarks._likeness`, without the recipe's augmentations. Who
+    does not have the recipe is not asked.
 
     Raises:
         ValueError: Torchvision cannot read an image.
@@ -38,7 +39,8 @@ def check_outputs(team: Team, data: str, recipe: str = "crops") -> dict[str, dic
     Returns:
         What was seen, by name; with ``failed``, the reason, where it is off by more than it may be.
     """
-    seen: dict[str, dict[str, Any]] = {remote.name: {} for remote in team.loading}
+    remotes = [remote for remote in team.loading if recipe == "crops" or remote.contender.any_recipe]
+    seen: dict[str, dict[str, Any]] = {remote.name: {} for remote in remotes}
     with tempfile.TemporaryDirectory(prefix="fastload-") as folder:
         for train in (False, True):
             job = Job(
@@ -54,13 +56,15 @@ def check_outputs(team: Team, data: str, recipe: str = "crops") -> dict[str, dic
             expected = Path(folder) / f"{train}.npz"
             with _readable():
                 write_expected(job, expected)
-            follows = [remote for remote in team.loading if not (train and remote.contender.draws_itself)]
+            follows = [remote for remote in remotes if not (train and remote.contender.draws_itself)]
 
             def check(remote: Remote, job: Job = job, expected: Path = expected) -> None:
                 seen[remote.name] |= _check(remote, job, expected)
 
             team.together([remote for remote in follows if "failed" not in seen[remote.name]], check)
-        _check_drawing(team, data, Path(folder) / "images", seen)
+        drawing = [remote for remote in remotes if remote.contender.draws_itself and "failed" not in seen[remote.name]]
+        if drawing:
+            _check_drawing(team, drawing, data, Path(folder) / "images", seen)
     return seen
 
 
@@ -72,10 +76,9 @@ def _check(remote: Remote, job: Job, expected: Path) -> dict[str, Any]:
     return _known("check_training" if job.train else "check", answer, _wrong(answer, remote.contender.tolerance))
 
 
-def _check_drawing(team: Team, data: str, folder: Path, seen: dict[str, dict[str, Any]]) -> None:
-    drawing = [remote for remote in team.loading if remote.contender.draws_itself and "failed" not in seen[remote.name]]
-    if not drawing:
-        return
+def _check_drawing(
+    team: Team, drawing: Sequence[Remote], data: str, folder: Path, seen: dict[str, dict[str, Any]]
+) -> None:
     files, _ = Job(data=data, threads=1, batch_size=1).files()
     count = lay_out(files, folder)
     job = Job(

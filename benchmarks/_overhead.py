@@ -24,7 +24,7 @@ from fastload import FastLoader
 from fastload import loader as loader_module
 from fastload.autoscale.policy import cores_for_loading
 from fastload.device import transfer as transfer_module
-from fastload.engines import iterators, state, workers
+from fastload.engines import iterators, position, workers
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.measurement.record import Spread, interleave
 from fastload.measurement.throughput import NATIVE_AHEAD, endless, in_flight, loop_rate
@@ -54,7 +54,7 @@ def without_stats() -> Iterator[None]:
             put(module, "measure", lambda iterator, measured: measured)
         put(iterators, "measure_here", lambda iterator, measured: None)
         put(workers, "MeasuredWorker", lambda first_call, counters, keep: first_call or (lambda worker_id: None))
-        put(state.Position, "follow", lambda self, *rest: None)  # which reads the meter
+        put(position.Position, "follow", lambda self, *rest: None)  # which reads the meter
         put(transfer_module, "DeviceClock", lambda module: None)
         yield
 

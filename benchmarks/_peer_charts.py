@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks._charts import Bar, Panel, draw
-from benchmarks._peer_tables import MARK, NATIVE, NO_PEER, OURS, TOPICS, cell, rate
+from benchmarks._peer_tables import MARK, NATIVE, NO_PEER, OURS, cell, rate
+from benchmarks._peer_topics import TOPICS
 
 
 def chart(name: str, record: dict[str, Any]) -> str:

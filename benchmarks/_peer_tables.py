@@ -1,4 +1,4 @@
-"""Format the tables of the peer benchmarks: short for README, long for docs/benchmarks.md.
+"""Format the tables of the peer benchmarks: their columns, and who is ahead.
 
 A contender that is ahead of FastLoader is marked, and a sentence says by how much.
 """
@@ -10,8 +10,6 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-
-from fastload.bench._steps import whole_bursts
 
 NATIVE, WORKERS = "fastload", "fastload-workers"
 OURS = (NATIVE, WORKERS, "fastload-cpu", "fastload-gpu")
@@ -31,6 +29,7 @@ class Column:
         more_is_better: Which way is ahead.
         spread: Smallest and largest of the repeats, by contender, where there are repeats.
         bounds: Contenders whose figure is a lower bound.
+        is_ranked: Whether one figure is better than another at all.
     """
 
     title: str
@@ -39,11 +38,12 @@ class Column:
     more_is_better: bool
     spread: dict[str, tuple[float, float]]
     bounds: frozenset[str] = frozenset()
+    is_ranked: bool = True
 
     def ahead(self, engine: str = NATIVE) -> list[str]:
         """Peers that do better than one of FastLoader's engines, the best first."""
         own = self.values.get(engine)
-        if own is None:
+        if own is None or not self.is_ranked:
             return []
         sign = 1 if self.more_is_better else -1
         better = [name for name, value in self.values.items() if name not in NO_PEER and sign * (value - own) > 0]
@@ -142,21 +142,6 @@ def _times(lead: float) -> str:
     return f"{100 * (lead - 1):.1f}%" if lead < 1.1 else f"{lead:.1f}×" if lead < 10 else f"{lead:.0f}×"
 
 
-def absent(record: dict[str, Any]) -> str:
-    """Who did not take part, or ended on the way, and why."""
-    reasons = []
-    for known in record["contenders"].values():
-        reason = known.get("missing") or known.get("failed")
-        if reason:
-            reasons.append(f"* {known['title']}: {_first_words(reason)}")
-    return "Not measured, or not everywhere:\n\n" + "\n".join(reasons) if reasons else ""
-
-
-def _first_words(reason: str, most: int = 200) -> str:
-    line = " ".join(reason.split()).replace("|", "/").replace("<", "‹").replace(">", "›")
-    return line if len(line) <= most else line[:most].rsplit(" ", 1)[0] + " …"
-
-
 def loaders(record: dict[str, Any]) -> list[Column]:
     """Images per second against threads."""
     return [column(f"{_threads(point)}{_recipe(point)}", point, "images_per_s") for point in _by_threads(record)]
@@ -206,17 +191,6 @@ def memory(record: dict[str, Any]) -> list[Column]:
             if one.values:
                 columns.append(one)
     return columns
-
-
-def _without_slots(record: dict[str, Any]) -> str:
-    turns = [turn for point in record["points"] for turn in point["contenders"].get(WORKERS, {}).get("turns", ())]
-    without = sum(1 for turn in turns if not turn["pinned"]["arena_bytes"])
-    if not without or not record["environment"]["gpu"]:
-        return ""
-    return (
-        "FastLoader's workers begin on torch's path while their slots are made; "
-        f"in {without} of {len(turns)} turns they had none yet at the end."
-    )
 
 
 def cpu(record: dict[str, Any]) -> list[Column]:
@@ -290,177 +264,16 @@ def _megabytes(value: float) -> str:
     return f"{value / 1e6:,.0f} MB"
 
 
-@dataclass(frozen=True)
-class Topic:
-    """One question.
-
-    Attributes:
-        columns: Of a record.
-        heading: In docs/benchmarks.md.
-        text: What is measured.
-        drawn: Titles of the columns in its chart; none: all of them.
-        note: What is to be known of this record.
-    """
-
-    columns: Callable[[dict[str, Any]], list[Column]]
-    heading: str
-    text: str
-    drawn: tuple[str, ...] = ()
-    note: Callable[[dict[str, Any]], str] = lambda record: ""
+def energy(record: dict[str, Any]) -> list[Column]:
+    """Show kilojoules per million images, and the power and rate that they come from."""
+    columns = []
+    for point in _by_threads(record):
+        threads = _threads(point)
+        each = column(f"per million images, {threads}", point, "joules_per_million", _kilojoules, more_is_better=False)
+        watts = column("power", point, "watts", lambda watts: f"{watts:,.0f} W", more_is_better=False)
+        columns += [each, replace(watts, is_ranked=False), column(f"images/s, {threads}", point, "images_per_s")]
+    return columns
 
 
-TOPICS = {
-    "loaders": Topic(
-        loaders,
-        "The loader alone",
-        "Images per second, delivered as normalized float32 on the GPU; nothing is done with them.",
-        drawn=("16 threads",),
-    ),
-    "loaders-two-cores": Topic(
-        loaders, "Without a GPU", "Images per second on two cores, delivered as normalized float32 in host memory."
-    ),
-    "train": Topic(
-        train,
-        "Training",
-        "bf16 training as a share of the same step with its data on the GPU already. Cores: loader and training loop "
-        "may use no more.",
-        drawn=("ResNet-50, 6 cores", "ResNet-50, 16 cores", "ResNet-18, 6 cores", "ViT-S/16, 6 cores"),
-    ),
-    "loaders-augmented": Topic(
-        loaders,
-        "The loader alone, with augmentation",
-        "Images per second, with torchvision's policies and RandomErasing; delivered as above.",
-    ),
-    "train-augmented": Topic(
-        train,
-        "Training with augmentation",
-        "bf16 training with torchvision's policies and RandomErasing, as a share of the same step with its data on the "
-        "GPU already. Loader and training loop may use no more than these cores.",
-    ),
-    "loaders-decode": Topic(
-        loaders,
-        "Decoding on threads and on the GPU, the loader alone",
-        "Images per second once the index knows the files, from the second epoch on; delivered as above.",
-        drawn=("16 threads",),
-    ),
-    "train-decode": Topic(
-        train,
-        "Decoding on threads and on the GPU, training",
-        "bf16 training once the index knows the files, as a share of the same step with its data on the GPU already. "
-        "Loader and training loop may use no more than these cores. FastLoader, native chooses batch by batch.",
-    ),
-    "train-shared": Topic(
-        train,
-        "Training on a shared machine",
-        "The same with timm and SPDL, in an earlier run: one GPU and 16 cores of a machine of four, up to three other "
-        "benchmarks beside it.",
-        drawn=("ResNet-50, 6 cores", "ResNet-18, 6 cores", "ViT-S/16, 6 cores"),
-    ),
-    "train-resnet50": Topic(
-        one_model,
-        "Training, one model",
-        "bf16 training with FFCV's JPEG, too, and what `next()` takes of the training loop's thread. Cores: loader and "
-        "training loop may use no more.",
-    ),
-    "firstbatch": Topic(
-        firstbatch, "Time to the first batch", "From making the loader, in a process where everything is imported."
-    ),
-    "memory": Topic(
-        memory,
-        "Memory",
-        "Added by a running loader at its peak, from its start on; shared and pinned memory count, for everybody.",
-        note=_without_slots,
-    ),
-    "firstbatch-workers": Topic(
-        firstbatch,
-        "Time to the first batch, transforms in worker processes",
-        "With a step that is not known before the usual ones, a later run: workers have lazy images and send uint8.",
-    ),
-    "memory-workers": Topic(
-        memory, "Memory, transforms in worker processes", "The same loaders as in the table of first batches."
-    ),
-    "cpu": Topic(cpu, "Processor time", "All threads and processes of the loader; and `next()` in the training loop."),
-    "scaling": Topic(
-        scaling,
-        "Size of images and batches",
-        "Images per second of the loader alone, cropped and resized to 224 px.",
-        drawn=("256 px, 16 KB, batches of 256", "1000 px, 208 KB, batches of 64", "4000 px, 3,625 KB, batches of 16"),
-    ),
-    "multigpu": Topic(
-        multigpu,
-        "One GPU and several",
-        "Images per second in all, under torchrun with DistributedDataParallel and a DistributedSampler.",
-        drawn=("1 GPU", "4 GPUs"),
-    ),
-}
-
-
-IN_SHORT = ("torch-pinned", "dali-cpu", "dali-gpu", "fastload")
-"""Contenders of the first table of README and documentation."""
-
-
-def share(record: dict[str, Any]) -> str:
-    """The first table: one model's share of full GPU speed."""
-    points = [point for point in record["points"] if point["model"] == "resnet50"]
-    columns = [
-        replace(one, title=one.title.partition(", ")[2].partition("<br>")[0]) for one in train({"points": points})
-    ]
-    few = {name: known for name, known in record["contenders"].items() if name in IN_SHORT}
-    head = "| ResNet-50, share of full GPU speed |"
-    shown = table({"contenders": few}, columns, spread=True).replace("|  |", head, 1)
-    columns = [replace(one, values={who: one.values[who] for who in few}) for one in columns]
-    return f"{shown}\n\nMedian ± the farthest of five repeats. {who_is_ahead({'contenders': few}, columns)}"
-
-
-def beside(record: dict[str, Any], threads: int = 16) -> str:
-    """Who is ahead of which engine at one number of threads."""
-    points = [point for point in record["points"] if point["threads"] == threads]
-    return who_is_ahead(record, loaders({"points": points}))
-
-
-def long(name: str, record: dict[str, Any]) -> str:
-    """Format the long table: with the repeats' spread, the method, and missing contenders."""
-    topic = TOPICS[name]
-    columns = topic.columns(record)
-    parts = [
-        f"## {topic.heading}",
-        f"{topic.text} Median ± the farthest repeat.",
-        f"![{topic.heading}, as bars](charts/{name}.svg)",
-        table(record, columns, spread=True),
-        who_is_ahead(record, columns),
-        topic.note(record),
-        absent(record),
-        _how(record),
-        _versions(record),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _how(record: dict[str, Any]) -> str:
-    asked, points = record["parameters"], record["points"]
-    said = []
-    for key, one, what in (("repeats", "repeat", "repeats"), ("batch_size", "image a batch", "images a batch")):
-        found = sorted({point.get(key, asked.get(key)) for point in points} - {None})
-        if found:
-            said.append(f"{' or '.join(map(str, found))} {one if found == [1] else what}")
-    if isinstance(asked.get("threads"), int):
-        said.append(f"{asked['threads']} threads")
-    if threads := sorted({point["threads"] for point in points if "processes" in point}):
-        said.append(f"{' or '.join(map(str, threads))} threads a process")
-    if asked.get("steps"):
-        steps = sorted({whole_bursts(asked["steps"], point["threads"]) for point in points})
-        said.append(f"turns of {' or '.join(map(str, steps))} steps")
-    elif any("images_per_s" in result for point in points for result in point["contenders"].values()):
-        said.append(f"turns of at least {asked['seconds']:g} s")
-    for data in [record["dataset"], *(point["dataset"] for point in points if "dataset" in point)]:
-        cached = data.get("page_cache_share")
-        share = "" if cached is None else f", {cached:.0%} of them in the page cache"
-        said.append(f"{data['images']} images of {data['mean_kb']:,.0f} KB{share}")
-    return f"{'; '.join(dict.fromkeys(said))}."
-
-
-def _versions(record: dict[str, Any]) -> str:
-    found: dict[str, str] = {}
-    for known in record["contenders"].values():
-        found |= known.get("versions", {})
-    return f"Versions: {', '.join(f'{name} {version}' for name, version in sorted(found.items()))}." if found else ""
+def _kilojoules(joules: float) -> str:
+    return f"{joules / 1e3:,.1f} kJ"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,14 @@ from benchmarks._setup import setup_of
 from benchmarks.contenders._remote import ContenderError, Remote, Team
 from fastload.bench._data import image_pool, open_images
 from fastload.measurement.console import console, refuse
-from fastload.measurement.record import Spread, environment, interleave, write_json
+from fastload.measurement.record import Spread, environment, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from benchmarks._setup import Setup
 
-    Points = Iterator[dict[str, Any]]
+    Points = Generator[dict[str, Any], None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +55,21 @@ class Gathering:
         team: Their processes.
         folder: The data set.
         described: The data set, for the record.
-        checked: What was seen of each contender's output.
+        checked: What was seen of each contender's output, by recipe and name.
         environment: What all of it runs on.
+        deadline: No point begins later, by ``time.monotonic``; None: never too late.
     """
 
     team: Team
     folder: str
     described: Mapping[str, Any]
-    checked: Mapping[str, Mapping[str, Any]]
+    checked: Mapping[str, Mapping[str, Mapping[str, Any]]]
     environment: Mapping[str, Any]
+    deadline: float | None = None
+
+    def late(self) -> bool:
+        """Whether time is up."""
+        return self.deadline is not None and time.monotonic() > self.deadline
 
     def present(self, setup: Setup) -> list[Remote]:
         """Who of the setup's contenders can answer."""
@@ -84,6 +91,7 @@ class Gathering:
             "repeats": setup.repeats,
             "seconds": setup.seconds,
             "recipe": setup.recipe,
+            "row_seconds": setup.row_seconds,
         }
         record: dict[str, Any] = {
             "benchmark": question.name,
@@ -99,15 +107,17 @@ class Gathering:
             "contenders": {},
             "points": [],
         }
-        for point in question.measure(self):
+        points = question.measure(self)
+        while not self.late() and (point := next(points, None)) is not None:
             # What was asked stands in each point: those of a question that is asked twice are in one record.
-            record["points"].append({**asked, **point})
+            record["points"].append({**asked, **point, "repeats": _rounds(point) or setup.repeats})
             record["contenders"] = {
-                name: {**known, **self.checked.get(name, {})}
+                name: {**known, **self.checked.get(setup.recipe, {}).get(name, {})}
                 for name, known in self.team.record().items()
                 if name in setup.names
             }
             keep(record)
+        points.close()
         record["complete"] = True
         keep(record)
         has_failed = any("failed" in entry for entry in record["contenders"].values())
@@ -115,20 +125,28 @@ class Gathering:
 
 
 @contextlib.contextmanager
-def gathered(setup: Setup) -> Iterator[Gathering]:
-    """Start the contenders, cache the data set, and check every contender's output."""
+def gathered(setup: Setup, recipes: Sequence[str] = (), deadline: float | None = None) -> Iterator[Gathering]:
+    """Start the contenders, cache the data set, and check every contender's output.
+
+    Args:
+        setup: Who, and what of.
+        recipes: What is checked; the setup's if none.
+        deadline: See :class:`Gathering`.
+    """
     folder, described = prepared(setup.data, quick=setup.quick)
     with Team(setup.names, setup.device, setup.interpreters) as team:
         for remote in team.all:
             if remote.missing is not None:
                 console().print(f"missing: {remote.contender.title}: {remote.missing}")
-        checked = check_outputs(team, folder, setup.recipe)
-        for remote in team.loading:
-            reason = checked[remote.name].get("failed")
-            if reason is not None:
-                console().print(f"failed: {remote.contender.title}: {reason}")
-                remote.refuse(reason)
-        yield Gathering(team, folder, described, checked, environment())
+        checked = {}
+        for recipe in recipes or (setup.recipe,):
+            checked[recipe] = check_outputs(team, folder, recipe)
+            for remote in team.loading:
+                reason = checked[recipe].get(remote.name, {}).get("failed")
+                if reason is not None:
+                    console().print(f"failed: {remote.contender.title}: {reason}")
+                    remote.refuse(reason)
+        yield Gathering(team, folder, described, checked, environment(), deadline)
 
 
 def prepared(data: Path | None, *, quick: bool) -> tuple[str, dict[str, Any]]:
@@ -177,7 +195,10 @@ def warm_up(remote: Remote, threads: int, seconds: float) -> int:
 
 
 def take_turns(
-    remotes: Sequence[Remote], turn: Callable[[Remote], dict[str, Any]], repeats: int
+    remotes: Sequence[Remote],
+    turn: Callable[[Remote], dict[str, Any]],
+    repeats: int,
+    deadline: float | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Let each contender have ``repeats`` turns, interleaved; return each one's answers in order.
 
@@ -186,20 +207,19 @@ def take_turns(
     Args:
         remotes: Who.
         turn: Asks one of them, which runs meanwhile while the others stand still.
-        repeats: Rounds.
+        repeats: Rounds; every second one runs backwards.
+        deadline: No round but the first begins after this, by ``time.monotonic``.
     """
     answers: dict[str, list[dict[str, Any]]] = {remote.name: [] for remote in remotes}
-
-    def one(remote: Remote) -> Callable[[], float]:
-        def measure() -> float:
+    order = list(remotes)
+    for number in range(repeats):
+        if number and deadline is not None and time.monotonic() > deadline:
+            break
+        for remote in order:
             if remote.failed is None:
                 with attempt(remote), remote.turn():
                     answers[remote.name].append(turn(remote))
-            return 0.0
-
-        return measure
-
-    interleave({remote.name: one(remote) for remote in remotes}, repeats)
+        order.reverse()
     return {remote.name: answers[remote.name] for remote in remotes if remote.failed is None}
 
 
@@ -227,20 +247,29 @@ def rate_figures(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _rounds(point: Mapping[str, Any]) -> int:
+    """How many turns each contender had; 0 if its figures do not say."""
+    figures = [figure for result in point["contenders"].values() for figure in result.values()]
+    return max(
+        (len(figure["values"]) for figure in figures if isinstance(figure, dict) and "values" in figure), default=0
+    )
+
+
 def rates(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
     """Measure the loader of every contender alone, at one number of threads."""
+    deadline, seconds = setup.deadline(), setup.turn_seconds(len(gathering.present(setup)))
     team = gathering.team
     job = setup.job(gathering.folder, threads)
     team.open(gathering.present(setup), job)
     batches: dict[str, int] = {}
     for remote in gathering.present(setup):
         with attempt(remote), remote.turn():
-            batches[remote.name] = warm_up(remote, threads, setup.seconds)
+            batches[remote.name] = warm_up(remote, threads, seconds)
 
     def turn(remote: Remote) -> dict[str, Any]:
         return remote.ask("run", batches=batches[remote.name])
 
-    answers = take_turns(gathering.present(setup), turn, setup.repeats)
+    answers = take_turns(gathering.present(setup), turn, setup.repeats, deadline)
     team.close_feeds()
     return {name: {**rate_figures(turns), "batches_per_turn": batches[name]} for name, turns in answers.items()}
 

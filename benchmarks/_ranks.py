@@ -20,7 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.contenders import ceiling
 from benchmarks.contenders._job import Job, in_model_layout
-from benchmarks.multigpu import CEILING, RankPlan
+from benchmarks.multigpu import CEILING, DECODE, TORCH, RankPlan
 from fastload import FastLoader
 from fastload.bench._steps import TrainingStep, run_steps
 from fastload.measurement.clock import CudaClock, HostClock
@@ -58,6 +58,7 @@ class Rank:
         # So many batches may be ready when a turn begins: FastLoader's threads do not stand still before they have
         # filled its buffers, torch's workers had filled theirs. The same in every process.
         self._ready: dict[str, int] = {}
+        self._epoch_batches = 0
         self._loaders: list[Any] = []
         self._workers: dict[str, list[int]] = {}
         self._feeds: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
@@ -74,26 +75,44 @@ class Rank:
         theirs = DataLoader(images, sampler=DistributedSampler(images), pin_memory=self._on_gpu(), **common)
         before = {child.pid for child in multiprocessing.active_children()}
         torch.manual_seed(dist.get_rank())
-        self._feeds["torch-pinned"] = self._delivered(iter(theirs))
-        self._workers["torch-pinned"] = [
+        self._feeds[TORCH] = self._delivered(iter(theirs))
+        self._workers[TORCH] = [
             child.pid for child in multiprocessing.active_children() if child.pid and child.pid not in before
         ]
-        ours = FastLoader(images, sampler=DistributedSampler(images), device=self._device, engine="native", **common)
-        torch.manual_seed(dist.get_rank())
-        self._feeds["fastload"] = iter(ours)
-        self._loaders.append(ours)
-        self._ready = {"torch-pinned": in_flight(theirs), "fastload": NATIVE_AHEAD}
+        self._ready[TORCH] = in_flight(theirs)
+        for name in plan.contenders:
+            if name not in DECODE:
+                continue
+            ours = FastLoader(
+                images,
+                sampler=DistributedSampler(images),
+                device=self._device,
+                engine="native",
+                decode=DECODE[name],
+                **common,
+            )
+            torch.manual_seed(dist.get_rank())
+            self._feeds[name] = iter(ours)
+            self._loaders.append(ours)
+            self._ready[name] = NATIVE_AHEAD
         self._feeds[CEILING] = ceiling.open_feed(job, "").batches
+        self._epoch_batches = -(-len(pool) // plan.batch_size)
 
     def check(self, batches: int) -> bool:
-        """Return whether both loaders give bit-identical batches in this process.
+        """Return whether all loaders give bit-identical batches in this process.
 
-        Both continue from the last batch that was compared.
+        All continue from the last batch that was compared; FastLoader's go on until the index has seen most images.
         """
         same = True
         for _ in range(batches):
-            theirs, ours = (next(self._feeds[name]) for name in ("torch-pinned", "fastload"))
-            same &= all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+            theirs = next(self._feeds[TORCH])
+            for name in self._feeds.keys() & DECODE:
+                same &= all(torch.equal(a, b) for a, b in zip(theirs, next(self._feeds[name]), strict=True))
+        if TORCH not in self._plan.contenders:
+            del self._feeds[TORCH], self._workers[TORCH]  # which ends the workers
+        for name in sorted(self._feeds.keys() & DECODE):
+            for _ in range(4 * self._epoch_batches):  # a rank draws any of all images: most come at least once
+                next(self._feeds[name])
         return same
 
     def train(self, name: str, steps: int) -> float:
@@ -157,7 +176,8 @@ class Rank:
 def main() -> None:
     """Run as a program."""
     folder = Path(sys.argv[1])
-    plan = RankPlan(**json.loads((folder / "plan.json").read_text()))
+    planned = json.loads((folder / "plan.json").read_text())
+    plan = RankPlan(**{**planned, "contenders": tuple(planned["contenders"])})
     rank, on_gpu = int(os.environ["RANK"]), plan.device == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Setup:
         quick: Tiny; the figures mean nothing.
         device: Where batches go.
         recipe: One of :data:`~benchmarks.contenders._registry.RECIPES`.
+        row_seconds: Of one point of a record, about, with the loaders' start; ``None``: as long as it takes.
     """
 
     data: Path | None = None
@@ -50,6 +52,7 @@ class Setup:
     quick: bool = False
     device: str = field(default_factory=_device)
     recipe: str = "crops"
+    row_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.recipe not in RECIPES:
@@ -59,9 +62,20 @@ class Setup:
                 raise ValueError(f"--contenders must be among {', '.join(CONTENDERS)}, got {name!r}")
             if self.recipe != "crops" and not CONTENDERS[name].any_recipe:
                 raise ValueError(f"--contenders must take torchvision's transforms for --recipe, got {name!r}")
-        for name, low in (("repeats", 1), ("batch_size", 1), ("seconds", 0)):
-            if getattr(self, name) < low:
-                raise ValueError(f"--{name.replace('_', '-')} must be >= {low}, got {getattr(self, name)}")
+        for name, low in (("repeats", 1), ("batch_size", 1), ("seconds", 0), ("row_seconds", 0)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"--{name.replace('_', '-')} must be >= {low}, got {value}")
+
+    def deadline(self) -> float | None:
+        """When a point that begins now has had its time, by ``time.monotonic``; None: never."""
+        return None if self.row_seconds is None else time.monotonic() + self.row_seconds
+
+    def turn_seconds(self, contenders: int) -> float:
+        """Return the length of a turn with which a point keeps to its time."""
+        if self.row_seconds is None:
+            return self.seconds
+        return min(self.seconds, self.row_seconds / (max(1, contenders) * (self.repeats + 2)))
 
     def job(self, folder: str, threads: int) -> Job:
         """Return the job of loading ``folder`` with so many threads."""
@@ -80,7 +94,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
     values: dict[str, Any] = {}
     if args.quick:
         values = {"repeats": 1, "seconds": 0.1, "batch_size": 8, "names": QUICK}
-    given = {name: getattr(args, name) for name in ("repeats", "seconds", "batch_size", "recipe")}
+    given = {name: getattr(args, name) for name in ("repeats", "seconds", "batch_size", "recipe", "row_seconds")}
     values |= {name: value for name, value in given.items() if value is not None}
     if args.contenders:
         values["names"] = tuple(name.strip() for name in args.contenders.split(","))

@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ORDER: Final = (
-    *("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "ceiling", "insight", "state"),
+    *("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "gpudecode", "ceiling", "insight", "state"),
     *("onecore", "verdicts", "tune"),
 )
 """Every benchmark of ``all``; ``peers`` asks several, and ``demo`` shows what ``ladder`` measures."""
 
-THREADS: Final = {"loaders": (1, 2, 4, 8, 16), "firstbatch": (8,), "cpu": (8,), "memory": (16,)}
+THREADS: Final = {"loaders": (1, 2, 4, 8, 16), "firstbatch": (8,), "cpu": (8,), "memory": (16,), "energy": (16,)}
 """Of questions that are asked by threads, when none are given."""
 
 MODELS: Final = ("resnet50", "resnet18", VIT_S)
 """Of ``train``."""
+
+GPU_PARTS: Final = ("kernels", "step", "verify")
+"""Of ``gpudecode``."""
 
 EDGES: Final = {256: 1000, 500: 1000, 1000: 500, 2000: 160, 4000: 64}
 """Of ``scaling``: long edge in pixels, and how many images: enough to be varied, few enough to be written soon."""
@@ -57,6 +60,22 @@ def figures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when something is out of date")
 
 
+def gpudecode(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``python -m benchmarks gpudecode``."""
+    add_data_argument(parser)
+    parser.add_argument("--parts", metavar="A,B", help=f"(default: {','.join(GPU_PARTS)})")
+    parser.add_argument("--seconds", type=float, help="of all parts, about; what is left then is left out")
+    parser.add_argument("--verify", metavar="N", type=int, help="crops to compare (default: 100000; if quick: 320)")
+    parser.add_argument("--files", type=int, help="that these are taken of (default: 2000; if quick: 32)")
+    parser.add_argument("--model", help=f"that is trained (default: resnet50; if quick: {TINY})")
+    parser.add_argument("--batch-size", type=int, help="images per batch (default: 256; if quick: 8)")
+    parser.add_argument("--threads", type=int, help="of the loader (default: the usable cores, at most 16)")
+    parser.add_argument("--repeats", type=int, help="epochs and turns that are timed (default: 5; if quick: 2)")
+    parser.add_argument("--steps", type=int, help="of a turn (default: 20; if quick: 2)")
+    add_json(parser)
+    add_quick(parser)
+
+
 def insight(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``python -m benchmarks insight``."""
     parser.add_argument("--repeats", type=int, help="repeats of each measurement (default: 30)")
@@ -73,6 +92,13 @@ def multigpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, help="images per batch and process (default: 256; if quick: 8)")
     parser.add_argument("--repeats", type=int, help="turns of each loader (default: 5; if quick: 2)")
     parser.add_argument("--seconds", type=float, help="of each turn, about (default: 2; if quick: 0.1)")
+    parser.add_argument(
+        "--row-seconds", type=float, help="of all turns of a number of processes, about: shortens turns"
+    )
+    parser.add_argument("--cores", type=int, help="of all processes together (default: all that this one may use)")
+    parser.add_argument(
+        "--contenders", metavar="A,B", help="such as fastload-gpu, fastload-cpu (default: torch-pinned,fastload)"
+    )
     add_json(parser)
     add_quick(parser)
 
@@ -122,6 +148,7 @@ def verdicts(parser: argparse.ArgumentParser) -> None:
 def peers(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``python -m benchmarks peers``."""
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"default: {' '.join(QUESTIONS)}")
+    parser.add_argument("--total-seconds", type=float, help="after which no point begins, and what is left is left out")
     add_peer_arguments(parser)
 
 
@@ -144,6 +171,12 @@ def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--repeats", type=int, help=f"turns of each contender (default: {default.repeats})")
     parser.add_argument("--seconds", type=float, help=f"of each turn, about (default: {default.seconds})")
+    parser.add_argument(
+        "--row-seconds",
+        type=float,
+        help="of a point, about, the loaders' start included: turns are as short and as few as that takes, at least "
+        "one of each (default: as long as it takes)",
+    )
     parser.add_argument("--batch-size", type=int, help=f"images per batch (default: {default.batch_size})")
     parser.add_argument("--recipe", help=f"transforms of training: {', '.join(RECIPES)} (default: {default.recipe})")
     add_json(parser)
@@ -175,13 +208,14 @@ def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", help=f"torchvision's names, or {VIT_S} (default: {','.join(MODELS)})")
     parser.add_argument("--threads", type=numbers, help="threads or workers, all cores (default: 6,16)")
     parser.add_argument("--cores", type=numbers, help="cores, and as many threads: 4,8")
-    parser.add_argument("--steps", type=int, help="steps per turn (default: 30)")
+    parser.add_argument("--steps", type=int, help="most steps per turn (default: 30)")
 
 
 loaders: Final = _by_threads("loaders")
 firstbatch: Final = _by_threads("firstbatch")
 cpu: Final = _by_threads("cpu")
 memory: Final = _by_threads("memory")
+energy: Final = _by_threads("energy")
 
 QUESTIONS: Final = {
     "loaders": loaders,
@@ -190,5 +224,6 @@ QUESTIONS: Final = {
     "cpu": cpu,
     "scaling": scaling,
     "memory": memory,
+    "energy": energy,
 }
 """What declares the options of each question to peers."""

@@ -12,6 +12,9 @@ of its own, because libraries keep what they once had. Host memory is
 
 The peak of samples while batches are taken for some seconds. Beside it stands by how much the machine's available
 memory fell meanwhile: coarser, but it leaves out nothing.
+
+Memory of the GPU is what all processes use, once a loader runs, over what they used before: torch's blocks, kernels,
+and what a library allocates itself. The peak of what torch had allocated stands beside it.
 """
 
 from __future__ import annotations
@@ -108,14 +111,15 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
                 remote.ask("open", **job.record())
                 settle(remote)
                 remote.ask("run", batches=2 * threads + 2, seconds=setup.seconds)
-            device_after = remote.ask("device_memory")["used_bytes"]
+            device = remote.ask("device_memory")
             pinned = remote.ask("pinned_memory")
         finally:
             remote.end()
         peak = sampler.peak()
         return {
             "host_bytes": host_bytes(before, peak, pinned, counted),
-            "device_bytes": None if device_after is None else device_after - device_before,
+            "device_bytes": None if device_before is None else device["used_bytes"] - device_before,
+            "torch_peak_bytes": device["torch_peak_bytes"],
             "pinned": pinned,
             "available_fell_bytes": before.available_bytes - sampler.least_available(),
             "before": asdict(before),
@@ -132,10 +136,11 @@ def measure(gathering: Gathering, setup: Setup, threads: int) -> dict[str, Any]:
         turns = answers[remote.name]
         if len(turns) < setup.repeats:
             continue
-        on_device = [one["device_bytes"] for one in turns]
+        on_device, by_torch = ([one[figure] for one in turns] for figure in ("device_bytes", "torch_peak_bytes"))
         results[remote.name] = {
             "host_bytes": Spread.of([one["host_bytes"] for one in turns]).record(),
             "device_bytes": None if None in on_device else Spread.of(on_device).record(),
+            "torch_peak_bytes": None if None in by_torch else Spread.of(by_torch).record(),
             "lower_bound": remote.contender.pins_itself and counted["torch"] < 0.5,
             "counted": counted,
             "turns": turns,

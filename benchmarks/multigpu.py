@@ -1,8 +1,9 @@
 """Training on one GPU and on several, one process each: ``python -m benchmarks multigpu``.
 
 Started by torchrun (``torch.distributed.run``), with DistributedDataParallel and a DistributedSampler, bf16 autocast.
-Every process has as many threads, or workers, as there are cores for it, 16 at most. The loaders, and the step with its
-data on the GPU already, have their turns in the same processes; torch's workers stand still while another has its turn.
+Every process has as many threads, or workers, as there are cores for it, 16 at most; ``--cores`` limits those of all
+processes together. The loaders, and the step with its data on the GPU already, have their turns in the same processes,
+once the index knows the images; torch's workers stand still while another has its turn.
 The figure of a turn is that of the slowest process. Runs with more and more processes are started together, so that
 imports are waited for once, and measure one after another.
 
@@ -13,19 +14,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import torch
 
 from benchmarks._checkout import importable
 from benchmarks._peers import prepared
+from benchmarks.contenders._registry import CONTENDERS
 from fastload._machine import usable_cpus
 from fastload.bench._steps import check_model
 from fastload.bench.arguments import TINY
@@ -34,12 +38,15 @@ from fastload.measurement.record import Spread, environment, ratio, write_json
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 PROCESSES = (1, 2, 4)
 THREADS_MAX = 16
 CEILING = "ceiling"
-TITLES = {"torch-pinned": "DataLoader, pinned", "fastload": "FastLoader, native", CEILING: "data on the GPU already"}
+TORCH = "torch-pinned"
+DECODE: Mapping[str, Literal["auto", "cpu", "gpu"]] = {"fastload": "auto", "fastload-cpu": "cpu", "fastload-gpu": "gpu"}
+"""Where FastLoader decodes, by contender."""
+
 _PATIENCE_S = 300.0
 
 
@@ -59,6 +66,7 @@ class RankPlan:
         repeats: Turns.
         seconds: Of a turn, about.
         device: ``"cuda"`` or ``"cpu"``.
+        contenders: Loaders that are measured, beside the ceiling.
     """
 
     data: str
@@ -68,6 +76,7 @@ class RankPlan:
     repeats: int
     seconds: float
     device: str
+    contenders: tuple[str, ...]
 
 
 class RankRun:
@@ -180,16 +189,34 @@ def _show(points: Sequence[Mapping[str, Any]]) -> None:
     for name, result in point["contenders"].items():
         rate = result["images_per_s"]
         console().print(
-            f"{point['processes']} processes of {point['threads']} threads, {TITLES[name]}: "
+            f"{point['processes']} processes of {point['threads']} threads, {CONTENDERS[name].title}: "
             f"{rate['median']:,.0f} images/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
             f"{result['share_of_ceiling']['median']:.1%} of the ceiling, scaling {result['scaling_efficiency']:.1%}"
         )
+
+
+def _limit(cores: int | None) -> None:
+    """Restrict this process, and all that it starts, to so many cores, if any."""
+    if cores is None:
+        return
+    if not 1 <= cores <= usable_cpus():
+        raise ValueError(f"--cores must be from 1 to {usable_cpus()}, the cores that this process may use, got {cores}")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+
+
+def _contenders(given: str | None) -> tuple[str, ...]:
+    names = tuple((given or f"{TORCH},fastload").split(","))
+    if unknown := [name for name in names if name not in (TORCH, *DECODE)]:
+        raise ValueError(f"--contenders must be among {TORCH}, {', '.join(DECODE)}, got {', '.join(unknown)}")
+    return names
 
 
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks multigpu``."""
     try:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        _limit(args.cores)
+        contenders = _contenders(args.contenders)
         model = args.model or ("resnet50" if gpus and not args.quick else TINY)
         check_model(model)
         counts = args.processes or tuple(n for n in PROCESSES if n <= (gpus or 2))
@@ -202,6 +229,8 @@ def main(args: argparse.Namespace) -> int:
             console().print("bench multigpu: skipped, torch finds no CUDA device here; --quick shows that it works")
             return 0
         folder, described = prepared(args.data, quick=args.quick)
+        seconds = args.seconds if args.seconds is not None else (0.1 if args.quick else 2.0)
+        turns = (len(contenders) + 1) * (repeats + 2)  # with those in which the libraries choose their kernels
         plans = {
             processes: RankPlan(
                 data=folder,
@@ -209,8 +238,9 @@ def main(args: argparse.Namespace) -> int:
                 batch_size=args.batch_size or (8 if args.quick else 256),
                 threads=args.threads or max(1, min(THREADS_MAX, usable_cpus() // processes)),
                 repeats=repeats,
-                seconds=args.seconds if args.seconds is not None else (0.1 if args.quick else 2.0),
+                seconds=min(seconds, math.inf if args.row_seconds is None else args.row_seconds / turns),
                 device="cuda" if gpus else "cpu",
+                contenders=contenders,
             )
             for processes in sorted(counts)
         }
@@ -227,9 +257,10 @@ def main(args: argparse.Namespace) -> int:
             "dataset": described,
             "parameters": {
                 "quick": args.quick,
+                "cores": usable_cpus(),
                 **{name: getattr(plan, name) for name in ("model", "batch_size", "repeats", "seconds", "device")},
             },
-            "contenders": {name: {"title": title} for name, title in TITLES.items()},
+            "contenders": {name: {"title": CONTENDERS[name].title} for name in (*contenders, CEILING)},
         }
         measure(plans, keep)
     except (ValueError, FileNotFoundError) as error:

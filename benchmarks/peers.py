@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import shlex
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from benchmarks._peers import Question
 
 _OF_ALL = ("data", "python", "site", "quick")
-_UNLESS_SAID = ("contenders", "repeats", "seconds", "batch_size")
+_UNLESS_SAID = ("contenders", "repeats", "seconds", "batch_size", "row_seconds")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,13 +84,16 @@ def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks peers``; ``--json`` is a folder."""
     try:
         asked = [parse(text, args) for text in args.questions or QUESTIONS]
-        if len({question.setup.recipe for question in asked}) > 1:
-            raise ValueError("--recipe must be the same for all questions, whose contenders are checked once")
+        recipes = tuple(dict.fromkeys(question.setup.recipe for question in asked))
         names = tuple(dict.fromkeys(name for question in asked for name in question.setup.names))
+        deadline = None if args.total_seconds is None else time.monotonic() + args.total_seconds
         all_right = True
         answers: dict[str, list[Mapping[str, Any]]] = {}
-        with gathered(replace(asked[0].setup, names=names)) as gathering:
-            for question in asked:
+        with gathered(replace(asked[0].setup, names=names, recipe="crops"), recipes, deadline) as gathering:
+            for text, question in zip(args.questions or QUESTIONS, asked, strict=True):
+                if gathering.late():
+                    console().print(f"left out, time is up: {text}", markup=False)
+                    continue
                 before = answers.setdefault(question.name, [])
                 path = args.json / f"{question.name}.json" if args.json else None
                 record, right = gathering.answer(question, _writer(path, before))

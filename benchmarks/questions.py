@@ -8,7 +8,7 @@ images on the GPU (without one: in host memory); only ``train`` does something w
   files is known; everything else counts: starting processes or threads, building pipelines, FastLoader's check.
 * ``cpu``: processor seconds per image of all processes and threads of a contender, at a number of threads where none
   waits for a core; and what the training loop spends in ``next()``: Python, and starting copies and kernels.
-* ``memory``, ``scaling``, ``train``: see :mod:`benchmarks.memory`, :mod:`benchmarks.scaling`, :mod:`benchmarks.train`.
+* ``memory``, ``energy``, ``scaling``, ``train``: see the modules of these names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks import memory, scaling, train
+from benchmarks import energy, memory, scaling, train
 from benchmarks._peers import Question, describe_rates, rates, run, spread_of, take_turns
 from benchmarks.arguments import THREADS
 from fastload._machine import usable_cpus
@@ -117,6 +117,7 @@ FIRSTBATCH: Final = by_threads("firstbatch", first_batch, describe_first_batch)
 CPU: Final = by_threads("cpu", rates, describe_processor)
 SCALING: Final = PeerBenchmark(scaling.question)
 MEMORY: Final = by_threads("memory", memory.measure, memory.describe)
+ENERGY: Final = by_threads("energy", energy.measure, energy.describe)
 
 QUESTIONS: Final = {
     "loaders": LOADERS,
@@ -125,4 +126,5 @@ QUESTIONS: Final = {
     "cpu": CPU,
     "scaling": SCALING,
     "memory": MEMORY,
+    "energy": ENERGY,
 }

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks import _peer_charts, _peer_tables
+from benchmarks import _gpu_tables, _peer_charts, _peer_topics, _source_tables
 from benchmarks._checkout import ROOT
 from fastload.bench.recipes import AROUND, LAZY, NATIVE
 
@@ -31,6 +31,8 @@ README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "index.md"
 FIT = ROOT / "docs" / "fit.md"
 LADDER = ROOT / "docs" / "ladder.md"
+SOURCES = ROOT / "docs" / "sources.md"
+CLUSTER = ROOT / "docs" / "cluster.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 CHARTS = ROOT / "docs" / "charts"
 
@@ -240,10 +242,17 @@ def fit(record: dict[str, Any]) -> str:
     return _table(["you have", "it runs on", "loader's speed-up over torch's"], rows, texts=3)
 
 
+def beside(record: dict[str, Any]) -> str:
+    """Loaders alone, and what decoding on the GPU costs where that was measured."""
+    path = RESULTS / "gpudecode.json"
+    on_gpu = _gpu_tables.brief(json.loads(path.read_text())) if path.exists() else ""
+    return f"{_peer_topics.brief(record)}\n\n{on_gpu}".rstrip()
+
+
 SECTIONS: Sections = {"ladder": ladder, "step": step, "slots": slots, "decode": decode}
-SHARE: Sections = {"train": _peer_tables.share}
+SHARE: Sections = {"train": _peer_topics.share}
 PAGES: Final[dict[Path, Sections]] = {
-    README: {**SHARE, "recipes-h200": fit, "loaders": _peer_tables.beside},
+    README: {**SHARE, "recipes-h200": fit, "loaders-decode": beside},
     INDEX: SHARE,
     FIT: {"recipes-h200": fit},
     LADDER: SECTIONS,
@@ -252,8 +261,11 @@ PAGES: Final[dict[Path, Sections]] = {
         "recipes-h200": recipes,
         "onecore": onecore,
         "programs": programs,
-        **{name: functools.partial(_peer_tables.long, name) for name in _peer_tables.TOPICS},
+        "gpudecode": _gpu_tables.long,
+        **{name: functools.partial(_peer_topics.long, name) for name in _peer_topics.TOPICS},
     },
+    SOURCES: {"objectstore": _source_tables.objectstore},
+    CLUSTER: {"cluster": _source_tables.cluster},
 }
 """What stands on a page, by the name of its markers, which is that of the record."""
 
@@ -284,7 +296,7 @@ def render(text: str, page: Path) -> str:
 
 def charts() -> dict[Path, str]:
     """The charts beside the tables, by their files."""
-    paths = {name: RESULTS / f"{name}.json" for name in _peer_tables.TOPICS}
+    paths = {name: RESULTS / f"{name}.json" for name in _peer_topics.TOPICS}
     return {
         CHARTS / f"{name}.svg": _peer_charts.chart(name, json.loads(path.read_text()))
         for name, path in paths.items()

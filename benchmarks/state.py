@@ -1,8 +1,10 @@
 """Measure ``state_dict()`` and going on from it: ``python -m benchmarks state``.
 
 A shuffled epoch as long as ImageNet's, of samples that cost nothing, in worker processes. torchdata's
-``StatefulDataLoader`` takes part if it is installed; it is set as it is by default, with a snapshot of its workers for
-each batch.
+``StatefulDataLoader`` takes part if it is installed: as it is by default, with a snapshot of its workers for each
+batch; with one every 1,000 batches, as its documentation recommends for large states; and with torch's own
+``RandomSampler``. Iterable datasets, with and without a state of their own, have samples that cost 20 us, because those
+without are read again.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, get_worker_info
 
 from fastload import FastLoader
 from fastload.measurement.console import console, refuse
@@ -21,12 +23,14 @@ from fastload.measurement.record import Spread, environment, interleave, write_j
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SAMPLES: Final = 1_281_167
 STEPS: Final = (1, 1_000, 100_000)
 BATCH_SIZE: Final = 8  # so that an epoch has 100,000 batches
 WORKERS: Final = 2
+SAMPLE_S: Final = 20e-6
+STREAM_SHARE: Final = 10  # an iterable dataset has one of so many samples
 
 
 class Numbers(Dataset[int]):
@@ -42,6 +46,38 @@ class Numbers(Dataset[int]):
         return index
 
 
+class Stream(IterableDataset[int]):
+    """Samples that cost :data:`SAMPLE_S`, without a state."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.first = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        share = self.count // (1 if info is None else info.num_workers)
+        first, self.first = self.first, 0
+        for self.place in range(first, share):
+            until = time.perf_counter() + SAMPLE_S
+            while time.perf_counter() < until:
+                pass
+            yield self.place
+
+
+class PlacedStream(Stream):
+    """The same with its place as its state."""
+
+    place = -1
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the next place."""
+        return {"place": self.place + 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Begin there."""
+        self.first = state["place"]
+
+
 def kept(samples: list[int]) -> list[int]:
     """A collate function that costs nothing."""
     return samples
@@ -49,15 +85,42 @@ def kept(samples: list[int]) -> list[int]:
 
 def contenders(samples: int) -> dict[str, Callable[[], Any]]:
     """Return what makes each loader, by name."""
-    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": WORKERS, "collate_fn": kept}
-    found: dict[str, Callable[[], Any]] = {"fastload": lambda: FastLoader(Numbers(samples), device="cpu", **options)}
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": WORKERS, "collate_fn": kept}
+    shuffled = {**options, "shuffle": True}
+    few = samples // STREAM_SHARE
+
+    def fastload(dataset: Callable[[int], Any], count: int, **more: Any) -> Callable[[], Any]:
+        return lambda: FastLoader(dataset(count), device="cpu", **more)
+
+    found = {
+        "fastload": fastload(Numbers, samples, **shuffled),
+        "fastload, iterable with a state": fastload(PlacedStream, few, **options),
+        "fastload, iterable without a state": fastload(Stream, few, **options),
+    }
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
     except ImportError:
         console().print("torchdata is not installed, so FastLoader is measured alone")
-    else:
-        found["torchdata"] = lambda: StatefulDataLoader(Numbers(samples), **options)
-    return found
+        return found
+
+    def torchs_sampler() -> Any:
+        dataset = Numbers(samples)
+        return StatefulDataLoader(dataset, sampler=RandomSampler(dataset), **options)
+
+    return found | {
+        "torchdata": lambda: StatefulDataLoader(Numbers(samples), **shuffled),
+        "torchdata, a snapshot every 1,000 batches": lambda: StatefulDataLoader(
+            Numbers(samples), snapshot_every_n_steps=1_000, **shuffled
+        ),
+        "torchdata, torch's RandomSampler": torchs_sampler,
+        "torchdata, iterable with a state": lambda: StatefulDataLoader(PlacedStream(few), **options),
+        "torchdata, iterable without a state": lambda: StatefulDataLoader(Stream(few), **options),
+    }
+
+
+def is_iterable(name: str) -> bool:
+    """Whether a contender reads an iterable dataset, which has fewer samples."""
+    return "iterable" in name
 
 
 def measure(make: Callable[[], Any], steps: tuple[int, ...], middle: int, repeats: int) -> tuple[dict[str, Any], bytes]:
@@ -68,7 +131,7 @@ def measure(make: Callable[[], Any], steps: tuple[int, ...], middle: int, repeat
     costs: dict[str, Any] = {}
     state = b""
     busy_s = 0.0
-    last = max(*steps, middle)
+    last = max((*steps, middle))
     for step in range(1, last + 1):
         begin = time.perf_counter()
         next(iterator)
@@ -110,19 +173,28 @@ def main(args: argparse.Namespace) -> int:
     repeats = args.repeats if args.repeats is not None else 1 if args.quick else 5
     if repeats < 1:
         return refuse(ValueError(f"repeats must be >= 1, got {repeats}"))
-    samples, steps = (200, (1, 10)) if args.quick else (SAMPLES, STEPS)
+    samples, steps = (1_000, (1, 10)) if args.quick else (SAMPLES, STEPS)
     middle = samples // BATCH_SIZE // 2
+    middles = {True: middle // STREAM_SHARE, False: middle}
     made = contenders(samples)
     record: dict[str, Any] = {
         "benchmark": "state",
         "environment": environment()
         | {"torchdata": importlib.metadata.version("torchdata") if "torchdata" in made else None},
-        "parameters": {"samples": samples, "batch_size": BATCH_SIZE, "workers": WORKERS, "middle": middle},
+        "parameters": {
+            "samples": samples,
+            "batch_size": BATCH_SIZE,
+            "workers": WORKERS,
+            "middle": middle,
+            "sample_s": SAMPLE_S,
+        }
+        | {"sample_s": SAMPLE_S, "iterable_samples": samples // STREAM_SHARE, "iterable_middle": middles[True]},
         "contenders": {},
     }
     states = {}
     for name, make in made.items():
-        costs, states[name] = measure(make, steps, middle, 10 * repeats)
+        each = steps if name in ("fastload", "torchdata") else ()
+        costs, states[name] = measure(make, each, middles[is_iterable(name)], 10 * repeats)
         record["contenders"][name] = costs
         console().print(f"{name}: {costs['batch_us']:,.0f} us for a batch, with all that it does for a state")
         for step, cost in costs["steps"].items():

@@ -9,6 +9,7 @@ to so many cores, with as many threads; ``--threads`` leaves it all cores.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,21 +33,33 @@ WARM_STEPS = 10  # in which the libraries choose their kernels
 
 
 def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps: int) -> dict[str, Any]:
-    """Every contender, and the ceiling, with one model at one number of threads."""
+    """Every contender, and the ceiling, with one model at one number of threads.
+
+    Args:
+        gathering: The contenders.
+        setup: How often, and how long.
+        model: What is trained.
+        threads: Of each.
+        steps: Most of a turn; fewer, by the contender's speed, if a point's time is limited.
+    """
+    deadline, seconds = setup.deadline(), setup.turn_seconds(len(gathering.present(setup)))
     team = gathering.team
     job = setup.job(gathering.folder, threads)
     team.open(gathering.present(setup), job)
-    counted = whole_bursts(steps, threads)
+    counted = dict.fromkeys(setup.names, whole_bursts(steps, threads))
     for remote in gathering.present(setup):
         with attempt(remote), remote.turn():
             settle(remote)
             remote.ask("run", batches=2 * threads)  # training would leave for long what workers had time to prefetch
-            remote.ask("train", model=model, steps=1, warm_steps=WARM_STEPS)
+            probe = remote.ask("train", model=model, steps=1 if deadline is None else threads, warm_steps=WARM_STEPS)
+            if deadline is not None:
+                in_time = math.ceil(seconds * probe["batches"] / probe["seconds"])
+                counted[remote.name] = whole_bursts(max(1, min(steps, in_time)), threads)
 
     def turn(remote: Remote) -> dict[str, Any]:
-        return remote.ask("train", model=model, steps=counted, warm_steps=max(3, threads // 2))
+        return remote.ask("train", model=model, steps=counted[remote.name], warm_steps=max(3, threads // 2))
 
-    answers = take_turns(gathering.present(setup), turn, setup.repeats)
+    answers = take_turns(gathering.present(setup), turn, setup.repeats, deadline)
     team.close_feeds()
     rates = {
         name: Spread.of([answer["images"] / answer["seconds"] for answer in turns]) for name, turns in answers.items()
@@ -55,6 +68,7 @@ def measure(gathering: Gathering, setup: Setup, model: str, threads: int, steps:
     for name, turns in answers.items():
         results[name] = {
             "images_per_s": rates[name].record(),
+            "steps": counted[name],
             "wait_share": spread_of(turns, lambda a: a["wait_share"]),
             "main_thread_us_per_batch": spread_of(turns, lambda a: 1e6 * a["main_thread_s"] / a["batches"]),
             "share_of_ceiling": ratio(rates[name], rates[CEILING]).record() if CEILING in rates else None,
@@ -75,13 +89,15 @@ def question(args: argparse.Namespace, setup: Setup) -> Question:
         setup = replace(setup, names=(*setup.names, CEILING))
 
     def points(gathering: Gathering) -> Points:
-        for cores, threads in places:
-            _limit(gathering, cores)
-            for model in models:
-                results = measure(gathering, setup, model, threads, steps)
-                _show(gathering, model, cores, threads, results)
-                yield {"model": model, "cores": cores, "threads": threads, "contenders": results}
-        _limit(gathering, None)
+        try:
+            for cores, threads in places:
+                _limit(gathering, cores)
+                for model in models:
+                    results = measure(gathering, setup, model, threads, steps)
+                    _show(gathering, model, cores, threads, results)
+                    yield {"model": model, "cores": cores, "threads": threads, "contenders": results}
+        finally:
+            _limit(gathering, None)
 
     parameters = {"models": models, "steps": steps, "autocast": "bfloat16"}
     return Question(name="train", setup=setup, parameters=parameters, measure=points)

@@ -105,8 +105,8 @@ class FastLoader(LoaderConfig[T_co]):
             ``fastload.index`` in the dataset's ``root``, if it is there and can be used; the plan says so.
         decode: Where the native engine decodes JPEG files, with the same bits. ``"auto"``: on decode threads while they
             keep the GPU fed, else, batch by batch, on the GPU. It decodes baseline files that the index knows (so in
-            the first epoch only with ``jpeg_index``), of samples that are only cropped, resized, flipped, normalized
-            and erased. ``"cpu"``: on threads only. ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
+            the first epoch only with ``jpeg_index``), and runs their transforms. ``"cpu"``: on threads only.
+            ``"gpu"``: on the GPU whatever it can; raises if it can decode none.
         exact: ``False`` also runs natively what has the same bits only at torch's pace: torchvision's ``GaussianBlur``,
             at most 1 of 256 levels off. The plan names it.
 
@@ -208,7 +208,8 @@ class FastLoader(LoaderConfig[T_co]):
         """Make a FastLoader from a DataLoader: same dataset, sampler, workers and collate function.
 
         A loader that Accelerate has prepared is changed in place and returned: the loader inside it becomes a
-        FastLoader, and Accelerate's additions (sharding, random state, gradient accumulation) stay.
+        FastLoader, and Accelerate's additions (sharding, random state, gradient accumulation) stay. Of what Ray Train's
+        ``prepare_data_loader`` returns, the loader inside is taken, with its ``DistributedSampler`` and device.
 
         Args:
             loader: Not modified, unless Accelerate prepared it. Do not use it afterwards: its sampler and generator
@@ -228,6 +229,11 @@ class FastLoader(LoaderConfig[T_co]):
             adapter: Any = loader
             adapter.base_dataloader = cls.wrap(adapter.base_dataloader, **own)
             return cast("FastLoader[T_co]", adapter)
+        if type(loader).__module__.startswith("ray.train.") and "_dataloader" in vars(loader):
+            inner = vars(loader)["_dataloader"]  # the wrapper does no more than move batches to its device
+            if isinstance(inner, cls) and not own:
+                return inner
+            return cls.wrap(inner, **{"device": vars(loader)["device"], **own})
         iterates = type(loader).__iter__ in (DataLoader.__iter__, FastLoader.__iter__)
         if not iterates or has_own_iterator(loader):
             method = "a _get_iterator" if iterates else "an __iter__"
@@ -260,10 +266,10 @@ class FastLoader(LoaderConfig[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the consumer of the newest iteration is, for :meth:`load_state_dict` in any process.
 
-        It counts the batches handed over, not those made in advance. It holds numbers, strings and tensors only, 17 KB
-        and at most 8 KB for each worker, so ``torch.save`` and ``torch.load(weights_only=True)`` take it. Takes less
-        than a millisecond, and no worker waits for it. Before the first iteration, and after an epoch, it is the state
-        in which the next epoch begins.
+        It counts the batches handed over, not those made in advance. It holds numbers, strings, lists and dicts only,
+        21 KB and at most 11 KB for each worker, besides what a dataset's or sampler's own ``state_dict()`` returned; so
+        ``torch.load(weights_only=True)`` and JSON take it. Takes less than a millisecond, and no worker waits for it.
+        Before the first iteration, and after an epoch, it is the state in which the next epoch begins.
 
         A loader whose place cannot be told (``in_order=False``, an iterator of its own) warns, and returns a state that
         :meth:`load_state_dict` refuses with the reason.
@@ -274,9 +280,9 @@ class FastLoader(LoaderConfig[T_co]):
         """Make the next ``iter()`` go on where the state was saved.
 
         The rest of the epoch, and all later ones, have the same bits as without the interruption. Indices that were
-        handed over are drawn again, and no sample is read for that, except from an ``IterableDataset``. The next
-        ``iter()`` also sets the generators of torch, ``random`` and NumPy in this process to what they were at
-        ``state_dict()``, because later epochs, and without workers all samples, draw from them.
+        handed over are drawn again, and no sample is read for that, except from an ``IterableDataset`` without a state
+        of its own. The next ``iter()`` also sets the generators of torch, ``random`` and NumPy in this process to what
+        they were at ``state_dict()``, because later epochs, and without workers all samples, draw from them.
 
         An iteration that is going on is not changed.
 

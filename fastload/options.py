@@ -213,6 +213,12 @@ def can_pin() -> bool:
     return current is not None and current.type != "mps"
 
 
+def has_state(source: Any) -> bool:
+    """Whether a sampler, dataset or iterator can save and restore its own state."""
+    # Accelerate's unpickled loaders first have a class for a dataset.
+    return not isinstance(source, type) and hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+
+
 def has_own_iterator(loader: DataLoader[Any]) -> bool:
     """Whether a subclass makes its own iterators, as torch_geometric's loaders do to change batches."""
     return type(loader)._get_iterator is not DataLoader._get_iterator

@@ -12,9 +12,10 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._display import card, paragraphs, table
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, cores_for_loading
+from fastload.engines.loader_state import state_of
 from fastload.engines.workers import makes_lazy_images
 from fastload.memory.limits import no_slots_because, pinned_limit, pins, slots_wanted
-from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_streams, resolve_device
+from fastload.options import LEVELS_OFF, can_pin, has_own_iterator, has_state, has_streams, resolve_device
 from fastload.pipeline.eligibility import read_loader, read_tail
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ PLACE_MAX: Final = 24
 """Longest ``where`` that a step's ``what`` stands beside; else it stands below."""
 
 
-READ_AGAIN: Final = "load_state_dict() reads this IterableDataset again, up to its place"
+READ_AGAIN: Final = (
+    "load_state_dict() reads this IterableDataset again, up to its place, unless its iterator has a state_dict()"
+)
 _UNCHANGED: Final = "the dataset and its transforms run as they are: "
 
 
@@ -115,12 +118,12 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) -> Plan:
     """Make the plan of ``loader`` for an iteration that starts now."""
-    batch_bytes = stats.device_bytes // stats.copied if stats.copied else None
+    batch_bytes = _bytes_of_a_batch(stats)
     device = torch.device("cpu") if has_own_iterator(loader) else resolve_device(loader.device)
     recipe = read_loader(loader, device)
     failed = None if isinstance(recipe, tuple) else checks.known(loader, recipe)
     if not isinstance(recipe, tuple) and failed is None and not recipe.in_python:
-        return _native_plan(loader, recipe, device, batch_bytes)
+        return _native_plan(loader, recipe, device, stats)
     around = None if isinstance(recipe, tuple) or failed is not None else recipe
     reasons = recipe if isinstance(recipe, tuple) else () if around is not None else (failed,)
     reads = "next(dataset)" if isinstance(loader.dataset, IterableDataset) else "dataset[index]"
@@ -133,7 +136,7 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         threads = f"{place}, a decode thread each" if workers else f"{cores_for_loading()} decode threads, in next()"
         fetch = Step("decode", threads, f"{_decodes(loader, around)}, then {_becomes(around)}")
         notes.append(f"run in Python, beside samples made natively: {', '.join(around.in_python)}")
-    if isinstance(loader.dataset, IterableDataset) and not has_own_iterator(loader):
+    if isinstance(loader.dataset, IterableDataset) and not has_state(loader.dataset) and not has_own_iterator(loader):
         notes.append(READ_AGAIN)
     steps = [fetch, Step("collate", place, _name_of(loader.collate_fn))]
     if isinstance(workers, AutoWorkers):
@@ -194,7 +197,12 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
     return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
 
 
-def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device, batch_bytes: int | None) -> Plan:
+def _bytes_of_a_batch(stats: Stats) -> int | None:
+    return stats.device_bytes // stats.copied if stats.copied else None
+
+
+def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device, stats: Stats) -> Plan:
+    batch_bytes = _bytes_of_a_batch(stats)
     workers = loader.num_workers
     count = workers or cores_for_loading()
     threads = f"{count} decode thread{'s' if count != 1 else ''}{'' if workers else ', in next()'}"
@@ -225,7 +233,7 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
 
         if (why := nvrtc.lacking(device, table.dtype, len(table))) is not None:
             notes.append(f"torch looks values up instead of one CUDA kernel, same bits but slower: {why}")
-    notes.append(_decoded_on_gpu(loader, recipe, device))
+    notes.append(_decoded_on_gpu(loader, recipe, device, stats))
     where = "copy stream" if loader.device_prefetch else "consumer's stream"
     memory = "pinned memory" if pins(loader, device) else "pageable memory"
     erasing = recipe.pipeline.erasing
@@ -244,7 +252,8 @@ def _decodes(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     names = ", ".join(recipe.pipeline.names)
     names += " (with torch's arithmetic for tensors)" if recipe.pipeline.resizes_tensors else ""
     if (views := recipe.pipeline.views) > 1:
-        names = f"{views} views of each, in all {names}"
+        what = "images of each sample" if recipe.images > 1 else "views of each"
+        names = f"{views} {what}, in all {names}"
     from fastload.pipeline.calibration import calibrate  # imports Pillow's plugins
 
     formats = ["JPEG", *sorted({name.split()[0] for name in calibrate().formats})]
@@ -267,16 +276,25 @@ def _indexed(loader: LoaderConfig[Any], recipe: Recipe) -> str:
     return f"; a file says where to begin in {file.files:,} images, and {most}"
 
 
-def _decoded_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> str:
+def _decoded_on_gpu(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device, stats: Stats) -> str:
     if loader.decode == "cpu":
         return "decode='cpu': decode threads decode every image"
     from fastload.device.decodable import not_on_gpu_because
 
     if (why := not_on_gpu_because(loader, recipe, device)) is not None:
         return f"decode threads decode every image: {why}"
-    what = "files that the index knows, of samples that are only cropped, resized, flipped and normalized"
+    state = state_of(loader)
+    if (why := state.not_decoding_because(device)) is not None:
+        return f"decode threads decode every image: {why}"
+    what = "files that the index knows, and transforms their images"
     when = "the GPU decodes" if loader.decode == "gpu" else "the GPU decodes, while the threads cannot keep it fed,"
-    return f"{when} {what}"
+    made = {"the GPU": stats.gpu_images, "threads": stats.thread_images, "Python": stats.python_images}
+    counts = ", ".join(f"{count:,} by {who}" for who, count in made.items() if count)
+    so_far = f"; images so far: {counts}" if counts else ""
+    if (policy := state.decode_policies.get(device)) is not None and stats.images:
+        side = "the GPU decodes" if policy.on_gpu else "threads decode"
+        so_far += f"; now {side}, as {policy.why}"
+    return f"{when} {what}{so_far}"
 
 
 def _becomes(recipe: Recipe) -> str:

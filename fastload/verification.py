@@ -433,5 +433,6 @@ def _path(dataset: Any, index: Any) -> str:
     samples = getattr(dataset, "samples", None)
     if isinstance(samples, list):
         return f", {samples[index][0]}"
-    source = dataset.encoded(index)[0] if callable(getattr(dataset, "encoded", None)) else None
+    entry = dataset.encoded(index) if callable(getattr(dataset, "encoded", None)) else None
+    source = entry[0] if type(entry) is tuple else None
     return f", {os.fspath(source)}" if isinstance(source, str | os.PathLike) else ""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The native core under sanitizers: the fuzz targets, the pool's stress test, random transforms of images, and
-# coefficients and points of random files, with address and undefined behaviour, the stress test with threads. Needs clang with libFuzzer.
+# coefficients and points of random files, and what is staged of them for a GPU, with address and undefined behaviour, the stress test with threads. Needs clang with libFuzzer.
 #
 #   scripts/sanitize.sh [SECONDS OF FUZZING EACH]     (default: 60)
 #
@@ -32,6 +32,8 @@ echo "coefficients, address and undefined-behaviour sanitizers"
 build/sanitize-address/coefficients 3000
 echo "points of files, address and undefined-behaviour sanitizers"
 build/sanitize-address/points 1000
+echo "files staged for a GPU, address and undefined-behaviour sanitizers"
+build/sanitize-address/staging 3000
 echo "pixels of coefficients, address and undefined-behaviour sanitizers"
 build/sanitize-address/pixels 3000
 fuzz() { # target, most bytes of an input

@@ -1,4 +1,4 @@
-"""Compile ``decode.cu`` with g++ and run its threads one by one, without a GPU.
+"""Compile the decode and step kernels with g++, and run their threads one by one.
 
 This checks indices, memory accesses and bits. Speed, races and NVRTC's compilation need a device (tests/gpu).
 """
@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastload.device import decode
@@ -17,7 +18,9 @@ from fastload.device import decode
 # Each thread of a block is a context of its own, which a barrier leaves for the next one.
 SHIM = """
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <string_view>
 #include <vector>
 #include <ucontext.h>
@@ -28,7 +31,8 @@ static Index threadIdx, blockIdx, gridDim, blockDim;
 #define __constant__ static const
 #define __forceinline__ inline
 #define __restrict__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
+#define __noinline__ __attribute__((noinline))
 #define __shared__ static
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(8) int2 { int x, y; };
@@ -42,7 +46,19 @@ template <class T> static T __ldg(const T* from) { return *from; }
 static unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
     return shift == 0 ? high : high << shift | low >> (32 - shift);
 }
-static unsigned __byte_perm(unsigned word, unsigned, unsigned) { return __builtin_bswap32(word); }
+static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const std::uint64_t bytes = std::uint64_t{high} << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= unsigned(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
+    return result;
+}
+static unsigned atomicAdd(unsigned* to, unsigned value) { return (*to += value) - value; }
+static unsigned __vminu4(unsigned a, unsigned b) {
+    unsigned all = 0;
+    for (unsigned mask = 255; mask != 0; mask <<= 8) all |= std::min(a & mask, b & mask);
+    return all;
+}
+static unsigned __vmaxu4(unsigned a, unsigned b) { return ~__vminu4(~a, ~b); }
 using std::max;
 using std::min;
 #include "decode_source.cu"
@@ -98,17 +114,24 @@ extern "C" void run(const char* name, const unsigned* grid, const unsigned* shap
     const auto at = [&](int i) { return reinterpret_cast<unsigned char*>(a[i]); };
     const std::string_view kernel(name);
     all(grid, shape, [&] {
-        if (kernel == "huffman")
-            huffman(at(0), (const StagedWork*)at(1), (short*)at(2), (int*)at(3));
+        if (kernel == "tables")
+            tables(at(0), a[1], (Tables*)at(2));
+        else if (kernel == "huffman")
+            huffman(at(0), (const StagedWork*)at(1), (const Tables*)at(2), (short*)at(3), (int*)at(4));
         else if (kernel == "transform")
             transform(at(0), a[1], (const short*)at(2), at(3), (int*)at(4));
         else if (kernel == "rows")
-            rows(at(0), a[1], at(2));
+            rows(at(0), a[1], at(2), a[3]);
         else if (kernel == "columns_first")
             columns_first(at(0), a[1], at(2));
-        else
+        else if (kernel == "second_pass")
             second_pass(at(0), a[1], at(2), at(3));
+        else
+            steps(at(0), a[1], at(2), at(3));
     });
+}
+extern "C" void shift_hues(unsigned* pixels, long long count, int shift) {
+    for (long long i = 0; i < count; ++i) pixels[i] = shifted_hue(pixels[i], shift);
 }
 """
 
@@ -121,33 +144,55 @@ class KernelsOnCpu:
 
     Args:
         folder: Folder for build products.
+        step_threads: Of a block that runs steps. A GPU has more, which take longer here.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, step_threads: int = 64) -> None:
         source = folder / "decode_on_cpu.cpp"
-        dynamic = f"static u32 pixels[{1 << 13}];"
-        (folder / "decode_source.cu").write_text(decode.source().replace("extern __shared__ u32 pixels[];", dynamic))
+        text = decode.source(*decode.KERNELS)
+        for device, host in (
+            ("extern __shared__ u32 pixels[];", f"static u32 pixels[{1 << 14}];"),
+            ("extern __shared__ uint4 shared[];", f"static uint4 shared[{1 << 14}];"),
+            (f"kStepThreads = {decode._STEP_THREADS};", f"kStepThreads = {step_threads};"),
+        ):
+            assert text.count(device) == 1
+            text = text.replace(device, host)
+        self._step_threads = step_threads
+        (folder / "decode_source.cu").write_text(text)
         source.write_text(SHIM)
         library = source.with_suffix(".so")
-        command = ["g++", "-std=c++17", "-O1", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
+        command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
         subprocess.run([*command, "-o", str(library), str(source)], check=True)
         self._library = ctypes.CDLL(str(library))
+
+    def hues(self, pixels: np.ndarray[Any, Any], shift: int) -> np.ndarray[Any, Any]:
+        """Return pixels, one in each word, with another hue."""
+        result = pixels.copy()
+        self._library.shift_hues(ctypes.c_void_p(result.ctypes.data), ctypes.c_longlong(result.size), shift)
+        return result
 
     def decode(self, staging: Any, memory: torch.Tensor, pixels: torch.Tensor, images: int) -> list[int]:
         """Decode into ``pixels``, and return the numbers of the images that could not be."""
         bad = torch.zeros(images, dtype=torch.int32)
-        for chunk in staging.finish(decode.SCRATCH_MAX_BYTES):
+        chunks = staging.finish(decode.SCRATCH_MAX_BYTES)
+        tables = torch.full((staging.codes[1] * staging.table_bytes // 8,), -1)
+        self._launch(decode.table_launch(staging.codes, memory.data_ptr(), tables.data_ptr()))
+        for chunk in chunks:
             blocks = [torch.full((size + 2 * _MARGIN,), 0xA5, dtype=torch.uint8) for size in chunk[4:6]]
             coefficients, scratch = (block[_MARGIN:-_MARGIN] for block in blocks)
             coefficients.zero_()
-            addresses = [tensor.data_ptr() for tensor in (memory, coefficients, scratch, pixels, bad)]
-            for name, grid, block, arguments in decode.launches(chunk, *addresses):
-                self._library.run(
-                    name.encode(),
-                    (ctypes.c_uint * 3)(*[*grid, 1, 1][:3]),
-                    (ctypes.c_uint * 3)(block[0], 1, 1),
-                    (ctypes.c_int64 * len(arguments))(*arguments),
-                )
+            addresses = [tensor.data_ptr() for tensor in (memory, tables, coefficients, scratch, pixels, bad)]
+            for launch in decode.launches(chunk, *addresses):
+                self._launch(launch)
             for block in blocks:
                 assert set(block[:_MARGIN].tolist() + block[-_MARGIN:].tolist()) == {0xA5}
         return [int(image) for image in bad.nonzero()]
+
+    def _launch(self, launch: Any) -> None:
+        name, grid, block, arguments = launch
+        self._library.run(
+            name.encode(),
+            (ctypes.c_uint * 3)(*[*grid, 1, 1][:3]),
+            (ctypes.c_uint * 3)(self._step_threads if name == "steps" else block[0], 1, 1),
+            (ctypes.c_int64 * len(arguments))(*arguments),
+        )

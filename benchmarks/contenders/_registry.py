@@ -45,7 +45,8 @@ class Contender:
         needs_gpu: Whether it means nothing without one.
         loads: Whether it loads at all; the ceiling does not.
         pins_itself: Whether it pins memory otherwise than through torch.
-        any_recipe: Whether it takes torchvision's transforms as they are, and so any of the job's recipes.
+        sweeps: Whether it times a few settings when it opens, and takes the fastest.
+        any_recipe: Whether it has any of the job's recipes: torchvision's transforms as they are, or its own like them.
     """
 
     title: str
@@ -57,6 +58,7 @@ class Contender:
     needs_gpu: bool = False
     loads: bool = True
     pins_itself: bool = False
+    sweeps: bool = False
     any_recipe: bool = False
 
     @property
@@ -138,6 +140,8 @@ CONTENDERS: dict[str, Contender] = {
         tolerance=Tolerance(mean=0.5, why="the same filter in other arithmetic"),
         draws_itself=True,
         pins_itself=True,
+        sweeps=True,
+        any_recipe=True,
     ),
     "dali-gpu": Contender(
         title="DALI, GPU decode",
@@ -148,6 +152,27 @@ CONTENDERS: dict[str, Contender] = {
         draws_itself=True,
         needs_gpu=True,
         pins_itself=True,
+        sweeps=True,
+        any_recipe=True,
+    ),
+    "torchvision-gpu": Contender(
+        title="torchvision decode_jpeg, GPU",
+        module="nvjpeg_lists",
+        variant="torchvision",
+        tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
+        draws_itself=True,
+        needs_gpu=True,
+        sweeps=True,
+    ),
+    "torchcodec-gpu": Contender(
+        title="torchcodec decode_jpeg, GPU",
+        module="nvjpeg_lists",
+        variant="torchcodec",
+        packages=("torchcodec",),
+        tolerance=Tolerance(mean=2.0, why="nvJPEG's decoder and torch's float32 resize"),
+        draws_itself=True,
+        needs_gpu=True,
+        sweeps=True,
     ),
     "timm": Contender(
         title="timm PrefetchLoader",
@@ -176,14 +201,12 @@ CONTENDERS: dict[str, Contender] = {
         _FASTLOAD,
         title="FastLoader, native, decoding on the CPU",
         variant="native-cpu",
-        any_recipe=False,
         needs_gpu=True,
     ),
     "fastload-gpu": replace(
         _FASTLOAD,
         title="FastLoader, native, decoding on the GPU",
         variant="native-gpu",
-        any_recipe=False,
         needs_gpu=True,
     ),
     "ceiling": Contender(title="data on the GPU already", module="ceiling", loads=False, any_recipe=True),

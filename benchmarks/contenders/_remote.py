@@ -285,8 +285,11 @@ class Team:
         list(self._threads.map(one, remotes))
 
     def open(self, remotes: Sequence[Remote], job: Job) -> None:
-        """Have contenders load."""
-        self.together(remotes, lambda remote: remote.ask("open", **job.record()))
+        """Have contenders load: those that try settings out one by one, the others at once."""
+        self.together([one for one in remotes if not one.contender.sweeps], lambda one: one.ask("open", **job.record()))
+        for remote in remotes:
+            if remote.contender.sweeps:
+                self.together([remote], lambda one: one.ask("open", **job.record()))
 
     def close_feeds(self) -> None:
         """End every loader; the processes stay."""

@@ -73,6 +73,8 @@ class Server:
         """Make a loader and wait for its first batch. Answers with the seconds that took."""
         self.close()
         self._job = Job(**job)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
         self._feed = self._contender.open_feed(self._job)
         constructed = time.perf_counter()
@@ -205,11 +207,11 @@ class Server:
         return {"labels": labels, "traits": seen}
 
     def device_memory(self) -> dict[str, Any]:
-        """Return the bytes of GPU memory in use by all processes."""
+        """Return the GPU's used bytes, all processes', and the peak that torch allocated here."""
         if not torch.cuda.is_available():
-            return {"used_bytes": None}
+            return {"used_bytes": None, "torch_peak_bytes": None}
         free, total = torch.cuda.mem_get_info()
-        return {"used_bytes": total - free}
+        return {"used_bytes": total - free, "torch_peak_bytes": torch.cuda.max_memory_allocated()}
 
     def pinned_memory(self) -> dict[str, Any]:
         """Return the pinned bytes of torch's allocator and of the loader's own arenas."""

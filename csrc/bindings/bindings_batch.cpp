@@ -61,9 +61,8 @@ void free_given_up() {
   std::vector<Held>& jobs = given_up();
   const auto stuck = std::partition(jobs.begin(), jobs.end(), [](const Held& held) { return !held.job->idle(); });
   const std::vector<Held> done(std::make_move_iterator(stuck), std::make_move_iterator(jobs.end()));
-  jobs.erase(
-      stuck,
-      jobs.end());  // before `done` is destroyed: freeing objects may run any Python code and re-enter this function
+  // Before `done` is destroyed: freeing objects may run any Python code and re-enter this function.
+  jobs.erase(stuck, jobs.end());
 }
 
 class BoundJob {
@@ -198,6 +197,11 @@ class BoundPool {
     return pool_->resize(threads);
   }
 
+  std::shared_ptr<Job> submit(BatchSpec spec) {
+    nb::gil_scoped_release release;  // it draws for pixels, and waits for the threads' lock
+    return pool_->submit(std::move(spec));
+  }
+
   WorkDone work_done() {
     nb::gil_scoped_release release;
     return pool_->work_done();
@@ -219,6 +223,7 @@ class BoundPool {
 
 void require_layout(const Images& out, std::size_t count) {
   if (out.shape(0) != count) throw nb::value_error("out must have room for exactly one image per input");
+  if (count == 0) return;  // NumPy gives an empty array other strides
   if (out.shape(3) != 3 || out.stride(3) != 1 || out.stride(2) != 3) {
     throw nb::value_error("out must be NHWC with 3 channels, and its rows contiguous");
   }
@@ -388,7 +393,7 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
   if (staging != nullptr) spec.staging = staging->staging;
   auto bound = std::make_unique<BoundJob>(std::move(views), std::move(pixels), std::move(out),
                                           staging != nullptr ? staging->memory : StagingMemory());
-  bound->attach(pool.pool().submit(std::move(spec)));
+  bound->attach(pool.submit(std::move(spec)));
   return bound.release();  // Python takes ownership
 }
 
@@ -417,6 +422,7 @@ void bind_batch(nb::module_& m) {
       .def("outcome", &BoundJob::outcome, "sample"_a)
       .def("geometry", &BoundJob::geometry, "sample"_a)
       .def("erased", &BoundJob::erased)
+      .def("work_seconds", [](BoundJob& self) { return self.job().work_seconds(); })
       .def("__len__", [](BoundJob& self) { return self.job().size(); });
 
   nb::class_<BoundPool>(m, "Pool")

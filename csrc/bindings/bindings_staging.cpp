@@ -39,13 +39,18 @@ void bind_staging(nb::module_& m) {
             for (const Staging::Chunk& chunk : self.staging->finish(most_bytes)) {
               chunks.append(nb::make_tuple(chunk.first_image, chunk.images, chunk.work, chunk.work_items,
                                            chunk.coefficient_bytes, chunk.other_bytes, chunk.widest, chunk.highest,
-                                           chunk.widest_out, chunk.highest_out, chunk.any_vertical_first));
+                                           chunk.widest_out, chunk.highest_out, chunk.any_vertical_first,
+                                           chunk.any_steps));
             }
             return chunks;
           },
           "most_bytes"_a)
       .def_prop_ro("used", [](const BoundStaging& self) { return self.staging->used(); })
       .def_prop_ro("wanted", [](const BoundStaging& self) { return self.staging->wanted(); })
+      .def_prop_ro(
+          "codes",
+          [](const BoundStaging& self) { return nb::make_tuple(self.staging->codes_at(), self.staging->code_sets()); })
+      .def_prop_ro_static("table_bytes", [](nb::handle) { return kStagedTableBytes; })
       .def_prop_ro_static("bytes_per_image", [](nb::handle) { return sizeof(StagedImage); });
 }
 

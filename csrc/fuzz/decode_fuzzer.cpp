@@ -87,13 +87,15 @@ Status run(const Input& input, const Geometry& geometry, const SampleOptions& op
 
 // Prepares the file for a GPU, by what the index has learned of it.
 void stage(const Input& input, const JpegHeader& header, Geometry geometry, SampleOptions options) {
-  static std::vector<std::uint8_t> bytes;
+  static ImageStager stager;
   options.index = learned.get();
   options.height = geometry.window.height;
   options.width = geometry.window.width;
   ByteSource source(input.data, input.size);
   StagedImage image;
-  if (!stage_sample(source, header, geometry, options, bytes, image)) return;
+  if (!stage_sample(source, header, geometry, options, stager, image)) return;
+  std::vector<std::uint8_t> bytes(stager.bytes());
+  if (!stager.write(source, bytes.data(), 0, image)) return;
   demand(image.data + std::size_t{image.data_bytes} <= bytes.size(), "a staged scan lies within its bytes");
   demand(image.mcu_rows > 0 && image.mcu_columns > 0, "a staged image has MCUs");
 }

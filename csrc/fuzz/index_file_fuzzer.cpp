@@ -45,7 +45,7 @@ const IndexSecrets& secrets() {
 
 // Makes the header one of this version and key, and gives the last entries the ids and tags of known files.
 void fit(Bytes& bytes) {
-  std::memcpy(bytes.data(), "FLINDEX\1", 8);
+  std::memcpy(bytes.data(), "FLINDEX\2", 8);
   const std::uint64_t begin = std::min<std::uint64_t>(word(bytes, 16), bytes.size());
   const std::uint64_t end = std::min<std::uint64_t>(std::max(word(bytes, 24), begin), bytes.size());
   const int choice = bytes[40];  // of the tag, which is computed anyway

@@ -17,12 +17,6 @@ namespace {
 constexpr int kPasses = 3;
 constexpr int kStrip = 32;  // bytes of a row
 
-// A box of 2 * radius + 1 whole pixels and a fraction of one more on each side; weights have 24 fractional bits.
-struct Box {
-  int radius;
-  std::uint32_t whole, far;
-};
-
 // Pillow's extended box for a Gaussian: doubles where it has them, floats elsewhere.
 float box_radius(float radius) {
   const float variance = radius * radius / kPasses;
@@ -33,18 +27,10 @@ float box_radius(float radius) {
   return whole + part;
 }
 
-Box box_of(float radius) {
-  Box box;
-  box.radius = static_cast<int>(radius);
-  box.whole = static_cast<std::uint32_t>(static_cast<float>(1 << 24) / (radius * 2 + 1));
-  box.far = ((1u << 24) - (static_cast<std::uint32_t>(box.radius) * 2 + 1) * box.whole) / 2;
-  return box;
-}
-
 // One pass over a strip of `height` rows. Rows beyond the edges repeat the edge. Inlined into functions for each
 // instruction set, for which the compiler vectorizes the loops over a row.
 inline __attribute__((always_inline)) void blur_strip(const std::uint8_t* in, std::uint8_t* out, int height,
-                                                      const Box& box) {
+                                                      const BlurBox& box) {
   const auto row = [in, height](std::int64_t y) { return in + kStrip * std::clamp<std::int64_t>(y, 0, height - 1); };
   std::uint32_t sums[kStrip] = {};  // of the rows from y - radius to y + radius; first for y = -1
   const auto add = [&sums](const std::uint8_t* values, std::uint32_t times) {
@@ -66,23 +52,23 @@ inline __attribute__((always_inline)) void blur_strip(const std::uint8_t* in, st
   }
 }
 
-inline __attribute__((always_inline)) void blur_passes(std::uint8_t* a, std::uint8_t* b, int height, const Box& box) {
+inline __attribute__((always_inline)) void blur_passes(std::uint8_t* a, std::uint8_t* b, int height,
+                                                       const BlurBox& box) {
   blur_strip(a, b, height, box);
   blur_strip(b, a, height, box);
   blur_strip(a, b, height, box);
 }
 
 // From `a` to `b`, using both.
-void blur_portable(std::uint8_t* a, std::uint8_t* b, int height, const Box& box) { blur_passes(a, b, height, box); }
+void blur_portable(std::uint8_t* a, std::uint8_t* b, int height, const BlurBox& box) { blur_passes(a, b, height, box); }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) void blur_avx2(std::uint8_t* a, std::uint8_t* b, int height, const Box& box) {
+__attribute__((target("avx2"))) void blur_avx2(std::uint8_t* a, std::uint8_t* b, int height, const BlurBox& box) {
   blur_passes(a, b, height, box);
 }
 #endif
 
-void blur_columns(const Image& image, float radius) {
-  const Box box = box_of(radius);
+void blur_columns(const Image& image, const BlurBox& box) {
   auto blur = &blur_portable;
 #if defined(__x86_64__)
   if (simd_level() == SimdLevel::avx2 || simd_level() == SimdLevel::avx512) blur = &blur_avx2;
@@ -99,17 +85,26 @@ void blur_columns(const Image& image, float radius) {
 
 }  // namespace
 
+BlurBox gaussian_box(float radius) {
+  BlurBox box;
+  radius = box_radius(radius);
+  if (radius == 0) return box;
+  box.radius = static_cast<int>(radius);
+  box.whole = static_cast<std::uint32_t>(static_cast<float>(1 << 24) / (radius * 2 + 1));
+  box.far = ((1u << 24) - (static_cast<std::uint32_t>(box.radius) * 2 + 1) * box.whole) / 2;
+  return box;
+}
+
 void gaussian_blur(Image image, float x_radius, float y_radius) {
-  x_radius = box_radius(x_radius);
-  y_radius = box_radius(y_radius);
-  if (x_radius != 0) {
+  const BlurBox across = gaussian_box(x_radius), down = gaussian_box(y_radius);
+  if (across.whole != 0) {
     std::vector<std::uint8_t> pixels(std::size_t{3} * image.height * image.width);
     const Image turned{pixels.data(), std::ptrdiff_t{3} * image.height, image.width, image.height};
     transpose(image, turned, Transpose::rotate_90);
-    blur_columns(turned, x_radius);
+    blur_columns(turned, across);
     transpose(turned, image, Transpose::rotate_270);
   }
-  if (y_radius != 0) blur_columns(image, y_radius);
+  if (down.whole != 0) blur_columns(image, down);
 }
 
 }  // namespace fastload

@@ -15,48 +15,14 @@
 namespace fastload {
 namespace {
 
-constexpr int kMostBits = 17;      // of a weight's fraction: 255 levels with kBetween more bits still fit an int32
-constexpr int kBetween = 6;        // fractional bits between the passes: twice a level still fits an int16
+constexpr int kMostBits = 17;      // of a weight's fraction: 255 levels with kBetweenBits more bits still fit an int32
 constexpr std::size_t kLane = 32;  // a kernel may read and write up to that many values past a row
-
-// One half of a symmetric kernel, from half of its center on. All sum up to 2^(bits - 1).
-struct Kernel {
-  std::vector<std::int16_t> weights;  // an even number
-  int bits = 0;
-
-  int reach() const { return static_cast<int>(weights.size()) - 1; }
-};
-
-// Weights beyond 5 sigma are left out: 1/7000 of a level.
-Kernel kernel_of(int taps, double sigma) {
-  const auto reach = static_cast<std::size_t>(std::min(5 * sigma + 1, taps / 2.0));
-  std::vector<double> shares(reach + 1);
-  double sum = 0;
-  for (std::size_t i = 0; i <= reach; ++i) {
-    const double x = static_cast<double>(i) / sigma;
-    shares[i] = std::exp(-0.5 * x * x) / (i == 0 ? 2 : 1);
-    sum += 2 * shares[i];
-  }
-  Kernel kernel;
-  kernel.bits = kMostBits;
-  while (*std::max_element(shares.begin(), shares.end()) / sum * (1 << kernel.bits) > 32700) --kernel.bits;
-  kernel.weights.resize((reach + 2) / 2 * 2);
-  double outer = 0;
-  int given = 0;
-  for (std::size_t i = reach; i > 0; --i) {  // what one weight's rounding takes away, the next gets
-    outer += shares[i] / sum * (1 << kernel.bits);
-    kernel.weights[i] = static_cast<std::int16_t>(std::lround(outer) - given);
-    given += kernel.weights[i];
-  }
-  kernel.weights[0] = static_cast<std::int16_t>((1 << (kernel.bits - 1)) - given);
-  return kernel;
-}
 
 // For each i below `count`: the sum of (first[k][i] + second[k][i]) * weights[k], rounded to `shift` fewer bits.
 struct Sum {
   const std::int16_t* const* first;
   const std::int16_t* const* second;
-  const Kernel& kernel;
+  const GaussianKernel& kernel;
   int shift;
   std::int16_t* out;
   int count;
@@ -144,9 +110,34 @@ int mirrored(int position, int size) {
 
 }  // namespace
 
+// Weights beyond 5 sigma are left out: 1/7000 of a level.
+GaussianKernel gaussian_kernel(int taps, double sigma) {
+  const auto reach = static_cast<std::size_t>(std::min(5 * sigma + 1, taps / 2.0));
+  std::vector<double> shares(reach + 1);
+  double sum = 0;
+  for (std::size_t i = 0; i <= reach; ++i) {
+    const double x = static_cast<double>(i) / sigma;
+    shares[i] = std::exp(-0.5 * x * x) / (i == 0 ? 2 : 1);
+    sum += 2 * shares[i];
+  }
+  GaussianKernel kernel;
+  kernel.bits = kMostBits;
+  while (*std::max_element(shares.begin(), shares.end()) / sum * (1 << kernel.bits) > 32700) --kernel.bits;
+  kernel.weights.resize((reach + 2) / 2 * 2);
+  double outer = 0;
+  int given = 0;
+  for (std::size_t i = reach; i > 0; --i) {  // what one weight's rounding takes away, the next gets
+    outer += shares[i] / sum * (1 << kernel.bits);
+    kernel.weights[i] = static_cast<std::int16_t>(std::lround(outer) - given);
+    given += kernel.weights[i];
+  }
+  kernel.weights[0] = static_cast<std::int16_t>((1 << (kernel.bits - 1)) - given);
+  return kernel;
+}
+
 bool gaussian_filter(const ConstImage& in, const Image& out, int height, int width, double sigma) {
   if (height / 2 >= in.height || width / 2 >= in.width) return false;
-  const Kernel down = kernel_of(height, sigma), across = kernel_of(width, sigma);
+  const GaussianKernel down = gaussian_kernel(height, sigma), across = gaussian_kernel(width, sigma);
   const auto add_up = adder();
   const int count = 3 * in.width, held = 2 * down.reach() + 1, margin = across.reach();
   const std::size_t stride = static_cast<std::size_t>(count) + kLane;
@@ -169,13 +160,13 @@ bool gaussian_filter(const ConstImage& in, const Image& out, int height, int wid
         std::copy_n(middle + 3 * k, 3, middle - 3 * k);
         std::copy_n(middle + count - 3 - 3 * k, 3, middle + count - 3 + 3 * k);
       }
-      add_up({left.data(), right.data(), across, across.bits - kBetween, row(filtered), count});
+      add_up({left.data(), right.data(), across, across.bits - kBetweenBits, row(filtered), count});
     }
     for (int k = 0; k <= down.reach(); ++k) {
       above[static_cast<std::size_t>(k)] = row(y - k);
       below[static_cast<std::size_t>(k)] = row(y + k);
     }
-    add_up({above.data(), below.data(), down, down.bits + kBetween, finished.data(), count});
+    add_up({above.data(), below.data(), down, down.bits + kBetweenBits, finished.data(), count});
     std::copy_n(finished.data(), count, out.row(y));
   }
   return true;

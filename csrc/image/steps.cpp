@@ -65,9 +65,12 @@ class Work {
         return true;
       }
       case Kind::gaussian_blur: gaussian_blur(image_, step.radii[0], step.radii[1]); return true;
-      case Kind::crop: return crop(box);
+      case Kind::crop:
+        if (!fits(step, image_.height, image_.width)) return false;
+        image_ = {image_.row(box.top) + std::ptrdiff_t{3} * box.left, image_.stride, box.height, box.width};
+        return true;
       case Kind::pad: {
-        if (!margins_fit(step)) return false;
+        if (!fits(step, image_.height, image_.width)) return false;
         const Image next = other(box.height, box.width);
         fastload::pad(image_, next, box.left, box.top, step.mode, step.fill);
         image_ = next;
@@ -106,25 +109,6 @@ class Work {
     return true;
   }
 
-  bool crop(const PixelBox& box) {
-    if (box.top < 0 || box.left < 0 || box.height < 1 || box.width < 1 || box.height > image_.height - box.top ||
-        box.width > image_.width - box.left) {
-      return false;
-    }
-    image_ = {image_.row(box.top) + std::ptrdiff_t{3} * box.left, image_.stride, box.height, box.width};
-    return true;
-  }
-
-  bool margins_fit(const Step& step) const {
-    const PixelBox& box = step.box;
-    const int bottom = box.height - box.top - image_.height, right = box.width - box.left - image_.width;
-    if (box.top < 0 || box.left < 0 || bottom < 0 || right < 0) return false;
-    const int less = step.mode == PadMode::reflect ? 1 : 0;
-    const bool repeats = step.mode == PadMode::reflect || step.mode == PadMode::symmetric;
-    const int tallest = std::max(box.top, bottom), widest = std::max(box.left, right);
-    return !repeats || (tallest <= image_.height - less && widest <= image_.width - less);
-  }
-
   bool resize(int height, int width, Filter filter) {
     static thread_local Resampler resampler;
     if (height == image_.height && width == image_.width) return true;  // as torchvision and Pillow
@@ -149,6 +133,20 @@ class Work {
 };
 
 }  // namespace
+
+bool fits(const Step& step, int height, int width) {
+  const PixelBox& box = step.box;
+  if (box.top < 0 || box.left < 0) return false;
+  if (step.kind == Kind::crop) {
+    return box.height >= 1 && box.width >= 1 && box.height <= height - box.top && box.width <= width - box.left;
+  }
+  const int bottom = box.height - box.top - height, right = box.width - box.left - width;
+  if (bottom < 0 || right < 0) return false;
+  const int less = step.mode == PadMode::reflect ? 1 : 0;
+  const bool repeats = step.mode == PadMode::reflect || step.mode == PadMode::symmetric;
+  const int tallest = std::max(box.top, bottom), widest = std::max(box.left, right);
+  return !repeats || (tallest <= height - less && widest <= width - less);
+}
 
 bool apply_steps(const std::vector<Step>& steps, PassRule pass_rule, Image image, Image out) {
   Work work(image, pass_rule);

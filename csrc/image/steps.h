@@ -56,6 +56,9 @@ struct Step {
   Filter filter = Filter::bilinear;
 };
 
+// Whether a crop or a pad fits an image of height x width.
+bool fits(const Step& step, int height, int width);
+
 // Applies `steps` to `image`, whose memory may change, and writes the result into `out`. Both may be the same image.
 // Returns false if a step does not fit its image or the result does not fit `out`; the contents are then unspecified.
 // Thread-safe: uses thread-local buffers. Throws std::bad_alloc only.

@@ -68,7 +68,6 @@ void transform(const ConstImage& in, const Image& out, const Map& map, Sampling 
   }
 }
 
-// The source's pixel at each position, which Pillow accumulates; -1: outside.
 std::vector<int> accumulated(double position, double step, int count, int size) {
   std::vector<int> picks(count);
   for (int& pick : picks) {
@@ -80,8 +79,8 @@ std::vector<int> accumulated(double position, double step, int count, int size) 
 
 // Nearest neighbour of a matrix that only scales and moves.
 void affine_scale(const ConstImage& in, const Image& out, const std::array<double, 6>& a, const Color& fill) {
-  const std::vector<int> columns = accumulated(a[2] + a[0] * 0.5, a[0], out.width, in.width);
-  const std::vector<int> rows = accumulated(a[5] + a[4] * 0.5, a[4], out.height, in.height);
+  const std::vector<int> columns = picked_columns(a, out.width, in.width);
+  const std::vector<int> rows = picked_rows(a, out.height, in.height);
   int begin = 0, end = out.width;  // positions are monotonic, so the columns inside are a range
   while (begin < end && columns[begin] < 0) ++begin;
   while (begin < end && columns[end - 1] < 0) --end;
@@ -105,9 +104,7 @@ void affine_scale(const ConstImage& in, const Image& out, const std::array<doubl
 }
 
 void affine_fixed(const ConstImage& in, const Image& out, const std::array<double, 6>& a, const Color& fill) {
-  const auto fixed = [](double value) { return static_cast<std::uint32_t>(to_int(value * 65536.0 + 0.5)); };
-  FixedMatrix matrix{fixed(a[0]), fixed(a[1]), fixed(a[2] + a[0] * 0.5 + a[1] * 0.5),
-                     fixed(a[3]), fixed(a[4]), fixed(a[5] + a[3] * 0.5 + a[4] * 0.5)};
+  FixedMatrix matrix = fixed_matrix(a);
 #if defined(__x86_64__)
   if (can_gather(in)) return affine_fixed_avx2(in, out, matrix, fill);
 #endif
@@ -221,6 +218,29 @@ void bicubic_pixel(const ConstImage& in, Point p, const Color& fill, std::uint8_
   }
 }
 
+AffineWay affine_way(const std::array<double, 6>& a, int out_height, int out_width) {
+  if (a[1] == 0 && a[3] == 0) return AffineWay::picks;
+  const auto fits = [&a](int x, int y) {
+    return std::fabs(x * a[0] + y * a[1] + a[2]) < 32768.0 && std::fabs(x * a[3] + y * a[4] + a[5]) < 32768.0;
+  };
+  const bool fixed = fits(0, 0) && fits(out_width, out_height) && fits(0, out_height) && fits(out_width, 0);
+  return fixed ? AffineWay::fixed : AffineWay::doubles;
+}
+
+FixedMatrix fixed_matrix(const std::array<double, 6>& a) {
+  const auto fixed = [](double value) { return static_cast<std::uint32_t>(to_int(value * 65536.0 + 0.5)); };
+  return {fixed(a[0]), fixed(a[1]), fixed(a[2] + a[0] * 0.5 + a[1] * 0.5),
+          fixed(a[3]), fixed(a[4]), fixed(a[5] + a[3] * 0.5 + a[4] * 0.5)};
+}
+
+std::vector<int> picked_columns(const std::array<double, 6>& a, int out_width, int in_width) {
+  return accumulated(a[2] + a[0] * 0.5, a[0], out_width, in_width);
+}
+
+std::vector<int> picked_rows(const std::array<double, 6>& a, int out_height, int in_height) {
+  return accumulated(a[5] + a[4] * 0.5, a[4], out_height, in_height);
+}
+
 void fixed_pixels(const ConstImage& in, std::uint8_t* out, int begin, int end, std::uint32_t x, std::uint32_t y,
                   const FixedMatrix& matrix, const Color& fill) {
   for (int i = begin; i < end; ++i) {
@@ -234,12 +254,11 @@ void fixed_pixels(const ConstImage& in, std::uint8_t* out, int begin, int end, s
 
 void transform_affine(ConstImage in, Image out, const std::array<double, 6>& a, Sampling sampling, Color fill) {
   if (sampling != Sampling::nearest) return transform(in, out, AffineMap{a}, sampling, fill);
-  if (a[1] == 0 && a[3] == 0) return affine_scale(in, out, a, fill);
-  const auto fits = [&a](int x, int y) {
-    return std::fabs(x * a[0] + y * a[1] + a[2]) < 32768.0 && std::fabs(x * a[3] + y * a[4] + a[5]) < 32768.0;
-  };
-  const bool fixed = fits(0, 0) && fits(out.width, out.height) && fits(0, out.height) && fits(out.width, 0);
-  return fixed ? affine_fixed(in, out, a, fill) : affine_accumulated(in, out, a, fill);
+  switch (affine_way(a, out.height, out.width)) {
+    case AffineWay::picks: return affine_scale(in, out, a, fill);
+    case AffineWay::fixed: return affine_fixed(in, out, a, fill);
+    case AffineWay::doubles: return affine_accumulated(in, out, a, fill);
+  }
 }
 
 void transform_perspective(ConstImage in, Image out, const std::array<double, 8>& coefficients, Sampling sampling,

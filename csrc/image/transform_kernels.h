@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "image/transform.h"
 #include "resample/resample.h"
@@ -37,6 +38,18 @@ struct FixedMatrix {
   std::uint32_t x_x, x_y, x_0;  // the source's x at output (x, y): x_x * x + x_y * y + x_0
   std::uint32_t y_x, y_y, y_0;
 };
+
+// How Pillow goes through the pixels of an affine transform with nearest neighbour: it picks columns and rows of a
+// matrix that only scales and moves, and of others adds up positions in fixed point, or as doubles where these do not
+// fit.
+enum class AffineWay { picks, fixed, doubles };
+
+AffineWay affine_way(const std::array<double, 6>& matrix, int out_height, int out_width);
+// Of the first pixel's centre.
+FixedMatrix fixed_matrix(const std::array<double, 6>& matrix);
+// The source's pixel at each position, which Pillow accumulates; -1: outside.
+std::vector<int> picked_columns(const std::array<double, 6>& matrix, int out_width, int in_width);
+std::vector<int> picked_rows(const std::array<double, 6>& matrix, int out_height, int in_height);
 
 // The part of a row from `begin` to `end`; (x, y) is the fixed-point position of pixel `begin`.
 void fixed_pixels(const ConstImage& in, std::uint8_t* out, int begin, int end, std::uint32_t x, std::uint32_t y,

@@ -17,7 +17,7 @@
 namespace fastload {
 namespace {
 
-constexpr std::uint8_t kMagic[8] = {'F', 'L', 'I', 'N', 'D', 'E', 'X', 1};
+constexpr std::uint8_t kMagic[8] = {'F', 'L', 'I', 'N', 'D', 'E', 'X', 2};
 constexpr std::size_t kTagBytes = 8, kEntryBytes = 16;
 constexpr int kLengthBits = 24;
 

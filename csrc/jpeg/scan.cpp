@@ -5,6 +5,7 @@
 
 #include "jpeg/scan_kernels.h"
 #include "jpeg/scan_points.h"
+#include "jpeg/unstuff.h"
 #include "resample/resample.h"
 
 #define FASTLOAD_TARGET
@@ -25,6 +26,7 @@ constexpr std::size_t kJumpBytes = std::size_t{8} << 10;
 // Points ahead by fewer MCUs are not worth a jump.
 constexpr std::uint64_t kFewestJumped = 8;
 constexpr std::size_t kZeros = kMcuBytes + 16;
+static_assert(kZeros >= kUnstuffSlack);
 // At most so many at once: predictors cannot overflow.
 constexpr std::uint64_t kMcusAtOnce = 1 << 16;
 // Upper bound on a coefficient's bytes in the file.
@@ -40,24 +42,6 @@ const ScanKernels& kernels() {
   if (has_bmi2 && simd_level() != SimdLevel::portable) return kBmi2Scan;
 #endif
   return kPortableScan;
-}
-
-// Copies data from [from, from_end) to [to, to_end) without stuffing. Stops before a byte FF that is the last, or is
-// followed by anything else.
-void unstuff(const std::uint8_t*& from, const std::uint8_t* from_end, std::uint8_t*& to, const std::uint8_t* to_end) {
-  while (from < from_end && to < to_end) {
-    const auto most = static_cast<std::size_t>(std::min(from_end - from, to_end - to));
-    const void* const found = std::memchr(from, 0xFF, most);
-    const std::size_t count =
-        found == nullptr ? most : static_cast<std::size_t>(static_cast<const std::uint8_t*>(found) - from);
-    std::memcpy(to, from, count);
-    from += count;
-    to += count;
-    if (found == nullptr) continue;
-    if (from_end - from < 2 || from[1] != 0) return;
-    *to++ = 0xFF;
-    from += 2;
-  }
 }
 
 }  // namespace
@@ -160,7 +144,8 @@ bool ScanDecoder::extend(std::size_t bytes) {
     const Span span = source_->at(file_at_, 2);
     if (span.size < 2) return false;
     const std::uint8_t* from = span.data;
-    unstuff(from, span.data + span.size, end_, full);
+    const std::uint8_t* const end = span.data + span.size;
+    unstuff(from, end, end, end_, full);
     file_at_ += static_cast<std::size_t>(from - span.data);
     if (from != span.data || end_ == full) continue;
     marker_ = from[1];  // of two bytes or more, the first is FF and the second not 0

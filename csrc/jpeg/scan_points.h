@@ -1,5 +1,6 @@
 // Where decoding can begin within a scan: at every kPointSpacing-th MCU of each row, for the rows that were decoded,
-// from the top down. Compactly coded, and read row by row. Knows no files and no pixels.
+// from the top down. In between there are half points, whose predictors are not known: for those who decode from the
+// point before as well. Compactly coded, and read row by row. Knows no files and no pixels.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,7 @@
 namespace fastload {
 
 inline constexpr std::uint32_t kPointSpacing = 8;  // MCUs
+inline constexpr std::uint32_t kHalfSpacing = kPointSpacing / 2;
 
 // Coded points, which may come from anywhere: whatever they say, nothing outside of them is read. Not thread-safe.
 class CodedPoints {
@@ -25,8 +27,10 @@ class CodedPoints {
   // The last point at or before an MCU; there must be points. It may lie outside of the file if the bytes are not those
   // that encode() made of this scan.
   ScanPoint before(std::uint64_t mcu) const;
-  // All points of a row that has some, from the left on.
-  void read_row(std::uint32_t row, std::vector<ScanPoint>& points) const;
+  // Number of points and half points in each row that has some.
+  std::uint32_t in_row() const;
+  // Appends some of them, [first, last] counted from the left.
+  void read_row(std::uint32_t row, std::uint32_t first, std::uint32_t last, std::vector<ScanPoint>& points) const;
 
  private:
   static constexpr int kFields = 1 + kMaxComponents;  // the place and the predictors
@@ -41,6 +45,8 @@ class CodedPoints {
   int first_widths_[kFields] = {}, next_widths_[kFields] = {};  // bits of a row's first point, and of its others
   std::uint64_t row_bits_ = 0;
   std::uint64_t least_ = 0;  // bits of the file between two points of a row
+  int half_width_ = 0;
+  std::uint64_t least_half_ = 0;
 
   friend class PointRecorder;
 };
@@ -55,7 +61,7 @@ class PointRecorder {
   void begin(const Scan& scan, const CodedPoints& known);
   // The MCU of the first point that is missing; the scan's number of MCUs if there is none.
   std::uint64_t next_mcu() const { return next_; }
-  // Adds the point at next_mcu().
+  // Adds the point, or half point, at next_mcu().
   void add(const ScanPoint& point);
   // The known and new points of the first `rows` rows, which must all be there.
   std::vector<std::uint8_t> encode(std::uint32_t rows);

@@ -128,6 +128,12 @@ bool Job::idle() const {
   return unfinished_ == 0 && running_ == 0;
 }
 
+double Job::work_seconds() const {
+  if (foreign()) return 0;
+  const std::lock_guard<std::mutex> lock(pool_->mutex_);
+  return work_seconds_;
+}
+
 bool Job::pool_closed() const { return foreign() || pool_->closed(); }
 
 Pool::Pool(int threads) : state_(PoolState::create(std::max(1, threads))) {}

@@ -120,6 +120,8 @@ class Job {
   // True once no thread uses the job's memory any more.
   bool idle() const;
   bool pool_closed() const;
+  // Seconds that threads have worked on it so far, added up; a task in progress does not count.
+  double work_seconds() const;
 
   std::size_t size() const { return spec_.inputs.size(); }
   // Only after wait() returned `done` or cancel() returned, or, for `request().sample`, while it is requested.
@@ -163,6 +165,7 @@ class Job {
   std::vector<Mark> marks_;
   std::size_t unfinished_ = 0;
   std::size_t running_ = 0;  // tasks in progress
+  double work_seconds_ = 0;
   Request request_;
 };
 

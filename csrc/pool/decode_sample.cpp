@@ -6,6 +6,7 @@
 #include "codecs/codecs.h"
 #include "image/steps.h"
 #include "jpeg/file.h"
+#include "pool/staged_steps.h"
 
 namespace fastload {
 namespace {
@@ -254,13 +255,14 @@ Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, co
 }
 
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  std::vector<std::uint8_t>& bytes, StagedImage& image) {
+                  ImageStager& stager, StagedImage& image) {
   const PixelBox& window = geometry.window;
-  return options.index != nullptr && !options.fast && geometry.steps.empty() && window.height == options.height &&
-         window.width == options.width && lies_within(geometry.crop, header.width, header.height) &&
+  return options.index != nullptr && !options.fast && lies_within(geometry.crop, header.width, header.height) &&
          lies_within(window, geometry.out_width, geometry.out_height) &&
-         stage_image(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options), *options.index,
-                     bytes, image);
+         stager.prepare(source, header, to_region(geometry.crop), job_of(geometry.crop, geometry, options),
+                        *options.index, image) &&
+         stage_steps(geometry.steps, options.pass_rule, window.height, window.width, options.height, options.width,
+                     stager.steps(), image);
 }
 
 Status decode_and_drop(ByteSource& source, const JpegHeader& header, const Region& region, std::string& detail) {

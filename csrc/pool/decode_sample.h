@@ -42,9 +42,10 @@ Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometr
 Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, const Geometry& geometry,
                         const SampleOptions& options, const Target& target, std::string& detail);
 
-// Prepares the image for kernels on a GPU instead: see stage_image(), which this calls if they make all of `geometry`.
+// Prepares the image for kernels on a GPU instead, if they make all of `geometry`: see ImageStager::prepare() and
+// stage_steps().
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
-                  std::vector<std::uint8_t>& bytes, StagedImage& image);
+                  ImageStager& stager, StagedImage& image);
 
 // Only libjpeg-turbo's region decode: rows are decoded and dropped, the rest of the file is not read. The lower bound
 // for benchmarks.

@@ -13,8 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pool/ranges.h"
-
 namespace fastload {
 namespace {
 
@@ -130,15 +128,18 @@ void PoolState::work(int number) {
   while (closing_ || number < wanted_) {
     if (pick(task)) {
       ++task.job->running_;
-      range.enter(task.job.get(), task.job->spec_.number);
+      const bool reads = task.job->spec_.staging != nullptr;
+      range.enter(task.job.get(), task.job->spec_.number, reads ? DecodeRange::Work::read : DecodeRange::Work::decode);
       const Clock::time_point taken = Clock::now();
       const double busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
       if (task.drawn) {
-        complete(task, lock);
+        complete(task, lock, range);
       } else {
-        begin(task, lock);
+        begin(task, lock, range);
       }
-      work_done_.seconds += std::chrono::duration<double>(Clock::now() - taken).count();
+      const double seconds = std::chrono::duration<double>(Clock::now() - taken).count();
+      work_done_.seconds += seconds;
+      task.job->work_seconds_ += seconds;
       work_done_.busy_seconds += seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy;
       if (--task.job->running_ == 0 && task.job->stop_) changed_.notify_all();
       task.job.reset();
@@ -177,7 +178,7 @@ bool PoolState::pick(Task& task) {
 
 // A thread's results are private until it holds the lock again. If the job has been cancelled by then, its caller may
 // be gone, so the outcome is dropped and the output is not touched.
-void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
+void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range) {
   Job& job = *task.job;
   const Input& input = job.spec_.inputs[task.sample];
   const bool ordered = job.ordered();
@@ -195,7 +196,7 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   const double read_busy = seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy, read = seconds_of(CLOCK_MONOTONIC) - begun;
   if (!failed && !ordered) {
     resolved = draw_alone(job, task.sample, header, known, outcome, unresolved);
-    if (outcome.drawn) make(job, task.sample, source, header, outcome);
+    if (outcome.drawn) make(job, task.sample, source, header, outcome, range);
     failed = resolved && outcome.status != Status::ok;
   }
   if (failed && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
@@ -222,7 +223,7 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock) {
   }
 }
 
-void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
+void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range) {
   Job& job = *task.job;
   if (job.spec_.inputs[task.sample].is_decoded()) return complete_decoded(task, lock);
   Job::Sample& sample = job.samples_[task.sample];
@@ -231,7 +232,7 @@ void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock) {
   const JpegHeader header = sample.header;
   Outcome outcome = sample.outcome;
   lock.unlock();
-  make(job, task.sample, source, header, outcome);
+  make(job, task.sample, source, header, outcome, range);
   if (outcome.status != Status::ok && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
   lock.lock();
   give_buffer(source.take_buffer());
@@ -277,8 +278,8 @@ void PoolState::complete_decoded(const Task& task, std::unique_lock<std::mutex>&
 }
 
 // Prepares the image for a GPU, or makes its pixels.
-void PoolState::make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header,
-                     Outcome& outcome) {
+void PoolState::make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome,
+                     DecodeRange& range) {
   const Input& input = job.spec_.inputs[sample];
   const Target target = target_of(job, sample);
   const SampleOptions options = options_of(job, sample);
@@ -288,6 +289,7 @@ void PoolState::make(const Job& job, std::size_t sample, ByteSource& source, con
     outcome.status = Status::ok;
     return;
   }
+  range.decode();
   decode(input, source, header, options, target, outcome);
 }
 

@@ -12,6 +12,7 @@
 #include <sys/types.h>
 
 #include "pool/batch.h"
+#include "pool/ranges.h"
 
 namespace fastload {
 
@@ -55,10 +56,11 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
                          Outcome& outcome, Question& unresolved);
   static Target target_of(const Job& job, std::size_t sample);
   static SampleOptions options_of(const Job& job, std::size_t sample);
-  static void make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome);
+  static void make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome,
+                   DecodeRange& range);
   static void blacken(const Target& target, const SampleOptions& options);
-  void begin(const Task& task, std::unique_lock<std::mutex>& lock);
-  void complete(const Task& task, std::unique_lock<std::mutex>& lock);
+  void begin(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
+  void complete(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
   void complete_decoded(const Task& task, std::unique_lock<std::mutex>& lock);
 
   // Called with mutex_ held.

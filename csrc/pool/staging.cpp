@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 16;
 constexpr std::size_t kMostBytes = std::size_t{1} << 31;  // offsets have 32 bits
-constexpr int kWorkThreads = 64;                          // of a block of the first kernel; see decode.cu
+constexpr int kWorkThreads = 64;                          // of a block of the first kernel; see huffman.cu
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -18,14 +18,16 @@ int blocks_of(const StagedImage& image) {
   return image.mcu_rows * image.mcu_columns * (image.across * image.down + image.components - 1);
 }
 
-int segments_of(const StagedImage& image) {
-  const int last = (image.mcu_column + image.mcu_columns - 1) / kSegmentMcus;
-  return image.mcu_rows * (last - image.mcu_column / kSegmentMcus + 1);
+// Threads of the first kernel: two for each two segments of a row.
+int threads_of(const StagedImage& image) {
+  constexpr int kTwo = 2 * kSegmentMcus;
+  const int last = (image.mcu_column + image.mcu_columns - 1) / kTwo;
+  return image.mcu_rows * (last - image.mcu_column / kTwo + 1) * 2;
 }
 
 std::size_t work_bytes_of(const StagedImage& image) {
-  const auto segments = static_cast<std::size_t>(segments_of(image));
-  return (segments + kWorkThreads - 1) / kWorkThreads * sizeof(StagedWork);
+  const auto threads = static_cast<std::size_t>(threads_of(image));
+  return (threads + kWorkThreads - 1) / kWorkThreads * sizeof(StagedWork);
 }
 
 }  // namespace
@@ -42,23 +44,25 @@ Staging::Staging(std::uint8_t* memory, std::size_t size, std::size_t count)
 
 bool Staging::add(std::size_t number, ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                   const SampleOptions& options, std::size_t out) try {
-  static thread_local std::vector<std::uint8_t> bytes;
+  static thread_local ImageStager stager;
   StagedImage staged;
-  if (!stage_sample(source, header, geometry, options, bytes, staged)) return false;
-  const std::size_t needed = aligned(bytes.size()), work = work_bytes_of(staged);
+  if (!stage_sample(source, header, geometry, options, stager, staged)) return false;
+  const StagedCodes& codes = stager.codes();
+  const std::size_t needed = stager.bytes(), work = work_bytes_of(staged);
   std::size_t at = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    wanted_ += needed + work;
-    if (needed + work > size_ - used_ - work_bytes_) return false;
+    const auto found = std::find(codes_.begin(), codes_.end(), codes);
+    const std::size_t kept = work + (found == codes_.end() ? sizeof codes : 0);
+    wanted_ += needed + kept;
+    if (needed + kept > size_ - used_ - kept_) return false;
+    staged.code_set = static_cast<int>(found - codes_.begin());
+    if (found == codes_.end()) codes_.push_back(codes);
     at = used_;
     used_ += needed;
-    work_bytes_ += work;
+    kept_ += kept;
   }
-  std::memcpy(memory_ + at, bytes.data(), bytes.size());
-  for (unsigned* offset : {&staged.data, &staged.points, &staged.codes, &staged.x_axis, &staged.y_axis}) {
-    *offset += static_cast<unsigned>(at);
-  }
+  if (!stager.write(source, memory_ + at, at, staged)) return false;
   staged.out = out;
   image(number) = staged;
   return true;
@@ -82,9 +86,11 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     const std::size_t rgb = staged.vertical_first != 0 ? pixels(staged.height, staged.width) : 0;
     const std::size_t between =
         staged.vertical_first != 0 ? pixels(staged.out_height, staged.width) : pixels(staged.height, staged.out_width);
-    if (chunks.empty() ||
-        chunks.back().coefficient_bytes + chunks.back().other_bytes + coefficients + samples + rgb + between >
-            most_bytes) {
+    const auto step_images = static_cast<std::size_t>(staged.step_images);
+    const std::size_t stepped = aligned(std::size_t{4} * staged.step_pixels);
+    if (chunks.empty() || chunks.back().coefficient_bytes + chunks.back().other_bytes + coefficients + samples + rgb +
+                                  between + step_images * stepped >
+                              most_bytes) {
       chunks.emplace_back();
       chunks.back().first_image = number;
       chunks.back().work = work.size();
@@ -100,19 +106,26 @@ std::vector<Staging::Chunk> Staging::finish(std::size_t most_bytes) {
     staged.samples = place(chunk.other_bytes, samples);
     staged.rgb = place(chunk.other_bytes, rgb);
     staged.between = place(chunk.other_bytes, between);
+    for (std::size_t i = 0; i < step_images; ++i) staged.stepped[i] = place(chunk.other_bytes, stepped);
     chunk.any_vertical_first |= staged.vertical_first != 0;
+    chunk.any_steps |= staged.step_count > 0;
     chunk.widest = std::max(chunk.widest, staged.width);
     chunk.highest = std::max(chunk.highest, staged.height);
     chunk.widest_out = std::max(chunk.widest_out, staged.out_width);
     chunk.highest_out = std::max(chunk.highest_out, staged.out_height);
-    for (int segment = 0; segment < segments_of(staged); segment += kWorkThreads) {
-      work.push_back({static_cast<int>(number), segment});
+    for (int thread = 0; thread < threads_of(staged); thread += kWorkThreads) {
+      work.push_back({static_cast<int>(number), thread});
       ++chunk.work_items;
     }
   }
   std::copy(work.begin(), work.end(), reinterpret_cast<StagedWork*>(memory_ + used_));
   for (Chunk& chunk : chunks) chunk.work = used_ + chunk.work * sizeof(StagedWork);
   used_ += work.size() * sizeof(StagedWork);
+  codes_at_ = used_;
+  for (const StagedCodes& codes : codes_) {
+    std::memcpy(memory_ + used_, codes.data(), sizeof codes);
+    used_ += sizeof codes;
+  }
   return chunks;
 }
 

@@ -11,7 +11,8 @@
 
 namespace fastload {
 
-// One batch: first a StagedImage for each, then what these refer to, last the StagedWork. Thread-safe.
+// One batch: first a StagedImage for each, then what these refer to, the StagedWork, and the sets of codes.
+// Thread-safe.
 class Staging {
  public:
   // A part of the batch whose intermediate results take up to a limit, or one image.
@@ -20,7 +21,7 @@ class Staging {
     std::size_t work = 0;  // byte of the batch where its StagedWork begins
     std::size_t work_items = 0;
     std::size_t coefficient_bytes = 0, other_bytes = 0;  // of intermediate results
-    bool any_vertical_first = false;
+    bool any_vertical_first = false, any_steps = false;
     // Of its images' regions and results, pixels.
     int widest = 0, highest = 0, widest_out = 0, highest_out = 0;
   };
@@ -39,6 +40,10 @@ class Staging {
   // intermediate results.
   std::vector<Chunk> finish(std::size_t most_bytes);
 
+  // Once finished: where the sets of codes begin, and their number.
+  std::size_t codes_at() const { return codes_at_; }
+  std::size_t code_sets() const { return codes_.size(); }
+
   std::size_t size() const { return count_; }
   std::size_t used() const;
   // The bytes that all images together would have taken.
@@ -51,7 +56,9 @@ class Staging {
   const std::size_t size_, count_;
   mutable std::mutex mutex_;
   std::size_t used_ = 0, wanted_ = 0;
-  std::size_t work_bytes_ = 0;  // kept free for finish()
+  std::size_t kept_ = 0;  // bytes kept free for finish()
+  std::vector<StagedCodes> codes_;
+  std::size_t codes_at_ = 0;
 };
 
 }  // namespace fastload

@@ -197,7 +197,7 @@ void Resampler::State::prepare_axes() {
     settle_horizontal(job.flip_horizontal, x_axis);
     kernels->pack(x_axis, job.channels, x_packed);
   }
-  vertical_first = job.order == PassOrder::vertical_first && y_pass == Pass::convolve && !is_torch(job.filter);
+  vertical_first = runs_vertical_first(job, y_pass == Pass::convolve);
   window_rows = 1;
   if (y_pass == Pass::convolve) {
     int reached = 0;
@@ -331,6 +331,8 @@ int Resampler::weights(bool along_x, std::vector<std::int32_t>& numbers) const {
 }
 
 bool Resampler::vertical_first() const { return state_->vertical_first; }
+
+bool Resampler::convolves(bool along_x) const { return (along_x ? state_->x_pass : state_->y_pass) == Pass::convolve; }
 
 bool Resampler::finished() const { return state_->written == state_->job.window.height; }
 

@@ -56,6 +56,11 @@ struct ResizeJob {
   int channels = 3;                               // 3 (interleaved) or 1
 };
 
+// Whether the vertical pass runs first; `y_convolves` as Resampler::convolves().
+constexpr bool runs_vertical_first(const ResizeJob& job, bool y_convolves) {
+  return job.order == PassOrder::vertical_first && y_convolves && !is_torch(job.filter);
+}
+
 // A buffer with any part of the source that covers Resampler::region(). `data` points to source pixel (box.left,
 // box.top), which may be negative (a decoder's margin outside the crop). stride >= box.width * channels.
 struct SourceView {
@@ -90,6 +95,8 @@ class Resampler {
   // `numbers`, and returns the largest number of taps.
   int weights(bool along_x, std::vector<std::int32_t>& numbers) const;
   bool vertical_first() const;
+  // Whether pixels are weighted along that axis, rather than kept or picked by the nearest filter.
+  bool convolves(bool along_x) const;
 
   // Resizes from a buffer into `out`: window.height rows of window.width * channels bytes, `out_stride` bytes apart.
   // Reads nothing outside the view, writes nothing outside these rows.

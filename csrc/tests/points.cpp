@@ -187,15 +187,23 @@ void check_lists(const Bytes& file, const Scan& scan, int number, long& used) {
   CodedPoints points;
   demand(points.open(list.data(), list.size(), scan) && points.rows() == scan.mcu_rows, "a list is refused", number);
   demand(decoder.start(source, scan), "no start", number);
-  for (std::uint64_t row = 0; row < scan.mcu_rows; ++row) {
-    for (std::uint32_t x = 0; x < scan.mcu_columns; x += kPointSpacing) {
-      const std::uint64_t mcu = row * scan.mcu_columns + x;
+  const auto same_place = [](const ScanPoint& a, const ScanPoint& b) {
+    return a.mcu == b.mcu && a.byte == b.byte && a.bit == b.bit;
+  };
+  std::vector<ScanPoint> of_row;
+  for (std::uint32_t row = 0; row < scan.mcu_rows; ++row) {
+    points.read_row(row, of_row);
+    demand(of_row.size() == (scan.mcu_columns + kHalfSpacing - 1) / kHalfSpacing, "points are missing", number);
+    for (std::uint32_t x = 0; x < scan.mcu_columns; x += kHalfSpacing) {
+      const std::uint64_t mcu = std::uint64_t{row} * scan.mcu_columns + x;
       ScanPoint expected;
       demand(decoder.skip_to(mcu) && decoder.point(expected), "no point", number);
+      demand(same_place(of_row[x / kHalfSpacing], expected), "a point or half point differs", number);
+      if (x % kPointSpacing != 0) continue;
       const ScanPoint point =
           points.before(mcu + static_cast<std::uint64_t>(
                                   between(0, static_cast<int>(std::min(kPointSpacing, scan.mcu_columns - x)) - 1)));
-      demand(point.mcu == mcu && point.byte == expected.byte && point.bit == expected.bit &&
+      demand(same_place(point, expected) &&
                  std::memcmp(point.predictors, expected.predictors, sizeof point.predictors) == 0,
              "a point differs", number);
     }
@@ -336,7 +344,7 @@ void check_index_files(int count) {
     put(whole, whole.size(), id);
     put(whole, whole.size(), place);
   }
-  std::memcpy(whole.data(), "FLINDEX\1", 8);
+  std::memcpy(whole.data(), "FLINDEX\2", 8);
   put(whole, 8, kFiles);
   put(whole, 16, begin);
   put(whole, 24, whole.size());

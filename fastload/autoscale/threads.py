@@ -11,6 +11,7 @@ and it gives the rate in an epoch's first window.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Final, Protocol
@@ -58,6 +59,8 @@ class Resizable(Protocol):
 class ThreadSizer:
     """Chooses one pool's number of threads. Called per batch by the consuming thread; takes microseconds.
 
+    Its attribute ``cores`` is the most that it uses.
+
     Args:
         sizing: Keeps the number for the loader's next pool.
         cores: Maximum number of threads; ``None`` for this process's share of the cores.
@@ -74,7 +77,7 @@ class ThreadSizer:
         device: Callable[[], Totals] | None = None,
     ) -> None:
         self._sizing = sizing
-        self._cores = cores_for_loading() if cores is None else cores
+        self.cores = cores_for_loading() if cores is None else cores
         self._clock = clock
         self._device = device
         self._pool: Resizable | None = None
@@ -91,12 +94,19 @@ class ThreadSizer:
     @property
     def threads_at_first(self) -> int:
         """Threads to start a pool with: the number that sufficed before, or one per core."""
-        return min(self._sizing.threads or self._cores, self._cores)
+        return min(self._sizing.threads or self.cores, self.cores)
 
     def attach(self, pool: Resizable) -> None:
         """Start sizing this pool."""
         self._pool = pool
         self.begin()
+
+    def restart(self) -> None:
+        """Use all cores until another window has been measured: the threads' work has changed. Thread-safe."""
+        if self._pool is not None:
+            with contextlib.suppress(RuntimeError):  # it is being closed
+                self._pool.resize(self.cores)
+        self._begun = 0.0
 
     def begin(self) -> None:
         """Discard the current window, at the start of an epoch or after an interruption."""
@@ -157,13 +167,13 @@ class ThreadSizer:
             if self._is_first:  # later the host is more precise: it counts every step, the clock times only some
                 rate = self._samples / self._batches * steps / total_s
         if starved > STARVED:
-            if threads < self._cores:
+            if threads < self.cores:
                 if self._shrank:
                     self._next_hold = min(2 * self._next_hold, _HELD_MAX)
                 self._too_few, self._hold = threads, self._next_hold
-                threads = min(self._cores, max(threads + 1, math.ceil(GROWTH * threads)))
+                threads = min(self.cores, max(threads + 1, math.ceil(GROWTH * threads)))
         elif samples:
-            needed = workers_needed(rate, seconds / samples, self._cores)
+            needed = workers_needed(rate, seconds / samples, self.cores)
             if needed < FAR_LESS * self._too_few:
                 self._too_few = self._hold = 0
             if needed < threads:

@@ -116,7 +116,7 @@ BENCH: Final[Table] = {
 }
 
 IN_CHECKOUT: Final = (
-    *("all", "cpu", "figures", "firstbatch", "insight", "loaders", "memory"),
+    *("all", "cpu", "energy", "figures", "firstbatch", "gpudecode", "insight", "loaders", "memory"),
     *("multigpu", "onecore", "peers", "scaling", "state", "train", "tune", "verdicts"),
 )
 """Benchmarks of ``python -m benchmarks``: they compare with peers, or measure the project itself."""

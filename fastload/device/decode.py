@@ -1,14 +1,18 @@
 """Decode JPEG files on a GPU, with the bits of the decode threads.
 
 The threads only read the files: they remove what is not data, and say where segments of it begin, which they know from
-the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize.
+the index (``csrc/jpeg/stage_image.h``). The kernels in ``decode.cu`` do the rest, from entropy decoding to the resize,
+and those in ``steps.cu`` what follows on images.
 What the kernels cannot decode, the threads have decoded: a batch may contain both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import re
 import threading
+import warnings
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,9 +26,12 @@ from fastload.nvtx.stages import stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE: Final = Path(__file__).with_name("decode.cu")
-LAYOUT: Final = Path(__file__).with_name("decode_layout.h")
-KERNELS: Final = ("huffman", "transform", "rows", "columns_first", "second_pass")
+    from fastload.device.timing import Timing
+
+KERNELS: Final = {
+    "decode.cu": ("tables", "huffman", "transform", "rows", "columns_first", "second_pass"),
+    "steps.cu": ("steps",),
+}
 
 SCRATCH_MAX_BYTES: Final = 256 << 20
 """Most device memory for intermediate results, unless one image needs more. Batches are decoded in parts."""
@@ -32,47 +39,83 @@ SCRATCH_MAX_BYTES: Final = 256 << 20
 FIRST_BYTES_PER_IMAGE: Final = 96 << 10
 """Room for a file at first; later batches have as much as those before them would have needed."""
 
-_WORK_THREADS: Final = 64  # threads of a block; these are as in decode.cu
+_WORK_THREADS: Final = 64  # threads of a block; these are as in huffman.cu and pixels.cu
 _BLOCKS_AT_ONCE: Final = 32
-_ROW_THREADS: Final = 128
-_ROWS_AT_ONCE: Final = 8  # that a block makes, one after the other
-_ROWS_MAX: Final = 65535  # of a grid
+_TABLE_THREADS: Final = 256
+_TABLE_BLOCKS: Final = 8  # for each set of codes
+_PIXEL_THREADS: Final = 128
+_ROWS_AT_ONCE: Final = 4
+_ROWS_PER_BLOCK: Final = 8
+_SHARED_MAX_BYTES: Final = 48 << 10  # that a block may use without being asked
+_HUFFMAN_SHARED_BYTES: Final = _core.Staging.table_bytes + _WORK_THREADS * (32 * 4 + 24 * 2)
+_GRID_MAX: Final = 65535  # blocks, but for the first dimension
+_STEP_THREADS: Final = 512  # as in steps.cu
 
 
-def source() -> str:
-    """The kernels' source, as one file."""
-    layout = LAYOUT.read_text(encoding="utf-8").replace("#pragma once\n", "")
-    return SOURCE.read_text(encoding="utf-8").replace('#include "decode_layout.h"\n', layout)
+def source(*files: str) -> str:
+    """Join source files, and what they include, to one."""
+    included: set[str] = set()
+
+    def text_of(name: str) -> str:
+        if name in included:
+            return ""
+        included.add(name)
+        text = Path(__file__).with_name(name).read_text(encoding="utf-8").replace("#pragma once\n", "")
+        return re.sub(r'#include "(.*)"\n', lambda found: text_of(found[1]), text)
+
+    return "".join(map(text_of, files))
 
 
 @functools.cache
-def _kernels(index: int) -> Any:
-    return nvrtc.build(index, "fastload_decode", source(), KERNELS)
+def _kernels(index: int, file: str) -> Any:
+    """Compile a file's kernels for a device, which must be the current one."""
+    return nvrtc.build(index, f"fastload_{file.removesuffix('.cu')}", source(file), KERNELS[file], fuses=False)
+
+
+def table_launch(codes: tuple[int, int], files: int, tables: int) -> tuple[str, tuple[int, int], tuple[int, int], Any]:
+    """As :func:`launches`, for the kernel that makes a batch's tables of codes.
+
+    Args:
+        codes: Of :attr:`_core.Staging.codes`.
+        files: Address of the batch's files.
+        tables: Room for ``_core.Staging.table_bytes`` for each set of codes.
+    """
+    at, sets = codes
+    return "tables", (_TABLE_BLOCKS, sets), (_TABLE_THREADS, 0), (files, at, tables)
 
 
 def launches(
-    chunk: tuple[int, ...], files: int, coefficients: int, scratch: int, pixels: int, bad: int
+    chunk: tuple[int, ...], files: int, tables: int, coefficients: int, scratch: int, pixels: int, bad: int
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int], tuple[int, ...]]]:
     """Yield each kernel's name, grid, numbers of threads and of dynamic shared bytes, and arguments.
+
+    First those of :func:`table_launch`, once for the batch.
 
     Args:
         chunk: Of :meth:`_core.Staging.finish`.
         files: Address of the batch's files, as for the following.
+        tables: What :func:`table_launch` made.
         coefficients: Zeros.
         scratch: Room for other intermediate results.
         pixels: The batch's pixels.
         bad: An int32 for each image of the batch.
     """
-    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height, vertical_first = chunk
-    yield "huffman", (work_items,), (_WORK_THREADS, 0), (files, files + work, coefficients, bad)
+    first, images, work, work_items, coefficient_bytes, _, width, height, out_width, out_height = chunk[:10]
+    vertical_first, has_steps = chunk[10:]
+    arguments: tuple[int, ...] = (files, files + work, tables, coefficients, bad)
+    yield "huffman", (work_items,), (_WORK_THREADS, _HUFFMAN_SHARED_BYTES), arguments
     blocks = -(-coefficient_bytes // (128 * images * _BLOCKS_AT_ONCE))  # enough for most images
     yield "transform", (blocks, images), (8 * _BLOCKS_AT_ONCE, 0), (files, first, coefficients, scratch, bad)
-    yield "rows", (-(-height // _ROWS_AT_ONCE), images), (_ROW_THREADS, 4 * width), (files, first, scratch)
+    rows = _ROWS_AT_ONCE if 4 * width * _ROWS_AT_ONCE <= _SHARED_MAX_BYTES else 1
+    grid: tuple[int, ...] = -(-height // _ROWS_PER_BLOCK), images
+    yield "rows", grid, (_PIXEL_THREADS, 4 * width * rows), (files, first, scratch, rows)
     if vertical_first:
-        grid = -(-width // _ROW_THREADS), min(out_height, _ROWS_MAX), images
-        yield "columns_first", grid, (_ROW_THREADS, 0), (files, first, scratch)
-    grid = -(-out_width // _ROW_THREADS), min(out_height, _ROWS_MAX), images
-    yield "second_pass", grid, (_ROW_THREADS, 0), (files, first, scratch, pixels)
+        grid = -(-width // _PIXEL_THREADS), min(out_height, _GRID_MAX), images
+        yield "columns_first", grid, (_PIXEL_THREADS, 0), (files, first, scratch)
+    grid = -(-out_width * out_height // (4 * _PIXEL_THREADS)), images
+    yield "second_pass", grid, (_PIXEL_THREADS, 0), (files, first, scratch, pixels)
+    if has_steps:
+        yield "steps", (images,), (_STEP_THREADS, 0), (files, first, scratch, pixels)
 
 
 class Decoder:
@@ -88,11 +131,27 @@ class Decoder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         with torch.cuda.device(device):
-            self.kernels = _kernels(device.index)
+            self.kernels = dict(_kernels(device.index, "decode.cu"))
         self._lock = threading.Lock()
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
         self._scratch: torch.Tensor | None = None
-        self.out_of_memory = False  # once: then the threads decode everything
+        self.out_of_memory = False  # once, or without a kernel that is needed: then the threads decode everything
+
+    def add_steps(self) -> bool:
+        """Compile the kernel that runs steps, and return whether it can be used.
+
+        That takes longer than all others, so it is left until there are steps. Warns if it cannot be used.
+        """
+        if "steps" not in self.kernels:
+            try:
+                with torch.cuda.device(self.device):
+                    self.kernels.update(_kernels(self.device.index, "steps.cu"))
+            except Exception as error:  # noqa: BLE001 - driver, NVRTC and loader each have their own
+                reason = f"the kernel for transforms cannot be compiled: {type(error).__name__}: {error}"
+                with contextlib.suppress(RuntimeWarning):  # the loader goes on even if warnings are errors
+                    warnings.warn(f"decode threads decode every image: {reason}", RuntimeWarning, stacklevel=2)
+                return False
+        return True
 
     def files(self, pixels: torch.Tensor) -> StagedFiles:
         """Make room for the files of a batch with these pixels on the host."""
@@ -132,13 +191,14 @@ class StagedFiles:
         self._chunks: Any = None
         self._bad: torch.Tensor | None = None  # on the host: which images the kernels could not decode
         self._decoded: Any = None  # an event
+        self._began: Any = None  # one before the kernels, if they are timed
 
     def is_staged(self) -> list[bool]:
         """Say of each image whether the kernels decode it.
 
         Final once the threads are done.
         """
-        return [flag != 0 for flag in self.staging.has()]
+        return [*map(bool, self.staging.has())]
 
     def remove(self, image: int) -> None:
         """Leave out an image, whose pixels were made on the host after all."""
@@ -147,17 +207,30 @@ class StagedFiles:
     @property
     def nbytes(self) -> int:
         """Bytes that are copied to the device."""
-        staged = self.is_staged()
-        host = self._pixels.nbytes // len(self._pixels) * staged.count(False)
+        staged = self.staging.has()
+        host = self._pixels.nbytes // len(self._pixels) * staged.count(0)
         return host + (self.staging.used if any(staged) else 0)
 
     def is_pinned(self) -> bool:
         """True."""
         return True
 
-    def to(self, device: torch.device, *, non_blocking: bool = True) -> torch.Tensor:
-        """Decode on the current stream, without blocking; return all pixels."""
-        staged = self.is_staged()
+    @property
+    def decode_s(self) -> float:
+        """Seconds that the kernels took; 0 if they were not timed, or have not ended."""
+        if self._began is None or not self._decoded.query():
+            return 0.0
+        return float(self._began.elapsed_time(self._decoded)) * 1e-3
+
+    def to(self, device: torch.device, *, non_blocking: bool = True, timing: Timing | None = None) -> torch.Tensor:
+        """Decode on the current stream, without blocking; return all pixels.
+
+        Args:
+            device: The decoder's.
+            non_blocking: For images that are not staged.
+            timing: Of the batch's copy; the kernels are timed if that is.
+        """
+        staged = self.staging.has()
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
         if self._chunks is None:
@@ -166,34 +239,47 @@ class StagedFiles:
         files = self._memory[: self.staging.used].to(device, non_blocking=True)
         pixels = torch.empty_like(self._pixels, device=device)
         at = 0
-        for on_gpu, group in groupby(staged):
+        for on_gpu, group in groupby(staged) if 0 in staged else ():
             end = at + len(list(group))
             if not on_gpu:
                 pixels[at:end].copy_(self._pixels[at:end], non_blocking=True)
             at = end
         bad = torch.zeros(len(staged), dtype=torch.int32, device=device)
+        timed = timing is not None and timing.is_timed
+        self._began = torch.cuda.Event(enable_timing=True) if timed else None  # type: ignore[no-untyped-call]
+        if timed:
+            self._began.record()
         with stage("decode"):
+            can = not any(chunk[-1] for chunk in self._chunks) or self._decoder.add_steps()
             try:
-                for chunk in self._chunks:
-                    self._decode(chunk, files, pixels, bad)
+                if can:
+                    self._decode(files, pixels, bad)
             except torch.OutOfMemoryError:
+                can = False
+            if not can:
                 self._decoder.out_of_memory = True
                 bad.fill_(1)
         self._bad = torch.empty(len(staged), dtype=torch.int32, pin_memory=True)
         self._bad.copy_(bad, non_blocking=True)
-        self._decoded = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._decoded = torch.cuda.Event(blocking=True, enable_timing=timed)  # type: ignore[no-untyped-call]
         self._decoded.record()
+        if timing is not None:
+            timing.on_gpu = True
+            timing.decode = (self._began, self._decoded) if timed else None
         return pixels
 
-    def _decode(self, chunk: Any, files: torch.Tensor, pixels: torch.Tensor, bad: torch.Tensor) -> None:
-        coefficient_bytes, other_bytes = chunk[4:6]
-        scratch = self._decoder.scratch(coefficient_bytes + other_bytes)
-        scratch[:coefficient_bytes].zero_()
+    def _decode(self, files: torch.Tensor, pixels: torch.Tensor, bad: torch.Tensor) -> None:
         launch, kernels = nvrtc.launcher(files.device), self._decoder.kernels
-        coefficients = scratch.data_ptr()
-        memory = files.data_ptr(), coefficients, coefficients + coefficient_bytes, pixels.data_ptr(), bad.data_ptr()
-        for name, grid, block, arguments in launches(chunk, *memory):
-            launch(kernels[name], grid, *block, *arguments)
+        codes = self.staging.codes
+        table_bytes = codes[1] * _core.Staging.table_bytes
+        scratch = self._decoder.scratch(table_bytes + max(sum(chunk[4:6]) for chunk in self._chunks))
+        name, tables_grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
+        launch(kernels[name], tables_grid, *block, *arguments)
+        for chunk in self._chunks:
+            coefficients = scratch[table_bytes : table_bytes + chunk[4]].zero_().data_ptr()
+            memory = files.data_ptr(), scratch.data_ptr(), coefficients, coefficients + chunk[4]
+            for name, grid, block, arguments in launches(chunk, *memory, pixels.data_ptr(), bad.data_ptr()):
+                launch(kernels[name], grid, *block, *arguments)
 
     def failed(self) -> list[int]:
         """Return the images that the kernels could not decode.
@@ -204,4 +290,5 @@ class StagedFiles:
         if bad is None:
             return []
         self._decoded.synchronize()
-        return [int(image) for image in bad.nonzero() if self.staging.has()[image]]
+        found = bad.numpy().nonzero()[0].tolist()
+        return [image for image in found if self.staging.has()[image]]

@@ -7,11 +7,13 @@ namespace fastload {
 constexpr int kStagedComponents = 3;
 constexpr int kStagedCodes = 4;                  // two of DC symbols, then two of AC symbols
 constexpr int kStagedCodeBytes = 272;            // 16 counts, 256 symbols
-constexpr int kSegmentMcus = 8;                  // between two points of a row
+constexpr int kStagedTableBytes = 20000;         // of device memory for the tables made of an image's codes
+constexpr int kSegmentMcus = 4;                  // between two points of a row
 constexpr int kStagedWidth = 8192;               // pixels of a region's row, at most
 constexpr unsigned kNoStagedPoint = 0xFFFFFFFF;  // of the last row of an image, whose end no point names
 
-// Where a segment begins. Each row of MCUs has one for each segment, and one behind the last.
+// Where a segment begins. Each row of MCUs has one for each segment, and one behind the last. Rows begin at a multiple
+// of two segments; predictors of odd segments are not known.
 struct StagedPoint {
   unsigned bit;  // of the image's data
   short predictors[kStagedComponents];
@@ -24,7 +26,8 @@ struct StagedPoint {
 // first weights, all second ones and so on.
 struct StagedImage {
   unsigned data, data_bytes;  // without stuffing; zeros follow
-  unsigned points, codes, x_axis, y_axis;
+  unsigned points, x_axis, y_axis;
+  int code_set;                  // which of the batch's sets of codes; images may share it
   int components, across, down;  // the latter two: luma blocks per MCU
   int mcu_column, mcu_columns;   // the MCUs to decode
   int mcu_row, mcu_rows;
@@ -38,14 +41,20 @@ struct StagedImage {
   unsigned long long out;  // byte of the batch's pixels where the result begins; rows have no gaps
   int dc[kStagedComponents], ac[kStagedComponents];  // codes
   unsigned short quantization[kStagedComponents][64];
+  // Steps on the result, if any: `steps` is where they begin, and intermediate images have up to `step_pixels`. The
+  // last one makes what goes to `out`.
+  unsigned steps, step_pixels;
+  int step_count, step_images;  // the latter 1 or 2, or 0 without steps
   // Set for all images at once: where intermediate results go, in units of 16 bytes.
   unsigned coefficients, samples, rgb, between;
+  unsigned stepped[2];
 };
 
-// A block of threads of the first kernel: segments of one image, from the upper left on.
+// A block of threads of the first kernel: each decodes a segment of one image, from the upper left on. Rows have an
+// even number; the last one may have nothing to do.
 struct StagedWork {
   int image;
-  int segment;
+  int thread;  // of the image: the block's first
 };
 
 }  // namespace fastload

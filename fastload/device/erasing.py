@@ -91,8 +91,10 @@ class Noise:
 
 def to_fill(erasing: Erasing | None, patches: list[list[Patch]]) -> Erased | Noise | None:
     """Join the samples' patches; ``None`` if nothing is erased."""
+    if erasing is None:
+        return None
     filled = [[(box, values) for box, values in some if box[2] and box[3]] for some in patches]
-    if erasing is None or not any(filled):
+    if not any(filled):
         return None
     if erasing.color is not None:
         boxes = [some[0][0] if some else (0, 0, 0, 0) for some in filled]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.device.erasing import Erased, Noise
+    from fastload.device.timing import Timing
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
 
@@ -222,11 +223,17 @@ class TableImages:
         """Return the images on ``device``, made on its current stream."""
         return self.copy_pixels(device, non_blocking=non_blocking).images()
 
-    def copy_pixels(self, device: torch.device, *, non_blocking: bool = False) -> CopiedImages:
-        """Copy only the pixels, and noise, to ``device``; the epilogue makes the images."""
+    def copy_pixels(
+        self, device: torch.device, *, non_blocking: bool = False, timing: Timing | None = None
+    ) -> CopiedImages:
+        """Copy only the pixels, and noise, to ``device``; the epilogue makes the images.
+
+        Files in the place of pixels are decoded there, and note that in ``timing``.
+        """
         pin = non_blocking and self.pixels.is_pinned()
         erased = None if self.erased is None else self.erased.copied(device, pin=pin)
-        return CopiedImages(self, self.pixels.to(device, non_blocking=non_blocking), erased)
+        more: dict[str, Any] = {} if isinstance(self.pixels, torch.Tensor) else {"timing": timing}
+        return CopiedImages(self, self.pixels.to(device, non_blocking=non_blocking, **more), erased)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Do nothing: a copy keeps its host memory alive until it is done."""

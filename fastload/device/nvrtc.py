@@ -1,8 +1,9 @@
 """Compile and launch CUDA kernels: NVRTC through ``cuda.core``, no compiler needed.
 
-Their sources, ``normalize.cu`` and ``decode.cu``, are in this folder and not with the native core's, because they are
-not compiled when the package is built: the package contains them as files. Compiling takes about 0.2 s, once per
-device and set of macros; ``cuda.core`` caches the result on disk for later processes.
+Their sources, ``normalize.cu``, ``decode.cu`` (with ``huffman.cu`` and ``pixels.cu``) and ``steps.cu``, are in this
+folder and not with the native core's, because they are not compiled when the package is built: the package contains
+them as files. Compiling takes about 0.2 s, and a second or two for the last two, once per device and set of macros;
+``cuda.core`` caches the result on disk for later processes.
 
 If ``cuda.core`` is missing or compilation fails, :func:`look_up`, the epilogue, returns None; torch can do the same,
 only slower.
@@ -122,7 +123,15 @@ def _disk_cache() -> Any:
         return None
 
 
-def build(index: int, name: str, source: str, kernels: Iterable[str], macros: Iterable[tuple[str, str]] = ()) -> Any:
+def build(
+    index: int,
+    name: str,
+    source: str,
+    kernels: Iterable[str],
+    macros: Iterable[tuple[str, str]] = (),
+    *,
+    fuses: bool = True,
+) -> Any:
     """Compile a program's kernels for a device, which must be the current one.
 
     Args:
@@ -131,6 +140,7 @@ def build(index: int, name: str, source: str, kernels: Iterable[str], macros: It
         source: C++.
         kernels: Names of the kernels to return.
         macros: Names and values to define.
+        fuses: Whether a multiplication and an addition may become one operation, which rounds once.
 
     Returns:
         The kernels by name.
@@ -138,7 +148,9 @@ def build(index: int, name: str, source: str, kernels: Iterable[str], macros: It
     core: Any = importlib.import_module("cuda.core")
     device = core.Device(index)
     device.set_current()
-    options = core.ProgramOptions(name=name, arch=f"sm_{device.arch}", std="c++17", define_macro=list(macros) or None)
+    options = core.ProgramOptions(
+        name=name, arch=f"sm_{device.arch}", std="c++17", define_macro=list(macros) or None, fma=fuses
+    )
     program = core.Program(source, "c++", options)
     try:
         cache = _disk_cache()
@@ -170,20 +182,30 @@ def _stream(handle: int) -> Any:
     return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
 
 
+@functools.cache
+def _core_module() -> Any:
+    return importlib.import_module("cuda.core")
+
+
+@functools.lru_cache(maxsize=512)
+def _launch_config(grid: Any, threads: int, shared_bytes: int) -> Any:
+    """A launch's shape, most of which come again in every batch."""
+    return _core_module().LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
+
+
 def launcher(device: torch.device) -> Callable[..., None]:
     """Return a function that launches kernels on the device's current stream.
 
     Its arguments are the kernel, the grid, the number of threads of a block, that of its bytes of dynamic shared
     memory, and the kernel's own: addresses and 64-bit integers.
     """
-    core: Any = importlib.import_module("cuda.core")
+    core = _core_module()
     # torch's guard gives a thread no context if the device is already the thread's default one.
     core.Device(device.index).set_current()
     stream = _stream(torch.cuda.current_stream(device).cuda_stream)
 
     def launch(kernel: Any, grid: Any, threads: int, shared_bytes: int, *arguments: int) -> None:
-        config = core.LaunchConfig(grid=grid, block=threads, shmem_size=shared_bytes)
-        core.launch(stream, config, kernel, *arguments)
+        core.launch(stream, _launch_config(grid, threads, shared_bytes), kernel, *arguments)
 
     return launch
 

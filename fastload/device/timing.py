@@ -25,12 +25,16 @@ _PAUSE_S: Final = 1.0  # longer gaps between batches count as this, so that one 
 # Sampled in steps of the golden ratio to avoid aliasing: of eight workers, always the same one may be slow.
 _GOLDEN: Final = 0.6180339887498949
 _PENDING_MAX: Final = 64
+_ALIKE_MIN: Final = 3  # a step runs beside the decoding of the next batches: those before it tell where that is
 
 
 class Timing:
-    """Events around a batch's copy, if timed, and the number of batches it stands for."""
+    """Events around a batch's copy, if timed, and the number of batches it stands for.
 
-    __slots__ = ("began", "copied", "nbytes", "pageable_bytes", "ready", "weight")
+    What decodes the batch on the device sets ``on_gpu`` and, if it is timed, ``decode`` to the events around that.
+    """
+
+    __slots__ = ("began", "beside", "copied", "decode", "nbytes", "on_gpu", "pageable_bytes", "ready", "weight")
 
     def __init__(self, began: Any, weight: float) -> None:
         self.began = began
@@ -39,6 +43,8 @@ class Timing:
         self.ready: Any = None
         self.nbytes = 0
         self.pageable_bytes = 0
+        self.on_gpu = self.beside = False  # the latter: whether the batches before it were decoded there, too
+        self.decode: tuple[Any, Any] | None = None
 
     @property
     def is_timed(self) -> bool:  # noqa: D102
@@ -62,6 +68,8 @@ class DeviceClock:
         self._last_end: Any = None
         self._handed: tuple[Any, Timing] | None = None
         self._pending: deque[tuple[Any, Timing, Any]] = deque()
+        self._alike = 0  # batches in succession that were decoded in the same place as the last one
+        self._last_on_gpu = False
         self._sums = Totals()
 
     def event(self) -> Any:
@@ -106,7 +114,10 @@ class DeviceClock:
         """Note that event ``end`` follows all queued work on the last batch handed over."""
         if self._handed is not None:
             before, timing = self._handed
+            self._alike = self._alike + 1 if timing.on_gpu == self._last_on_gpu else 0
+            self._last_on_gpu = timing.on_gpu
             if timing.is_timed:
+                timing.beside = self._alike >= _ALIKE_MIN
                 self._pending.append((before, timing, end))
             self._handed = None
             self._last_end = end  # not after an unfinished epoch: the time until the next one is not a step
@@ -128,23 +139,35 @@ class DeviceClock:
     def _add(self, before: Any, timing: Timing, end: Any) -> None:
         if timing.ready is None or timing.copied is None:
             return
-        copy_s = timing.began.elapsed_time(timing.copied) * 1e-3
+        decode_s = 0.0 if timing.decode is None else timing.decode[0].elapsed_time(timing.decode[1]) * 1e-3
+        copy_s = max(0.0, timing.began.elapsed_time(timing.copied) * 1e-3 - decode_s)
         epilogue_s = timing.copied.elapsed_time(timing.ready) * 1e-3
         sums = self._sums
         sums["stage:h2d:count"] += 1
         sums["stage:h2d:s"] += copy_s
         sums["stage:epilogue:count"] += 1
         sums["stage:epilogue:s"] += epilogue_s
+        if timing.decode is not None:
+            sums["stage:gpu_decode:count"] += 1
+            sums["stage:gpu_decode:s"] += decode_s
         sums["device:copies"] += 1
         sums["device:copied_bytes"] += timing.nbytes
         sums["device:pageable_bytes"] += timing.pageable_bytes
         if before is None:
             return
         idle_s = max(0.0, before.elapsed_time(timing.ready) * 1e-3)
+        total_s = max(0.0, before.elapsed_time(end) * 1e-3)
+        made_s = copy_s + decode_s + epilogue_s
         sums["device:steps"] += timing.weight
-        sums["device:total_s"] += timing.weight * max(0.0, before.elapsed_time(end) * 1e-3)
+        sums["device:total_s"] += timing.weight * total_s
         sums["device:idle_s"] += timing.weight * idle_s
-        sums["device:copying_s"] += timing.weight * min(idle_s, copy_s + epilogue_s)
+        decoding_s = min(idle_s, made_s) * decode_s / made_s if decode_s else 0.0
+        sums["device:decoding_s"] += timing.weight * decoding_s
+        sums["device:copying_s"] += timing.weight * (min(idle_s, made_s) - decoding_s)
+        if timing.beside:
+            side = "gpu" if timing.on_gpu else "threads"
+            sums[f"device:{side}_steps"] += 1
+            sums[f"device:{side}_busy_s"] += max(0.0, total_s - idle_s)
 
     def totals(self) -> Totals:
         """All sums so far; the last known ones after a device failure or a fork."""

@@ -271,8 +271,10 @@ class Transfer:
             else:
                 # Copy first, cast after: a cast on the host costs CPU time and may increase the bytes copied.
                 nbytes += leaf.nbytes if isinstance(leaf, torch.Tensor | TableImages) else 0
-                move = leaf.copy_pixels if isinstance(leaf, TableImages) else leaf.to
-                leaves.append(move(self.device, non_blocking=True))
+                if isinstance(leaf, TableImages):
+                    leaves.append(leaf.copy_pixels(self.device, non_blocking=True, timing=timing))
+                else:
+                    leaves.append(leaf.to(self.device, non_blocking=True))
             unchanged.append(leaf)
             return _Copied(len(leaves) - 1)
 

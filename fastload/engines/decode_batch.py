@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -14,17 +15,21 @@ from torch._utils import ExceptionWrapper
 from torchvision.transforms import functional
 
 from fastload import _core
-from fastload.engines.resumption import digest_of
+from fastload.engines.packed_states import digest_of
 from fastload.pipeline.arrays import Pixels
-from fastload.pipeline.datasets import taken
+from fastload.pipeline.samples import one_of
 from fastload.stats.stats import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
+    from queue import SimpleQueue
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
+
+
+_LARGE_PAGE: Final = 1 << 21  # bytes
 
 
 def _held() -> threading.Lock:
@@ -33,7 +38,7 @@ def _held() -> threading.Lock:
     return lock
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Batch:
     """One batch of an epoch.
 
@@ -48,6 +53,7 @@ class Batch:
     indices: list[Any] = field(default_factory=list)
     sources: list[Any] | Pixels = field(default_factory=list)  # one for each of a sample's views is decoded
     targets: list[Any] = field(default_factory=list)
+    at_once: bool = False  # they were located without the user's code
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
     error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
     pixels: Any = None  # the tensor that `job` fills
@@ -108,23 +114,27 @@ class Batch:
             if (arrays := recipe.pixels_of(self.indices)) is not None:
                 self.seeds = [] if seed_of is None else [*map(seed_of, self.indices)]
                 self.sources, self.targets = arrays
+                self.at_once = True
+                return
+            if seed_of is None and self.answer is None and (found := recipe.paths_of(self.indices)) is not None:
+                self.sources, self.targets = found
+                self.at_once = True
                 return
             sources: list[Any] = []
             self.sources = sources
             resolved = self.indices if seed_of is not None else recipe.resolve(self.indices)
             locate = recipe.locate if seed_of is not None else recipe.locate_resolved
-            entries = map(locate, resolved) if self.answer is None else taken(self.answer, len(resolved))
+            entries = map(locate, resolved) if self.answer is None else recipe.taken(self.answer, len(resolved))
             for index in self.indices:
                 seed = 0 if seed_of is None else seed_of(index)
                 source, target = next(entries)
-                usual = type(source) is str and "\0" not in source
-                if not usual and isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
-                    open(source, "rb").close()  # raises the same error as in a worker
-                sources.append(source if usual else unchanging(source))
+                sources.append(checked(source))
                 self.targets.append(target)
                 self.seeds.append(seed)
         except Exception:  # noqa: BLE001 - any error of the user's dataset or sampler; raised in the batch's turn
             self.error = wrapped(self.worker, None if index is None else f"sample {index!r}")
+            if recipe.fetches_batches and seed_of is None:  # fails in its turn, and then the dataset fetches the batch
+                self.sources, self.targets = [b""], [None]
         except BaseException as error:
             raise RuntimeError(f"DataLoader worker exited unexpectedly: sample {index!r} raised {error!r}") from error
 
@@ -137,6 +147,31 @@ def first_untaken(batches: tuple[Batch, ...], empty: int) -> int:
             return batch.number
         number = batch.number + 1
     return number
+
+
+def as_output(pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+    """View a batch's pixels as the core takes them, with large pages if useful."""
+    out: np.ndarray[Any, Any] = pixels.numpy()
+    if out.nbytes >= _LARGE_PAGE:
+        _core.advise_large_pages(out)
+    return out
+
+
+def woken_by(wakeups: SimpleQueue[object]) -> object:
+    """Wait until something is in a queue.
+
+    Empties it up to the first entry that is not ``None``, which it returns.
+    """
+    reason = wakeups.get()
+    while reason is None and not wakeups.empty():  # one look at the batches will do for all
+        reason = wakeups.get_nowait()
+    return reason
+
+
+def failed_of(job: _core.Job) -> list[int]:
+    """List the samples that a finished job has not made."""
+    statuses = job.statuses()
+    return [sample for sample, status in enumerate(statuses) if status] if any(statuses) else []
 
 
 class StreamStates:
@@ -220,8 +255,24 @@ def check_size(pixels: Any, size: tuple[int, ...]) -> None:
         torch.stack([torch.empty(3, *size), torch.empty(3, *pixels.shape[:2])])
 
 
+def checked(source: Any) -> Any:
+    """Check and keep a sample's encoded image, or several.
+
+    Raises what a worker would of a path.
+    """
+    if type(source) is str and "\0" not in source:  # the usual case, decided quickly
+        return source
+    if type(source) is tuple:
+        return tuple(map(checked, source))
+    if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
+        open(source, "rb").close()  # raises the same error as in a worker
+    return unchanging(source)
+
+
 def unchanging(source: Any) -> Any:
     """Copy an encoded image that may be overwritten before threads read it."""
+    if type(source) is tuple:
+        return tuple(map(unchanging, source))
     if isinstance(source, str | os.PathLike | np.ndarray):  # an array is a copy
         return source
     data = memoryview(source)
@@ -248,13 +299,21 @@ def submitted(sources: Any, views: int, directory: str | None) -> dict[str, Any]
     """
     if isinstance(sources, Pixels):
         return {"inputs": sources.images, "indices": sources.indices}
-    return {"inputs": [as_seen_from(directory, source) for source in sources for _ in range(views)]}
+    if views == 1 and _are_absolute(sources):
+        return {"inputs": sources}
+    return {"inputs": [as_seen_from(directory, one_of(source, view)) for source in sources for view in range(views)]}
+
+
+def _are_absolute(sources: list[Any]) -> bool:
+    """Whether all are absolute paths, the usual case, which is decided quickly."""
+    try:
+        return all(map(str.startswith, sources, itertools.repeat("/")))
+    except TypeError:  # some are no strings
+        return False
 
 
 def as_seen_from(directory: str | None, source: Any) -> Any:
     """Resolve ``source`` against ``directory`` if it is a relative path."""
-    if type(source) is str and source[:1] == "/":  # the usual case, decided quickly
-        return source
     if directory is None or not isinstance(source, str | os.PathLike):
         return source
     path = os.fspath(source)
@@ -303,6 +362,7 @@ def stage_totals(
     collate_s: float,
     epilogue_s: float | None,
     python: tuple[int, int, float],
+    images: tuple[int, int],
 ) -> Totals:
     """Time spent by stage.
 
@@ -312,20 +372,23 @@ def stage_totals(
         collate_s: Seconds of collating targets.
         epilogue_s: Seconds of making images of pixels; ``None`` if that is no stage of its own here.
         python: Number of samples made in Python, of batches with any, and the seconds that these took.
+        images: Number of all samples, and of those that a GPU has decoded.
     """
     seconds, busy, read, read_busy = work
     spent = {"fetch": read, "decode": seconds - read, "collate": collate_s}
     if epilogue_s is not None:
         spent["epilogue"] = epilogue_s
     counts = dict.fromkeys(spent, float(batches))
-    images, of_batches, seconds_in_python = python
-    if images:
+    in_python, of_batches, seconds_in_python = python
+    if in_python:
         spent["python"], counts["python"] = seconds_in_python, float(of_batches)
     return Totals(
         {
             **{f"stage:{name}:count": count for name, count in counts.items()},
             **{f"stage:{name}:s": took for name, took in spent.items()},
-            "python_images": float(images),
+            "python_images": float(in_python),
+            "gpu_images": float(images[1]),
+            "thread_images": float(max(0, images[0] - images[1] - in_python)),
             "made:sampled_s": seconds,
             "made:busy_s": busy,
             "made:queued_s": max(0.0, seconds - busy - (read - read_busy)),

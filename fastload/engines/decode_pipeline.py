@@ -33,18 +33,21 @@ from fastload.engines.decode_batch import (
     StreamStates,
     TookTooLongError,
     answer_to,
+    as_output,
     drawn,
+    failed_of,
     first_untaken,
     stage_totals,
     submitted,
+    woken_by,
     working_directory,
     wrapped,
 )
 from fastload.engines.loader_state import ITERATOR_CLOSED
 from fastload.engines.python_samples import PythonSamples
 from fastload.engines.random_states import streams_of_workers
-from fastload.engines.sample_seeding import number_of
 from fastload.nvtx.stages import stage
+from fastload.pipeline.index_seeds import number_of
 from fastload.pipeline.samples import collated
 from fastload.torch_workers.processes import JOIN_S
 from fastload.torch_workers.signals import deferred_signals
@@ -64,7 +67,6 @@ if TYPE_CHECKING:
 _Made: TypeAlias = "tuple[np.ndarray[Any, Any], list[Patch]]"  # a sample's pixels, and what erases them
 
 DECODING = 3  # batches submitted and not yet made: one being finished, one being decoded, one queued
-LATE_S = 0.002  # shorter waits for the decode threads are no sign that they are too slow
 LOOK_S = 5.0  # a signal just before a wait does not end it: its handler runs after at most this time
 
 
@@ -85,8 +87,7 @@ class DecodePipeline:
         pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
-        choice: Decides which batches a GPU decodes; ``None`` if none. Such a batch's files take the place of its
-            pixels.
+        choice: Decides which batches a GPU decodes, whose files take the place of their pixels; ``None`` if none.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class DecodePipeline:
         self._recipe = recipe
         self._views = recipe.pipeline.views
         self._process = process
-        self._python = PythonSamples(recipe.pipeline, process, by_index=by_index)
+        self._python = PythonSamples(recipe, process, by_index=by_index)
         self._directory = working_directory()
         self._base_seed = base_seed
         self._by_index = by_index
@@ -125,11 +126,11 @@ class DecodePipeline:
         self._number = 0  # of the next batch, if the pipeline is empty
         self.wakeups: queue.SimpleQueue[object] = queue.SimpleQueue()  # wakes the pipeline's thread
         self._draining = self._last = self._closed = False
-        self._pid = os.getpid()
+        self._pid, self._asks_many = os.getpid(), recipe.asks_many
         self.images, self.awaited = 0, (0.0, 0.0)  # this and the next line: of the batch claimed last
         self.decoded_at = self.made_at = 0.0
-        self._decoded = self._on_gpu = 0  # batches, images
-        self._collate_s = self._finish_s = 0.0
+        self._decoded = self._images = self._on_gpu = 0  # batches, their images, and those of the GPU
+        self._collate_s = self._finish_s = self._blocked_s = 0.0  # the last one since a batch was passed on
         self._thread: threading.Thread | None = None
         self.pool = _core.Pool(threads)
         thread = threading.Thread(target=self._run, name="fastload-pipeline", daemon=True)
@@ -143,12 +144,12 @@ class DecodePipeline:
 
     def __len__(self) -> int:
         """Number of unclaimed batches."""
-        return sum(batch.owner is None for batch in tuple(self._batches))
+        return [batch.owner for batch in tuple(self._batches)].count(None)
 
     @property
     def ready(self) -> int:
         """Number of finished, unclaimed batches."""
-        return sum(batch.made and batch.owner is None for batch in tuple(self._batches))
+        return [batch.owner for batch in tuple(self._batches) if batch.made].count(None)
 
     def add(self, draw: tuple[Any]) -> None:
         """Append a batch for the next worker. Adding the last one again changes nothing.
@@ -189,15 +190,14 @@ class DecodePipeline:
     def claim(self, batch: Batch, timeout_s: float) -> Any:
         """Return a batch's data, an ExceptionWrapper, or an error of the pipeline. Blocks.
 
-        The batch stays the caller's :meth:`first` until the caller sets ``taken``, which should be its last action. A
-        signal handler may have taken the batch during the wait. Raises :class:`TookTooLongError` after ``timeout_s``
-        (0: never).
+        The batch stays the caller's :meth:`first` until the caller sets ``taken``, as its last action. A signal handler
+        may have taken it during the wait. Raises :class:`TookTooLongError` after ``timeout_s`` (0: never).
         """
         self._wait_for(batch, timeout_s)
         batch.owner = threading.get_ident()
         self.wakeups.put(None)  # there is room for another batch
-        self.images, self.decoded_at, self.made_at = batch.images, batch.decoded_at, batch.made_at
-        self.awaited = batch.awaited
+        self.images, self.awaited = batch.images, batch.awaited
+        self.decoded_at, self.made_at = batch.decoded_at, batch.made_at
         return batch.data if batch.failure is None else batch.failure
 
     def _wait_for(self, batch: Batch, timeout_s: float) -> None:
@@ -218,9 +218,8 @@ class DecodePipeline:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
         epilogue_s = self._finish_s if self._finish_is_epilogue else None
         python = self._python.images, self._python.batches, self._python.seconds
-        totals = stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python)
-        totals.add({"gpu_images": float(self._on_gpu)})
-        return totals
+        images = self._images, self._on_gpu
+        return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python, images)
 
     def drain(self, timeout_s: float, begin: int) -> None:
         """Finish and drop all batches, as persistent workers do between epochs. Blocks.
@@ -238,6 +237,8 @@ class DecodePipeline:
                 batch.taken = True
         finally:
             self._draining = False
+        if self._choice is not None:
+            self._choice.begin()
         self.states.begin_epoch(self.handed_over())
         self._batches.clear()
         self._number = begin
@@ -266,8 +267,10 @@ class DecodePipeline:
             if self._device is not None:
                 torch.accelerator.set_device_index(self._device)
             while not self._closed:
-                if self.wakeups.get() is not None:
+                asleep = time.monotonic()
+                if woken_by(self.wakeups) is not None:
                     self.close()
+                self._blocked_s += time.monotonic() - asleep
                 self._advance()
         except ClosedError:
             pass
@@ -279,26 +282,29 @@ class DecodePipeline:
         """Start and finish batches while there is room for them."""
         while not self._closed:
             batches = tuple(self._batches)
-            unmade = [batch for batch in batches if not batch.made]
-            if self._last and not unmade:
-                self._process.close()
-            for batch in unmade if self._recipe.asks_many else ():
-                batch.ask(self._recipe, self.wakeups.put)
-            for batch in unmade[:DECODING]:
-                if batch.job is None and not batch.is_answered:  # the answer wakes this thread
-                    break
-                if batch.job is None:
-                    self._start(batch)
-            # Only batches before the first unmade one: a later one that failed early takes no room.
-            if not unmade:
+            if not (unmade := self._start_batches(batches, DECODING)):
+                if self._last:
+                    self._process.close()
                 return
-            before = batches[: batches.index(unmade[0])]
-            if not self._draining and sum(batch.owner is None for batch in before) >= self._ahead:
+            # Only batches before the first unmade one: a later one that failed early takes no room.
+            if not self._draining and [b.owner for b in batches[: batches.index(unmade[0])]].count(None) >= self._ahead:
                 return
             if unmade[0].job is not None:
                 self._finish_batch(unmade[0])
             elif not unmade[0].made:
                 return
+
+    def _start_batches(self, batches: Sequence[Batch], most: int) -> list[Batch]:
+        """Start the first ``most`` unmade batches whose samples are known; return all unmade ones."""
+        unmade = [batch for batch in batches if not batch.made]
+        for batch in unmade if self._asks_many else ():
+            batch.ask(self._recipe, self.wakeups.put)
+        for batch in unmade[:most]:
+            if batch.job is None:
+                if not batch.is_answered:  # the answer wakes this thread
+                    break
+                self._start(batch)
+        return unmade
 
     def _start(self, batch: Batch) -> None:
         """Submit a batch to the decode threads. The batch keeps any error."""
@@ -306,15 +312,13 @@ class DecodePipeline:
             if batch.pixels is None:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
             batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
-            _core.advise_large_pages(batch.pixels)
+            out = as_output(batch.pixels)
             batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
-            options["max_pixels"] = self._process.max_pixels
-            if batch.staged is not None:
-                options["staging"] = batch.staged.staging
+            options |= {"max_pixels": self._process.max_pixels, "staging": batch.staged and batch.staged.staging}
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
-            batch.job = self.pool.submit(out=batch.pixels, plan=self._recipe.plan, number=batch.number, **options)
+            batch.job = self.pool.submit(out=out, plan=self._recipe.plan, number=batch.number, **options)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
 
@@ -332,21 +336,20 @@ class DecodePipeline:
     def _finish_batch(self, batch: Batch) -> None:
         """Make a batch, or the error that torch's worker would have sent. Blocks."""
         try:
-            data = self._make(batch)
+            data, failure = self._make(batch), None
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
-            self._end(batch, None, error)
-        else:
-            self._end(batch, data)
+            data, failure = None, error
+        self._end(batch, data, failure)
 
     def _make(self, batch: Batch) -> Any:
         try:
             self._complete(batch)
             return self._finished(batch)
         except PythonError as error:
-            self._rewind_rng(batch, error.state)
-            return error.wrapper
+            self._rewind_rng(batch, (failed := self._python.failed(batch, error, self._wake)).state)
+            return failed.wrapper
 
     def _finished(self, batch: Batch) -> Any:
         if batch.error is not None or batch.dropped:
@@ -357,24 +360,25 @@ class DecodePipeline:
                 rest = collated(batch.targets)
             batch.decoded_at = time.monotonic()
             self._decoded += 1
+            self._images += len(batch.sources)
             self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
             return wrapped(batch.worker, None)
         try:
-            if batch.staged is None:
-                return self._finish(batch.pixels, batch.patches, rest, batch.number)
-            while True:
-                data = self._finish(batch.staged, batch.patches, rest, batch.number)
-                if not (failed := batch.staged.failed()):
-                    self._on_gpu += sum(batch.staged.is_staged())
-                    return data
+            made = batch.pixels if batch.staged is None else batch.staged
+            data = self._finish(made, batch.patches, rest, batch.number)
+            if batch.staged is not None and batch.at_once:  # located without the user's code, while the GPU decodes
+                self._start_batches(tuple(self._batches), DECODING + 1)
+            while batch.staged is not None and (failed := batch.staged.failed()):
                 self._make_in_python(batch, failed, {})
+                data = self._finish(made, batch.patches, rest, batch.number)
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
-            if self._choice is not None:
-                awaited_s = batch.awaited[1] - batch.awaited[0]
-                late = awaited_s > max(LATE_S, time.monotonic() - batch.decoded_at)
-                self._choice.note(on_gpu=batch.staged is not None, late=late)
+        if self._choice is not None:
+            room_s = max(0.0, getattr(data, "room_at", 0.0) - batch.decoded_at)  # it waited for room on the device
+            self._on_gpu += self._choice.note(batch, self._blocked_s + room_s, self.pool.threads)
+            self._blocked_s = 0.0
+        return data
 
     def _complete(self, batch: Batch) -> None:
         """Wait for the pixels, and make unsupported samples in Python."""
@@ -396,7 +400,7 @@ class DecodePipeline:
         if self._closed:  # samples not decoded by then are cancelled
             raise ClosedError
         batch.patches = self._recipe.pipeline.patches(job)
-        self._make_in_python(batch, [sample for sample, status in enumerate(job.statuses()) if status], made)
+        self._make_in_python(batch, failed_of(job), made)
         batch.awaited = begun, time.monotonic()
 
     def _make_in_python(self, batch: Batch, samples: list[int], made: dict[int, _Made]) -> None:

@@ -88,7 +88,7 @@ class NativeIterator(_BaseDataLoaderIter):
             first_states = [*process.first_states(int(self._base_seed), self._num_workers)]
         if resumption is not None and resumption.workers is not None:
             seeded = first_states or [None] * self._num_workers
-            first_states = [late or early for late, early in zip(resumption.workers, seeded, strict=False)]
+            first_states = [late or early for late, early in zip(resumption.generators or (), seeded, strict=False)]
         self._sizer = None
         if isinstance(workers, AutoWorkers):
             self._sizer = ThreadSizer(workers.sizing, device=device_totals)
@@ -122,6 +122,8 @@ class NativeIterator(_BaseDataLoaderIter):
                 self.decode_pipeline.owner = weakref.ref(self, self.decode_pipeline.wakeups.put)
             if self._sizer is not None:
                 self._sizer.attach(self.decode_pipeline.pool)
+                if choice is not None:
+                    choice.on_change, choice.threads_max = self._sizer.restart, self._sizer.cores
             self._reset(loader, first_iter=True)
         except BaseException:
             if hasattr(self, "decode_pipeline"):

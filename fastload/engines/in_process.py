@@ -29,10 +29,10 @@ from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.random_states import set_state, state_now, state_of_seed
 from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, SampleList, images_alone
 from fastload.engines.sample_process import batch_of_one, located, made_here
-from fastload.engines.sample_seeding import SeededByIndex, random_states_kept
+from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.limits import pins
-from fastload.pipeline.datasets import taken
 from fastload.pipeline.eligibility import read_loader
+from fastload.pipeline.index_seeds import random_states_kept
 from fastload.pipeline.samples import collated
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class InProcessFetcher:
         self.images = 0  # this and the next line: of the last batch
         self.decoded_at = self.made_at = 0.0
         self._work = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
-        self._decoded = self._in_python_batches = self._in_python_images = 0
+        self._decoded = self._images = self._in_python_batches = self._in_python_images = 0
         self._collate_s = self._finish_s = self._in_python_s = 0.0
         self.to_compare = 0  # samples
         self.gave_up = False
@@ -193,7 +193,7 @@ class InProcessFetcher:
             else:
                 sources, targets = [], []
                 entries = (
-                    taken(recipe.ask(indices), len(indices))
+                    recipe.taken(recipe.ask(indices), len(indices))
                     if recipe.asks_many
                     else map(recipe.locate_resolved, recipe.resolve(indices))
                 )
@@ -232,6 +232,7 @@ class InProcessFetcher:
             collated_at = time.monotonic()
             data = rest.around(images_of(pixels, patches))
         self._decoded += 1
+        self._images += len(sources)
         self._in_python_batches += bool(made)
         self._in_python_images += len(made)
         self._collate_s += collated_at - self.decoded_at
@@ -295,7 +296,7 @@ class InProcessFetcher:
     def totals(self) -> Totals:
         """Time spent so far, by stage."""
         python = self._in_python_images, self._in_python_batches, self._in_python_s
-        return stage_totals(self._work, self._decoded, self._collate_s, self._finish_s, python)
+        return stage_totals(self._work, self._decoded, self._collate_s, self._finish_s, python, (self._images, 0))
 
 
 class _SamplesHere:

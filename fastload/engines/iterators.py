@@ -290,12 +290,7 @@ class NativeDeviceIterator(DeviceIterator):
         transfer = Transfer(device, stream, None, loader.dtype)
         pinned = pins(loader, device)
         images_of = table_images(recipe, layout_of(loader.memory_format))
-        decoder = state_of(loader).decoder(loader, recipe, device)
-        choice = None
-        if decoder is not None:
-            from fastload.device.decode_choice import DecodeChoice
-
-            choice = DecodeChoice(decoder, always=loader.decode == "gpu")
+        totals = None if transfer.clock is None else transfer.totals
 
         def finish_batch(pixels: torch.Tensor, patches: list[list[Patch]], rest: Collated, number: int) -> Any:
             data = rest.around(images_of(pixels, patches), pin_memory if pinned else lambda data: data)
@@ -309,8 +304,8 @@ class NativeDeviceIterator(DeviceIterator):
             pin=pinned,
             ahead=max(1, loader.device_prefetch),
             device=device,
-            choice=choice,
-            device_totals=None if transfer.clock is None else transfer.totals,
+            choice=state_of(loader).decode_choice(loader, recipe, device, totals),
+            device_totals=totals,
         )
         meter = native_meter(host, loader, on_device=stream is not None)
         super().__init__(loader, device, transfer, meter, (host.decode_pipeline.close, transfer.close))

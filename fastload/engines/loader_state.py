@@ -20,10 +20,14 @@ from fastload.stats.stats import Stats, Totals, make_stats
 from fastload.torch_workers.processes import shut_down
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from fastload import _core
     from fastload.device.decode import Decoder
+    from fastload.device.decode_choice import DecodeChoice
+    from fastload.device.decode_policy import DecodePolicy
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.engines.resumption import Resumption
     from fastload.options import LoaderConfig
@@ -62,6 +66,7 @@ class LoaderState:
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
         self._decoders: dict[torch.device, Decoder | str] = {}  # or why there is none
+        self.decode_policies: dict[torch.device, DecodePolicy] = {}
         self._indexed = 0, 0, 0  # bytes of the index, images, and those by its file, once it is closed
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
@@ -95,6 +100,35 @@ class LoaderState:
                 self._pool = os.getpid(), _core.Pool(cores_for_loading())
             return self._pool[1]
 
+    def decode_choice(
+        self,
+        loader: LoaderConfig[Any],
+        recipe: Recipe,
+        device: torch.device,
+        totals: Callable[[], Totals] | None,
+    ) -> DecodeChoice | None:
+        """Return what decides for an iterator's batches, or None if the threads decode all.
+
+        What has been learnt about the device is kept across epochs.
+
+        Args:
+            loader: Its options count.
+            recipe: How to make its samples.
+            device: Where batches go.
+            totals: Returns the device clock's totals; ``None`` without a clock.
+
+        Raises:
+            RuntimeError: The threads have to decode all, and ``decode="gpu"``.
+        """
+        decoder = self.decoder(loader, recipe, device)
+        if decoder is None:
+            return None
+        from fastload.device.decode_choice import DecodeChoice
+        from fastload.device.decode_policy import DecodePolicy
+
+        policy = None if loader.decode == "gpu" else self.decode_policies.setdefault(device, DecodePolicy())
+        return DecodeChoice(decoder, policy, totals=totals)
+
     def decoder(self, loader: LoaderConfig[Any], recipe: Recipe, device: torch.device) -> Decoder | None:
         """Return what decodes on the device, or None if the threads decode.
 
@@ -121,6 +155,13 @@ class LoaderState:
         if loader.decode == "gpu":
             raise RuntimeError(f"decode='gpu' cannot be used: {known}")
         return None
+
+    def not_decoding_because(self, device: torch.device) -> str | None:
+        """Why the device does not decode after all; ``None`` if unknown."""
+        known = self._decoders.get(device)
+        if isinstance(known, str):
+            return known
+        return "the GPU had no memory left to decode in" if known is not None and known.out_of_memory else None
 
     def with_index(self, loader: LoaderConfig[Any], recipe: Recipe, *, whole: bool = False) -> Recipe:
         """Add the index of JPEG files to what decodes them; it is kept across epochs.

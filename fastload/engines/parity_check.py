@@ -11,7 +11,7 @@ from fastload import _core
 from fastload.engines.decode_batch import TookTooLongError, answer_to
 from fastload.engines.random_states import state_of_seed
 from fastload.options import LEVELS_OFF
-from fastload.pipeline.samples import Around, collated
+from fastload.pipeline.samples import Around, collated, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,8 @@ def _compare(
     # Submitted twice, to read the generator's state between the two.
     stream = _core.RandomStream(state)
     try:
-        job = pool.submit([source] * 2 * views, room, plan=recipe.plan, stream=stream, **options)
+        inputs = [one_of(source, view) for view in range(views)] * 2
+        job = pool.submit(inputs, room, plan=recipe.plan, stream=stream, **options)
     except (TypeError, ValueError, OSError, BufferError):  # such as a path with a NUL; raised in the batch's turn
         return False, None
     until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -157,7 +158,8 @@ def _compare(
     if recipe.pipeline.approximate is None:
         return True, f"sample {index} is not the same to the bit natively"
     rest = collated([target])
-    at = _at((0,) if rest.place is None else rest.place, expected)
+    found = [_at(place, expected) for place in ([(0,)] if rest.places is None else rest.places)]
+    at = found[0] if len(found) == 1 else found
     if same(rest.around(at), expected) and _are_close(pixels, patches, images_of, at, views):
         return True, None
     return True, f"sample {index} is more than {LEVELS_OFF} of 256 levels off natively"

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from fastload.engines.resumption import Resumption, Sources, digest_of
+from fastload.engines.packed_states import digest_of
+from fastload.engines.worker_progress import DatasetState, WorkerState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fastload.engines.resumption import Resumption, Sources
     from fastload.options import LoaderConfig
+    from fastload.stats.kept_states import KeptState, KeptStates
     from fastload.stats.meter import Meter
 
 
 class UnknownStateError(Exception):
     """A worker's generators are not known."""
+
+
+class _HandsOver:
+    """Replaces ``_process_data`` of a torch iterator to count each worker's batches handed over."""
+
+    def __init__(self, host: Any, counts: list[int], turn: int) -> None:
+        self._host = weakref.ref(host)
+        self.counts = counts
+        self.turn = turn  # number of the worker that makes the next batch
+
+    def __call__(self, data: Any, worker: int) -> Any:
+        self.counts[worker] += 1
+        self.turn = (worker + 1) % len(self.counts)
+        host: Any = self._host()
+        return type(host)._process_data(host, data, worker)
 
 
 class Position:
@@ -37,50 +60,42 @@ class Position:
         self._first = first
         self._indices: Any = None  # drawn last, without workers
         self._drawn = 0
-        self._digest = 0 if resumption is None else resumption.indices
-        self.initial = None if resumption is None else resumption.workers
+        self._digest, self._turn = (0, 0) if resumption is None else (resumption.indices, resumption.turn)
+        self._initial: Sequence[WorkerState | None] | None = None if resumption is None else resumption.workers
         self._meter: Meter | None = None
         self._pipeline: Any = None
-        self._iterable = False
-        self._by_index = False
-        self._served: list[int] = []  # batches that each worker has made in former epochs
+        self._fetcher: Any = None  # of an iterable dataset in this process
+        self._hands_over: _HandsOver | None = None  # of one in workers
+        self._iterable = self._persists = False
+        self._epoch = 1  # of the workers' processes
         self._at_close: Any = None
-        self.sent: list[int] = []
         self.dealt: list[dict[str, Any]] = []  # see redistribution
 
-    def follow(self, loader: LoaderConfig[Any], iterator: Any, former: Position | None) -> None:
+    def follow(self, loader: LoaderConfig[Any], iterator: Any) -> None:
         """Follow an iterator that was just begun."""
-        host = getattr(iterator, "host", iterator)
+        host = host_of(iterator)
         meter = self._meter = iterator.meter if host is not iterator else iterator._next_data.meter
         self.base_seed, self.num_workers = int(host._base_seed), int(host._num_workers)
         self._iterable = isinstance(loader.dataset, IterableDataset)
-        self._by_index = loader.randomness == "sample"
-        pipeline = getattr(host, "decode_pipeline", None)
+        self._persists = loader.persistent_workers
+        self._pipeline = getattr(host, "decode_pipeline", None) if self.num_workers else None
         if not self.num_workers:
-            if not self._iterable:
+            if self._iterable:
+                self._fetcher = host._dataset_fetcher
+                meter.before_close = self._keep_states
+            else:
                 host._sampler_iter = map(self._note, host._sampler_iter)
-        elif pipeline is not None:
-            self._pipeline = pipeline
-        else:
-            self._served = [0] * self.num_workers
-            if former is not None:
-                self._served, self.initial = former.sent, former.initial
+        elif self._pipeline is None:
+            if self._iterable:
+                counts = [0] * self.num_workers
+                host._process_data = self._hands_over = _HandsOver(host, counts, self._turn)
+            self._epoch = kept_of(iterator).begun
             meter.before_close = self._keep_states
 
     def _note(self, indices: Any) -> Any:
         self._drawn += 1
         self._indices = indices
         return indices
-
-    def leave(self, host: Any) -> None:
-        """Count what the workers have made, before they begin another epoch."""
-        if not self._served or host is None:  # closed: the next epoch has new workers
-            return
-        self.sent = [past + now for past, now in zip(self._served, self._by_worker(host._send_idx), strict=True)]
-
-    def _by_worker(self, batches: int) -> list[int]:
-        workers = self.num_workers
-        return [len(range((worker - self._first) % workers, batches, workers)) for worker in range(workers)]
 
     @property
     def ended(self) -> bool:
@@ -92,45 +107,149 @@ class Position:
         """Batches of the epoch that the consumer has."""
         if self._pipeline is not None:
             return int(self._pipeline.handed_over())
+        if self._hands_over is not None:
+            return self._first + sum(self._hands_over.counts)
         if self._meter is None or self._iterable:
             return self._first + (0 if self._meter is None else self._meter.taken)
         return self._first + (self._meter.received if self.num_workers else self._drawn)
 
-    def states(self) -> tuple[int, list[bytes | None] | None]:
+    @property
+    def turn(self) -> int:
+        """Number of the worker that makes the next batch."""
+        if self._hands_over is not None:
+            return self._hands_over.turn
+        return self.handed_over % self.num_workers if self.num_workers else 0
+
+    def dataset(self, dataset: Any) -> DatasetState:
+        """Return the state of a dataset that is read in this process.
+
+        Raises:
+            UnknownStateError: Its ``state_dict()`` raised.
+        """
+        if self._iterable and self._at_close is not None:
+            found: DatasetState = self._at_close
+        else:
+            found = DatasetState.of(dataset, self._fetcher)
+        if found.error:
+            raise UnknownStateError(found.error)
+        return found.at_next_epoch() if self.ended else found
+
+    def states(self) -> tuple[int, list[WorkerState | None] | None]:
         """Return the digest of the last batch handed over, and the workers' states.
 
         Raises:
             UnknownStateError: A worker's states are not known.
         """
+        if not self.num_workers:
+            return (digest_of(self._indices) if self._drawn else self._digest), None
+        if self.ended and not self._persists:  # the next epoch has new workers
+            return self._digest, None
         if self._at_close is not None:
             if isinstance(self._at_close, UnknownStateError):
                 raise self._at_close
             return self._at_close  # type: ignore[no-any-return]
         if self._pipeline is not None:
             digest, states = self._pipeline.states.at(self._pipeline.handed_over())
-            return digest or self._digest, states
-        if not self.num_workers or self._iterable or self._by_index:
-            known = self._digest if self.handed_over == self._first else 0
-            return (digest_of(self._indices) if self._drawn else known), None
-        return self._workers_states()
+            return digest or self._digest, [None if state is None else WorkerState(state) for state in states]
+        return self._workers_states(self._digest)
 
-    def _workers_states(self) -> tuple[int, list[bytes | None] | None]:
-        assert self._meter is not None  # noqa: S101 - follow() sets it
-        shared, received = self._meter.shared, self._meter.received
-        digest, states = self._digest, list(self.initial or [None] * self.num_workers)
-        last = (self._first + received - 1) % self.num_workers
-        for worker, made in enumerate(self._by_worker(received)):
-            number = self._served[worker] + made
-            if number:
-                kept = None if shared is None else shared.kept(worker, number)
-                if kept is None:
-                    raise UnknownStateError(f"the generators of worker {worker} cannot be read")
-                states[worker] = kept[1]
-                digest = kept[0] if received and worker == last else digest
+    def _workers_states(self, digest: int) -> tuple[int, list[WorkerState | None]]:
+        meter = self._meter
+        kept = None if meter is None or meter.shared is None else meter.shared.states
+        if meter is None or kept is None:
+            raise UnknownStateError("the states of the workers cannot be read")
+        if self.ended:
+            return digest, [self._next_epoch(kept, worker) for worker in range(self.num_workers)]
+        made = self._made(meter.received)
+        last = (self.turn - 1) % self.num_workers
+        states = []
+        for worker, batches in enumerate(made):
+            if not batches:
+                states.append(self._at_start(kept, worker))
+                continue
+            found = kept.find(worker, self._epoch, batches)
+            state = None if found is None else WorkerState.kept(found)
+            if found is None or state is None or state.data.error:
+                reason = "" if state is None else f": {state.data.error}"
+                raise UnknownStateError(f"the state of worker {worker} cannot be read{reason}")
+            if self._epoch == 1 or state.data.read_again:
+                start = self._at_start(kept, worker) or WorkerState()
+                state = replace(state, batches=batches + start.batches)
+                if state.data.read_again:
+                    state = replace(state, generators=start.generators, data=DatasetState(read_again=True))
+            states.append(state)
+            digest = found.digest if worker == last else digest
         return digest, states
 
+    def _made(self, received: int) -> list[int]:
+        """Batches handed over, by worker."""
+        if self._hands_over is not None:
+            return self._hands_over.counts
+        workers = self.num_workers
+        return [len(range((worker - self._first) % workers, received, workers)) for worker in range(workers)]
+
+    def _at_start(self, kept: KeptStates, worker: int) -> WorkerState | None:
+        """A worker before its first batch of this iteration."""
+        if self._epoch == 1:
+            return None if self._initial is None else self._initial[worker]
+        found = kept.find(worker, self._epoch, 0)
+        if found is None:  # it has yet to begin; what it has kept last may be of the beginning, by now
+            found = kept.last(worker)
+            if found is not None and found.epoch == self._epoch:
+                found = kept.find(worker, self._epoch, 0)
+            elif found is not None:
+                return self._after(found, worker)
+        if found is None:
+            raise UnknownStateError(f"the state of worker {worker} cannot be read")
+        return self._after(found, worker, begun=True)
+
+    def _next_epoch(self, kept: KeptStates, worker: int) -> WorkerState | None:
+        """A worker after the epoch's last batch."""
+        found = kept.last(worker)
+        return None if found is None else self._after(found, worker)
+
+    @staticmethod
+    def _after(found: KeptState, worker: int, *, begun: bool = False) -> WorkerState:
+        state = WorkerState.kept(found)
+        if state.data.error:
+            raise UnknownStateError(f"the state of worker {worker} cannot be read: {state.data.error}")
+        return WorkerState(state.generators, 0, state.data if begun else state.data.at_next_epoch())
+
     def _keep_states(self) -> None:
+        if not self.num_workers:
+            self._at_close, self._fetcher = DatasetState.of(self._fetcher.dataset, self._fetcher), None
+            return
         try:
             self._at_close = self.states()
         except UnknownStateError as error:
             self._at_close = error
+
+
+def host_of(iterator: Any) -> Any:
+    """Torch's iterator, or the native one, of an iterator of a loader's."""
+    return getattr(iterator, "host", iterator)
+
+
+def kept_of(iterator: Any) -> KeptStates:
+    """Where the workers of an iterator keep their states.
+
+    Raises:
+        UnknownStateError: Nowhere.
+    """
+    host = host_of(iterator)
+    meter = iterator.meter if host is not iterator else iterator._next_data.meter
+    if meter.shared is None or meter.shared.states is None:
+        raise UnknownStateError("the states of the workers cannot be read")
+    return meter.shared.states  # type: ignore[no-any-return]
+
+
+def count_epochs(former: Any, make: Callable[[], Any]) -> Any:
+    """Return ``make()``, and count the epoch that it may begin with the workers of ``former``."""
+    host = None if former is None else host_of(former)
+    tasks = getattr(host, "_task_info", None)
+    try:
+        return make()
+    finally:
+        if getattr(host, "_task_info", None) is not tasks:  # then torch asks them to resume
+            with contextlib.suppress(UnknownStateError):
+                kept_of(former).begun += 1

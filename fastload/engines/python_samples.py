@@ -11,27 +11,29 @@ from torch._utils import ExceptionWrapper
 
 from fastload.engines.decode_batch import PythonError
 from fastload.engines.random_states import state_of_seed
+from fastload.pipeline.samples import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastload.engines.decode_batch import Batch
     from fastload.engines.sample_process import SampleProcess
-    from fastload.pipeline.transforms import Pipeline
+    from fastload.pipeline.reader import Recipe
 
 
 class PythonSamples:
     """Makes single samples of batches, and counts them.
 
     Args:
-        pipeline: How to make samples.
+        recipe: How to make samples.
         process: Makes them.
         by_index: Whether a sample's random numbers depend on its index.
     """
 
-    def __init__(self, pipeline: Pipeline, process: SampleProcess, *, by_index: bool) -> None:
-        self._pipeline = pipeline
-        self._views = pipeline.views
+    def __init__(self, recipe: Recipe, process: SampleProcess, *, by_index: bool) -> None:
+        self._pipeline = recipe.pipeline
+        self._views = recipe.pipeline.views
+        self._fetches_batches = recipe.fetches_batches
         self._process = process
         self._by_index = by_index
         self.images = self.batches = 0
@@ -55,7 +57,7 @@ class PythonSamples:
             RuntimeError: The process has ended.
         """
         index, view = divmod(sample, self._views)
-        source = batch.sources[index]
+        source = one_of(batch.sources[index], view)
         where = f"sample {batch.indices[index]!r}"
         where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
         begun = time.monotonic()
@@ -68,6 +70,19 @@ class PythonSamples:
         if isinstance(made, ExceptionWrapper):
             raise PythonError(sample, made, None if before is None or self._by_index else after)
         return made, after
+
+    def failed(self, batch: Batch, error: PythonError, wake: Callable[[], None]) -> PythonError:
+        """Let a dataset that fetches batches fetch one that failed, for its own error.
+
+        Raises:
+            RuntimeError: The process has ended.
+        """
+        if self._by_index or not self._fetches_batches:
+            return error
+        before = batch.job.generator_before(0) if self._pipeline.draws else None
+        self._process.wait_started(wake)
+        wrapper, after = self._process.fetched(list(batch.draw[0]), before, worker=batch.worker)
+        return PythonError(error.sample, wrapper or error.wrapper, None if before is None else after)
 
     def put(self, batch: Batch, made: dict[int, Any]) -> None:
         """Put samples into their batch."""

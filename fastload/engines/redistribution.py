@@ -168,6 +168,8 @@ def _not_dealt_anew(loader: Any, data: dict[str, Any]) -> str | None:
             f"the rest of an epoch of {data['process']['replicas']} ranks with batch_size {data['batch_size']} can be "
             "dealt anew only with randomness='sample' from the start, because each worker has random numbers of its own"
         )
+    if data["workers"] is not None:
+        return "the rest of an epoch cannot be dealt anew if the dataset has a state of its own in each worker process"
     if type(loader.batch_sampler) is not BatchSampler or not data["batch_size"]:
         return "the rest of an epoch can be dealt anew only to a loader with a batch_size, and without a batch_sampler"
     return None

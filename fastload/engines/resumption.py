@@ -6,74 +6,20 @@ no sample is read. The indices of the last batch handed over are compared, so a 
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import copy
-import itertools
-import zlib
-from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from fastload.engines.redistribution import batches_left
-from fastload.stats.shared_counters import STATE_BYTES
+from fastload.engines.packed_states import digest_of, pack, unpack
+from fastload.engines.worker_progress import NO_STATE, DatasetState, ReadAgain, WorkerProgress, WorkerState, is_at_end
+from fastload.options import has_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from fastload.stats.shared_counters import SharedCounters
-
-_WORDS: Final = slice(24, 24 + 624 * 8)  # of torch's state: 32-bit words, stored as 64
-_LENGTHS: Final = (5056, STATE_BYTES)  # of torch's state, and with Python's and NumPy's
-
-
-def digest_of(indices: Any) -> int:
-    """Return a checksum of a batch's indices; 0 if they are not integers."""
-    try:
-        numbers = array("q", indices if isinstance(indices, list | tuple) else [indices])
-    except (TypeError, OverflowError):
-        return 0
-    return zlib.crc32(numbers.tobytes()) + 1
-
-
-def keep_state(shared: SharedCounters, worker: int, number: int, indices: Any) -> None:
-    """Keep the states of a worker's generators after a fetch."""
-    with contextlib.suppress(
-        Exception
-    ):  # no core, or NumPy's generator may be of another kind; the state is then absent
-        from fastload.engines.random_states import state_now
-
-        shared.keep(worker, number, digest_of(indices), state_now(others=True))
-
-
-def pack(state: bytes) -> torch.Tensor:
-    """Convert a state of the generators to a tensor of half the size."""
-    words = np.frombuffer(state[_WORDS], np.uint64)
-    if words.max() >> 32:
-        return torch.frombuffer(bytearray(state), dtype=torch.uint8)
-    short = state[: _WORDS.start] + words.astype(np.uint32).tobytes() + state[_WORDS.stop :]
-    return torch.frombuffer(bytearray(short), dtype=torch.uint8)
-
-
-def unpack(packed: torch.Tensor) -> bytes:
-    """Convert what :func:`pack` returned to the state.
-
-    Raises:
-        ValueError: It has another length.
-    """
-    data = packed.cpu().numpy().tobytes()
-    if len(data) in _LENGTHS:
-        return data
-    stop = _WORDS.start + 624 * 4
-    if len(data) + 624 * 4 not in _LENGTHS:
-        raise ValueError(f"a generator's state must have {_LENGTHS} bytes, or 2496 fewer, got {len(data)}")
-    words = np.frombuffer(data[_WORDS.start : stop], np.uint32).astype(np.uint64)
-    return data[: _WORDS.start] + words.tobytes() + data[stop:]
 
 
 def _samplers_of(loader: Any) -> list[Any]:
@@ -95,31 +41,29 @@ class Sources:
         generators: Those of the loader's and its samplers' own generators.
         epochs: The samplers' ``epoch``, if they have one.
         samplers: What the samplers' ``state_dict()`` returned, if they have one.
-        dataset: What the dataset's returned, if it has one and is read in this process.
+        dataset: The dataset's state, if it is read in this process.
     """
 
     main: bytes
     generators: list[torch.Tensor]
     epochs: list[int | None] = field(default_factory=list)
     samplers: list[Any] = field(default_factory=list)
-    dataset: Any = None
+    dataset: DatasetState = NO_STATE
 
     @classmethod
-    def read(cls, loader: Any, *, samplers: bool) -> Sources:
+    def read(cls, loader: Any, *, samplers: bool, dataset: DatasetState = NO_STATE) -> Sources:
         """Read the present states; those of samplers only if asked for."""
         from fastload.engines.random_states import state_now
 
         own = [generator.get_state() for generator in _generators_of(loader)]
-        sources = cls(state_now(others=True), own)
+        sources = cls(state_now(others=True), own, dataset=dataset)
         if samplers:
             sources.epochs = epochs_of_samplers(loader)
             sources.samplers = [_asked(sampler) for sampler in _samplers_of(loader)]
-        if not loader.num_workers:
-            sources.dataset = _asked(loader.dataset)
         return sources
 
-    def write(self, loader: Any, *, samplers: bool = True, dataset: bool = True) -> None:
-        """Set what :meth:`read` has read."""
+    def write(self, loader: Any, *, samplers: bool = True) -> None:
+        """Set what :meth:`read` has read, but not the dataset's."""
         from fastload.engines.random_states import set_state
 
         set_state(self.main)
@@ -129,8 +73,6 @@ class Sources:
         for sampler, asked in zip(_samplers_of(loader), self.samplers, strict=False):
             if asked is not None and samplers:
                 sampler.load_state_dict(copy.deepcopy(asked))
-        if dataset and self.dataset is not None:
-            loader.dataset.load_state_dict(copy.deepcopy(self.dataset))
 
     def write_epochs(self, loader: Any) -> None:
         """Set the samplers' ``epoch``."""
@@ -145,16 +87,15 @@ class Sources:
         anything to give, and is at the beginning after that.
         """
         self.write(loader)
-        samplers = any(asked is not None for asked in self.samplers) and not _at_end(loader._index_sampler)
-        dataset = self.dataset is not None and not (
-            isinstance(loader.dataset, IterableDataset) and _at_end(loader.dataset)
-        )
-        self.write(loader, samplers=samplers, dataset=dataset)
+        samplers = any(asked is not None for asked in self.samplers) and not is_at_end(loader._index_sampler)
+        self.dataset.begin(loader.dataset)
+        self.write(loader, samplers=samplers)
 
     def packed(self) -> dict[str, Any]:
         """Return plain data that ``torch.load`` takes with ``weights_only=True``."""
-        asked = {"epochs": self.epochs, "samplers": self.samplers, "dataset": self.dataset}
-        return {"main": pack(self.main), "generators": self.generators, **asked}
+        own = [pack(state.numpy().tobytes()) for state in self.generators]
+        asked = {"epochs": self.epochs, "samplers": self.samplers, "dataset": self.dataset.packed()}
+        return {"main": pack(self.main), "generators": own, **asked}
 
     @classmethod
     def unpacked(cls, loader: Any, data: dict[str, Any]) -> Sources:
@@ -163,15 +104,19 @@ class Sources:
         Raises:
             ValueError: The data is damaged, or of a loader with other generators.
         """
-        own = [state.cpu() for state in data["generators"]]
-        if len(own) != len(_generators_of(loader)):
+        own = _generators_of(loader)
+        if len(data["generators"]) != len(own):
             raise ValueError(
                 f"the loader and its samplers must have as many generators of their own as when the state was saved, "
-                f"{len(own)}, got {len(_generators_of(loader))}"
+                f"{len(data['generators'])}, got {len(own)}"
             )
-        for state in own:
-            torch.Generator().set_state(state)
-        sources = cls(unpack(data["main"]), own, data["epochs"], data["samplers"], data["dataset"])
+        states = []
+        for packed, generator in zip(data["generators"], own, strict=True):
+            unpacked = unpack(packed, kind=generator.device.type)
+            states.append(torch.frombuffer(bytearray(unpacked), dtype=torch.uint8))
+            torch.Generator(generator.device).set_state(states[-1])
+        dataset = DatasetState.unpacked(data["dataset"])
+        sources = cls(unpack(data["main"]), states, data["epochs"], data["samplers"], dataset)
         sources._check(loader)
         return sources
 
@@ -184,7 +129,8 @@ class Sources:
                 raise ValueError(f"the state is of other samplers: {name!r} must have {len(samplers)} entries")
         if not all(epoch is None or type(epoch) is int for epoch in self.epochs):
             raise ValueError("the state is damaged: a sampler's epoch must be an integer")
-        for source, asked in [*zip(samplers, self.samplers, strict=False), (loader.dataset, self.dataset)]:
+        dataset = self.dataset.dataset
+        for source, asked in [*zip(samplers, self.samplers, strict=False), (loader.dataset, dataset)]:
             if asked is not None and not has_state(source):
                 raise ValueError(f"the state has one of a {type(source).__name__}, which has no load_state_dict here")
 
@@ -193,21 +139,6 @@ def epochs_of_samplers(loader: Any) -> list[int | None]:
     """Return the ``epoch`` of each of a loader's samplers; ``None`` for one that has none."""
     epochs = (getattr(sampler, "epoch", None) for sampler in _samplers_of(loader))
     return [epoch if type(epoch) is int else None for epoch in epochs]
-
-
-def _at_end(source: Any) -> bool:
-    """Whether an iterable gives nothing; an error counts as something."""
-    with contextlib.suppress(Exception):
-        for _ in source:
-            return False
-        return True
-    return False
-
-
-def has_state(source: Any) -> bool:
-    """Whether a sampler or dataset can save and restore its own state."""
-    # Accelerate's unpickled loaders first have a class for a dataset.
-    return not isinstance(source, type) and hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
 def _asked(source: Any) -> Any:
@@ -231,7 +162,8 @@ class Resumption:
         loader: The loader.
         skip: Batches handed over in the epoch.
         base_seed: Of the workers; ``None`` keeps the iterator's own.
-        workers: States of the workers' generators; ``None`` for those that have made no batch yet.
+        workers: States of the workers; ``None`` for those that have made no batch yet.
+        turn: Number of the worker that makes the next batch.
         num_workers: Number of workers; ``None`` if any number is right.
         again: What the epoch started from, if its workers had made another epoch before.
         indices: Digest of the last batch handed over; 0 if unknown.
@@ -241,11 +173,17 @@ class Resumption:
     loader: Any
     skip: int
     base_seed: int | None
-    workers: list[bytes | None] | None
+    workers: list[WorkerState | None] | None
+    turn: int
     num_workers: int | None
     again: Sources | None
     indices: int
     dealt: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def generators(self) -> list[bytes | None] | None:
+        """States of the workers' generators."""
+        return None if self.workers is None else [None if one is None else one.generators for one in self.workers]
 
     def enter(self, iterator: Any) -> None:
         """Draw the indices of the batches handed over, before the iterator draws its own first.
@@ -258,11 +196,18 @@ class Resumption:
         if self.again is not None:
             self.again.begin(self.loader)
             iterator._sampler_iter = iter(iterator._index_sampler)
+        index_sampler = iterator._index_sampler
         if self.dealt:
-            iterator._sampler_iter = iter(batches_left(self.loader, self.dealt))
-        last = collections.deque(itertools.islice(iterator._sampler_iter, self.skip), maxlen=1)
-        digest = digest_of(_listed(last[0])) if last else 0
-        if self.skip and (not last or (self.indices and digest != self.indices)):
+            from fastload.engines.redistribution import batches_left
+
+            index_sampler = batches_left(self.loader, self.dealt)
+            iterator._sampler_iter = iter(index_sampler)
+        if not self.skip:
+            return
+        from fastload.engines.index_replay import after_batches
+
+        iterator._sampler_iter, last = after_batches(index_sampler, iterator._sampler_iter, self.skip)
+        if last is None or (self.indices and digest_of(_listed(last)) != self.indices):
             raise RuntimeError(
                 "load_state_dict needs a sampler that draws the same indices again from the same generators and "
                 f"epoch, but batch {self.skip - 1} of this epoch has others than when the state was saved; "
@@ -302,25 +247,34 @@ class ResumedIterator(_MultiProcessingDataLoaderIter):
         resumption, self._resumption = self._resumption, None
         if resumption is not None:
             resumption.enter(self)
-            for _ in range(resumption.skip % self._num_workers):  # the next batch is this worker's
+            for _ in range(resumption.turn):  # the next batch is this worker's
                 next(self._worker_queue_idx_cycle)
         return super()._next_index()  # type: ignore[no-untyped-call]
 
 
 class StartsFrom:
-    """A worker's first call: runs the user's ``worker_init_fn``, then sets the generators."""
+    """A worker's first call: runs the user's ``worker_init_fn``, then sets what to go on from.
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, states: list[bytes | None]) -> None:
+    Args:
+        worker_init_fn: The user's.
+        states: Of all workers.
+        read_again: How an iterable dataset without a state gets to its place.
+    """
+
+    def __init__(
+        self, worker_init_fn: Callable[[int], None] | None, states: list[WorkerState | None], read_again: ReadAgain
+    ) -> None:
         self.worker_init_fn = worker_init_fn
         self.states = states
+        self.read_again = read_again
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
-        if (state := self.states[worker_id]) is not None:
-            from fastload.engines.random_states import set_state
-
-            set_state(state)
+        progress = WorkerProgress.here
+        if progress is None:
+            raise RuntimeError("load_state_dict needs torch's worker processes")
+        progress.resumed, progress.read_again = self.states[worker_id], self.read_again
 
 
 def start_resumed(view: Any, resumption: Resumption | None, make: Callable[[], Any]) -> Any:
@@ -329,11 +283,12 @@ def start_resumed(view: Any, resumption: Resumption | None, make: Callable[[], A
         return make()
     if not view.num_workers:
         iterator = make()
-        resumption.enter(iterator)
+        if not isinstance(view.dataset, IterableDataset):
+            resumption.enter(iterator)
         return iterator
     first_call = view.worker_init_fn
     if resumption.workers is not None:
-        vars(view)["worker_init_fn"] = StartsFrom(first_call, resumption.workers)
+        vars(view)["worker_init_fn"] = StartsFrom(first_call, resumption.workers, ReadAgain.of(resumption.loader))
     vars(view)["_get_iterator"] = lambda: ResumedIterator(view, resumption)
     try:
         iterator = make()

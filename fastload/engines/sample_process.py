@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from numpy.typing import NDArray
+    from torch._utils import ExceptionWrapper
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
@@ -187,6 +188,14 @@ class SampleProcess:
         """
         return self._ask(("sample", _sendable(source), state, size, worker, where, view))  # type: ignore[no-any-return]
 
+    def fetched(self, indices: list[Any], state: bytes | None, *, worker: int) -> tuple[ExceptionWrapper | None, bytes]:
+        """Fetch a batch from the dataset; return its error, if any, and the generators' state.
+
+        Raises:
+            RuntimeError: The process has ended.
+        """
+        return self._ask(("fetched", indices, state, worker))  # type: ignore[no-any-return]
+
     def located(self, index: Any, timeout_s: float | None) -> tuple[Any, Any] | str:
         """Return a sample's encoded image and target, or the name of the error raised.
 
@@ -313,6 +322,8 @@ class _UnsendableError(RuntimeError):
 
 def _sendable(source: Any) -> Any:
     """Convert a sample's path or bytes to plain types."""
+    if type(source) is tuple:
+        return tuple(map(_sendable, source))
     if isinstance(source, os.PathLike):
         path = os.fspath(source)
         return path if isinstance(path, str) else BytesPath(path)
@@ -374,6 +385,17 @@ def _sample(
     return result, state_now(others=recipe.pipeline.draws_others)
 
 
+def _fetched(recipe: Recipe, indices: list[Any], state: bytes | None, worker: int) -> Any:
+    if state is not None:
+        set_state(state)
+    error = None
+    try:
+        recipe.dataset.__getitems__(indices)
+    except Exception:  # noqa: BLE001 - the worker would send any
+        error = wrapped(worker, None)
+    return error, state_now(others=recipe.pipeline.draws_others)
+
+
 def made_here(
     recipe: Recipe, source: Any, size: tuple[int, ...], view: int = 0
 ) -> tuple[NDArray[np.uint8], list[Patch]]:
@@ -420,6 +442,7 @@ def _batch(recipe: Recipe, index: Any, state: bytes) -> Any:
 _HANDLERS: Final[dict[str, Callable[..., Any]]] = {
     "max_pixels": _max_pixels,
     "sample": _sample,
+    "fetched": _fetched,
     "located": located,
     "batch": _batch,
     "first_states": first_states,

@@ -14,18 +14,10 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from fastload.autoscale.policy import AutoWorkers
-from fastload.engines import redistribution
 from fastload.engines.loader_state import epochs_of, state_of
-from fastload.engines.position import Position, UnknownStateError
-from fastload.engines.resumption import (
-    Resumption,
-    Sources,
-    epochs_of_samplers,
-    has_state,
-    pack,
-    unpack,
-)
-from fastload.engines.state_checks import VERSION, check, check_form, fingerprint
+from fastload.engines.position import Position, UnknownStateError, count_epochs, host_of
+from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
+from fastload.engines.worker_progress import NO_STATE, DatasetState, ReadAgain, WorkerState
 from fastload.options import has_own_iterator
 
 if TYPE_CHECKING:
@@ -42,34 +34,34 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
     if has_own_iterator(loader):
         return make()
     if (data := state.loaded) is not None:
-        before = Sources.read(loader, samplers=True)
+        dataset = NO_STATE if loader.num_workers else DatasetState.of(loader.dataset)
+        before = Sources.read(loader, samplers=True, dataset=dataset)
         counted = None if epochs is None else (epochs.seed, epochs.epoch)
         state.loaded = None
         try:
             return _resume(loader, data, make)
         except BaseException:
             before.write(loader)
+            _set_dataset(loader, dataset)
             state.loaded = data
             if epochs is not None and counted is not None:
                 epochs.seed, epochs.epoch = counted
             raise
         finally:
             state.resumption = None
-    former, persistent = state.position, getattr(loader, "_iterator", None)
-    if former is not None and persistent is not None:
-        former.leave(getattr(persistent, "host", persistent))
+    persistent = getattr(loader, "_iterator", None)
     start, lost = None, None
     try:
         start = Sources.read(loader, samplers=True)
     except Exception as error:  # noqa: BLE001 - any error of a sampler's state_dict(); none for those who need no state
         lost = f"reading the generators and samplers raised {type(error).__name__}: {error}"
-    iterator = make()
+    iterator = count_epochs(persistent, make)
     again = persistent is not None and iterator is persistent
     state.lost = lost or (state.lost if again else None)
     state.position = None
     if start is not None and state.lost is None:
         state.position = position = Position(start, again=again)
-        position.follow(loader, iterator, former if again else None)
+        position.follow(loader, iterator)
     return iterator
 
 
@@ -87,7 +79,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     iterable = isinstance(loader.dataset, IterableDataset)
     skip = data["_num_yielded"] if goes_on else 0
     again = data["again"] if goes_on else data["started"] and data["persistent"]
-    workers = None if data["workers"] is None else [None if one is None else unpack(one) for one in data["workers"]]
+    workers = None if data["workers"] is None else [one and WorkerState.unpacked(one) for one in data["workers"]]
     by_index = loader.randomness == "sample"
     resumption = None
     if goes_on or again:
@@ -95,8 +87,9 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
             loader,
             skip=0 if iterable else skip,
             base_seed=data["base_seed"],
-            workers=None if by_index or iterable else workers,
-            num_workers=None if by_index else data["num_workers"],
+            workers=workers,
+            turn=data["turn"] * goes_on if iterable else skip % max(1, int(loader.num_workers)),
+            num_workers=None if by_index and workers is None else data["num_workers"],
             again=start if again else None,
             indices=data["indices"] if goes_on and not iterable else 0,
             dealt=data["dealt"] if goes_on else [],
@@ -105,29 +98,52 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
             loader.num_workers.sizing.processes = data["num_workers"]
     start.begin(loader)
     state.resumption = resumption
+    here = goes_on and not loader.num_workers
+    if here and iterable:
+        _set_dataset(loader, now.dataset)
     iterator = make()
-    for _ in range(skip if iterable else 0):
-        next(iterator)
-    first = 0 if iterable else skip
-    state.position = position = Position(start, again=again, first=first, resumption=resumption)
-    position.follow(loader, iterator, None)
+    if here and iterable:
+        fetcher = host_of(iterator)._dataset_fetcher
+        if now.dataset.read_again:
+            ReadAgain.of(loader)(fetcher, skip)
+        else:
+            now.dataset.resume(fetcher)
+    state.position = position = Position(start, again=again, first=skip, resumption=resumption)
+    position.follow(loader, iterator)
+    if here and not iterable:  # not earlier: it may set the generators that the sampler draws from
+        _set_dataset(loader, now.dataset)
     if goes_on:
         position.dealt = data["dealt"]
-        now.write(loader, dataset=not iterable)
+        now.write(loader)
     return iterator
+
+
+def _set_dataset(loader: Any, state: DatasetState) -> None:
+    if state.dataset is not None:
+        loader.dataset.load_state_dict(copy.deepcopy(state.dataset))
 
 
 def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
     """Return where the consumer of a loader's newest iteration is; see ``FastLoader.state_dict``."""
+    from fastload.engines.redistribution import process_of
+    from fastload.engines.state_checks import VERSION, fingerprint
+
     state = state_of(loader)
     if state.loaded is not None:
         return copy.deepcopy(state.loaded)
     reason = _unsupported(loader) or state.lost
     position = state.position
-    digest, workers = 0, None
-    if reason is None and position is not None:
+    digest, workers, dataset = 0, None, NO_STATE
+    if reason is None:
         try:
-            digest, workers = position.states()
+            if not loader.num_workers:
+                dataset = DatasetState.of(loader.dataset) if position is None else position.dataset(loader.dataset)
+            if position is not None:
+                digest, workers = position.states()
+                if loader.randomness == "sample" and not any(
+                    one and one.data.dataset is not None for one in workers or ()
+                ):
+                    workers = None  # of any number
         except UnknownStateError as error:
             reason = str(error)
     if reason is not None:
@@ -136,7 +152,7 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
             warnings.warn(f"this FastLoader's state_dict() cannot be loaded: {reason}", stacklevel=3)
         return {"fastload": VERSION, "unsupported": reason}
     ended = position is None or position.ended
-    now = Sources.read(loader, samplers=ended)
+    now = Sources.read(loader, samplers=ended, dataset=dataset)
     start = now if position is None else position.start
     epochs = epochs_of(loader)
     samples, files = fingerprint(loader.dataset)
@@ -156,8 +172,9 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
         "base_seed": 0 if position is None else position.base_seed,
         "seed": None if epochs is None else epochs.seed,
         "epoch": -1 if epochs is None else epochs.epoch,
-        "workers": None if workers is None else [None if one is None else pack(one) for one in workers],
-        "process": redistribution.process_of(loader),
+        "turn": 0 if position is None else position.turn,
+        "workers": None if workers is None else [one and one.packed() for one in workers],
+        "process": process_of(loader),
         "dealt": [] if ended or position is None else copy.deepcopy(position.dealt),
         "start": start.packed(),
         "now": now.packed(),
@@ -166,12 +183,15 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
 
 def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
     """Make the loader's next iteration go on from a state; see ``FastLoader.load_state_dict``."""
+    from fastload.engines.redistribution import own_state
+    from fastload.engines.state_checks import check, check_form
+
     if has_own_iterator(loader):
         raise TypeError(f"load_state_dict needs torch's iterators, but {type(loader).__name__} has a _get_iterator")
     if isinstance(data, list | tuple):
         for one in data:
             check_form(loader, one)
-        data = redistribution.own_state(loader, data)
+        data = own_state(loader, data)
     check(loader, data)
     state_of(loader).loaded = copy.deepcopy(data)
     if not data["started"] or data["_iterator_finished"]:
@@ -186,9 +206,4 @@ def _unsupported(loader: LoaderConfig[Any]) -> str | None:
         return None
     if not loader.in_order:
         return "in_order=False hands batches over in an order that cannot be repeated; use in_order=True"
-    if isinstance(loader.dataset, IterableDataset):
-        alike = "an IterableDataset is read again from the epoch's start; use persistent_workers=False"
-        return alike if loader.persistent_workers else None
-    if has_state(loader.dataset):
-        return "its dataset has a state of its own in each worker process; use num_workers=0"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import os
 import zlib
 from typing import TYPE_CHECKING, Any, Final
@@ -10,12 +11,14 @@ from torch.utils.data import IterableDataset, Subset
 
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines import redistribution
-from fastload.engines.resumption import Sources, other_workers, unpack
+from fastload.engines.resumption import Sources, other_workers
+from fastload.engines.worker_progress import WorkerState
+from fastload.options import has_state
 
 if TYPE_CHECKING:
     from fastload.options import LoaderConfig
 
-VERSION: Final = 1
+VERSION: Final = 2
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     **{
         "_num_yielded": int,
@@ -25,22 +28,40 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
         "num_workers": int,
         "persistent": bool,
     },
-    **{"randomness": str, "batch_size": int, "samples": int, "files": int, "indices": int, "base_seed": int},
+    **{
+        "randomness": str,
+        "batch_size": int,
+        "samples": int,
+        "files": int,
+        "indices": int,
+        "base_seed": int,
+        "turn": int,
+    },
     **{"seed": (int, type(None)), "epoch": int, "start": dict, "now": dict, "workers": (list, type(None))},
     **{"process": (dict, type(None)), "dealt": list},
 }
-_NUMBERS: Final = ("_num_yielded", "num_workers", "base_seed", "epoch")
+_NUMBERS: Final = ("_num_yielded", "num_workers", "turn", "base_seed", "epoch")
 _NAMES: Final = 64  # file names of a dataset that are compared
 
 
 def check(loader: LoaderConfig[Any], data: Any) -> None:
     """Raise a ValueError unless a loader can go on from ``data``. Changes nothing."""
-    check_form(loader, data)
+    workers = check_form(loader, data)
     _check_same(loader, data)
+    if any(worker.data.dataset is not None for worker in workers):
+        if not has_state(loader.dataset):
+            raise ValueError(
+                f"the state has one of a {type(loader.dataset).__name__}, which has no load_state_dict here"
+            )
+        if loader.num_workers != data["num_workers"]:
+            raise ValueError(
+                f"num_workers must be {data['num_workers']}, as when the state was saved, got {loader.num_workers}: "
+                "each worker's dataset has a state of its own"
+            )
 
 
-def check_form(loader: LoaderConfig[Any], data: Any) -> None:
-    """Raise a ValueError unless ``data`` is a whole state, of this loader or of another rank's."""
+def check_form(loader: LoaderConfig[Any], data: Any) -> list[WorkerState]:
+    """Raise a ValueError unless ``data`` is a whole state, of this rank or another; return its workers."""
     if not isinstance(data, dict) or "fastload" not in data:
         raise ValueError(
             f"load_state_dict needs what FastLoader.state_dict() returned, got {_shown(data)}; a state "
@@ -58,14 +79,15 @@ def check_form(loader: LoaderConfig[Any], data: Any) -> None:
             Sources.unpacked(loader, sources)
         if data["workers"] is not None and len(data["workers"]) != data["num_workers"]:
             raise TypeError("it must have a state for each worker")
-        if min(data["_num_yielded"], data["num_workers"]) < 0 or any(abs(data[name]) >= 2**63 for name in _NUMBERS):
+        if min(data["_num_yielded"], data["num_workers"], data["turn"]) < 0 or any(
+            abs(data[name]) >= 2**63 for name in _NUMBERS
+        ):
             raise TypeError("a number is out of range")
-        for packed in data["workers"] or ():
-            if packed is not None:
-                unpack(packed)
+        workers = [WorkerState.unpacked(packed) for packed in data["workers"] or () if packed is not None]
         redistribution.check_form(data)
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError, binascii.Error) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}); use an earlier one") from error
+    return workers
 
 
 def _check_same(loader: LoaderConfig[Any], data: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
-from fastload.engines.resumption import keep_state, start_resumed
+from fastload.engines.resumption import start_resumed
 from fastload.engines.sample_seeding import SeededByIndex
+from fastload.engines.worker_progress import WorkerProgress
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
 from fastload.nvtx import stages
 from fastload.nvtx.stages import stage
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from fastload.engines.resumption import Resumption
     from fastload.memory.slots import SlotWriter
+    from fastload.stats.kept_states import KeptStates
     from fastload.stats.shared_counters import SharedCounters
 
 
@@ -195,21 +197,37 @@ class MakesLazyImages:
             self.worker_init_fn(worker_id)
 
 
+class KeepsStates:
+    """A worker's first call: keeps its states after each batch, then runs the user's ``worker_init_fn``."""
+
+    def __init__(
+        self, worker_init_fn: Callable[[int], None] | None, *, states: KeptStates | None, generators: bool
+    ) -> None:
+        self.worker_init_fn = worker_init_fn
+        self.states = states
+        self.generators = generators
+
+    def __call__(self, worker_id: int) -> None:  # noqa: D102
+        WorkerProgress(self.states, worker_id, generators=self.generators).install()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
 def first_call_of(
     loader: Any, worker_init_fn: Callable[[int], None] | None, counters: SharedCounters
 ) -> Callable[[int], None]:
     """Return a worker's first call: signals, timed fetches, prompt sending, the user's ``worker_init_fn``."""
-    keep = keep_state if getattr(loader, "randomness", "worker") == "worker" else None
+    follows = functools.partial(KeepsStates, states=counters.states, generators=loader.randomness == "worker")
     if loader.engine == "torch":
-        return TakesSignals(MeasuredWorker(worker_init_fn, counters, keep))
+        return TakesSignals(MeasuredWorker(follows(worker_init_fn), counters))
     makes_lazy_images(loader)  # learns what forked workers then inherit
     if makes_native_samples(loader):
         from fastload.engines.native_samples import MakesNativeSamples
 
-        measured = MeasuredWorker(SendsPromptly(worker_init_fn), counters, keep)
+        measured = MeasuredWorker(follows(SendsPromptly(worker_init_fn)), counters)
         collate_fn = None if loader.collate_fn is default_collate else any_collate_fn
         return TakesSignals(MakesNativeSamples(measured, collate_fn, exact=loader.exact))
-    return TakesSignals(MeasuredWorker(SendsPromptly(MakesLazyImages(worker_init_fn)), counters, keep))
+    return TakesSignals(MeasuredWorker(follows(SendsPromptly(MakesLazyImages(worker_init_fn))), counters))
 
 
 def makes_native_samples(loader: Any) -> bool:

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["StageName", "active", "instrument_fetch", "name_thread", "stage"]
 
-StageName: TypeAlias = Literal["fetch", "decode", "collate", "h2d", "epilogue", "wait"]
+StageName: TypeAlias = Literal["fetch", "read", "decode", "collate", "h2d", "epilogue", "wait"]
 
 DOMAIN: Final = "fastload"
 
 # ARGB. A stage has the same colour in every process.
 _COLOURS: Final[dict[StageName, int]] = {
     "fetch": 0xFF4E79A7,
+    "read": 0xFFA0CBE8,
     "decode": 0xFF76B7B2,
     "collate": 0xFF59A14F,
     "h2d": 0xFFF28E2B,

@@ -74,10 +74,11 @@ def entries(
         data = dataset.data
         if not (_are_numbers(indices) and _fits(data, known)):
             return None
-        if min(indices) < -len(data) or max(indices) >= len(data):
+        first = min(indices)
+        if first < -len(data) or max(indices) >= len(data):
             return None
         targets = _targets(dataset, known, indices)
-        return Pixels(_arranged(data, known), [index % len(data) for index in indices]), targets
+        return Pixels(_arranged(data, known), [i % len(data) for i in indices] if first < 0 else [*indices]), targets
     except Exception:  # noqa: BLE001 - raised again by the sample that it comes from
         return None
 
@@ -98,10 +99,17 @@ def _arranged(data: Any, known: type) -> Any:
 
 
 def _targets(dataset: Any, known: type, indices: Sequence[Any]) -> list[Any]:
-    """Look the targets of several samples up."""
-    targets = dataset.targets if known in _MNISTS else None
-    if known is not datasets.QMNIST and type(targets) is torch.Tensor and targets.dtype == torch.int64:
-        numbers: list[Any] = targets[[*indices]].tolist()  # the same, but 100 times as fast
+    """Look the targets of several samples up: usual kinds without Python code for each."""
+    targets = dataset.labels if known in _PLANES else dataset.targets
+    if known in _ARRAYS and type(targets) is list:
+        return [*map(targets.__getitem__, indices)]
+    numbers: list[Any]
+    if known in _MNISTS and known is not datasets.QMNIST:
+        if type(targets) is torch.Tensor and targets.dtype == torch.int64:
+            numbers = targets[[*indices]].tolist()
+            return numbers
+    elif known in _PLANES and type(targets) is np.ndarray and targets.dtype.kind in "iu" and targets.ndim == 1:
+        numbers = targets[[*indices]].tolist()
         return numbers
     return [_target(dataset, known, index) for index in indices]
 

@@ -20,6 +20,8 @@ from fastload.pipeline import arrays, own_getitem
 from fastload.pipeline.arrays import OF_ARRAYS
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.monkeypatch_check import Originals
+from fastload.pipeline.samples import taken_apart
+from fastload.pipeline.views import VIEWS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,6 +59,9 @@ _FIELDS: Final[dict[type, tuple[str, ...]]] = {
     datasets.QMNIST: ("data", "targets", "compat"),
     datasets.USPS: ("data", "targets"),
 }
+# Those whose first field is a list of paths with targets.
+_LISTS: Final = (("samples",), ("_samples",), ("imgs",))
+_FOLDERS: Final = tuple(known for known, fields in _FIELDS.items() if fields in _LISTS)
 OF_FILES: Final = tuple(known for known in _FIELDS if known not in OF_ARRAYS)
 """Torchvision's datasets whose samples can be located in files."""
 # They apply `transforms` to the image and its target.
@@ -101,7 +106,7 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
         dataset = dataset.datasets[part]
     known = _known(kind)
     if known is None:
-        source, target = dataset.encoded(index)
+        source, target = taken_apart(dataset.encoded(index), images_in(dataset))
         return _of_own(source), target
     if _has_own_getitem(kind, known):
         source, target = own_getitem.trace(dataset, index)
@@ -118,6 +123,26 @@ def pixels_of(dataset: Any, indices: Sequence[Any]) -> tuple[arrays.Pixels, list
         dataset = dataset.dataset
     known = _known(type(dataset))
     return arrays.entries(dataset, known, subsets, indices) if known is not None and known in OF_ARRAYS else None
+
+
+def paths_of(dataset: Any, indices: Sequence[Any]) -> tuple[list[str], list[Any]] | None:
+    """Locate a batch's files and targets at once.
+
+    Returns ``None`` for what :func:`locate` has to look at one by one: other datasets than folders, paths that are no
+    usual strings, and errors, which it raises in the sample's turn.
+    """
+    try:
+        while type(dataset) is Subset:
+            subset = dataset.indices
+            dataset, indices = dataset.dataset, [subset[index] for index in indices]
+        known = _known(kind := type(dataset))
+        if known not in _FOLDERS or _has_own_getitem(kind, known):
+            return None
+        samples = getattr(dataset, _FIELDS[known][0])
+        paths, targets = map(list, zip(*[samples[index] for index in indices], strict=True))
+    except Exception:  # noqa: BLE001 - any error of a user's sequence
+        return None
+    return (paths, targets) if set(map(type, paths)) == {str} and "\0" not in "".join(paths) else None
 
 
 def asks_many(dataset: Any) -> bool:
@@ -147,20 +172,37 @@ def ask(dataset: Any, indices: Sequence[Any]) -> Future[Sequence[Any]]:
     return done
 
 
-def taken(answer: Future[Sequence[Any]], count: int) -> Iterator[tuple[Any, Any]]:
-    """Yield the samples of an :func:`ask`. Blocks; raises what the answer says of a sample."""
+def images_in(dataset: Any) -> int:
+    """How many encoded images each sample of a dataset has.
+
+    Raises:
+        ValueError: Its ``images_per_sample`` is no such number.
+    """
+    images = getattr(dataset, "images_per_sample", 1) if hasattr(type(dataset), "encoded") else 1
+    if type(images) is not int or not 1 <= images <= VIEWS_MAX:
+        raise ValueError(f"images_per_sample must be an int from 1 to {VIEWS_MAX}, got {images!r}")
+    return images
+
+
+def taken(answer: Future[Sequence[Any]], count: int, images: int = 1) -> Iterator[tuple[Any, Any]]:
+    """Yield the samples of an :func:`ask`, with so many images.
+
+    Blocks; raises what the answer says of a sample.
+    """
     entries = answer.result()
     if len(entries) != count:
         raise ValueError(f"encoded_many() must return an entry for each of {count} indices, got {len(entries)}")
     for entry in entries:
         if isinstance(entry, BaseException):
             raise entry
-        source, target = entry
+        source, target = taken_apart(entry, images)
         yield _of_own(source), target
 
 
 def _of_own(source: Any) -> Any:
     """Copy an array of the user's: pixels ``(H, W, 3)``, or else encoded bytes."""
+    if type(source) is tuple:
+        return tuple(map(_of_own, source))
     if not isinstance(source, np.ndarray):
         return source
     is_image = source.dtype == np.uint8 and source.ndim == 3 and source.shape[2] == 3

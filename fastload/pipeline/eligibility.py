@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from fastload.options import has_state
+
 if TYPE_CHECKING:
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
@@ -30,6 +32,8 @@ def read_loader(loader: LoaderConfig[Any], device: torch.device) -> Recipe | tup
         reasons.append(f"batches go to {device.type}; natively they go to cuda and cpu")
     if getattr(type(loader), "_get_iterator", None) is not DataLoader._get_iterator:
         reasons.append(f"{type(loader).__name__} has a _get_iterator of its own; leave torch's")
+    if has_state(loader.dataset):
+        reasons.append(f"dataset {type(loader.dataset).__name__} has a state_dict(), which its samples may change")
     if "torchvision" not in sys.modules:  # then the loader uses none of its datasets or transforms
         return (
             *reasons,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAME: Final = "fastload.index"
 """The file's name within a dataset's root, where loaders look for it."""
 
-_MAGIC: Final = b"FLINDEX\x01"
+_MAGIC: Final = b"FLINDEX\x02"
 _HEADER_BYTES: Final = 48
 _KEY_BYTES: Final = 48
 _LENGTH_BITS: Final = 24

@@ -22,7 +22,10 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 _ABSENT: Final = object()
 _BUILTINS: Final = frozenset(vars(builtins))
-_OWNERS: Final = {"PIL": "Pillow", "numpy": "NumPy", "torch": "torch", "torchvision": "torchvision", "timm": "timm"}
+_OWNERS: Final = {
+    **{"PIL": "Pillow", "numpy": "NumPy", "torch": "torch", "torchvision": "torchvision", "timm": "timm"},
+    "datasets": "Hugging Face",
+}
 _LIBRARIES: Final = frozenset(_OWNERS)
 # Where a library's code may come from: decorators and dataclasses are the standard library's. unittest holds mocks.
 _AT_HOME: Final = (_LIBRARIES | sys.stdlib_module_names | {"typing_extensions"}) - {"unittest"}

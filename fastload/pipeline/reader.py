@@ -16,30 +16,35 @@ import torch
 from PIL import Image
 from torch.utils.data import Subset, default_collate
 
+from fastload.pipeline.arrow_images import ArrowImages, arrow_images, is_arrow
 from fastload.pipeline.calibration import calibrate
 from fastload.pipeline.datasets import (
     PIL_LOADER,
     ask,
     asks_many,
     copied,
+    images_in,
     is_gray,
     is_true,
     leaves_of,
     locate,
+    paths_of,
     pixels_of,
     size_of,
+    taken,
     transforms_of,
 )
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream
+from fastload.pipeline.samples import one_of
 from fastload.pipeline.step_calibration import differing_step, leaves
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
-from fastload.pipeline.transforms import read_transform
+from fastload.pipeline.transforms import read_transform, repeated
 from fastload.pipeline.worker_seeds import only_seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -72,6 +77,7 @@ class Recipe:
         transform: The user's transform of images.
         target_transform: The user's transform of targets, if any.
         first_call: The user's ``worker_init_fn`` if it only seeds generators.
+        images: Encoded images of each sample.
         in_python: What else of the user's runs beside the samples, by name. Workers then make the batches, or the main
             process without workers, and samples are natively made one by one.
     """
@@ -84,6 +90,7 @@ class Recipe:
     target_transform: Any = None
     first_call: Callable[[int], None] | None = None
     in_python: tuple[str, ...] = ()
+    images: int = 1
 
     @property
     def in_memory(self) -> bool:
@@ -108,13 +115,22 @@ class Recipe:
         return replace(self, dataset=None)
 
     @property
+    def fetches_batches(self) -> bool:
+        """Whether torch's workers fetch a batch at once, and so fail at once."""
+        return type(self.dataset) is ArrowImages
+
+    @property
     def asks_many(self) -> bool:
         """Whether the dataset is asked for the samples of a batch at once."""
         return asks_many(self.dataset)
 
     def ask(self, indices: Sequence[Any]) -> Future[Sequence[Any]]:
-        """Ask the dataset for the samples of a batch, which ``datasets.taken`` yields."""
+        """Ask the dataset for the samples of a batch, which :meth:`taken` yields."""
         return ask(self.dataset, indices)
+
+    def taken(self, answer: Future[Sequence[Any]], count: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the samples of an :meth:`ask`. Blocks; raises what the answer says of a sample."""
+        return taken(answer, count, self.images)
 
     def locate(self, index: Any) -> tuple[Any, Any]:
         """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
@@ -123,6 +139,10 @@ class Recipe:
     def pixels_of(self, indices: Sequence[Any]) -> tuple[Pixels, list[Any]] | None:
         """Locate a batch's images and targets in arrays; ``None`` if only one by one."""
         return pixels_of(self.dataset, indices)
+
+    def paths_of(self, indices: Sequence[Any]) -> tuple[list[str], list[Any]] | None:
+        """Locate a batch's files and targets at once; ``None`` if only one by one."""
+        return paths_of(self.dataset, indices)
 
     def resolve(self, indices: list[Any]) -> list[Any]:
         """Map a batch's indices through all subsets but the innermost, as torch does.
@@ -144,7 +164,7 @@ class Recipe:
 
     def pixels(self, source: Any, view: int = 0) -> NDArray[np.uint8]:
         """Compute a view's pixels with the user's transforms. Draws from the default generators."""
-        return self.pipeline.pixels(opened(source), view)
+        return self.pipeline.pixels(opened(one_of(source, view)), view)
 
     def image(self, source: Any) -> Any:
         """Make a sample's image with the user's transform. Draws from the default generators."""
@@ -185,17 +205,26 @@ def read_recipe(
         exact: Whether all of it must give the same bits.
     """
     try:
+        if is_arrow(dataset):
+            collates = worker_init_fn is None or only_seeds(worker_init_fn)  # or else the user's function runs
+            dataset, is_known = arrow_images(dataset, (collate_fn or default_collate) if collates else None)
+            collate_fn = None if is_known else collate_fn
         first, *others = leaves_of(dataset)
         transform, target_transform = transforms_of(first)
         gray = is_gray(first)
         pipeline = read_transform(transform, exact=exact, size=size_of(first), gray=gray)
+        alone, images = pipeline, images_in(first)
+        if images > 1:
+            pipeline = repeated(alone, images, transform)
         for other in others:
             theirs, of_target = transforms_of(other)
             if of_target is not target_transform:
                 raise Refused("parts of the ConcatDataset have different target_transforms; give all the same one")
+            if images_in(other) != images:
+                raise Refused("parts of the ConcatDataset have different images_per_sample; give all the same")
             if theirs is transform and (size_of(other), is_gray(other)) == (size_of(first), gray):
                 continue
-            if _made(read_transform(theirs, exact=exact, size=size_of(other), gray=is_gray(other))) != _made(pipeline):
+            if _made(read_transform(theirs, exact=exact, size=size_of(other), gray=is_gray(other))) != _made(alone):
                 raise Refused(
                     "parts of the ConcatDataset have different transforms, or images of sizes that make them differ; "
                     "give all the same transform, behind a crop or resize to one size"
@@ -209,7 +238,7 @@ def read_recipe(
             in_python.append(f"collate_fn {name_of(collate_fn)}")
         else:
             check_collating(pipeline.image)
-        own_code = any(hasattr(type(leaf), "encoded") for leaf in (first, *others))
+        own_code = any(hasattr(type(leaf), "encoded") and type(leaf) is not ArrowImages for leaf in (first, *others))
         seeds = worker_init_fn is not None and not own_code and only_seeds(worker_init_fn)
         if worker_init_fn is not None and not seeds:
             in_python.append(f"worker_init_fn {name_of(worker_init_fn)}")
@@ -227,7 +256,7 @@ def read_recipe(
     except Refused as refused:
         return Refusal((str(refused),))
     first_call = worker_init_fn if seeds else None
-    return Recipe(dataset, pipeline, plan, options, transform, target_transform, first_call, tuple(in_python))
+    return Recipe(dataset, pipeline, plan, options, transform, target_transform, first_call, tuple(in_python), images)
 
 
 def _made(pipeline: Pipeline) -> Any:

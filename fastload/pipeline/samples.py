@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class IMAGE:
@@ -20,11 +26,22 @@ class IMAGE:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """Stands for a transformed image in a sample that a dataset's ``encoded(index)`` returns.
+
+    Attributes:
+        source: The encoded image, bytes or a path; or its pixels, a uint8 array ``(H, W, 3)``.
+    """
+
+    source: bytes | bytearray | memoryview | str | os.PathLike[Any] | NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
 class Around:
     """A sample that is no pair of image and target.
 
     Attributes:
-        sample: Nested tuples, lists and dicts, with :class:`IMAGE` in the image's place.
+        sample: Nested tuples, lists and dicts, with :class:`IMAGE` in the place of each image.
     """
 
     sample: Any
@@ -32,6 +49,51 @@ class Around:
     def places(self) -> list[tuple[Any, ...]]:
         """List the image's places: keys and positions from the outermost container on."""
         return list(_places(self.sample, ()))
+
+
+def taken_apart(entry: Any, images: int) -> tuple[Any, Any]:
+    """Take what a dataset's ``encoded(index)`` returns apart.
+
+    Args:
+        entry: A pair of an encoded image and a target; or a sample with :class:`EncodedImage` in the place of images.
+        images: How many of these a sample has.
+
+    Returns:
+        The encoded image, or a tuple of several, and the target or an :class:`Around`.
+
+    Raises:
+        ValueError: There are not as many images.
+    """
+    is_pair = images == 1 and type(entry) is tuple and len(entry) == 2
+    if is_pair and type(entry[0]) not in _PARTS and type(entry[1]) is not EncodedImage:
+        return entry[0], entry[1]
+    sources: list[Any] = []
+    sample = _taken_apart(entry, sources)
+    if len(sources) != images:
+        raise ValueError(
+            f"encoded() must return a pair, or a sample with images_per_sample={images} EncodedImage in tuples, lists "
+            f"and dicts, got {len(sources)} in {type(entry).__name__}"
+        )
+    return sources[0] if images == 1 else tuple(sources), Around(sample)
+
+
+_PARTS: Final = (EncodedImage, tuple, list, dict)
+
+
+def _taken_apart(part: Any, sources: list[Any]) -> Any:
+    if type(part) is EncodedImage:
+        sources.append(part.source)
+        return IMAGE
+    if type(part) in (tuple, list):
+        return type(part)(_taken_apart(each, sources) for each in part)
+    if type(part) is dict:
+        return {key: _taken_apart(each, sources) for key, each in part.items()}
+    return part
+
+
+def one_of(source: Any, view: int) -> Any:
+    """Return the encoded image of a view; of several, each is one view."""
+    return source[view] if type(source) is tuple else source
 
 
 def filled(rest: Any, image: Any) -> Any:
@@ -50,29 +112,31 @@ class Collated:
 
     Attributes:
         data: The collated targets; or the whole batch, with something else in the images' place.
-        place: Keys and positions of that place, from the outermost container on; ``None`` if ``data`` is targets.
+        places: Keys and positions of that place, from the outermost container on, or of several; ``None`` if ``data``
+            is targets.
     """
 
     data: Any
-    place: tuple[Any, ...] | None
+    places: list[tuple[Any, ...]] | None
 
     def around(self, images: Any, change: Callable[[Any], Any] = lambda data: data) -> Any:
         """Return the batch with its images.
 
         Args:
-            images: The images.
+            images: The images; a list of those for each place if there are several.
             change: Applied to everything else.
         """
         data = change(self.data)
-        if self.place is None:
+        if self.places is None:
             return [images, data]
-        if not self.place:
-            return images
-        *outer, last = self.place
-        holder = data
-        for key in outer:
-            holder = holder[key]
-        holder[last] = images
+        for place, made in zip(self.places, images if len(self.places) > 1 else [images], strict=True):
+            if not place:
+                return made
+            *outer, last = place
+            holder = data
+            for key in outer:
+                holder = holder[key]
+            holder[last] = made
         return data
 
 
@@ -85,10 +149,21 @@ def collated(rests: list[Any]) -> Collated:
     Raises:
         Exception: Any of ``default_collate``.
     """
-    if not any(type(rest) is Around for rest in rests):
+    kinds = {*map(type, rests)}
+    if kinds == {int} and default_collate_fn_map.get(int) is collate_int_fn:
+        with contextlib.suppress(OverflowError):  # which default_collate raises in torch's words
+            return Collated(_of_numbers(rests), None)
+    if Around not in kinds:
         return Collated(default_collate(rests), None)
-    places = rests[0].places()[0] if type(rests[0]) is Around else (0,)
+    places = rests[0].places() if type(rests[0]) is Around else [(0,)]
     return Collated(default_collate([filled(rest, _STAND_IN) for rest in rests]), places)
+
+
+def _of_numbers(numbers: list[int]) -> torch.Tensor:
+    """Make what ``torch.tensor`` makes of integers, which takes several times as long."""
+    made = torch.empty(len(numbers), dtype=torch.int64)
+    made.numpy()[:] = numbers
+    return made
 
 
 def _places(sample: Any, at: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

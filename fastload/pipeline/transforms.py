@@ -121,7 +121,7 @@ class Pipeline:
 
     def patches(self, job: _core.Job) -> list[list[Patch]]:
         """Return what erases each sample of a finished job."""
-        return [[] for _ in range(len(job))] if self.erasing is None else self.erasing.patches(job.erased())
+        return [[]] * len(job) if self.erasing is None else self.erasing.patches(job.erased())
 
     def erased(self, pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> list[Patch]:
         """Draw what erases these pixels in the same way."""
@@ -231,6 +231,15 @@ def _with_views(transform: Any, views: list[Pipeline]) -> Pipeline:
         draws_others=any(view.draws_others for view in views),
         approximate=next((view.approximate for view in views if view.approximate is not None), None),
     )
+
+
+def repeated(pipeline: Pipeline, images: int, transform: Any) -> Pipeline:
+    """Apply a transform to each of several images of a sample, in turn.
+
+    Raises:
+        Refused: It makes several views itself, or erases.
+    """
+    return _with_views(transform, [pipeline] * images)
 
 
 def _read(steps: Iterable[Any], place: Place) -> list[Node]:

@@ -16,6 +16,7 @@ from fastload.profiling.findings import (
     RangeUse,
     ThreadUse,
 )
+from fastload.profiling.gpu_decode import use_of
 from fastload.profiling.intervals import Enclosing, Interval
 from fastload.profiling.trace import DOMAIN, OPERATOR, STAGES, STEP, Copy, Kernel, ThreadKey
 
@@ -88,6 +89,7 @@ class _Finder:
             waiting=self._loader_in(self._waits),
             link_share=intervals.length(intervals.part(self._arriving, self._window)) / recording.window_ns,
             notes=recording.notes,
+            gpu_decode=use_of(recording, self._waits),
         )
 
     def _devices(self, steps: Sequence[Range]) -> tuple[list[DeviceUse], list[Gap]]:

@@ -120,6 +120,32 @@ class KernelUse:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeUse:
+    """Decoding on the GPU.
+
+    Attributes:
+        batches: Batches whose decoding was launched.
+        kernels: Number of kernels.
+        seconds: Time in which at least one of them ran.
+        beside_kernels_share: Share of ``seconds`` in which another kernel ran, too.
+        share: ``seconds`` as a share of the window.
+        awaited_share: Share of the window in which only they ran and the training loop waited for a batch.
+    """
+
+    batches: int
+    kernels: int
+    seconds: float
+    beside_kernels_share: float
+    share: float
+    awaited_share: float
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds per batch."""
+        return self.seconds / self.batches if self.batches else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RangeUse:
     """One range by name, over all threads of a kind.
 
@@ -195,6 +221,7 @@ class Findings:
         waiting: What the loader's threads did during those waits.
         link_share: Share of the window in which a copy to the device was running.
         notes: What the recording lacks.
+        gpu_decode: Decoding on the GPU; ``None`` if there was none.
     """
 
     source: str
@@ -211,6 +238,7 @@ class Findings:
     waiting: tuple[Activity, ...] = ()
     link_share: float = 0.0
     notes: tuple[str, ...] = ()
+    gpu_decode: DecodeUse | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -222,6 +250,8 @@ def to_dict(findings: Findings) -> dict[str, Any]:
     """Convert the numbers to a JSON object."""
     found = asdict(findings)
     found["step_s"] = findings.step_s
+    if findings.gpu_decode is not None:
+        found["gpu_decode"]["mean_s"] = findings.gpu_decode.mean_s
     for use, copy in zip(found["copies"], findings.copies, strict=True):
         use["gb_per_s"] = copy.gb_per_s
     for use, device in zip(found["devices"], findings.devices, strict=True):

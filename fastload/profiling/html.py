@@ -120,6 +120,9 @@ def _tiles(findings: Findings) -> Iterable[tuple[str, str, str]]:
             below = f"{copy.memory} memory, {copy.beside_kernels_share:.0%} beside kernels"
             yield f"{copy.gb_per_s:.1f} GB/s", "copies to the device", below
             break
+    if (decode := findings.gpu_decode) is not None:
+        below = f"{milliseconds(decode.mean_s)} a batch, {decode.beside_kernels_share:.0%} beside other kernels"
+        yield f"{decode.share:.1%}", "of the time the GPU decoded", below
     if findings.layout:
         share = sum(use.share for use in findings.layout)
         yield f"{share:.0%}", "of kernels' time", "converts layouts only"

@@ -235,7 +235,7 @@ def _window(
 
 
 def _blocked(ranges: Sequence[Range], os_calls: Sequence[Call]) -> Iterator[Range]:
-    """Add to each ``fetch`` its time inside calls of the operating system."""
+    """Add to each ``fetch`` and ``read`` its time inside calls of the operating system."""
     if not os_calls:
         yield from ranges
         return
@@ -244,7 +244,7 @@ def _blocked(ranges: Sequence[Range], os_calls: Sequence[Call]) -> Iterator[Rang
         by_thread.setdefault(call.thread, []).append((call.start_ns, call.end_ns))
     unions = {thread: union(intervals) for thread, intervals in by_thread.items()}
     for span in ranges:
-        if span.domain == DOMAIN and span.name == "fetch":
+        if span.domain == DOMAIN and span.name in ("fetch", "read"):
             blocked = part(unions.get(span.thread, []), (span.start_ns, span.end_ns))
             yield replace(span, blocked_ns=length(blocked))
         else:

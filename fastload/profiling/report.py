@@ -130,6 +130,11 @@ def overview(findings: Findings) -> Iterator[str]:
             f"{use.name} {use.device}: busy {use.busy_share:.1%}, idle {use.idle_share:.1%} "
             f"(of that {use.starved_share:.1%} for want of a batch), {use.kernels:,} kernels"
         )
+    if (decode := findings.gpu_decode) is not None:
+        yield (
+            f"decoding on the GPU: {milliseconds(decode.mean_s)} a batch, {decode.share:.1%} of the time, "
+            f"{decode.beside_kernels_share:.0%} of that beside other kernels"
+        )
     if not findings.devices:
         yield "no GPU was used"
 

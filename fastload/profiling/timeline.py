@@ -1,7 +1,7 @@
 """Arrange a recording in rows of bars, one row per thread or stream.
 
-The rows: main thread, feeder, workers or decode threads, copy streams, compute streams. ``html`` shows them in a
-browser; :func:`draw` draws them as a picture.
+The rows: main thread, feeder, workers or decode threads, copy streams, decoding on the GPU, compute streams. ``html``
+shows them in a browser; :func:`draw` draws them as a picture.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from fastload.profiling.gpu_decode import decode_kernels
 from fastload.profiling.palette import DARK, LIGHT, contrast, readable_on
 from fastload.profiling.trace import OPERATOR, STAGES, STEP, Kernel
 
@@ -27,6 +28,7 @@ Kind: TypeAlias = Literal["host", "device"]
 
 COLOURS: Final[dict[str, str]] = {
     "fetch": "#4e79a7",
+    "read": "#a0cbe8",
     "decode": "#76b7b2",
     "collate": "#59a14f",
     "h2d": "#f28e2b",
@@ -213,37 +215,50 @@ def _streams(recording: Recording) -> list[Row]:
     work: dict[tuple[int, int], list[Kernel | Copy]] = defaultdict(list)
     computing: Counter[tuple[int, int]] = Counter()
     copying: Counter[tuple[int, int]] = Counter()
+    decoding: dict[tuple[int, int], list[Kernel]] = defaultdict(list)
+    decodes = {id(kernel) for kernel in decode_kernels(recording)}
     for kernel in recording.kernels:
+        if id(kernel) in decodes:
+            decoding[kernel.device, kernel.stream].append(kernel)
+            continue
         work[kernel.device, kernel.stream].append(kernel)
         computing[kernel.device, kernel.stream] += kernel.end_ns - kernel.start_ns
     for copy in recording.copies:
         work[copy.device, copy.stream].append(copy)
         copying[copy.device, copy.stream] += copy.end_ns - copy.start_ns
     main = {device: max((k for k in computing if k[0] == device), key=computing.__getitem__) for device, _ in computing}
-    many = len({device for device, _ in work}) > 1
+    many = len({device for device, _ in [*work, *decoding]}) > 1
     rows = []
     # Copies above kernels, as in the order of a batch's path.
-    for key in sorted(work, key=lambda key: (key[0], key == main.get(key[0]), computing[key])):
+    for key in sorted({*work, *decoding}, key=lambda key: (key[0], key == main.get(key[0]), computing[key], key)):
         label = "stream"
         if key == main.get(key[0]):
             label = "compute stream"
         elif copying[key] > computing[key]:
             label = "copy stream"
-        bars = [bar for item in work[key] if (bar := _device_bar(recording, item)) is not None]
-        bars.sort(key=lambda bar: bar.start_ns)
         device = f"GPU {key[0]}: " if many else ""
         tells = f"stream {key[1]} of {recording.devices.get(key[0], 'GPU')} {key[0]}"
-        rows.append(Row(device + label, "device", tuple(thinned(bars, recording.window_ns)), tells))
+        if key in work:
+            rows.append(Row(device + label, "device", _device_bars(recording, work[key]), tells))
+        if key in decoding:  # in a row of their own, though they share the stream with the copies
+            bars = _device_bars(recording, decoding[key], "decode")
+            rows.append(Row(f"{device}decoding on the GPU", "device", bars, tells))
     return rows
 
 
-def _device_bar(recording: Recording, item: Kernel | Copy) -> Bar | None:
+def _device_bars(recording: Recording, items: Iterable[Kernel | Copy], colour: str | None = None) -> tuple[Bar, ...]:
+    bars = [bar for item in items if (bar := _device_bar(recording, item, colour)) is not None]
+    return tuple(thinned(sorted(bars, key=lambda bar: bar.start_ns), recording.window_ns))
+
+
+def _device_bar(recording: Recording, item: Kernel | Copy, colour: str | None = None) -> Bar | None:
     start, end = max(item.start_ns, recording.start_ns), min(item.end_ns, recording.end_ns)
     if end <= start:
         return None
     at = start - recording.start_ns
     if isinstance(item, Kernel):
-        return Bar(at, end - start, item.name, COLOURS["layout conversion" if item.converts_layout else "kernel"])
+        colour = colour or ("layout conversion" if item.converts_layout else "kernel")
+        return Bar(at, end - start, item.name, COLOURS[colour])
     speed = item.size_bytes / max(1, item.end_ns - item.start_ns)
     colour = "copy"
     if item.direction == "host to device":

@@ -19,7 +19,7 @@ Memory: TypeAlias = Literal["pageable", "pinned", "device", "managed", "unknown"
 
 Direction: TypeAlias = Literal["host to device", "device to host", "device to device", "other"]
 
-STAGES: Final = ("fetch", "decode", "collate", "h2d", "epilogue", "wait")
+STAGES: Final = ("fetch", "read", "decode", "collate", "h2d", "epilogue", "wait")
 """The loader's own ranges, in the domain ``fastload``."""
 
 LOADING: Final = ("fetch", "collate", "h2d")

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fastload.stats.verdict import STALL_MIN, Bottleneck, Verdict, limit_outside_loader
+from fastload.stats.verdict import (
+    DECODE_COST_MIN,
+    LESS_ON_GPU,
+    STALL_MIN,
+    Bottleneck,
+    Verdict,
+    limit_outside_loader,
+)
 
 if TYPE_CHECKING:
-    from fastload.profiling.findings import Findings, ThreadUse
+    from fastload.profiling.findings import DecodeUse, Findings, ThreadUse
 
 _LAYOUT_SHARE: Final = 0.02
 _BLOCKED: Final = 0.5
 _COLLATING: Final = 0.5
 _CROSSING: Final = 0.6
+_READ: Final = ("fetch", "read")
 _WORKING: Final = 0.3
 _OF_THE_LOADER: Final = (
     Bottleneck.STORAGE,
@@ -31,6 +39,7 @@ def diagnose_trace(findings: Findings, reported: Verdict | None = None) -> Verdi
         reported: The loader's own verdict (``loader.report()``): it samples the workers' fetches, while a recording
             cannot always distinguish decoding from Python.
     """
+    decode = findings.gpu_decode
     device = max(findings.devices, key=lambda use: use.window_s, default=None)
     waited = f"the training loop waited for batches {findings.wait_share:.0%} of the time"
     if device is None:
@@ -39,6 +48,11 @@ def diagnose_trace(findings: Findings, reported: Verdict | None = None) -> Verdi
     else:
         busy = f"the GPU ran kernels {device.busy_share:.0%} of it"
         limit = limit_outside_loader(device.starved_share, device.busy_share)
+        if decode is not None and decode.awaited_share >= max(STALL_MIN, device.starved_share):
+            ran = f"only the kernels that decode ran {decode.awaited_share:.0%} of it, {_decoding(findings, decode)}"
+            return Verdict.of(Bottleneck.DECODE, waited, ran, remedy=f"{LESS_ON_GPU}; or store smaller images")
+        if limit is Bottleneck.GPU and decode is not None and decode.share >= DECODE_COST_MIN:
+            return Verdict.of(limit, waited, busy, _decoding(findings, decode), *_layout(findings), remedy=LESS_ON_GPU)
         if limit is Bottleneck.GPU:
             return Verdict.of(limit, waited, busy, *_layout(findings))
         if limit is Bottleneck.LOOP:
@@ -54,6 +68,16 @@ def diagnose_trace(findings: Findings, reported: Verdict | None = None) -> Verdi
         return Verdict(None, (waited, *evidence), "print(loader.report()) after an epoch says what the loader saw")
     same = reported is not None and reported.bottleneck is bottleneck
     return Verdict.of(bottleneck, waited, *evidence, remedy=reported.remedy if reported and same else None)
+
+
+def _decoding(findings: Findings, decode: DecodeUse) -> str:
+    """What decoding on the GPU took, as a part of a sentence."""
+    step = f" of each {1e3 * findings.step_s:,.1f} ms step" if findings.step_s else " a batch"
+    each_s = decode.seconds / findings.steps if findings.steps else decode.mean_s
+    return (
+        f"decoding took {1e3 * each_s:,.2f} ms{step} ({decode.share:.1%}), {decode.beside_kernels_share:.0%} of that "
+        "beside other kernels"
+    )
 
 
 def _layout(findings: Findings) -> list[str]:
@@ -89,6 +113,7 @@ def _loader(findings: Findings, reported: Verdict | None) -> tuple[Bottleneck | 
     if not readers:
         return _trust(reported) or (None, "no thread was seen to read samples")
     fetching, collating, decoding = (_mean(readers, stage) for stage in ("fetch", "collate", "decode"))
+    fetching += _mean(readers, "read")  # for the GPU
     working = fetching + collating + decoding
     where = f"{len(readers)} worker{'s' if len(readers) > 1 else ''}"
     if readers[0].role == "main":
@@ -123,7 +148,7 @@ def _mean(threads: list[ThreadUse], stage: str) -> float:
 
 def _blocked(readers: list[ThreadUse]) -> float | None:
     """Share of all readers' fetches in which they were blocked, without collating."""
-    weights = [(thread.stages.get("fetch", 0.0), thread.blocked_share) for thread in readers]
+    weights = [(sum(thread.stages.get(name, 0.0) for name in _READ), thread.blocked_share) for thread in readers]
     known = [(weight, share) for weight, share in weights if share is not None]
     total = sum(weight for weight, _ in known)
     return sum(weight * share for weight, share in known) / total if total else None

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ _TEMPORARY: Final = ".part"
 class DiskCache:
     """A folder of files by name; those not read for longest are removed.
 
-    Several processes may share it.
+    Several processes may share it. Thread-safe.
 
     Args:
         folder: Made if there is none.
@@ -26,6 +27,7 @@ class DiskCache:
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
         self._folder = Path(folder)
         self._max_bytes = max_bytes
+        self._lock = threading.Lock()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._bytes = sum(size for _, size, _ in self._files())
 
@@ -54,9 +56,10 @@ class DiskCache:
             except BaseException:
                 os.unlink(temporary)
                 raise
-            self._bytes += len(data)
-        if self._bytes > self._max_bytes:
-            self._remove_oldest()
+            with self._lock:
+                self._bytes += len(data)
+                if self._bytes > self._max_bytes:
+                    self._remove_oldest()
 
     def _path(self, name: str) -> Path:
         digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from PIL import Image
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from fastload.sources.fetcher import Setup
 from fastload.sources.requests import Requests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _NOT_LISTED: Final = ("http", "https")
+_PROCESSES_MAX: Final = 4  # of requests
+_CORES_OF_A_PROCESS: Final = 4
 
 
 class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
@@ -34,7 +38,8 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         transform: Of images, which are RGB.
         target_transform: Of class indices.
         keys: ``"class/name.jpg"``, below the URL; needed for ``https://``, which cannot be listed.
-        requests: Requests in flight; ``None`` tries more while that makes the rate grow, up to 512.
+        requests: Requests in flight; ``None`` tries more while that makes the rate grow, up to 512 for each process of
+            requests. There is one of those for every four cores, at most four.
         retries: Of a request that fails with anything but a missing object or permission, with back-off: about 0.1 s,
             then twice as long each time, up to 8 s. A body that is shorter than announced is such a failure.
         cache_dir: Where objects are kept on a disk; other processes may use the same.
@@ -75,7 +80,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         # Retried by the fetcher, which also knows of bodies that are cut short.
         without = {**options, "retry_config": {"max_retries": 0}}
         self._setup = Setup(self.root, without, requests, retries, cache, max_cache_bytes)
-        self._requests: tuple[int, Requests] | None = None
+        self._requests: tuple[int, list[Requests], Iterator[Requests]] | None = None
         found: Iterable[tuple[str, int | None, str | None]]
         found = self._listed() if keys is None else [(key, None, None) for key in keys]
         found = sorted((one for one in found if _is_image(one[0])), key=lambda one: _place(one[0]))
@@ -149,10 +154,27 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
             return error
 
     def _asked(self) -> Requests:
-        """The process's own; a forked child makes another."""
+        """One of the process's own, in turn; a forked child makes others."""
         if self._requests is None or self._requests[0] != os.getpid():
-            self._requests = os.getpid(), Requests(self._setup)
-        return self._requests[1]
+            made = [Requests(setup) for setup in shares_of(self._setup, processes_wanted())]
+            self._requests = os.getpid(), made, itertools.cycle(made)
+        return next(self._requests[2])
+
+
+def processes_wanted() -> int:
+    """How many processes of requests a process needs: one reads about 4,000 objects a second."""
+    if get_worker_info() is not None:
+        return 1
+    return max(1, min(_PROCESSES_MAX, len(os.sched_getaffinity(0)) // _CORES_OF_A_PROCESS))
+
+
+def shares_of(setup: Setup, processes: int) -> list[Setup]:
+    """Divide the requests in flight, if their number is given, among processes."""
+    if setup.requests is None:
+        return [setup] * processes
+    processes = min(processes, setup.requests)
+    number, rest = divmod(setup.requests, processes)
+    return [replace(setup, requests=number + (place < rest)) for place in range(processes)]
 
 
 def _is_image(key: str) -> bool:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 from fastload._display import card, paragraphs
 from fastload._machine import usable_cpus
-from fastload.stats.verdict import BUSY_MIN, REMEDIES, STALL_MIN, Bottleneck, Verdict, limit_outside_loader
+from fastload.stats.verdict import (
+    BUSY_MIN,
+    DECODE_COST_MIN,
+    LESS_ON_GPU,
+    REMEDIES,
+    STALL_MIN,
+    Bottleneck,
+    Verdict,
+    limit_outside_loader,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,11 +107,16 @@ def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) 
         spare.append(f"the loader could deliver about {rate:,.0f} images/s and {asked}")
     if limit is Bottleneck.STEP:
         return Verdict.of(limit, waited, *spare, remedy=None if stats.device is None else _EITHER)
+    remedy = None
+    if limit is Bottleneck.GPU and stats.gpu_decode_share >= DECODE_COST_MIN:
+        spare.insert(0, f"decoding there {_cost(stats)}")
+        remedy = LESS_ON_GPU
     if stats.gpu_busy_least >= BUSY_MIN:
-        return Verdict.of(limit, waited, f"the GPU had work for at least {stats.gpu_busy_least:.0%} of it", *spare)
+        had = f"the GPU had work for at least {stats.gpu_busy_least:.0%} of it"
+        return Verdict.of(limit, waited, had, *spare, remedy=remedy)
     ran = f"kernels ran on the GPU {stats.gpu_utilization:.0%} of it, as its driver says"
     if limit is Bottleneck.GPU:
-        return Verdict.of(limit, waited, f"{ran} (other programs' included)", *spare)
+        return Verdict.of(limit, waited, f"{ran} (other programs' included)", *spare, remedy=remedy)
     why = "it is the loop that leaves it idle, not the loader"
     if stall >= STALL_MIN:
         why = "the loop leaves it idle for longer than the loader does"
@@ -164,10 +178,40 @@ def _waited_for(stats: Stats) -> dict[Bottleneck, float]:
     copying = device.copying_s / device.idle_s if device.idle_s else 0.0
     idle_s = stall * elapsed
     crossing_s = idle_s * copying * _link_busy(stats)
-    total, rest = sum(seconds_of.values()), idle_s - crossing_s
+    decoding_s = _gpu_decoding_s(stats)
+    total, rest = sum(seconds_of.values()), idle_s - crossing_s - decoding_s
     seconds_of = {key: rest * value / total if total else 0.0 for key, value in seconds_of.items()}
     seconds_of[by] = seconds_of.get(by, 0.0) + crossing_s + (0.0 if total else rest)
+    seconds_of[Bottleneck.DECODE] = seconds_of.get(Bottleneck.DECODE, 0.0) + decoding_s
     return seconds_of
+
+
+def _gpu_decoding_s(stats: Stats) -> float:
+    """Seconds in which the device idled for lack of a batch that it was decoding.
+
+    Like a copy, that delays the loop only while the kernels are busy.
+    """
+    device, decode = stats.device, stats.stages.get("gpu_decode")
+    if device is None or decode is None or not device.idle_s or not stats.elapsed_s:
+        return 0.0
+    on_gpu = stats.gpu_images / max(1, stats.images)
+    busy = min(1.0, decode.mean_s * on_gpu * stats.totals.get("asked", 0.0) / stats.elapsed_s)
+    return (stats.device_stall or 0.0) * stats.elapsed_s * busy * device.decoding_s / device.idle_s
+
+
+def _is_gpu_decode(stats: Stats, which: Bottleneck) -> bool:
+    """Whether a loop that is decode-bound waits for the GPU's kernels rather than for threads."""
+    if which is not Bottleneck.DECODE:
+        return False
+    return _gpu_decoding_s(stats) > 0.5 * _waited_for(stats)[Bottleneck.DECODE]
+
+
+def _cost(stats: Stats) -> str:
+    """What decoding on the GPU costs, as the end of a sentence."""
+    cost_s = stats.gpu_decode_cost_s or 0.0
+    most = "" if stats.gpu_decode_is_compared else "up to "
+    share = f" ({stats.gpu_decode_share:.1%})" if stats.gpu_decode_share else ""
+    return f"makes a step {most}{1e3 * cost_s:,.2f} ms longer{share}"
 
 
 def _in_python(stats: Stats, waited: dict[str, float]) -> float:
@@ -200,6 +244,8 @@ def _is_pageable(stats: Stats) -> bool:
 def _meanwhile(stats: Stats, which: Bottleneck) -> str:
     """Describe what was happening to the batch that the consumer waited for."""
     fetch, stages, device = stats.fetch, stats.stages, stats.device
+    if _is_gpu_decode(stats, which):
+        return f"while the GPU decoded the next batch ({1e3 * stages['gpu_decode'].mean_s:,.2f} ms each)"
     known = fetch.blocked + fetch.decoding + fetch.computing or 1.0  # without time spent queueing for a core
     by = _readers(stats)
     if which is Bottleneck.STORAGE:
@@ -255,6 +301,8 @@ def _remedy(stats: Stats, which: Bottleneck) -> str:
     if stats.workers == 0 and which in _MADE:
         return "set num_workers >= 1, so that batches are made beside the steps and not between them"
     native = "decode" in stats.stages
+    if _is_gpu_decode(stats, which):
+        return f"{LESS_ON_GPU}; or store smaller images"
     if which is Bottleneck.DECODE and native and stats.python_images > _PYTHON_MIN * stats.images:
         return f"{_CONVERT}; then raise num_workers up to the cores that there are, or store smaller images"
     if which is Bottleneck.DECODE and native:
@@ -291,6 +339,13 @@ def _figures(stats: Stats) -> list[str]:
         lines.append(f"ms a batch: {stages} ({where})")
     if stats.python_images:
         lines.append(f"{_made_in_python(stats)}, which the native engine does not decode")
+    if stats.gpu_images:
+        took_ms = 1e3 * stats.stages["gpu_decode"].mean_s if "gpu_decode" in stats.stages else None
+        took = "" if took_ms is None else f" ({took_ms:,.2f} ms a batch of its time; that {_cost(stats)})"
+        in_python = f", {stats.python_images:,} in Python" if stats.python_images else ""
+        lines.append(
+            f"decoded: {stats.gpu_images:,} images by the GPU{took}, {stats.thread_images:,} by threads{in_python}"
+        )
     waits = sorted(stats.waited_for.items(), key=lambda item: -item[1])
     waits = [(name, seconds) for name, seconds in waits if seconds > 0.005 * stats.wait_s]
     lines.append(

@@ -20,9 +20,6 @@ from fastload.stats.stack_sampler import StackSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias
-
-    KeepState: TypeAlias = Callable[[SharedCounters, int, int, Any], None]
 
 CLOSELY_S: Final = 0.002
 """After a fetch longer than this, the next one is divided, at about 5 µs."""
@@ -41,14 +38,9 @@ class WorkerCounters:
         shared: Shared with the training process.
         worker: The column's number.
         whole_process: Whether to count the processor time of all threads, as in a worker process.
-        keep: Called after each fetch with the counters, the worker, the fetch's number and its indices.
     """
 
-    def __init__(
-        self, shared: SharedCounters, worker: int, *, whole_process: bool, keep: KeepState | None = None
-    ) -> None:
-        self._keep = keep
-        self._fetches = 0
+    def __init__(self, shared: SharedCounters, worker: int, *, whole_process: bool) -> None:
         self._shared = shared
         self._worker = worker
         self._computed = time.process_time if whole_process else time.thread_time
@@ -115,12 +107,6 @@ class WorkerCounters:
     def fail(self) -> None:
         """Record that the fetch raised an error or reached the end of a stream."""
         self.is_fetching = self.is_inside = False
-
-    def keep_state(self, indices: Any) -> None:
-        """Keep what a resumed worker needs to go on after this fetch."""
-        self._fetches += 1
-        if self._keep is not None:
-            self._keep(self._shared, self._worker, self._fetches, indices)
 
     def close(self) -> None:
         """Stop sampling the stack. Idempotent."""
@@ -190,18 +176,14 @@ class MeasuredWorker:
     Args:
         worker_init_fn: The user's.
         shared: Receives the figures.
-        keep: See :class:`WorkerCounters`.
     """
 
-    def __init__(
-        self, worker_init_fn: Callable[[int], None] | None, shared: SharedCounters, keep: KeepState | None = None
-    ) -> None:
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, shared: SharedCounters) -> None:
         self.worker_init_fn = worker_init_fn
         self.shared = shared
-        self.keep = keep
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
-        measure_class(WorkerCounters(self.shared, worker_id, whole_process=True, keep=self.keep))
+        measure_class(WorkerCounters(self.shared, worker_id, whole_process=True))
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 
@@ -233,9 +215,7 @@ def _measured(fetch: Callable[[Any, Any], Any], counters: WorkerCounters) -> Cal
             data = fetch(self, possibly_batched_index)
         except BaseException:
             counters.fail()
-            counters.keep_state(possibly_batched_index)
             raise
-        counters.keep_state(possibly_batched_index)
         counters.end(batch if isinstance(batch, int) else None)
         return data
 

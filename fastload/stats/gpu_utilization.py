@@ -55,7 +55,7 @@ class Utilization:
             return 0, 0.0
         self._due = now + EVERY_S
         try:
-            nvml, handle = _nvml_and_handle(self._device)
+            nvml, handle = nvml_and_handle(self._device)
             shares = self._samples(nvml, handle) if self._has_samples else None
             if shares is None:
                 shares = self._rate(nvml, handle) if between_s < SHORT_S else []
@@ -84,8 +84,8 @@ class Utilization:
 
 
 @functools.cache
-def _nvml_and_handle(device: torch.device) -> tuple[Any, Any]:
-    """NVML and its handle for the device.
+def nvml_and_handle(device: torch.device) -> tuple[Any, Any]:
+    """Return ``pynvml`` and its handle for the device.
 
     By UUID: NVML ignores CUDA_VISIBLE_DEVICES and may number devices in another order.
     """

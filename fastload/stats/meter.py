@@ -13,7 +13,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.utils.data import IterableDataset
+
 from fastload.stats.fetch_timer import TimedFetch, WorkerCounters
+from fastload.stats.kept_states import KeptStates
 from fastload.stats.shared_counters import FIGURES, SharedCounters
 from fastload.stats.stats import Totals
 from fastload.torch_workers.processes import after_error, restart_workers
@@ -212,7 +215,10 @@ def counters_for(loader: Any) -> SharedCounters:
         import multiprocessing
 
         method = multiprocessing.get_start_method()
-    return SharedCounters(workers, workers * (loader.prefetch_factor or 2) + 2, inherited=method == "fork")
+    ahead = loader.prefetch_factor or 2
+    # An iterable dataset's last worker makes the batches that the others no longer do.
+    states = KeptStates(workers, ahead * (workers if isinstance(loader.dataset, IterableDataset) else 1) + 3)
+    return SharedCounters(workers, workers * ahead + 2, inherited=method == "fork", states=states)
 
 
 def measure_here(iterator: Any, meter: Meter) -> None:

@@ -12,7 +12,10 @@ import mmap
 import os
 import weakref
 import zlib
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from fastload.stats.kept_states import KeptStates
 
 FIGURES: Final = (
     "batches",
@@ -26,10 +29,6 @@ FIGURES: Final = (
     "python_s",  # by stack samples: computing elsewhere
 )
 TEXT_BYTES: Final = 128
-STATE_BYTES: Final = 10080
-"""Bytes of the states of torch's, Python's and NumPy's generators, in the core's layout."""
-
-_TAG: Final = 16  # bytes before a state: the number of its fetch, and the digest of that batch's indices
 _ENTRY: Final = 5  # doubles per ring entry: batch + 1, images, start of fetch, start of collate, end
 
 
@@ -42,9 +41,13 @@ class SharedCounters:
         workers: Number of columns; 1 in the main process.
         in_flight: Most batches between the workers and the consumer at a time.
         inherited: Whether the workers are forked.
+        states: Where they keep their states; closed with the counters.
     """
 
-    def __init__(self, workers: int, in_flight: int, *, inherited: bool = True) -> None:
+    def __init__(
+        self, workers: int, in_flight: int, *, inherited: bool = True, states: KeptStates | None = None
+    ) -> None:
+        self.states = states
         self.workers = max(1, workers)
         self.in_flight = max(1, in_flight)
         self._descriptor = -1
@@ -60,16 +63,7 @@ class SharedCounters:
 
     @property
     def _nbytes(self) -> int:
-        return self._states_begin + self.workers * self._kept * (_TAG + STATE_BYTES)
-
-    @property
-    def _states_begin(self) -> int:
         return 8 * (len(FIGURES) * self.workers + _ENTRY * self.in_flight) + 2 * TEXT_BYTES * self.workers
-
-    @property
-    def _kept(self) -> int:
-        """States kept of each worker: of batches in flight and of the last handed over."""
-        return self.in_flight // self.workers + 2
 
     def _map(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, self._nbytes)
@@ -124,27 +118,10 @@ class SharedCounters:
         whole = int.from_bytes(record[:4], "little") == zlib.crc32(encoded)
         return encoded.decode("utf-8", "replace") if whole else ""
 
-    def keep(self, worker: int, number: int, digest: int, state: bytes) -> None:
-        """Keep the states of a worker's generators after its fetch ``number``, which counts from 1."""
-        begin = self._state(worker, number)
-        self._bytes[begin : begin + 8] = bytes(8)  # invalid while it is written
-        self._bytes[begin + _TAG : begin + _TAG + STATE_BYTES] = state
-        self._bytes[begin + 8 : begin + _TAG] = digest.to_bytes(8, "little")
-        self._bytes[begin : begin + 8] = number.to_bytes(8, "little")
-
-    def kept(self, worker: int, number: int) -> tuple[int, bytes] | None:
-        """A fetch's digest and states from :meth:`keep`; ``None`` if absent or overwritten."""
-        begin = self._state(worker, number)
-        record = bytes(self._bytes[begin : begin + _TAG + STATE_BYTES])
-        if int.from_bytes(record[:8], "little") != number:
-            return None
-        return int.from_bytes(record[8:_TAG], "little"), record[_TAG:]
-
-    def _state(self, worker: int, number: int) -> int:
-        return self._states_begin + (worker * self._kept + number % self._kept) * (_TAG + STATE_BYTES)
-
     def close(self) -> None:
         """Unmap the memory in this process; workers keep theirs. Idempotent."""
+        if self.states is not None:
+            self.states.close()
         self._figures.release()
         self._bytes.release()
         with contextlib.suppress(BufferError, ValueError):
@@ -168,6 +145,7 @@ def _reopened(pid: int, descriptor: int, inode: int, workers: int, in_flight: in
         if os.fstat(own).st_ino != inode:
             raise OSError(errno.ESTALE, "closed meanwhile")
         shared = object.__new__(SharedCounters)
+        shared.states = None
         shared.workers, shared.in_flight, shared._descriptor, shared._pid = workers, in_flight, -1, os.getpid()
         shared._map(own)
         return shared

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fastload._display import card, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+COMPARED_MIN: Final = 16
+"""Timed steps on either side from which on they are compared."""
 
 
 class Totals(dict[str, float]):
@@ -78,6 +82,11 @@ class DeviceTimes:
         total_s: Their length, from the end of the work on one batch to the end of the work on the next.
         idle_s: Part of ``total_s`` in which the device had finished and the next batch was not there.
         copying_s: Part of ``idle_s`` in which that batch was being copied.
+        decoding_s: Part of ``idle_s`` in which the device decoded it.
+        gpu_steps: Timed steps beside which the device decoded, not weighted.
+        gpu_busy_s: Their length without idle time.
+        thread_steps: Timed steps beside which decode threads did so.
+        thread_busy_s: Their length without idle time.
         copies: Timed copies.
         copied_bytes: Their size.
         pageable_bytes: Part of ``copied_bytes`` that came from memory that was not pinned.
@@ -87,6 +96,11 @@ class DeviceTimes:
     total_s: float = 0.0
     idle_s: float = 0.0
     copying_s: float = 0.0
+    decoding_s: float = 0.0
+    gpu_steps: int = 0
+    gpu_busy_s: float = 0.0
+    thread_steps: int = 0
+    thread_busy_s: float = 0.0
     copies: int = 0
     copied_bytes: int = 0
     pageable_bytes: int = 0
@@ -101,6 +115,7 @@ class Stats:
         images: Images (samples of any kind) in them.
         python_images: Part of them that the native engine left to the user's own Python, such as PNG files.
         gpu_images: Part of them that the GPU decoded.
+        thread_images: Part of them that decode threads made.
         copied: Batches copied to the device.
         device_bytes: Their bytes, as copied.
         slot_batches: Part of ``copied`` that workers wrote straight into pinned slots: hits.
@@ -120,7 +135,8 @@ class Stats:
             (on the host), ``gpu`` (the device was more than two batches behind), ``h2d``, ``hand-over``.
         stages: Seconds per stage: ``fetch``, ``decode``, ``python``, ``collate``, ``pin``, ``h2d``, ``epilogue``, where
             the engine has them. Worker processes decode in ``fetch``; native threads only read files there. ``python``
-            is how long the native engine waited for samples that it does not decode, in batches that had any.
+            is how long the native engine waited for samples that it does not decode, in batches that had any;
+            ``gpu_decode`` is the time of the GPU's kernels.
         fetch: The parts of fetching.
         device: The device's times, if there is a device.
         gpu_utilization: The share of time in which kernels ran on the device, including other programs', by its driver;
@@ -135,6 +151,7 @@ class Stats:
     images: int = 0
     python_images: int = 0
     gpu_images: int = 0
+    thread_images: int = 0
     copied: int = 0
     device_bytes: int = 0
     slot_batches: int = 0
@@ -172,6 +189,8 @@ class Stats:
     def _summary(self) -> list[tuple[str, str]]:
         stall = self.batch_stall if self.device_stall is None else self.device_stall
         shown = [("epochs", f"{self.epochs:,}"), ("batches", f"{self.batches:,}"), ("images", f"{self.images:,}")]
+        if self.gpu_images:
+            shown += [("by the GPU", f"{self.gpu_images:,}"), ("by threads", f"{self.thread_images:,}")]
         return [*shown, ("images/s", f"{self.images_per_s:,.0f}"), ("stall", f"{stall:.0%}")]
 
     @property
@@ -232,6 +251,34 @@ class Stats:
         return 0.0 if stall is None else max(self.totals.get("behind_s", 0.0) / elapsed, self.stall - stall)
 
     @property
+    def gpu_decode_cost_s(self) -> float | None:
+        """Seconds by which decoding on the GPU makes a step longer; ``None`` if unknown.
+
+        The difference to steps beside decode threads if both were timed (:attr:`gpu_decode_is_compared`); else the time
+        of the kernels, which is an upper bound.
+        """
+        device, decode = self.device, self.stages.get("gpu_decode")
+        if device is None or decode is None:
+            return None
+        if self.gpu_decode_is_compared:
+            return max(0.0, device.gpu_busy_s / device.gpu_steps - device.thread_busy_s / device.thread_steps)
+        return decode.mean_s
+
+    @property
+    def gpu_decode_is_compared(self) -> bool:
+        """Whether steps were timed both beside decoding on the GPU and beside decode threads."""
+        device = self.device
+        return device is not None and min(device.gpu_steps, device.thread_steps) >= COMPARED_MIN
+
+    @property
+    def gpu_decode_share(self) -> float:
+        """:attr:`gpu_decode_cost_s` as a share of a step beside it; 0 if unknown."""
+        cost_s, device = self.gpu_decode_cost_s, self.device
+        if cost_s is None or device is None or not device.gpu_busy_s:
+            return 0.0
+        return cost_s * device.gpu_steps / device.gpu_busy_s
+
+    @property
     def images_per_s(self) -> float:
         """Images per second that the consumer got, without start-up."""
         return self._per_second(self.elapsed_s)
@@ -260,7 +307,7 @@ class Stats:
         ending = ("python", "collate", "epilogue") if self.device is None else ("python", "collate")
         if (spent := sum(totals.get(f"stage:{name}:s", 0.0) for name in ending)) > 0:
             rates.append(totals.get("stage:decode:count", 0.0) / spent)
-        alone = [stages[name].mean_s for name in ("pin", "h2d") if name in stages]
+        alone = [stages[name].mean_s for name in ("pin", "h2d", "gpu_decode") if name in stages]
         rates += [1 / seconds for seconds in alone if seconds]
         if rates and self.batch_wait_s > 0:
             rates.append(totals.get("asked", 0.0) / self.batch_wait_s)
@@ -318,6 +365,7 @@ def make_stats(
         images=int(totals["images"]),
         python_images=int(totals["python_images"]),
         gpu_images=int(totals["gpu_images"]),
+        thread_images=int(totals["thread_images"]),
         copied=int(totals["copied"]),
         device_bytes=int(totals["device_bytes"]),
         slot_batches=int(totals["slot_batches"]),
@@ -353,7 +401,7 @@ def _stages(totals: Totals) -> dict[str, StageTime]:
     if made:
         stages["fetch"] = StageTime(made, totals["made:fetch_s"])
         stages["collate"] = StageTime(made, totals["made:collate_s"])
-    for name in ("fetch", "decode", "python", "collate", "pin", "h2d", "epilogue"):
+    for name in ("fetch", "decode", "python", "collate", "pin", "h2d", "gpu_decode", "epilogue"):
         if count := int(totals[f"stage:{name}:count"]):  # added to workers' counts if both engines have run
             before = stages.get(name, StageTime(0, 0.0))
             stages[name] = StageTime(before.count + count, before.total_s + totals[f"stage:{name}:s"])
@@ -388,6 +436,11 @@ def _device(totals: Totals) -> DeviceTimes | None:
         total_s=totals["device:total_s"],
         idle_s=totals["device:idle_s"],
         copying_s=totals["device:copying_s"],
+        decoding_s=totals["device:decoding_s"],
+        gpu_steps=int(totals["device:gpu_steps"]),
+        gpu_busy_s=totals["device:gpu_busy_s"],
+        thread_steps=int(totals["device:threads_steps"]),
+        thread_busy_s=totals["device:threads_busy_s"],
         copies=int(totals["device:copies"]),
         copied_bytes=int(totals["device:copied_bytes"]),
         pageable_bytes=int(totals["device:pageable_bytes"]),

@@ -17,13 +17,22 @@ BUSY_MIN: Final = 0.9
 """A device that is busy for this share of the time is the bottleneck."""
 
 
+DECODE_COST_MIN: Final = 0.02
+"""Below this share of a step, what decoding on the GPU costs it is not worth a remedy."""
+
+LESS_ON_GPU: Final = (
+    "decode less on the GPU: decode='auto' leaves it what threads cannot do, and decode='cpu' nothing; more cores "
+    "(num_workers) let threads do more"
+)
+
+
 class Bottleneck(enum.Enum):
     """What the run waits for. The value is the word before "-bound"."""
 
     STORAGE = "storage"
     """Reading samples: workers are blocked on a disk, a network or a lock."""
     DECODE = "decode"
-    """Decoding and resizing compressed images, in a codec's native code."""
+    """Decoding and resizing compressed images, in a codec's native code or by the GPU's kernels."""
     PYTHON = "Python"
     """Computing in the dataset's own code and its transforms."""
     EPILOGUE = "epilogue"

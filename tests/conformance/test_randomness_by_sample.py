@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core, verify
-from fastload.engines.sample_seeding import seed_for_index
+from fastload.pipeline.index_seeds import seed_for_index
 
 OWN = {"device": "cpu", "randomness": "sample"}
 folder = photos_fixture(17, mixed=True)

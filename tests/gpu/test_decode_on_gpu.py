@@ -13,7 +13,8 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
 from fastload.device.decode import Decoder
-from fastload.device.decode_choice import STAY_MIN, DecodeChoice
+from fastload.device.decode_policy import DecodedBatch, DecodePolicy
+from fastload.engines.loader_state import state_of
 
 pytestmark = pytest.mark.gpu
 
@@ -112,12 +113,32 @@ def test_threads_decode_when_the_device_has_no_memory_left(folder: Path, monkeyp
     assert loader.stats().gpu_images == 0
 
 
-def test_auto_turns_to_the_gpu_when_threads_are_late() -> None:
-    choice = DecodeChoice(Decoder(torch.device("cuda", 0)), always=False)
-    pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).pin_memory()
-    assert choice.files(pixels) is None
-    for late in (True, True, False, True, True):
-        choice.note(on_gpu=False, late=late)
-    assert choice.files(pixels) is None
-    choice.note(on_gpu=False, late=True)
-    assert sum(choice.files(pixels) is not None for _ in range(2 * STAY_MIN)) == STAY_MIN
+def test_batches_of_the_gpu_and_of_threads_in_turns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[DecodedBatch] = []
+
+    def choose(self: DecodePolicy) -> bool:
+        turns.append(len(turns) % 3 != 1)
+        return turns[-1]
+
+    turns: list[bool] = []
+    want, _ = epochs(folder, "train", 6, decode="cpu")
+    monkeypatch.setattr(DecodePolicy, "choose", choose)
+    monkeypatch.setattr(DecodePolicy, "note", lambda self, made, clock=None: noted.append(made))
+    got, loader = epochs(folder, "train", 6, decode="auto")
+    assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
+    assert len(noted) == len(turns) == 24
+    stats = loader.stats()
+    assert stats.gpu_images == sum(made.staged for made in noted) > 0
+    assert all(made.on_gpu == turn for made, turn in zip(noted, turns, strict=True))
+    assert all(made.staged == 0 for made in noted[:4])  # nothing is known of the files in the first epoch
+    assert all(made.work_s > 0 for made in noted)
+    timed = [made.kernel_s for made in noted if made.staged]
+    assert all(0 < seconds < 0.1 for seconds in timed[:4])
+
+
+def test_what_auto_has_learnt_is_kept_by_the_loader(folder: Path) -> None:
+    _, loader = epochs(folder, "train", 6, decode="auto")
+    (policy,) = state_of(loader).decode_policies.values()
+    assert policy.available
+    assert policy.needed_s > 0
+    assert policy.kernel_s > 0

@@ -7,7 +7,9 @@ import os
 import pickle
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,6 +209,7 @@ def test_the_last_of_several_members_with_a_name_counts(tmp_path):
             member.size = len(data)
             out.addfile(member, io.BytesIO(data))
     assert TarImageFolder(tmp_path / "a.tar").encoded(1) == (b"newer", 0)
+    assert read_index(str(tmp_path / "a.tar"), is_zip=False).names == ["a/0.jpg", "a/1.jpg"]  # where the last one is
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
@@ -254,12 +257,51 @@ def test_damaged_members_of_a_zip_raise(tmp_path, kind):
         dataset.encoded(0)
 
 
-def test_a_member_that_inflates_to_more_than_it_says_is_not_inflated_whole(tmp_path):
+def test_a_member_that_inflates_to_more_than_it_says_is_not_inflated_whole(tmp_path, monkeypatch):
     path = zip_of(tmp_path / "a.zip", "a/1.jpg", bytes(1 << 20), zipfile.ZIP_DEFLATED)
     dataset = ZipImageFolder(path)
     dataset._places[0, 3] = 10
-    with pytest.raises(ArchiveError, match="is damaged"):
-        dataset.encoded(0)
+    inflated = []
+
+    class Watched:
+        def __init__(self, *arguments):
+            self._inner = zlib.decompressobj(*arguments)
+
+        def decompress(self, *arguments):
+            inflated.append(self._inner.decompress(*arguments))
+            return inflated[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive_index, "zlib", SimpleNamespace(**{**vars(zlib), "decompressobj": Watched}))
+        with pytest.raises(ArchiveError, match="is damaged"):
+            dataset.encoded(0)
+    assert [len(data) for data in inflated] == [11]
+
+
+def test_a_member_of_which_less_can_be_read_raises(tmp_path, monkeypatch):
+    dataset = TarImageFolder(write_tar(tmp_path / "a.tar", {"a/1.jpg": b"some data"}))
+    read = os.pread
+    with monkeypatch.context() as patch:  # the archive is cut between a look at its size and the read
+        patch.setattr(
+            os, "pread", lambda number, count, offset: read(number, min(count, 4), offset) if count > 5 else b""
+        )
+        with pytest.raises(ArchiveError, match="is damaged"):
+            dataset.encoded(0)
+    assert dataset.encoded(0)[0] == b"some data"
+
+
+def test_an_archive_that_changes_while_it_is_indexed_is_refused(tmp_path, monkeypatch):
+    path = write_tar(tmp_path / "a.tar", {"a/1.jpg": b"one"})
+    members_of = archive_index._members_of_tar
+
+    def changed_meanwhile(path):
+        yield from members_of(path)
+        os.utime(path, ns=(0, 0))
+
+    monkeypatch.setattr(archive_index, "_members_of_tar", changed_meanwhile)
+    with pytest.raises(ArchiveError, match="was changed while it was read"):
+        TarImageFolder(path)
+    assert not (tmp_path / "a.tar.index.npz").exists()
 
 
 @pytest.mark.parametrize("name", ["../a/1.jpg", "a/../../1.jpg"])

@@ -15,6 +15,7 @@ from photos import assert_same, both, jpeg
 from PIL import Image
 from stored import COLORED, COUNT, stored
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate, random_split
+from torch.utils.data._utils import collate
 from torchvision import datasets
 from torchvision.transforms import v2
 
@@ -409,6 +410,7 @@ def test_more_targets_than_images_give_torchs_error():
 def test_subsets_may_hold_any_integers():
     for indices in (np.arange(9), torch.arange(9), range(3, 9), [np.int32(3), -2]):
         check(lambda indices=indices: Subset(Subset(stored("CIFAR10", random_crop()), range(20)), indices))
+    check(lambda: Subset(stored("CIFAR10", random_crop()), [3, -2]))
 
 
 def test_the_copy_of_an_epoch_gives_its_memory_to_the_next():
@@ -454,3 +456,22 @@ def test_the_core_refuses_indices_beyond_the_array():
         with pytest.raises(error):
             pool.submit(broken, out, plan=_core.DrawPlan(), indices=indices)
     pool.close()
+
+
+def test_numbers_are_collated_as_torch_is_told_to(monkeypatch):
+    def doubled(numbers, **_):
+        return torch.tensor(numbers) * 2
+
+    monkeypatch.setitem(collate.default_collate_fn_map, int, doubled)
+    check(lambda: stored("CIFAR10", random_crop()))
+
+
+def test_a_target_that_no_tensor_holds_raises_torchs_error():
+    targets = [2**70 if number == 13 else number for number in range(COUNT)]  # not one of those that are compared first
+    loaders = {"batch_sampler": [[1], [13]], **SINGLE}
+    check(lambda: stored("CIFAR10", random_crop(), targets=targets), **loaders)
+
+
+@pytest.mark.parametrize("name", ["SVHN", "STL10"])
+def test_labels_become_integers_as_in_torchvision(name):
+    check(lambda: stored(name, random_crop(), labels=np.arange(COUNT) / 2))

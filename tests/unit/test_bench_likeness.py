@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +20,9 @@ from torchvision import transforms as t
 from benchmarks import _likeness
 from benchmarks._likeness import EPOCHS, Likeness, batch_size, lay_out, torchvision_traits
 from benchmarks._outputs import _wrong, check_outputs, write_expected
+from benchmarks.contenders import nvjpeg_lists
 from benchmarks.contenders._job import Job
-from benchmarks.contenders._registry import CONTENDERS
+from benchmarks.contenders._registry import CONTENDERS, Contender
 from benchmarks.contenders._serve import Server
 from fastload.bench._data import MEAN, STD
 from fastload.bench.photos import PhotoSet, write_photos
@@ -124,6 +126,22 @@ def test_who_follows_torch_draws_is_compared_image_by_image(photos, tmp_path, na
         assert seen["labels_equal"] is (seed == 1)
     assert refused[1] is None
     assert "pixels" in (refused[2] or "")
+
+
+@pytest.mark.parametrize("library", ["torchvision", "torchcodec"])
+def test_lists_that_a_library_decodes_are_those_images(photos, job, usual, tmp_path, library, monkeypatch) -> None:
+    """On the CPU, where both have libjpeg-turbo's pixels."""
+    if (missing := nvjpeg_lists.missing(library, "cpu")) is not None:
+        pytest.skip(missing)
+    monkeypatch.setattr(nvjpeg_lists, "TRIAL_S", 0.01)
+    monkeypatch.setattr(Contender, "open_feed", lambda self, job: nvjpeg_lists.open_feed(job, library))
+    whole = Job(data=str(photos), threads=2, batch_size=16, train=False, images=32)
+    write_expected(whole, tmp_path / "expected.npz")
+    seen = Server(f"{library}-gpu").check(str(tmp_path / "expected.npz"), **whole.record())
+    assert _wrong(seen, CONTENDERS[f"{library}-gpu"].tolerance) is None
+    answer = Server(f"{library}-gpu").draw(EPOCHS, **job.record())
+    assert usual.unlike(answer["labels"], np.asarray(answer["traits"]))[1] is None
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("decode-", "read"))]
 
 
 class Drawing:

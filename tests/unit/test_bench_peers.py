@@ -27,8 +27,8 @@ from benchmarks._setup import Setup, setup_of
 from benchmarks.arguments import add_peer_arguments
 from benchmarks.contenders import _processes, _serve, fastload_loaders
 from benchmarks.contenders._job import Feed, Job
-from benchmarks.contenders._registry import RECIPES, Tolerance
-from benchmarks.contenders._remote import ContenderError, Interpreters, Remote
+from benchmarks.contenders._registry import CONTENDERS, RECIPES, Tolerance
+from benchmarks.contenders._remote import ContenderError, Interpreters, Remote, Team
 from benchmarks.memory import host_bytes
 from fastload.bench import _rungs
 from fastload.bench.photos import PhotoSet, write_photos
@@ -137,6 +137,92 @@ def test_what_was_ready_before_training_is_taken_first() -> None:
     assert measured["torch-pinned"]["images_per_s"]["median"] == 10
 
 
+# A turn is the row's time over eight, or as many steps as there are threads. The probes end after 8.4 s.
+@pytest.mark.parametrize(
+    ("row_s", "most", "fast", "rounds"),
+    [(32, 100, 20, 3), (32, 8, 8, 3), (16, 100, 12, 1)],
+    ids=["long", "few", "short"],
+)
+def test_a_row_keeps_to_its_time(monkeypatch, row_s, most, fast, rounds) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("benchmarks._setup.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("benchmarks._peers.time", SimpleNamespace(monotonic=lambda: clock.now))
+    asked: dict[str, list[int]] = {"fast": [], "slow": []}
+
+    def remote(name: str, step_s: float) -> SimpleNamespace:
+        def ask(what: str, *, steps: int = 0, **more: object) -> dict[str, float]:
+            asked[name] += [steps] * (what == "train")
+            clock.now += steps * step_s
+            answer = {"settled": True, "images": steps, "seconds": steps * step_s, "wait_share": 0.0}
+            return {**answer, "main_thread_s": 0.0, "batches": steps}
+
+        return SimpleNamespace(name=name, failed=None, turn=contextlib.nullcontext, ask=ask)
+
+    remotes = [remote("fast", 0.1), remote("slow", 2.0)]
+    team = SimpleNamespace(open=lambda remotes, job: None, close_feeds=lambda: None)
+    gathering = SimpleNamespace(team=team, folder="", present=lambda setup: remotes)
+    setup = replace(Setup(device="cpu", names=()), repeats=6, row_seconds=row_s)
+    measured = train.measure(gathering, setup, "tiny", threads=4, steps=most)
+    assert asked == {"fast": [4] + [fast] * rounds, "slow": [4] * (1 + rounds)}
+    assert [measured[name]["steps"] for name in asked] == [fast, 4]
+    assert _peers._rounds({"contenders": measured}) == rounds
+
+
+def test_no_point_begins_when_time_is_up(monkeypatch) -> None:
+    clock, ended = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr("benchmarks._peers.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def measure(gathering):
+        try:
+            for number in range(4):
+                clock.now += 10
+                yield {"number": number, "contenders": {}}
+        finally:
+            ended.append(number)
+
+    team = SimpleNamespace(restart_failed=lambda: None, present=[], record=dict)
+    gathering = _peers.Gathering(team, "", {}, {}, {}, deadline=15.0)
+    question = _peers.Question(name="loaders", setup=Setup(device="cpu"), parameters={}, measure=measure)
+    record, _ = gathering.answer(question)
+    assert [point["number"] for point in record["points"]] == [0, 1]
+    assert record["complete"] is True
+    assert ended == [1]
+    assert gathering.late()
+    clock.now = 0.0
+    assert len(_peers.Gathering(team, "", {}, {}, {}).answer(question)[0]["points"]) == 4
+
+
+def test_one_round_is_measured_however_late_it_is() -> None:
+    remote = SimpleNamespace(name="torch", failed=None, turn=contextlib.nullcontext)
+    assert _peers.take_turns([remote], lambda one: {"turn": 1}, 3, deadline=0.0) == {"torch": [{"turn": 1}]}
+    assert len(_peers.take_turns([remote], lambda one: {"turn": 1}, 3)["torch"]) == 3
+
+
+def test_who_tries_settings_opens_alone() -> None:
+    team, opened = Team.__new__(Team), []
+    team.together = lambda remotes, do: opened.append([remote.name for remote in remotes])
+    remotes = [
+        SimpleNamespace(name=name, contender=CONTENDERS[name]) for name in ("dali-gpu", "torch", "dali-cpu", "timm")
+    ]
+    team.open(remotes, Job(data="", threads=1, batch_size=1))
+    assert opened == [["torch", "timm"], ["dali-gpu"], ["dali-cpu"]]
+
+
+@pytest.mark.slow
+def test_questions_may_differ_in_recipe(tmp_path) -> None:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=32, classes=2, edge_px=64)).path
+    common = ["--quick", "--contenders", "fastload", "--data", str(data), "--json", str(tmp_path)]
+    asked = ["train --threads 1 --contenders fastload,torch-decode-jpeg", "train --threads 1 --recipe randaugment"]
+    assert run_benchmark(["peers", *asked, *common]) == 0
+    record = json.loads((tmp_path / "train.json").read_text())
+    assert [point["recipe"] for point in record["points"]] == ["crops", "randaugment"]
+    assert [sorted(point["contenders"]) for point in record["points"]] == [
+        ["ceiling", "fastload", "torch-decode-jpeg"],
+        ["ceiling", "fastload"],
+    ]
+    assert record["contenders"]["fastload"]["check_training"]["equal"] is True
+
+
 @pytest.mark.slow
 def test_several_gpus_that_are_cut_off_keep_their_points(tmp_path, monkeypatch) -> None:
     data = write_photos(tmp_path / "photos", PhotoSet(count=8, classes=2, edge_px=64)).path
@@ -151,6 +237,20 @@ def test_several_gpus_that_are_cut_off_keep_their_points(tmp_path, monkeypatch) 
     given = ["--quick", "--processes", "1,2", "--data", data, "--json", file]
     assert multigpu.main(_arguments("multigpu", given)) == 0
     assert [(len(record["points"]), record["complete"]) for record in kept] == [(1, False), (2, True)]
+
+
+@pytest.mark.parametrize("given", [["--cores", 0], ["--cores", 10_000], ["--contenders", "fastload,dali-gpu"]])
+def test_several_gpus_refuse_what_is_not_there(given, capsys) -> None:
+    assert multigpu.main(_arguments("multigpu", ["--quick", *given])) == 2
+    assert given[0] in capsys.readouterr().err
+
+
+def test_several_gpus_keep_to_their_cores(monkeypatch) -> None:
+    kept: list[list[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: kept.append(list(cores)))
+    multigpu._limit(None)
+    multigpu._limit(1)
+    assert kept == [sorted(os.sched_getaffinity(0))[:1]]
 
 
 def test_several_gpus_are_skipped_where_there_is_none(monkeypatch, capsys) -> None:
@@ -350,15 +450,16 @@ def _arguments(name, given) -> argparse.Namespace:
     return parser.parse_args([str(word) for word in given])
 
 
-def test_a_recipe_is_for_those_that_take_torchvisions_transforms() -> None:
+def test_a_recipe_is_for_those_that_have_it() -> None:
     parser = argparse.ArgumentParser()
     add_peer_arguments(parser)
     setup = setup_of(parser.parse_args(["--recipe", "randaugment"]))
-    assert set(setup.names) == {"torch", "torch-pinned", "fastload-workers", "fastload"}
+    ours = {"fastload-workers", "fastload", "fastload-cpu", "fastload-gpu"}
+    assert set(setup.names) == {"torch", "torch-pinned", "dali-cpu", "dali-gpu", *ours}
     for recipe in RECIPES:
         assert replace(setup, recipe=recipe).job("", 1).transform() is not None
     steps = setup.job("", 1).transform().transforms
     assert [type(step) for step in steps[2::3]] == [transforms.RandAugment, transforms.RandomErasing]
-    for given in (["--recipe", "nope"], ["--recipe", "randaugment", "--contenders", "dali-cpu"]):
+    for given in (["--recipe", "nope"], ["--recipe", "randaugment", "--contenders", "timm"]):
         with pytest.raises(ValueError, match="must"):
             setup_of(parser.parse_args(given))

@@ -1,43 +1,300 @@
-"""Tests where batches are decoded."""
+"""Test where batches are decoded, on simulated machines."""
 
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
 import torch
+from decode_machines import Always, Machine, changed, lost, run
 
-from fastload.device.decode_choice import STAY_MIN, DecodeChoice
+from fastload.device.decode_choice import DecodeChoice
+from fastload.device.decode_policy import HOLD_MIN, DecodedBatch, DecodePolicy
+from fastload.stats.stats import Totals
+
+TOLERATED = 0.02
+TOLERATED_FIRST = 0.1  # of the first 200 batches, where nothing is known at first
+WEAK = {"kernel_s": 12e-3, "beside": 1.0}  # a GPU a tenth as fast
+COSTLY = {"kernel_s": 4e-3, "beside": 1.0}
+
+MACHINES = {
+    "threads feed it": Machine(threads=8, step_s=0.05, decode_s=250e-6),
+    "threads do not": Machine(threads=2, step_s=0.02),
+    "one core": Machine(threads=1, step_s=0.05, decode_s=1e-3),
+    "no model": Machine(threads=4, step_s=0.0),
+    "no model, a weak GPU": Machine(threads=16, step_s=0.0, decode_s=250e-6, **WEAK),
+    "a weak GPU": Machine(threads=8, step_s=0.02, decode_s=250e-6, **WEAK),
+    "short steps, a costly GPU": Machine(threads=16, step_s=0.005, decode_s=250e-6, **COSTLY),
+    "it costs more than the threads lack": Machine(threads=6, step_s=0.02, decode_s=500e-6, **COSTLY),
+    "threads are just enough": Machine(threads=6, step_s=0.0215, decode_s=480e-6, noise=0.1),
+    "bursts": Machine(threads=4, step_s=0.02, bursts=0.02, noise=0.1, read_s=50e-6),
+    "noise": Machine(threads=4, step_s=0.05, noise=0.2, **COSTLY),
+    "threads take the loop's cores": Machine(threads=2, step_s=0.05, host_s=0.05, decode_s=250e-6, slows_host=0.3),
+    "a slow disk": Machine(threads=4, step_s=0.02, read_s=2e-3),
+    "it waits for each step": Machine(threads=4, step_s=0.02, synchronizes=True),
+    "pauses": Machine(threads=4, step_s=0.02, pauses=(100, 300, 500, 900, 1500)),
+    "an index after the first epoch": Machine(threads=2, step_s=0.02, indexed_at=300, epochs_of=300),
+    "the same, threads feed it": Machine(
+        threads=8, step_s=0.05, decode_s=250e-6, indexed_at=300, epochs_of=300, **COSTLY
+    ),
+    "threads take the loop's cores, an index after the first epoch": Machine(
+        threads=2, step_s=0.05, host_s=0.05, decode_s=250e-6, slows_host=0.3, indexed_at=200, epochs_of=200
+    ),
+    "an index that forgets": Machine(threads=2, step_s=0.02, forgotten=(600, 1200)),
+    "short epochs": Machine(threads=2, step_s=0.02, epochs_of=12),
+    "faster steps": changed(Machine(threads=8, step_s=0.05, decode_s=480e-6, **COSTLY), 1000, step_s=0.01),
+    "slower steps": changed(Machine(threads=2, step_s=0.02, **COSTLY), 1000, step_s=0.2),
+    "larger images": changed(Machine(threads=8, step_s=0.05, **COSTLY), 1000, decode_s=2e-3),
+    "smaller images": changed(Machine(threads=4, step_s=0.02, decode_s=600e-6, **COSTLY), 1000, decode_s=150e-6),
+    "two changes": changed(changed(Machine(threads=8, step_s=0.05, **COSTLY), 700, step_s=0.01), 1400, step_s=0.05),
+}
+
+
+def losses(machine: Machine, batches: int = 2000) -> tuple[float, float, int]:
+    share, first, got = lost(machine, DecodePolicy(), batches)
+    return share, first, got.changes
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_it_is_as_fast_as_the_better_side(name: str) -> None:
+    share, first, changes = losses(MACHINES[name])
+    assert share < TOLERATED
+    assert first < TOLERATED_FIRST
+    assert changes <= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("step_s", [0.0, 0.005, 0.02, 0.05, 0.2])
+def test_it_is_as_fast_as_the_better_side_on_any_machine(threads: int, step_s: float) -> None:
+    for decode_s in (250e-6, 480e-6, 1e-3):
+        for other in ({}, {"noise": 0.15, "seed": 1}, {"bursts": 0.02, "seed": 2}, COSTLY, WEAK, {"epochs_of": 40}):
+            machine = Machine(threads=threads, step_s=step_s, decode_s=decode_s, **other)
+            share, first, changes = losses(machine)
+            assert share < TOLERATED, machine
+            assert first < TOLERATED_FIRST, machine
+            assert changes <= 16, machine
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chance_does_not_decide(seed: int) -> None:
+    for name in ("noise", "it costs more than the threads lack", "threads are just enough", "bursts"):
+        assert losses(replace(MACHINES[name], seed=seed))[0] < TOLERATED, name
+
+
+def test_what_is_learnt_in_one_epoch_is_known_in_the_next() -> None:
+    machine = Machine(threads=2, step_s=0.02, epochs_of=100)
+    policy = DecodePolicy()
+    run(machine, policy, 300)
+    again = run(replace(machine, seed=1), policy, 40)
+    best = run(replace(machine, seed=1), Always(True), 40)
+    assert all(again.sides)
+    assert again.ends[-1] == best.ends[-1]
+
+
+def test_the_other_side_is_asked_rarely() -> None:
+    fed = run(MACHINES["threads feed it"], DecodePolicy(), 4000)
+    assert sum(fed.sides[200:]) < 0.02 * 3800
+    starved = run(MACHINES["threads do not"], DecodePolicy(), 4000)
+    assert 0 < starved.sides[200:].count(False) < 0.01 * 3800
+
+
+def test_files_that_the_index_does_not_know_are_no_evidence_about_the_gpu() -> None:
+    machine = Machine(threads=2, step_s=0.02, indexed_at=400)
+    policy = DecodePolicy()
+    first = run(machine, policy, 400)
+    assert not any(first.sides)
+    assert policy.why == "the index knows none of the files yet"
+    assert policy.starved is not None
+    assert policy.starved > 0.5
+    assert not policy.available
+    offers = [policy.choose() for _ in range(200)]
+    assert 8 <= sum(offers) <= 30
+
+
+def test_a_loop_that_threads_have_kept_fed_begins_with_them_when_the_index_knows_the_files() -> None:
+    machine = Machine(threads=8, step_s=0.05, decode_s=250e-6, indexed_at=100, epochs_of=100)
+    sides = run(machine, DecodePolicy(), 130).sides
+    assert sum(sides) <= 2
+    assert sides.index(True) == 100
+
+
+def test_an_index_that_forgets_is_asked_rarely_and_used_again() -> None:
+    machine = Machine(threads=2, step_s=0.02, forgotten=(300, 600))
+    policy = DecodePolicy()
+    begun = run(machine, policy, 600)
+    assert not policy.available
+    assert not policy.on_gpu
+    assert policy.why == "the index knows none of the files yet"
+    assert all(begun.sides[10:32])
+    sides = run(machine, DecodePolicy(), 700).sides
+    assert all(sides[640:])
+
+
+def test_a_gpu_far_too_slow_is_tried_for_a_few_batches_and_then_long_not() -> None:
+    machine = Machine(threads=8, step_s=0.0, decode_s=250e-6, kernel_s=0.1, times_kernels=False, indexed_at=100)
+    sides = run(machine, DecodePolicy(), 4000).sides
+    assert 8 < sum(sides) <= 40
+
+
+def test_sides_that_take_the_same_leave_it_to_threads() -> None:
+    policy = DecodePolicy()
+    run(Machine(threads=8, step_s=0.05, decode_s=250e-6, kernel_s=1e-6, beside=0.0, noise=0.0), policy, 400)
+    assert not policy.on_gpu
+
+
+def test_threads_that_need_far_longer_are_not_asked_again() -> None:
+    one_core = run(MACHINES["one core"], DecodePolicy(), 2000).sides
+    assert one_core.count(False) <= 2
+    reading = run(Machine(threads=1, step_s=0.0, decode_s=120e-6), DecodePolicy(), 2000).sides
+    assert reading.count(False) <= 2  # they are the limit even when they only read
+
+
+def test_threads_that_promise_more_than_they_keep_are_not_tried_again() -> None:
+    machine = Machine(threads=4, step_s=0.034, decode_s=460e-6, unseen=0.6, **COSTLY)
+    policy = DecodePolicy()
+    sides = run(machine, policy, 3000).sides
+    assert policy.on_gpu
+    assert sides[200:].count(False) < 40
+
+
+class FirstLaunch(DecodePolicy):
+    """Is told a time of the kernels that their loading has made long."""
+
+    def note(self, made: DecodedBatch, clock: Any = None) -> None:
+        super().note(made if self.kernel_s else made._replace(kernel_s=0.5 * (made.staged > 0)), clock)
+
+
+def test_the_first_launches_say_nothing_about_the_kernels() -> None:
+    for machine in (MACHINES["threads do not"], replace(MACHINES["threads do not"], indexed_at=100, epochs_of=100)):
+        assert lost(machine, FirstLaunch(), 600)[0] < TOLERATED
+
+
+def test_batches_without_a_file_for_the_gpu_change_nothing_if_there_are_few() -> None:
+    policy = DecodePolicy()
+    for number in range(100):
+        policy.note(DecodedBatch(True, 16, 4 * (number % 4 == 0), 0.02))
+        assert policy.available
+        assert policy.on_gpu
+
+
+def batches(policy: DecodePolicy, count: int, *, interval_s: float = 0.02, **fields: Any) -> None:
+    for _ in range(count):
+        offered = policy.choose()
+        policy.note(DecodedBatch(offered, 16, 16 if offered else 0, interval_s, **fields))
+
+
+def test_it_says_what_decided() -> None:
+    policy = DecodePolicy()
+    batches(policy, 1, kernel_s=0.001)
+    assert policy.available
+    assert policy.on_gpu
+    assert policy.why == "how long threads take is not known yet"
+    run(Machine(threads=2, step_s=0.02), policy, 100)
+    assert policy.needed_s == pytest.approx(0.063, rel=0.2)  # it has had a batch decoded by threads in between
+    assert policy.on_gpu
+    run(Machine(threads=2, step_s=0.2, **COSTLY), policy, 200)
+    assert not policy.on_gpu
+    assert re.fullmatch(r"a batch took \d+ ms with the GPU decoding and \d+ ms with threads", policy.why)
+
+
+def test_a_gpu_without_memory_is_left_alone() -> None:
+    policy = DecodePolicy()
+    batches(policy, 8)
+    assert policy.on_gpu
+    policy.give_up()
+    assert not policy.on_gpu
+    assert policy.why == "the GPU had no memory left to decode in"
+
+
+def test_the_same_trial_is_not_repeated_soon() -> None:
+    tried, policy = [], DecodePolicy()
+    machine = Machine(threads=4, step_s=0.005, **COSTLY, decode_s=120e-6)
+    sides = run(machine, policy, 3000).sides
+    tried = [number for number in range(1, 3000) if sides[number] and not sides[number - 1]]
+    assert tried
+    late = [number for number in tried if number > 400]
+    assert all(after - before >= HOLD_MIN for before, after in itertools.pairwise(late))
+    assert len(late) <= 4
+
+
+class Staging:
+    def __init__(self, staged: int) -> None:
+        self.staged = staged
+
+    def has(self) -> bytes:
+        return bytes([1] * self.staged + [0] * (8 - self.staged))
 
 
 class FilesOf:
     out_of_memory = False
+    decode_s = 0.001
+    staging = Staging(7)
 
-    def files(self, pixels: torch.Tensor) -> str:
-        return "files"
-
-
-def test_auto_turns_to_the_gpu_when_threads_are_late_three_times():
-    choice, pixels = DecodeChoice(FilesOf(), always=False), torch.zeros(1)  # type: ignore[arg-type]
-    for late in (True, True, False, True, True):
-        choice.note(on_gpu=False, late=late)
-        assert choice.files(pixels) is None
-    stays = []
-    for _ in range(2):
-        for _ in range(3):
-            choice.note(on_gpu=False, late=True)
-        stays.append(next(number for number in range(4 * STAY_MIN) if choice.files(pixels) is None))
-    assert stays == [STAY_MIN, 2 * STAY_MIN]
-    choice.note(on_gpu=True, late=True)  # says nothing about the threads
-    assert choice.files(pixels) is None
+    def files(self, pixels: torch.Tensor) -> FilesOf:
+        return self
 
 
-def test_gpu_decodes_every_batch_if_told_so():
-    choice = DecodeChoice(FilesOf(), always=True)  # type: ignore[arg-type]
-    choice.note(on_gpu=False, late=False)
-    assert [choice.files(torch.zeros(1)) for _ in range(3)] == ["files"] * 3
+class Job:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def work_seconds(self) -> float:
+        return self.seconds
 
 
-def test_nothing_goes_to_the_gpu_once_it_has_no_memory():
-    for always in (True, False):
-        decoder = FilesOf()
-        decoder.out_of_memory = True
-        choice = DecodeChoice(decoder, always=always)  # type: ignore[arg-type]
-        for _ in range(4):
-            choice.note(on_gpu=False, late=True)
-        assert choice.files(torch.zeros(1)) is None
+class OneBatch:
+    def __init__(self, staged: Any, work_s: float = 0.1) -> None:
+        self.sources, self.staged, self.job = range(8), staged, Job(work_s)
+
+
+def test_gpu_decodes_every_batch_if_told_so() -> None:
+    decoder: Any = FilesOf()
+    choice = DecodeChoice(decoder, None)
+    choice.begin()
+    assert choice.note(OneBatch(None), 0.0, 1) == 0
+    assert choice.note(OneBatch(decoder), 0.0, 1) == 7
+    assert [choice.files(torch.zeros(1)) for _ in range(3)] == [decoder] * 3
+
+
+@pytest.mark.parametrize("policy", [None, DecodePolicy()])
+def test_nothing_goes_to_the_gpu_once_it_has_no_memory(policy: DecodePolicy | None) -> None:
+    decoder: Any = FilesOf()
+    choice = DecodeChoice(decoder, policy)
+    assert choice.files(torch.zeros(1)) is decoder
+    decoder.out_of_memory = True
+    assert choice.files(torch.zeros(1)) is None
+
+
+def test_threads_are_told_when_their_work_changes() -> None:
+    decoder: Any = FilesOf()
+    policy, now, told = DecodePolicy(), 100.0, []
+    choice = DecodeChoice(decoder, policy, totals=Totals, clock=lambda: now)
+    choice.on_change, choice.threads_max = lambda: told.append(policy.on_gpu), 4
+    choice.begin()
+    for _ in range(200):
+        staged = choice.files(torch.zeros(1))
+        took_s = 0.2 if staged is None else 0.02
+        now += took_s
+        choice.note(OneBatch(staged, took_s / 2), 0.0, 1)
+    assert told[0]  # it has gone over to the GPU
+    assert policy.needed_s == pytest.approx(0.1 / 4)  # of as many threads as there may be
+    assert policy.kernel_s == pytest.approx(0.001)
+
+
+def test_a_batch_costs_a_few_microseconds() -> None:
+    decoder: Any = FilesOf()
+    totals = Totals({"device:steps": 1.0})
+    choice = DecodeChoice(decoder, DecodePolicy(), totals=lambda: totals)
+    pixels, batch, best = torch.zeros(1), OneBatch(decoder), 1.0
+    for _ in range(20):
+        begun = time.perf_counter()
+        for _ in range(100):
+            choice.files(pixels)
+            choice.note(batch, 0.0, 1)
+        best = min(best, (time.perf_counter() - begun) / 100)
+    assert best < 20e-6

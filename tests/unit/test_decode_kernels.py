@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from backends import simulated
 from decode_on_cpu import KernelsOnCpu
 from PIL import Image
 from stageable import KINDS, noise
@@ -17,7 +19,9 @@ from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
 
 from fastload import FastLoader, _core
 from fastload.device import decode
+from fastload.device.decode_policy import DecodePolicy
 from fastload.engines import loader_state
+from fastload.engines.decode_pipeline import DECODING
 from fastload.options import Options
 
 SIDE = 32
@@ -161,7 +165,7 @@ def test_hostile_bits_are_refused_and_nothing_else_is_written(kernels, pool, see
 def test_a_segment_that_begins_elsewhere_is_refused(kernels, pool):
     """As if a point of the index were a bit, or a level, off."""
     staged = Staged(pool, None)
-    for number, at in ((0, 12), (1, 12 + 4), (2, 24)):  # the second segment's bit, or predictor; a row's end
+    for number, at in ((0, 12), (1, 24 + 4), (2, 36)):  # the second segment's bit; the third's predictor; its row's end
         where = number * _core.Staging.bytes_per_image + 8
         points = int(staged.memory[where : where + 4].view(torch.int32))
         staged.memory[points + at] ^= 1
@@ -201,6 +205,33 @@ def test_levels_of_more_than_16_bits_are_refused(kernels, pool):
     staged.memory[QUANTIZATION : QUANTIZATION + 2] = 0  # so that no result is out of range
     level[0] = 32000
     assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0]
+
+
+def test_a_segment_that_begins_behind_the_data_is_refused(kernels, pool):
+    staged = Staged(pool, None)
+    points = int(staged.memory[8:12].view(torch.int32))
+    staged.memory[points + 12 : points + 16].view(torch.int32)[0] = 0x7FFFFFF0
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [0]
+
+
+def test_values_behind_a_block_are_not_stored(kernels, pool):
+    """The last block's, behind which another's memory begins."""
+    file, index = gray(np.tile(np.arange(72) * 3, (64, 1))), _core.JpegIndex(1 << 20, whole=True)
+    memory, pixels = torch.zeros(1 << 16, dtype=torch.uint8), torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
+    crop, staging = np.array([[0] * 12], np.int32), _core.Staging(memory, 1)
+    crop[0, [4, 5, 8, 9]] = 8
+    pool.submit([file], pixels, geometry=crop, index=index).wait()
+    pool.submit([file], pixels, geometry=crop, index=index, staging=staging).wait()
+    scan, points = scan_of(memory, 0), int(memory[8:12].view(torch.int32))
+    last = int(memory[points + 12 * (4 * 7 + 2) :][:4].view(torch.int32))  # a segment of one block
+    # The shortest code, then 15 zeros and a value of one bit again and again: a code of Pillow's usual table.
+    bits = "00" + "11111111111101011" * 5
+    whole = "".join(f"{byte:08b}" for byte in scan.tolist())[:last] + bits
+    changed = torch.tensor([int(whole[i : i + 8].ljust(8, "0"), 2) for i in range(0, len(whole), 8)], dtype=torch.uint8)
+    begin = int(memory[0:4].view(torch.int32))
+    memory[begin : begin + len(changed)] = changed
+    memory[4:8].view(torch.int32)[0] = len(changed)
+    assert kernels.decode(staging, memory, pixels, 1) == [0]
 
 
 def test_memory_has_to_fit():
@@ -244,3 +275,91 @@ def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(monkeypat
     assert asked == [device]
     loader.decode = "cpu"
     assert state.decoder(loader, None, device) is None  # type: ignore[arg-type]
+
+
+class HostDecoder:
+    """Decodes on the CPU what a GPU would."""
+
+    out_of_memory = False
+
+    def __init__(self, kernels: KernelsOnCpu) -> None:
+        self.kernels = kernels
+
+    def files(self, pixels: torch.Tensor) -> HostStaged:
+        return HostStaged(self.kernels, pixels)
+
+
+class HostStaged:
+    decode_s = 0.0
+
+    def __init__(self, kernels: KernelsOnCpu, pixels: torch.Tensor) -> None:
+        self.kernels, self.pixels, self.memory = kernels, pixels, torch.zeros(1 << 20, dtype=torch.uint8)
+        self.staging, self.nbytes = _core.Staging(self.memory, len(pixels)), pixels.nbytes
+
+    def is_pinned(self) -> bool:
+        return False
+
+    def to(self, device: torch.device, *, non_blocking: bool = False, timing: object = None) -> torch.Tensor:
+        if any(self.staging.has()):
+            assert self.kernels.decode(self.staging, self.memory, self.pixels, len(self.pixels)) == []
+        return self.pixels.clone()
+
+    def failed(self) -> list[int]:
+        return []
+
+
+def test_a_loader_decodes_batches_here_and_there_with_the_same_bits(kernels, monkeypatch, tmp_path):
+    (tmp_path / "a").mkdir()
+    for number, file in enumerate(FILES):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(file)
+    dataset = ImageFolder(tmp_path, Compose([RandomResizedCrop(SIDE), ToTensor()]))
+    device, noted, begun = simulated.install_native(monkeypatch), [], []
+    turns = itertools.cycle([True, False, True, True])
+    state = loader_state.LoaderState
+    monkeypatch.setattr(state, "decoder", lambda *_: HostDecoder(kernels) if on_gpu else None)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: next(turns))
+    monkeypatch.setattr(DecodePolicy, "note", lambda self, batch, clock=None: noted.append(batch))
+    monkeypatch.setattr(DecodePolicy, "begin", lambda self, clock=None: begun.append(len(noted)))
+    made, loaders = {}, {}
+    for on_gpu in (False, True):
+        torch.manual_seed(3)
+        loaders[on_gpu] = loader = FastLoader(dataset, batch_size=3, num_workers=2, shuffle=True, **device)
+        made[on_gpu] = [images for _ in range(4) for images, _ in loader]
+    assert all(map(torch.equal, made[False], made[True]))
+    assert begun == [0, 3, 6, 9]
+    assert len(noted) == 12
+    assert all(batch.staged == 0 for batch in noted[:3])
+    assert all(batch.staged > 0 for batch in noted[3:] if batch.on_gpu)
+    assert {batch.on_gpu for batch in noted[3:]} == {True, False}
+    assert [batch.interval_s > 0 for batch in noted] == [False, True, True] * 4
+    assert all(0 < batch.work_s < 10 and batch.threads == 2 and batch.images == 3 for batch in noted)
+    stats = loaders[True].stats()
+    assert stats.gpu_images == sum(batch.staged for batch in noted)
+    assert stats.gpu_images + stats.thread_images == stats.images == 36
+    assert loaders[False].stats().gpu_images == 0
+
+
+def test_another_batch_is_started_while_the_gpu_decodes(kernels, monkeypatch, tmp_path):
+    """Unless the user's code, which may take long, has to say where its files are."""
+
+    class Own(ImageFolder):
+        def encoded(self, index):
+            return self.samples[index]
+
+    (tmp_path / "a").mkdir()
+    for number, file in enumerate(FILES):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(file)
+    device = simulated.install_native(monkeypatch)
+    decoder = HostDecoder(kernels)
+    begun: list[int] = []
+    seen: list[int] = []
+    monkeypatch.setattr(decoder, "files", lambda pixels: begun.append(1) or HostStaged(kernels, pixels))
+    monkeypatch.setattr(HostStaged, "failed", lambda self: seen.append(len(begun)) or [])
+    monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    for kind, most in ((ImageFolder, DECODING + 1), (Own, DECODING)):
+        dataset = kind(tmp_path, Compose([RandomResizedCrop(SIDE), ToTensor()]))
+        begun.clear()
+        seen.clear()
+        assert len([*FastLoader(dataset, batch_size=1, num_workers=4, **device)]) == len(FILES)
+        assert seen[0] == most

@@ -55,3 +55,37 @@ def test_a_thread_opens_no_range_per_image(tmp_path):
 def test_ranges_are_closed_when_a_loop_breaks(tmp_path):
     trace = traced(tmp_path, 20, epochs=2, last=1)
     assert {found.payload for found in trace.ranges("decode")} >= {0, 1}
+
+
+STAGING = """
+import io
+import numpy, torch
+from PIL import Image
+from fastload import _core
+
+levels = numpy.random.default_rng(0).integers(0, 256, (160, 160, 3), dtype=numpy.uint8)
+files = []
+for progressive in (False, True, False):
+    encoded = io.BytesIO()
+    Image.fromarray(levels).save(encoded, "jpeg", progressive=progressive)
+    files.append(encoded.getvalue())
+pixels = torch.zeros(3, 32, 32, 3, dtype=torch.uint8)
+crops = numpy.tile(numpy.array([[0, 0, 160, 160, 32, 32, 0, 0, 32, 32, 0, 0]], numpy.int32), (3, 1))
+index, pool = _core.JpegIndex(1 << 20, whole=True), _core.Pool(1)
+for number in range(3):
+    staging = _core.Staging(torch.zeros(1 << 18, dtype=torch.uint8), 3) if number else None
+    job = pool.submit(files, pixels, geometry=crops, index=index, staging=staging, number=number)
+    job.wait()
+    assert not any(job.statuses()) and 0 < job.work_seconds() < 10
+    print([flag != 0 for flag in staging.has()] if number else "")
+pool.close()
+"""
+
+
+def test_threads_that_only_read_for_a_gpu_say_so(tmp_path):
+    trace = run_traced(STAGING, tmp_path)
+    assert trace.stdout.split("\n")[1:3] == ["[True, False, True]"] * 2
+    names = [(found.payload, found.name) for found in trace.ranges() if found.name in ("read", "decode")]
+    assert names[0] == (0, "decode")
+    for number in (1, 2):  # the progressive file is read, and then decoded by the thread itself
+        assert [name for batch, name in names if batch == number] == ["read", "decode", "read"]

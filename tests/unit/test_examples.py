@@ -116,6 +116,17 @@ def test_webdataset_example_runs(photos: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"epoch 1: loss [\d.]+, 4 batches\n", done.stdout)
 
 
+@pytest.mark.parametrize("tasks", [0, 1], ids=["loaders", "tasks"])
+@pytest.mark.timeout(400)
+def test_ray_example_runs(photos: Path, tmp_path: Path, tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.train")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    few = ["--epochs", "1", "--nodes", "1", "--remote-transforms", str(tasks), "--out", str(tmp_path), *SMALL]
+    done = run("train_ray.py", str(photos), *few)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^epoch 1: loss [\d.]+$", done.stdout, flags=re.MULTILINE), done.stdout
+
+
 def losses(text: str) -> dict[int, str]:
     found = re.findall(r"epoch (\d), step (\d+): loss ([\d.e-]+)", text)
     assert len({(step, loss) for _, step, loss in found}) == len({step for _, step, _ in found}), "a step was repeated"

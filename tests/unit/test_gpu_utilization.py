@@ -67,9 +67,9 @@ def driver(monkeypatch):
     found = Driver()
     monkeypatch.setitem(sys.modules, "pynvml", found)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0-ours"))
-    gpu_utilization._nvml_and_handle.cache_clear()
+    gpu_utilization.nvml_and_handle.cache_clear()
     yield found
-    gpu_utilization._nvml_and_handle.cache_clear()
+    gpu_utilization.nvml_and_handle.cache_clear()
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_an_index_of_another_key_is_refused(root):
 
 def test_an_index_of_another_version_is_refused(root):
     path = root / "fastload.index"
-    path.write_bytes(b"FLINDEX\x02" + path.read_bytes()[8:])
+    path.write_bytes(b"FLINDEX\x03" + path.read_bytes()[8:])
     with pytest.raises(IndexFileError, match="another version"):
         open_index(path, 1 << 20)
 

@@ -11,7 +11,7 @@ from costs import in_calls
 
 from fastload.nvtx import stages
 
-STAGES = ("fetch", "decode", "collate", "h2d", "epilogue", "wait")
+STAGES = ("fetch", "read", "decode", "collate", "h2d", "epilogue", "wait")
 
 DATASETS = """
 import torch

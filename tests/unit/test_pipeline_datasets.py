@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import torchvision.transforms as v1
 from photos import assert_same, both, jpeg, photos_fixture, train_v1
 from torch import nn
@@ -14,6 +15,8 @@ from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.transforms import v2
 
 from fastload import FastLoader
+from fastload.pipeline.datasets import locate as located
+from fastload.pipeline.datasets import paths_of
 from fastload.pipeline.reader import Recipe, Refusal, read_recipe
 
 NATIVE = {"device": "cpu", "engine": "native"}
@@ -269,3 +272,37 @@ def test_a_transform_that_counts_as_false_is_refused(root):
     assert isinstance(read_recipe(stored("StanfordCars", root, Empty())), Recipe)
     steps = v2.Resize(9), v2.CenterCrop(8), v2.PILToTensor()
     assert isinstance(read_recipe(stored("DTD", root, nn.Sequential(*steps))), Recipe)
+
+
+def one_by_one(dataset, indices):
+    paths, targets = zip(*(located(dataset, index) for index in indices), strict=True)
+    return [*paths], [*targets]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_folders_batch_is_located_at_once_as_one_by_one(root, depth):
+    dataset = Extended(root, train_v1())
+    for _ in range(depth):
+        dataset = Subset(dataset, [4, 2, 6, 1, 0, 5, 3])
+    indices = [3, 0, -1, 3, torch.tensor(2)]
+    assert paths_of(dataset, indices) == one_by_one(dataset, indices)
+    assert paths_of(dataset, [0, 99]) is None
+    assert paths_of(dataset, [0, "a"]) is None
+
+
+def test_what_is_unusual_is_located_one_by_one(root):
+    class Own(ImageFolder):
+        def __getitem__(self, index):
+            return *super().__getitem__(index), index
+
+    dataset = ImageFolder(root)
+    assert paths_of(dataset, [0, 1]) == one_by_one(dataset, [0, 1])
+    for path in (Path(dataset.samples[1][0]), "a\0b", dataset.samples[1][0].encode()):
+        dataset.samples[1] = path, 5
+        assert paths_of(dataset, [0, 1]) is None
+    dataset.samples[1] = ("a", 1, 2)
+    assert paths_of(dataset, [0, 1]) is None
+    assert paths_of(ConcatDataset([dataset]), [0]) is None
+    assert paths_of(stored("DTD", root, train_v1()), [0]) is None
+    assert paths_of(Own(root), [0]) is None
+    assert paths_of([("a", 1)], [0]) is None

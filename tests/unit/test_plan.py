@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, Plan, Step
 from fastload.device import nvrtc
-from fastload.plan import slots_wanted
+from fastload.plan import READ_AGAIN, slots_wanted
 
 
 @pytest.fixture
@@ -106,9 +106,8 @@ def test_an_iterable_dataset_is_said_to_be_read_again():
         def __iter__(self):
             return iter(range(3))
 
-    note = "load_state_dict() reads this IterableDataset again, up to its place"
-    assert note in FastLoader(Stream(), device="cpu").plan.notes
-    assert note not in FastLoader(range(3), device="cpu").plan.notes
+    assert READ_AGAIN in FastLoader(Stream(), device="cpu").plan.notes
+    assert READ_AGAIN not in FastLoader(range(3), device="cpu").plan.notes
 
 
 def test_a_cast_on_the_cpu_is_an_epilogue():

@@ -12,9 +12,9 @@ from torch.utils.data._utils import worker
 
 from fastload import _core
 from fastload.engines.random_states import set_state, state_now, state_of_seed, streams_of_workers
-from fastload.engines.sample_seeding import random_states_kept
 from fastload.pipeline import python_stream
 from fastload.pipeline.errors import Refused
+from fastload.pipeline.index_seeds import random_states_kept
 from fastload.pipeline.python_stream import check_others, numpy_bytes, numpy_state, python_bytes, python_state
 
 SEEDS = [*range(5), 19650218, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**40 + 7, 2**63 - 1]

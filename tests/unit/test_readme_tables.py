@@ -263,3 +263,101 @@ def test_programs_are_counted_as_their_record_says(results):
     assert "| 0.93 ± 0.09× |" in text
     record["not_compared"] = [{**rows[0], "program": "chance.py"}]
     assert "chance.py, where two epochs of torch's own loader differ" in shown("programs", record)
+
+
+def gpudecode(**parts):
+    """A record of decoding on the GPU."""
+    return {
+        "benchmark": "gpudecode",
+        "environment": {"gpu": "A GPU", "cpu": "A CPU", "usable_cpus": 16, "torch": "2.11", "date": "2026-11-21"},
+        "dataset": {"images": 1000, "mean_kb": 53.0},
+        "parameters": {"quick": False, "threads": 16},
+        **parts,
+    }
+
+
+KERNELS = {
+    "ms": {"fastload_decode.huffman": spread(0.3), "fastload_decode.rows": spread(0.1), "?": spread(0.0)},
+    "decode_ms": spread(0.4),
+    "profiled_ms": {"huffman(unsigned char const*)": 0.29, "Memset (Device)": 0.02, "tiny": 0.001},
+    "images": 900,
+    "of_images": 1000,
+    "batch_size": 256,
+}
+STEP = {
+    "model": "resnet50",
+    "ms_per_step": {"fed": spread(54.8), "resident": spread(54.5)},
+    "fed_over_resident": {"median": 1.0055, "min": 1.004, "max": 1.006},
+}
+VERIFY = {
+    "on_gpu": True,
+    "crops": 1_000_000,
+    "gpu_staged": 900_000,
+    "differ": 0,
+    "pillow_crops": 20_000,
+    "files": {"colour": 1800, "grey": 100},
+    "by_transform": {"centre": {}},
+}
+
+
+def test_decoding_on_the_gpu_is_shown(results):
+    docs = shown("gpudecode", gpudecode(kernels=KERNELS, step=STEP, verify=VERIFY))
+    assert "for 256 images. A ResNet-50 step takes 54.50 ms" in rendered("README")
+    assert "| `huffman` | 0.300 ± 0.030 ms |" in docs
+    assert "| all that decode | **0.400 ± 0.040 ms** |" in docs
+    assert "| profiler: `huffman` | 0.290 ms |\n| profiler: `Memset` | 0.020 ms |" in docs
+    assert "90.0% of the images were decoded on the GPU" in docs
+    assert "1.0055 times as long (1.0040 to 1.0060)" in docs
+    assert "0 of 1,000,000 random crops of varied files differ" in docs
+    assert "Files: 1,800 colour, 100 grey; 1 transforms." in docs
+    assert "tiny" not in docs
+    assert "Not measured" not in docs
+    assert "The kernels take 0.40 ms for 256 images." in rendered("README")
+
+
+def test_parts_that_were_not_measured_are_named(results):
+    docs = shown(
+        "gpudecode", gpudecode(kernels={"failed": "RuntimeError: no\nmemory"}, verify={**VERIFY, "on_gpu": False})
+    )
+    assert "Not measured: kernels, RuntimeError: no memory." in docs
+    assert "Not measured: step, not asked." in docs
+    assert "20,000 crops by decode threads beside Pillow's: 0 differ." in docs
+    assert "The kernels" not in rendered("README")
+    unseen = gpudecode(kernels={**KERNELS, "decode_ms": None, "ms": {}})
+    assert "all that decode" not in shown("gpudecode", unseen)
+
+
+def test_the_readme_has_the_rates_of_few_the_fastest_first(results):
+    record = peers("loaders", "images_per_s", {"torch": 1400, "dali-gpu": 9000, "fastload": 8000}, threads=1)
+    more = {"torch": 5000, "dali-gpu": 21000, "fastload": 90000}
+    sixteen = {"threads": 16, "contenders": {name: {"images_per_s": spread(value)} for name, value in more.items()}}
+    record["points"].append(sixteen)
+    readme = shown("loaders-decode", record, "README")
+    assert (
+        "with 1 / 16 threads: FastLoader, native 8,000 / 90,000; DALI, GPU decode 9,000 ▲ / 21,000. ▲ ahead" in readme
+    )
+    assert "1 thread: DALI, GPU decode by 1.1×." in readme
+
+
+def test_power_has_no_leader(results):
+    figures = {"fastload": (2000.0, 300.0, 90000.0), "dali-gpu": (9000.0, 200.0, 30000.0)}
+    record = peers(
+        "energy", "joules_per_million", {name: joules for name, (joules, _, _) in figures.items()}, threads=16
+    )
+    for name, (_, watts, rate) in figures.items():
+        record["points"][0]["contenders"][name] |= {"watts": spread(watts), "images_per_s": spread(rate)}
+    docs = shown("energy", record)
+    assert "| per million images, 16 threads | 9.0 ± 0.9 kJ | 2.0 ± 0.2 kJ |" in docs
+    assert "| power | 200 ± 20 W | 300 ± 30 W |" in docs
+    assert "No peer that was measured is ahead of FastLoader, native." in docs
+
+
+def test_turns_of_a_limited_row_are_told(results):
+    record = peers("train", "images_per_s", {"torch": 1500, "fastload": 4700}, model="resnet18", cores=2, threads=2)
+    record["points"][0] |= {"row_seconds": 30.0, "seconds": 2.0, "repeats": 3, "recipe": "randaugment"}
+    for result, steps in zip(record["points"][0]["contenders"].values(), (4, 20), strict=True):
+        result |= {"steps": steps, "share_of_ceiling": spread(0.5)}
+    record["parameters"]["steps"] = None
+    docs = shown("train-decode", record)
+    assert "ResNet-18, 2 cores, RandAugment" in docs
+    assert "3 repeats; 256 images a batch; turns of 4 to 20 steps; about 30 s for all turns of a column;" in docs

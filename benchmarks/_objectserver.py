@@ -1,0 +1,87 @@
+"""Serve a folder's files over HTTP from memory, each answer after a latency.
+
+``python _objectserver.py FOLDER LATENCY_S CORES`` prints its port and serves until its standard input closes. It knows
+just enough HTTP for a client that reads objects: an event loop with no thread and no copy for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class _Connection(asyncio.Protocol):
+    """Answers the requests of one connection, which come one after the other."""
+
+    def __init__(self, answers: dict[bytes, bytes], latency_s: float) -> None:
+        self._answers = answers
+        self._latency_s = latency_s
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            path = self._received.split(b" ", 2)[1]
+            self._received = self._received[end + 4 :]
+            answer = self._answers.get(path, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            asyncio.get_running_loop().call_later(self._latency_s, self._answer, answer)
+
+    def _answer(self, answer: bytes) -> None:
+        transport = self._transport
+        if isinstance(transport, asyncio.Transport) and not transport.is_closing():
+            transport.write(answer)
+
+
+def _answers_of(folder: Path) -> dict[bytes, bytes]:
+    found = {}
+    for path in folder.rglob("*.jpg"):
+        body = path.read_bytes()
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n"
+        found[b"/" + os.fsencode(path.relative_to(folder))] = head.encode() + body
+    return found
+
+
+async def _serve(folder: Path, latency_s: float) -> None:
+    answers = {unquote_to_bytes(path): answer for path, answer in _answers_of(folder).items()}
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Connection(answers, latency_s), "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201 - the protocol
+    await loop.run_in_executor(None, sys.stdin.read)
+    server.close()
+
+
+@contextlib.contextmanager
+def object_server(folder: Path, latency_s: float, cores: set[int]) -> Iterator[tuple[str, int]]:
+    """Serve ``folder`` in a process of its own, on some cores.
+
+    Yields:
+        The URL of its root, and the process's number.
+    """
+    listed = ",".join(map(str, cores))
+    command = [sys.executable, "-P", __file__, str(folder), str(latency_s), listed]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            if process.stdout is None or not (port := process.stdout.readline().strip()):
+                raise RuntimeError("the server did not start")
+            yield f"http://127.0.0.1:{port}", process.pid
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
+            process.wait(10)
+
+
+if __name__ == "__main__":
+    os.sched_setaffinity(0, {int(core) for core in sys.argv[3].split(",")})
+    asyncio.run(_serve(Path(sys.argv[1]), float(sys.argv[2])))

@@ -1,0 +1,303 @@
+"""Keep a worker's state after each of its batches; go on from one.
+
+This runs in the worker. A state is that of the generators, of the dataset and of the dataset's iterator, as far as they
+have a ``state_dict()`` and a ``load_state_dict()``. An iterable dataset without any is read again in the worker, from
+the generators of the epoch's start on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import pickle
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from torch.utils.data import IterableDataset, _DatasetKind
+
+from fastload.engines.packed_states import digest_of, pack, unpack
+from fastload.engines.sample_seeding import SeededByIndex
+from fastload.options import has_state
+from fastload.stats.kept_states import KeptState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastload.stats.kept_states import KeptStates
+
+
+_FLAGS: Final = ("is_iterator", "read_again", "ended")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetState:
+    """What a dataset, and its iterator, have returned from ``state_dict()``.
+
+    Attributes:
+        dataset: The dataset's; ``None`` if it has none.
+        iterator: Its iterator's; ``None`` if that has none.
+        is_iterator: Whether the dataset is its own iterator; its state is then the iterator's.
+        read_again: Whether it is iterable and neither has a state.
+        ended: Whether its iterator has come to its end.
+        error: Why one of them is unknown.
+    """
+
+    dataset: Any = None
+    iterator: Any = None
+    is_iterator: bool = False
+    read_again: bool = False
+    ended: bool = False
+    error: str = ""
+
+    @classmethod
+    def of(cls, dataset: Any, fetcher: Any = None) -> DatasetState:
+        """Ask a dataset, and the iterator of its fetcher."""
+        iterator: Any = getattr(fetcher, "dataset_iter", None)
+        alone = iterator is dataset
+        has = has_state(dataset) and not alone, iterator is not None and has_state(iterator)
+        try:
+            return cls(
+                dataset.state_dict() if has[0] else None,
+                iterator.state_dict() if has[1] else None,
+                alone,
+                iterator is not None and not any(has),
+                getattr(fetcher, "ended", False),
+            )
+        except Exception as error:  # noqa: BLE001 - any error of the user's method
+            return cls(error=f"its dataset's state_dict() raised {type(error).__name__}: {error}")
+
+    def packed(self) -> dict[str, Any]:
+        """Return plain data, without what is absent."""
+        given = {"dataset": copy.deepcopy(self.dataset), "iterator": copy.deepcopy(self.iterator)}
+        given |= {name: getattr(self, name) or None for name in _FLAGS}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @classmethod
+    def unpacked(cls, packed: dict[str, Any]) -> DatasetState:
+        """Make it of :meth:`packed`.
+
+        Raises:
+            TypeError: The data is damaged.
+        """
+        flags = {name: packed.get(name, False) for name in _FLAGS}
+        if set(packed) - {"dataset", "iterator", *_FLAGS} or not all(type(flag) is bool for flag in flags.values()):
+            raise TypeError("the state of a dataset has other entries")
+        return cls(packed.get("dataset"), packed.get("iterator"), **flags)
+
+    def at_next_epoch(self) -> DatasetState:
+        """Return what the next epoch begins with."""
+        return replace(self, dataset=self.iterator if self.is_iterator else self.dataset, iterator=None, ended=False)
+
+    def begin(self, dataset: Any) -> None:
+        """Set a dataset's state, so that its next iteration is a new epoch.
+
+        One whose state is its place is then at the end of the epoch before: it goes on there, without anything to give,
+        and is at the beginning after that.
+        """
+        if self.dataset is None:
+            return
+        if self.is_iterator:
+            iter(dataset)
+            dataset.load_state_dict(self.dataset)
+            return
+        dataset.load_state_dict(copy.deepcopy(self.dataset))
+        iterable = isinstance(dataset, IterableDataset)
+        if iterable and not is_at_end(dataset):
+            dataset.load_state_dict(self.dataset)
+
+    def resume(self, fetcher: Any) -> None:
+        """Set the state of a fetcher's new iterator."""
+        if self.iterator is not None:
+            if not has_state(fetcher.dataset_iter):
+                raise ValueError(
+                    f"the state has one of an iterator, but {type(fetcher.dataset_iter).__name__} takes none"
+                )
+            fetcher.dataset_iter.load_state_dict(self.iterator)
+        if hasattr(fetcher, "ended"):
+            fetcher.ended = self.ended
+
+
+NO_STATE: Final = DatasetState()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A worker process after one of its batches.
+
+    Attributes:
+        generators: States of its generators; ``None``: as it was seeded, or as its process starts.
+        batches: How many of the epoch it has made; 0: the epoch begins.
+        data: Its dataset's states.
+    """
+
+    generators: bytes | None = None
+    batches: int = 0
+    data: DatasetState = NO_STATE
+
+    def packed(self) -> dict[str, Any]:
+        """Return plain data, without what is as in a new worker."""
+        generators = {} if self.generators is None else {"generators": pack(self.generators)}
+        return {"batches": self.batches, **generators, **self.data.packed()}
+
+    @classmethod
+    def unpacked(cls, packed: dict[str, Any]) -> WorkerState:
+        """Make it of :meth:`packed`.
+
+        Raises:
+            KeyError, TypeError, ValueError: The data is damaged.
+        """
+        given = dict(packed)
+        generators, batches = given.pop("generators", None), given.pop("batches")
+        if type(batches) is not int or not 0 <= batches < 2**63:
+            raise TypeError("'batches' must be a number")
+        return cls(None if generators is None else unpack(generators), batches, DatasetState.unpacked(given))
+
+    @classmethod
+    def kept(cls, kept: KeptState) -> WorkerState:
+        """Make it of what a :class:`WorkerProgress` has kept."""
+        generators, data = pickle.loads(kept.state)
+        return cls(generators, kept.number, data)
+
+
+def users_own(dataset: Any) -> Any:
+    """The user's dataset within one that seeds its samples."""
+    return dataset.dataset if isinstance(dataset, SeededByIndex) else dataset
+
+
+def is_at_end(source: Any) -> bool:
+    """Whether an iterable gives nothing; an error counts as something."""
+    with contextlib.suppress(Exception):
+        for _ in source:
+            return False
+        return True
+    return False
+
+
+class WorkerProgress:
+    """Keeps the states of this worker process.
+
+    Args:
+        states: Where; ``None`` keeps none.
+        worker: Its number.
+        generators: Whether those of its generators too.
+    """
+
+    here: ClassVar[WorkerProgress | None] = None
+
+    def __init__(self, states: KeptStates | None, worker: int, *, generators: bool) -> None:
+        self.resumed: WorkerState | None = None
+        self.read_again: ReadAgain | None = None
+        self._states = states
+        self._worker = worker
+        self._generators = generators
+        self._fetcher: Any = None
+        self._epoch = 0
+        self._fetches = 0
+
+    def install(self) -> None:
+        """Follow torch's loop in this process: its fetchers, one for each epoch, and their fetches."""
+        from torch.utils.data._utils import fetch as torch_fetch
+
+        WorkerProgress.here = self
+        create: Any = _DatasetKind.create_fetcher
+
+        @functools.wraps(create)
+        def create_fetcher(kind: Any, dataset: Any, *arguments: Any) -> Any:
+            make = functools.partial(create, kind, dataset, *arguments)
+            if sys._getframe(1).f_code.co_name != "_worker_loop":  # of a loader within the dataset
+                return make()
+            self._fetcher = self._begin_epoch(users_own(dataset), make)
+            return self._fetcher
+
+        _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
+        for kind in (torch_fetch._MapDatasetFetcher, torch_fetch._IterableDatasetFetcher):
+            kind.fetch = self._followed(kind.fetch)  # type: ignore[method-assign]
+
+    def _followed(self, fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        @functools.wraps(fetch)
+        def fetch_and_keep(fetcher: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
+            if fetcher is not self._fetcher:
+                return fetch(fetcher, possibly_batched_index)
+            try:
+                return fetch(fetcher, possibly_batched_index)
+            finally:
+                self._fetches += 1
+                self._keep(DatasetState.of(users_own(fetcher.dataset), fetcher), digest_of(possibly_batched_index))
+
+        return fetch_and_keep
+
+    def _begin_epoch(self, dataset: Any, make: Callable[[], Any]) -> Any:
+        former, self._epoch, self._fetches = self._fetcher, self._epoch + 1, 0
+        state, self.resumed = self.resumed, None
+        if state is None:
+            self._keep(NO_STATE if former is None else DatasetState.of(dataset, former).at_next_epoch(), 0)
+            return make()
+        data = state.data
+        if not state.batches:
+            data.begin(dataset)
+        elif data.dataset is not None:
+            dataset.load_state_dict(data.dataset)
+        if not state.batches or data.read_again:
+            self._set_generators(state)
+        fetcher = make()
+        if data.read_again and self.read_again is not None:
+            self.read_again(fetcher, state.batches)
+        elif state.batches:
+            data.resume(fetcher)
+            self._set_generators(state)
+        return fetcher
+
+    def _set_generators(self, state: WorkerState) -> None:
+        if state.generators is not None:
+            from fastload.engines.random_states import set_state
+
+            set_state(state.generators)
+
+    def _keep(self, data: DatasetState, digest: int) -> None:
+        if self._states is None:
+            return
+        with contextlib.suppress(Exception):  # no core, or NumPy's generator may be of another kind; it is then absent
+            generators = None
+            if self._generators:
+                from fastload.engines.random_states import state_now
+
+                generators = state_now(others=True)
+            try:
+                state = pickle.dumps((generators, data))
+            except Exception as error:  # noqa: BLE001 - any error of the user's objects
+                state = pickle.dumps(
+                    (generators, DatasetState(error=f"its dataset's state cannot be pickled: {error}"))
+                )
+            self._states.keep(self._worker, KeptState(self._epoch, self._fetches, digest, state))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """How an iterable dataset is read again, up to its place.
+
+    Attributes:
+        indices: What its fetcher is asked with for a batch.
+        collate_fn: The user's, which may draw random numbers; batches are not written into shared memory.
+    """
+
+    indices: Any
+    collate_fn: Callable[[Any], Any]
+
+    @classmethod
+    def of(cls, loader: Any) -> ReadAgain:
+        """Read a loader's arguments."""
+        return cls([None] * loader.batch_size if loader._auto_collation else None, loader.collate_fn)
+
+    def __call__(self, fetcher: Any, batches: int) -> None:
+        """Make batches again and drop them; they are not counted."""
+        own, fetcher.collate_fn = fetcher.collate_fn, self.collate_fn
+        fetch = inspect.unwrap(type(fetcher).fetch)
+        try:
+            for _ in range(batches):
+                with contextlib.suppress(Exception):  # one that raised was handed over, too
+                    fetch(fetcher, self.indices)
+        finally:
+            fetcher.collate_fn = own

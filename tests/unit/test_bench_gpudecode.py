@@ -1,0 +1,389 @@
+"""Test the benchmarks of decoding on a GPU on simulated launches and planted faults."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("skimage")
+pytest.importorskip("rich")
+
+from torchvision import transforms
+
+from benchmarks import _device_times, _varied_crops, energy, gpudecode
+from benchmarks._setup import Setup
+from benchmarks._varied_crops import Asked, Chosen, Comparison
+from benchmarks._varied_files import kind_of
+from benchmarks.arguments import gpudecode as declare
+from benchmarks.contenders import nvjpeg_lists
+from benchmarks.contenders._job import Job
+from fastload.bench.photos import PhotoSet, write_photos
+from fastload.device import nvrtc
+
+
+def arguments(*given: object) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    declare(parser)
+    return parser.parse_args([str(word) for word in given])
+
+
+class Event:
+    """An event that passes when it is recorded."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        self.at = Event.now
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.at - self.at
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Kernels take the milliseconds that their last argument says."""
+
+    def build(index, name, source, kernels, macros=()):
+        return {kernel: SimpleNamespace(name=kernel) for kernel in kernels}
+
+    def launcher(device):
+        def launch(kernel, grid, threads, shared_bytes, *more):
+            Event.now += more[-1]
+
+        return launch
+
+    monkeypatch.setattr(nvrtc, "build", build)
+    monkeypatch.setattr(nvrtc, "launcher", launcher)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return build, launcher
+
+
+def test_launches_are_timed_by_kernel(device) -> None:
+    with _device_times.recorded_launches(Event) as launches:
+        kernels = nvrtc.build(0, "decode", "", ["huffman", "rows"])
+        launch = nvrtc.launcher(torch.device("cuda", 0))
+        for milliseconds in (2.0, 3.0):
+            launch(kernels["huffman"], (1,), 64, 0, milliseconds)
+            launch(kernels["rows"], (1,), 64, 0, 10 * milliseconds)
+        assert launches.take_ms() == {"decode.huffman": 5.0, "decode.rows": 50.0}
+        assert launches.take_ms() == {}
+        launch(SimpleNamespace(), (1,), 64, 0, 1.0)
+        assert launches.take_ms() == {"?": 1.0}
+    assert (nvrtc.build, nvrtc.launcher) == device
+
+
+def test_the_profilers_device_work_is_summed_by_name() -> None:
+    events = [
+        {"cat": "kernel", "name": "rows", "dur": 1500.0},
+        {"cat": "kernel", "name": "rows", "dur": 500.0},
+        {"cat": "gpu_memset", "name": "Memset", "dur": 20.0},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 9.0},
+        {"name": "process_name"},
+    ]
+    assert _device_times.summed_ms(events) == {"rows": 2.0, "Memset": 0.02}
+
+
+def test_without_a_gpu_it_is_skipped(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpudecode, "compare", lambda *_: pytest.fail("nothing is compared"))
+    assert gpudecode.main(arguments()) == 0
+    assert "bench gpudecode: skipped, torch finds no CUDA device here" in " ".join(capsys.readouterr().out.split())
+
+
+class Decoding:
+    """A loader whose GPU decodes three of four images, in half a millisecond each."""
+
+    plan = "the plan"
+
+    def __init__(self, dataset, *, batch_size, sampler, decode, engine, **more) -> None:
+        assert (decode, engine) == ("gpu", "native")
+        self.sampler, self.batch_size = sampler, batch_size
+        self.images = self.gpu_images = 0
+        self.kernels = nvrtc.build(0, "fastload_decode", "", ["huffman", "rows"])
+        self.other = nvrtc.build(0, "fastload_epilogue", "", ["look_up"])
+
+    def __iter__(self):
+        launch = nvrtc.launcher(torch.device("cuda", 0))
+        every = iter(self.sampler)
+        while indices := list(itertools.islice(every, self.batch_size)):
+            yield self._made(launch, len(indices))
+
+    def _made(self, launch, count):
+        decoded = count * 3 // 4
+        launch(self.kernels["huffman"], 1, 1, 0, 0.4 * decoded)
+        launch(self.kernels["rows"], 1, 1, 0, 0.1 * decoded)
+        launch(self.other["look_up"], 1, 1, 0, 0.01 * decoded)
+        self.images += count
+        self.gpu_images += decoded
+        return torch.zeros(count, 3, 8, 8), torch.zeros(count, dtype=torch.long)
+
+    def stats(self):
+        return SimpleNamespace(images=self.images, gpu_images=self.gpu_images)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("given", [["--parts", "kernels,all"], ["--verify", 0], ["--seconds", 0], ["--model", "none"]])
+def test_what_cannot_be_is_refused(given, capsys) -> None:
+    assert gpudecode.main(arguments("--quick", *given)) == 2
+    assert given[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("differ", "code"), [(0, 0), (1, 1)])
+def test_a_difference_is_a_failure(monkeypatch, tmp_path, capsys, differ, code) -> None:
+    def compare(folder, asked, keep):
+        assert (asked.crops, asked.pillow_crops, asked.device) == (100, 50, "cpu")
+        found = {"crops": 100, "differ": differ, "gpu_staged": 0, "refused": 0, "pillow_crops": 50, "seconds": 1.0}
+        keep(found)
+        assert json.loads((tmp_path / "out.json").read_text())["complete"] is False
+        return found
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpudecode, "compare", compare)
+    assert gpudecode.main(arguments("--quick", "--verify", 100, "--json", tmp_path / "out.json")) == code
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["complete"] is True
+    assert record["kernels"] == record["step"] == {"skipped": gpudecode.SKIPPED}
+    assert f"{differ} of 100 crops differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("staged", "code"), [(0, 1), (60, 0)])
+def test_a_gpu_that_decodes_nothing_is_a_failure(monkeypatch, staged, code) -> None:
+    found = {"crops": 100, "differ": 0, "gpu_staged": staged, "refused": 0, "pillow_crops": 50, "seconds": 1.0}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpudecode, "environment", dict)
+    monkeypatch.setattr(gpudecode, "compare", lambda folder, asked, keep: found)
+    assert gpudecode.main(arguments("--quick", "--verify", 100, "--parts", "verify")) == code
+
+
+def comparison() -> Comparison:
+    """A comparison whose batches are given."""
+    made = Comparison.__new__(Comparison)
+    made.name, made.seen, made.differences = "crop", Counter(), []
+    made._asked = Asked(crops=8, files=4, pillow_crops=4, batch_size=4, workers=1, device="cpu")
+    made._sampler = Chosen([2, 0, 1, 3, 3, 1, 0, 2])
+    made._dataset = SimpleNamespace(samples=[(f"/files/{number:06}.jpg", 0) for number in range(4)])
+    return made
+
+
+def batch(**changes: float) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.arange(4 * 3 * 2 * 2, dtype=torch.float32).view(4, 3, 2, 2)
+    images[1, 0, 0, 0] = 0.0
+    if "pixel" in changes:
+        images[1, 0, 0, 0] = changes["pixel"]
+    labels = torch.tensor([0, 1, 2, int(changes.get("label", 3))])
+    return images.contiguous(memory_format=torch.channels_last), labels
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "file"),
+    [
+        ({}, None, None),
+        ({"pixel": 1e-9}, 1, 1),
+        ({"pixel": -0.0}, 1, 1),
+        ({"pixel": float("nan")}, 1, 1),
+        ({"label": 7}, 3, 2),
+    ],
+)
+@pytest.mark.parametrize("others", [("gpu",), ("gpu", "pillow")])
+def test_each_crop_that_differs_is_named(changes, place, file, others) -> None:
+    compared = comparison()
+    batches = {"cpu": batch(), "gpu": batch(**changes)} | ({"pillow": batch()} if "pillow" in others else {})
+    compared._compare(batches, 1, seed=0)
+    assert compared.seen["crops"] == 4
+    assert compared.seen["pillow_crops"] == (4 if "pillow" in others else 0)
+    assert compared.seen["differ"] == (0 if place is None else 1)
+    assert [(one["place"], one["file"], one["which"]) for one in compared.differences] == (
+        [] if place is None else [(place, file, "gpu")]
+    )
+
+
+def test_the_threads_are_compared_with_pillow() -> None:
+    compared = comparison()
+    compared._compare({"cpu": batch(pixel=5.0), "gpu": batch(), "pillow": batch()}, 0, seed=0)
+    assert [(one["which"], one["beside"]) for one in compared.differences] == [("cpu", "pillow")]
+
+
+def test_files_are_told_apart() -> None:
+    def written(mode: str, **options: object) -> bytes:
+        out = io.BytesIO()
+        Image.new(mode, (40, 30)).save(out, "JPEG", **options)
+        return out.getvalue()
+
+    assert kind_of(written("RGB")) == "colour"
+    assert kind_of(written("L")) == "grey"
+    assert kind_of(written("RGB", progressive=True)) == "progressive"
+    assert kind_of(written("CMYK", progressive=True)) == "CMYK"
+
+
+@pytest.mark.slow
+def test_crops_of_varied_files_are_pillows(tmp_path, monkeypatch) -> None:
+    names = ("96, bicubic", "centre")
+    monkeypatch.setattr(_varied_crops, "TRANSFORMS", {name: _varied_crops.TRANSFORMS[name] for name in names})
+    asked = Asked(crops=128, files=24, pillow_crops=64, batch_size=16, workers=2, device="cpu")
+    kept: list[int] = []
+    record = _varied_crops.compare(tmp_path, asked, lambda so_far: kept.append(so_far["crops"]))
+    assert (record["crops"], record["pillow_crops"], record["differ"]) == (128, 64, 0)
+    assert kept == [64, 128]
+    assert sum(record["files"].values()) == 24
+    late = replace(asked, deadline=time.monotonic())
+    (tmp_path / "late").mkdir()
+    assert _varied_crops.compare(tmp_path / "late", late, lambda so_far: kept.append(0))["crops"] == 0
+    assert kept == [64, 128]
+
+
+def test_energy_is_what_idling_does_not_take() -> None:
+    answer = {"joules": 500.0, "asked_s": 2.0, "images": 1000}
+    assert energy.per_million(answer, idle=100.0) == pytest.approx(300_000)
+    assert energy.per_million(answer, idle=300.0) == 0
+
+
+def test_energy_is_skipped_where_it_is_not_counted(monkeypatch, capsys) -> None:
+    gathering = SimpleNamespace(present=lambda setup: pytest.fail("no contender is asked"))
+    assert energy.measure(gathering, Setup(device="cpu"), 2) == {}
+    assert "energy: skipped, there is no GPU" in capsys.readouterr().out
+
+    def lacks(device):
+        raise RuntimeError("Not Supported")
+
+    monkeypatch.setattr(energy, "nvml_and_handle", lacks)
+    with pytest.raises(energy.NoCounterError, match="does not count energy: Not Supported"):
+        energy.counter("cuda:0")
+
+
+def test_energy_of_each_turn_is_counted(monkeypatch) -> None:
+    clock = SimpleNamespace(s=0.0, joules=0.0)
+
+    def wait(seconds: float, watts: float = 50.0) -> None:
+        clock.s += seconds
+        clock.joules += seconds * watts
+
+    def ask(what: str, **options: float) -> dict[str, float]:
+        if what == "settle":
+            return {"settled": True}
+        wait(2.0, watts=150.0)
+        return {"images": 4000, "batches": 10, "seconds": 2.0, "processor_s": 1.0, "main_thread_s": 0.1}
+
+    monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: clock.s, sleep=wait))
+    monkeypatch.setattr(energy, "counter", lambda device: lambda: clock.joules)
+    remote = SimpleNamespace(name="fastload", failed=None, turn=contextlib.nullcontext, ask=ask)
+    team = SimpleNamespace(open=lambda remotes, job: None, close_feeds=lambda: None)
+    gathering = SimpleNamespace(team=team, folder="", present=lambda setup: [remote])
+    result = energy.measure(gathering, Setup(device="cuda", repeats=2, batch_size=4), 1)["fastload"]
+    assert result["idle_watts"] == pytest.approx(50)
+    assert result["watts"]["median"] == pytest.approx(150)
+    assert result["joules_per_million"]["values"] == pytest.approx([50_000] * 2)
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    data = write_photos(tmp_path / "photos", PhotoSet(count=12, classes=12, edge_px=64)).path
+    return Job(data=str(data), threads=2, batch_size=4, train=False, images=12)
+
+
+def test_batches_come_in_order_whoever_decodes_them_first(job) -> None:
+    decode, begun = nvjpeg_lists.decoder("torchvision", "cpu"), itertools.count()
+
+    def late_first(files):
+        time.sleep(0.2 * (next(begun) == 0))
+        return decode(files)
+
+    pipeline = nvjpeg_lists.Pipeline(job, late_first, 2)
+    labels = [label for _, came in pipeline.batches() for label in came.tolist()]
+    pipeline.close()
+    assert labels == job.files()[1]
+
+
+def test_what_goes_wrong_in_a_thread_is_raised(job) -> None:
+    def fail(files):
+        raise ValueError("no JPEG")
+
+    pipeline = nvjpeg_lists.Pipeline(job, fail, 2)
+    with pytest.raises(ValueError, match="no JPEG"):
+        next(pipeline.batches())
+    pipeline.close()
+
+
+@pytest.fixture
+def setup(job, monkeypatch) -> gpudecode.GpuSetup:
+    monkeypatch.setattr(gpudecode, "FastLoader", Decoding)
+    sizes = {"batch_size": 4, "threads": 2, "repeats": 3, "steps": 5, "verify": 1, "files": 1}
+    return gpudecode.GpuSetup(data=job.data, model="tiny", quick=True, deadline=None, **sizes)
+
+
+def test_kernels_are_timed_for_images_that_the_gpu_decodes(device, setup, monkeypatch) -> None:
+    def profiled(advance):
+        advance()
+        return {"huffman": 12 * 0.3}
+
+    monkeypatch.setattr(gpudecode, "CudaClock", lambda: SimpleNamespace(mark=Event))
+    monkeypatch.setattr(gpudecode, "profiled_ms", profiled)
+    result = gpudecode.kernels(setup)
+    assert (result["images"], result["of_images"]) == (12, 16)
+    assert result["ms"]["fastload_decode.huffman"]["values"] == pytest.approx([4 * 0.4] * 3)
+    assert result["decode_ms"]["values"] == pytest.approx([4 * 0.5] * 3)  # without the epilogue
+    assert result["ms"]["fastload_epilogue.look_up"]["median"] == pytest.approx(4 * 0.01)
+    assert result["profiled_ms"] == pytest.approx({"huffman": 4 * 0.3})
+    assert "2.000 ms to decode" in gpudecode.describe("kernels", result)
+    monkeypatch.setattr(Decoding, "stats", lambda self: SimpleNamespace(images=1, gpu_images=0))
+    with pytest.raises(ValueError, match=r"the GPU must decode some of .*\nthe plan"):
+        gpudecode.kernels(setup)
+
+
+def test_a_step_beside_decoding_is_compared_in_turns(device, setup, monkeypatch) -> None:
+    clock = SimpleNamespace(s=0.0, finish=lambda: None, between_s=lambda begin, end: end - begin)
+    clock.mark = lambda: clock.s
+    trained: list[str] = []
+
+    def step(images, labels) -> None:
+        trained.append("fed" if images.shape[-1] == 8 else "resident")
+        clock.s += 0.11 if trained[-1] == "fed" else 0.10
+
+    resident = itertools.repeat((torch.zeros(4, 3, 6, 6), torch.zeros(4)))
+    monkeypatch.setattr(gpudecode, "CudaClock", lambda: clock)
+    monkeypatch.setattr(gpudecode, "TrainingStep", lambda model, device, channels_last: step)
+    monkeypatch.setattr(gpudecode.ceiling, "open_feed", lambda job, variant: SimpleNamespace(batches=resident))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    result = gpudecode.step(setup)
+    assert result["fed_over_resident"]["values"] == pytest.approx([1.1] * 3)
+    assert result["ms_per_step"]["resident"]["median"] == pytest.approx(100)
+    assert result["wait_share"]["values"] == pytest.approx([0] * 3)
+    assert result["decoded_on_gpu"] == 0.75
+    turns = [name for name, _ in itertools.groupby(trained)]
+    assert turns == ["fed", "resident", "fed", "resident", "fed", "resident"]
+    assert len(trained) == 2 * 4 * (gpudecode.WARM_STEPS + 5)
+    assert "100.00 ms, beside GPU decoding 110.00 ms: 1.1000" in gpudecode.describe("step", result)
+
+
+def test_boxes_are_drawn_as_torchvision_does() -> None:
+    sizes = np.array([[300, 400], [10, 2000], [2000, 10], [1, 1]] * 500)
+    top, left, height, width = nvjpeg_lists.crop_boxes(sizes, np.random.default_rng(0)).T
+    assert (np.stack([top, left, height, width]) >= [[0], [0], [1], [1]]).all()
+    assert (top + height <= sizes[:, 0]).all()
+    assert (left + width <= sizes[:, 1]).all()
+    for number, (high, wide) in enumerate(sizes[1:3], 1):  # too narrow for any of the aspect ratios: the centre
+        image = Image.new("L", (wide, high))
+        box = transforms.RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3])
+        assert (top[number], left[number], height[number], width[number]) == box
+    shares = (height * width / sizes.prod(1))[::4]
+    torch.manual_seed(0)
+    image = Image.new("L", (400, 300))
+    boxes = [transforms.RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(500)]
+    expected = np.array([high * wide / (300 * 400) for _, _, high, wide in boxes])
+    assert np.quantile(shares, [0, 0.25, 0.5, 0.75, 1]) == pytest.approx(
+        np.quantile(expected, [0, 0.25, 0.5, 0.75, 1]), abs=0.05
+    )
+    assert np.unique(top[::4]).size > 50

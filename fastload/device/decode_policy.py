@@ -24,7 +24,7 @@ STARVED: Final = 0.02
 """A device that waits for batches for more than this share of the time is starved."""
 
 SPENT_MAX: Final = 0.01
-"""Largest share of the time that trials and probes of the slower side may take."""
+"""Largest share of the time that trials of the slower side may take."""
 
 SETTLE: Final = 6
 """Batches after a change that are not measured: they were prepared before it, or fill the queues behind it."""
@@ -62,7 +62,8 @@ _WINDOW: Final = 16  # batches between two looks at the device's clock
 _STEPS_MIN: Final = 4  # timed steps that say something
 _SIGNIFICANT: Final = 3.0  # standard errors
 _TIE: Final = 0.005  # the GPU has to gain more than this share
-_FAR: Final = 2.0  # intervals that are so many times as long end a trial at once
+_FAR: Final = 2.0  # intervals that are so many times as long end a trial at once,
+_FAR_MIN: Final = 3  # if so many in succession are
 _PAUSE: Final = 4.0  # longer intervals in which the loader waited for the consumer are no steps
 _CHANGED: Final = 1.25  # intervals that differ by this factor are another loop's
 _BLOCKED_MIN: Final = 0.05  # share of the time without work: the loader is ahead of the consumer
@@ -232,7 +233,7 @@ class DecodePolicy:
                 return
             self._total_s += made.interval_s
             if self._phase == "probe":
-                self._after_probe(made, on_gpu)
+                self._after_probe(on_gpu)
             elif on_gpu != self.on_gpu:  # it was prepared before a change
                 return
             elif self._phase == "trial":
@@ -357,7 +358,7 @@ class DecodePolicy:
         if self._batch >= self._probe_at:
             # Threads need longer to decode than to prepare a file. Do not ask if they are the limit already.
             if affordable and self._staging_s < 0.8 * interval_s:
-                self._phase, self._probes, self._lost_s = "probe", 1, 0.0
+                self._phase, self._probes = "probe", 1
                 self._settle = SETTLE + 1
         elif 0.0 < known < interval_s and self._is_open(False, interval_s, affordable):
             self._try(on_gpu=False)
@@ -376,14 +377,12 @@ class DecodePolicy:
         self._phase, self._settle, self._far, self._lost_s = "trial", SETTLE, 0, 0.0
         self.on_gpu = on_gpu
 
-    def _after_probe(self, made: DecodedBatch, on_gpu: bool) -> None:
-        """Sum up what a batch of the threads in between has cost."""
+    def _after_probe(self, on_gpu: bool) -> None:
+        """Measure nothing until the threads' batch and some behind it have come."""
         if self._settle == SETTLE + 1 and on_gpu:  # it has not come yet
             return
-        self._lost_s += made.interval_s - _mean(self._recent)
         self._settle -= 1
         if not self._settle:
-            self._spent_s += max(0.0, self._lost_s)
             self._phase = "steady"
             self._window_at = self._batch + _WINDOW // 2
             self._probe_wait = min(4 * self._probe_wait, PROBE_MAX)
@@ -396,8 +395,7 @@ class DecodePolicy:
     def _in_trial(self, made: DecodedBatch) -> None:
         usual = _mean(self._before)
         self._lost_s += made.interval_s - usual
-        is_far = usual and made.interval_s > _FAR * usual and made.blocked_s < made.interval_s / 2
-        self._far = self._far + 1 if is_far else 0
+        self._far = self._far + 1 if made.interval_s > _FAR * usual else 0
         if self._settle:
             self._settle -= 1
         else:
@@ -405,7 +403,7 @@ class DecodePolicy:
             self._blocked_s += made.blocked_s
             self._window_s += made.interval_s
         count = len(self._recent)
-        if self._far >= 2:
+        if self._far >= _FAR_MIN:
             self._end_trial(usual, made.interval_s)
         elif count >= TRIAL_MIN and count % 4 == 0:
             mean = _mean(self._recent)

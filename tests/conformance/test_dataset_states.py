@@ -428,3 +428,30 @@ def test_a_dataset_with_a_state_is_not_read_natively(folder):
 @pytest.mark.parametrize(("dataset", "says"), [(Stream(), True), (Placed(), False), (Counting(), False)])
 def test_the_plan_says_what_is_read_again(dataset, says):
     assert ("reads this IterableDataset again" in str(FastLoader(dataset, 2, num_workers=2).plan)) is says
+
+
+class FirstIsLongest(IterableDataset):
+    """Without a state; its first worker ends last."""
+
+    def __iter__(self):
+        for i in range(9 - 4 * get_worker_info().id):
+            yield torch.tensor([i, random.random()], dtype=torch.float64)
+
+
+def test_an_epoch_begins_with_the_first_worker_and_goes_on_twice():
+    def make():
+        return FastLoader(FirstIsLongest(), 1, num_workers=2, persistent_workers=True)
+
+    check(make, [(1, 0), (1, 11)], epochs=2)
+    seed(5)
+    loader = make()
+    expected = [flat(batch) for batch in loader]
+    loader.close()
+    seed(5)
+    loader, batches = make(), []
+    for stop in (3, 4, 2):
+        iterator = iter(loader)
+        batches += [flat(next(iterator)) for _ in range(stop)]
+        loader = restart(loader, make)
+    assert batches + [flat(batch) for batch in loader] == expected
+    loader.close()

@@ -136,15 +136,36 @@ def test_an_index_that_forgets_is_asked_rarely_and_used_again() -> None:
 
 
 def test_a_gpu_far_too_slow_is_tried_for_a_few_batches_and_then_long_not() -> None:
-    machine = Machine(threads=8, step_s=0.0, decode_s=250e-6, kernel_s=0.1, times_kernels=False, indexed_at=100)
-    sides = run(machine, DecodePolicy(), 4000).sides
-    assert 8 < sum(sides) <= 40
+    slow: Any = {"threads": 8, "decode_s": 250e-6, "times_kernels": False, "indexed_at": 100, "epochs_of": 100}
+    fed = run(Machine(step_s=0.05, kernel_s=0.4, **slow), DecodePolicy(), 4000)
+    assert 4 < sum(fed.sides) <= 14
+    starved = run(Machine(step_s=0.0, kernel_s=0.1, **slow), DecodePolicy(), 4000)
+    assert 4 < sum(starved.sides) <= 30
 
 
 def test_sides_that_take_the_same_leave_it_to_threads() -> None:
     policy = DecodePolicy()
     run(Machine(threads=8, step_s=0.05, decode_s=250e-6, kernel_s=1e-6, beside=0.0, noise=0.0), policy, 400)
     assert not policy.on_gpu
+    policy = DecodePolicy()
+    run(Machine(threads=8, step_s=0.05, decode_s=250e-6, kernel_s=1e-4, beside=-1.0, noise=0.0), policy, 400)
+    assert not policy.on_gpu  # 0.2% are not worth it
+
+
+def test_a_trial_goes_on_while_chance_may_explain_the_difference() -> None:
+    for seed in range(20):
+        policy = DecodePolicy()
+        machine = Machine(threads=8, decode_s=250e-6, step_s=0.05, noise=0.25, kernel_s=3e-3, beside=1.0, seed=seed)
+        run(machine, policy, 60)
+        assert not policy.on_gpu  # threads are on trial
+
+
+def test_a_side_that_has_failed_is_tried_again_when_the_loop_has_changed() -> None:
+    slow: Any = {"threads": 8, "decode_s": 250e-6, "times_kernels": False, "indexed_at": 100, "epochs_of": 100}
+    machine = changed(Machine(step_s=0.0, kernel_s=20e-3, **slow), 1500, decode_s=3e-3)
+    sides = run(machine, DecodePolicy(), 2000).sides
+    assert sum(sides[:1500]) < 60
+    assert sum(sides[1500:]) > 400
 
 
 def test_threads_that_need_far_longer_are_not_asked_again() -> None:

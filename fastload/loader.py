@@ -284,16 +284,11 @@ class FastLoader(LoaderConfig[T_co]):
         of its own. The next ``iter()`` also sets the generators of torch, ``random`` and NumPy in this process to what
         they were at ``state_dict()``, because later epochs, and without workers all samples, draw from them.
 
-        An iteration that is going on is not changed.
-
         Args:
-            state_dict: What :meth:`state_dict` returned. For a loader with a ``DistributedSampler``, also the states of
-                all ranks in a list: each takes its own. With ``randomness="sample"`` there may be another number of
-                ranks, or batch size: what none has handed over is dealt to the ranks of now, each sample once.
+            state_dict: What :meth:`state_dict` returned, or a list of all ranks' states (:doc:`resume`).
 
         Raises:
-            ValueError: The state is not FastLoader's, is damaged, or was saved with another dataset, batch size or,
-                with ``randomness="worker"``, number of workers, or by another rank. Nothing has changed then.
+            ValueError: The state does not fit this loader, dataset or rank, or is damaged. Nothing has changed then.
             TypeError: The loader makes its own iterators.
         """
         position.load_state_dict(self, state_dict)

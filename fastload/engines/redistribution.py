@@ -47,7 +47,7 @@ def check_form(data: dict[str, Any]) -> None:
     """
     process, dealt = data["process"], data["dealt"]
     for entry, kinds in [*((stage, _STAGE) for stage in dealt), *([] if process is None else [(process, _PROCESS)])]:
-        if set(entry) != set(kinds) or any(type(entry[name]) is not kind for name, kind in kinds.items()):
+        if any(type(entry[name]) is not kind for name, kind in kinds.items()):
             raise TypeError("a process must be described by its rank, number of replicas and sampler")
         if entry["replicas"] < 1:
             raise TypeError("the number of replicas must be positive")
@@ -64,9 +64,12 @@ def check_form(data: dict[str, Any]) -> None:
 
 
 def check_process(loader: Any, data: dict[str, Any]) -> None:
-    """Raise a ``ValueError`` if a state from within an epoch is of another process than the loader.
+    """Check that a state from within an epoch is of the loader's rank.
 
-    Between epochs any process's state will do.
+    Between epochs any rank's state will do.
+
+    Raises:
+        ValueError: It is of another.
     """
     was, now = data["process"], process_of(loader)
     if not goes_on(data) or was == now:
@@ -94,7 +97,9 @@ def goes_on(data: dict[str, Any]) -> bool:
 
 
 def own_state(loader: Any, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the state that a loader goes on from, given checked states of all ranks in any order.
+    """Return the state that a loader goes on from, given those of all ranks.
+
+    They are checked, and in any order.
 
     With as many ranks and the same batch size as then, it is the rank's own. Otherwise what no rank has handed over is
     dealt anew.
@@ -141,7 +146,7 @@ def _by_rank(states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _not_of_one_step(states: list[dict[str, Any]]) -> str | None:
-    """Say what differs between states of ranks that should be of one step; ``None`` if nothing does."""
+    """What differs between ranks' states of one step; ``None`` if nothing."""
     first = states[0]
     for data in states[1:]:
         pairs = [(name, first[name], data[name]) for name in _ALIKE]
@@ -176,7 +181,7 @@ def _not_dealt_anew(loader: Any, data: dict[str, Any]) -> str | None:
 
 
 def batches_left(loader: Any, dealt: list[dict[str, Any]]) -> BatchSampler:
-    """Return the batches of indices that a loader's process has of what all stages before left.
+    """Return a rank's batches of the indices that all stages before left.
 
     Args:
         loader: Its ``DistributedSampler`` has the epoch's number.
@@ -203,7 +208,7 @@ def _order_of(sampler: DistributedSampler[Any]) -> NDArray[np.int64]:
 def _share(
     left: NDArray[np.int64], order: NDArray[np.int64], rank: int, replicas: int, *, drop_last: bool
 ) -> NDArray[np.int64]:
-    """What ``DistributedSampler`` deals to a rank: the same number to each, by cutting, or padding with the first."""
+    """What ``DistributedSampler`` deals to a rank, after cutting or padding."""
     count = _count(len(left), replicas, drop_last=drop_last)
     padding = max(0, count * replicas - len(left))
     return np.concatenate([left[: count * replicas], np.resize(order, padding)])[rank::replicas]
@@ -214,7 +219,7 @@ def _count(samples: int, replicas: int, *, drop_last: bool) -> int:
 
 
 def _left_by(left: NDArray[np.int64], stage: dict[str, Any]) -> NDArray[np.int64]:
-    """What no rank had handed over when a stage stopped. Padding is not part of it."""
+    """What no rank had handed over when a stage stopped, without padding."""
     replicas = stage["replicas"]
     count = _count(len(left), replicas, drop_last=stage["drop_last"])
     kept = np.ones(len(left), bool)

@@ -175,7 +175,7 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
         "turn": 0 if position is None else position.turn,
         "workers": None if workers is None else [one and one.packed() for one in workers],
         "process": process_of(loader),
-        "dealt": [] if ended or position is None else copy.deepcopy(position.dealt),
+        "dealt": [] if position is None else copy.deepcopy(position.dealt),
         "start": start.packed(),
         "now": now.packed(),
     }

@@ -61,7 +61,7 @@ def check(loader: LoaderConfig[Any], data: Any) -> None:
 
 
 def check_form(loader: LoaderConfig[Any], data: Any) -> list[WorkerState]:
-    """Raise a ValueError unless ``data`` is a whole state, of this rank or another; return its workers."""
+    """Return the workers of any rank's state, or raise a ValueError."""
     if not isinstance(data, dict) or "fastload" not in data:
         raise ValueError(
             f"load_state_dict needs what FastLoader.state_dict() returned, got {_shown(data)}; a state "

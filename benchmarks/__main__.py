@@ -44,6 +44,7 @@ BENCHMARKS: Final[Table] = {
     "onecore": _benchmark("onecore", "augmentations on one core beside torch's DataLoader", photographs=True),
     "peers": _benchmark("peers", "several questions to the same contenders", photographs=True),
     "scaling": _question("scaling", "loaders alone against the size of images and batches"),
+    "sources": _benchmark("sources", "folders, archives, Parquet ..., beside their own loaders", photographs=True),
     "state": _benchmark("state", "what state_dict() costs, and how soon a loader goes on"),
     "tune": _benchmark("tune", "num_workers='auto' beside every fixed number of workers", photographs=True),
     "verdicts": _benchmark("verdicts", "whether the verdict names bottlenecks that are planted"),

@@ -25,7 +25,19 @@ if TYPE_CHECKING:
     import argparse
 
 PEERS = "peers"
-TAKE_DATA = ("peers", "decode", "recipes", "step", "ladder", "multigpu", "gpudecode", "ceiling", "tune", "onecore")
+TAKE_DATA = (
+    "peers",
+    "decode",
+    "recipes",
+    "step",
+    "ladder",
+    "multigpu",
+    "gpudecode",
+    "ceiling",
+    "tune",
+    "onecore",
+    "sources",
+)
 """Those that load images; the others measure with figures of their own."""
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ORDER: Final = (
     *("peers", "decode", "recipes", "slots", "step", "ladder", "multigpu", "gpudecode", "ceiling", "insight", "state"),
-    *("onecore", "verdicts", "tune"),
+    *("onecore", "verdicts", "tune", "sources"),
 )
 """Every benchmark of ``all``; ``peers`` asks several, and ``demo`` shows what ``ladder`` measures."""
 
@@ -107,6 +107,15 @@ def onecore(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``python -m benchmarks onecore``: those of ``fastload bench recipes``."""
     arguments.recipes(parser)
     parser.set_defaults(workers=1)
+
+
+def sources(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``python -m benchmarks sources``."""
+    add_data_argument(parser)
+    parser.add_argument("--only", nargs="+", metavar="SOURCE", help="only these rows")
+    parser.add_argument("--repeats", type=int, help="turns of each loader (default: 5)")
+    add_json(parser)
+    add_quick(parser)
 
 
 def state(parser: argparse.ArgumentParser) -> None:

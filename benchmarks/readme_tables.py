@@ -177,6 +177,25 @@ def onecore(record: dict[str, Any]) -> str:
     return _table(header, rows, texts=3)
 
 
+def sources(record: dict[str, Any]) -> str:
+    """Loaders over each source, beside what its users would use otherwise."""
+    rows = []
+    for row in record["rows"]:
+        if (speeds := row.get("images_per_s")) is None:
+            rows.append([row["what"], row.get("skipped", "different batches"), *["–"] * 4])
+            continue
+        beside = row["beside"]
+        for name, gain in row["speedup"].items():
+            spread = max(gain["max"] - gain["median"], gain["median"] - gain["min"])
+            rates = [f"{_median(speeds[one]):,.0f}" for one in (beside, name)]
+            same = "yes" if name in row["compared"] else "–"
+            rows.append(
+                [row["what"], f"{name}, beside {beside}", same, *rates, f"{gain['median']:.1f} ± {spread:.1f}×"]
+            )
+    header = ["source", "loaders", "same bits", "beside, images/s", "images/s", "speed-up"]
+    return _table(header, rows, texts=3)
+
+
 def programs(record: dict[str, Any]) -> str:
     """Programs as their authors wrote them, one by one."""
     counts = record["counts"]
@@ -260,6 +279,7 @@ PAGES: Final[dict[Path, Sections]] = {
         "recipes": recipes,
         "recipes-h200": recipes,
         "onecore": onecore,
+        "sources": sources,
         "programs": programs,
         "gpudecode": _gpu_tables.long,
         **{name: functools.partial(_peer_topics.long, name) for name in _peer_topics.TOPICS},

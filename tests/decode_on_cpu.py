@@ -186,7 +186,8 @@ class KernelsOnCpu:
                 self._launch(launch)
             for block in blocks:
                 assert set(block[:_MARGIN].tolist() + block[-_MARGIN:].tolist()) == {0xA5}
-        return [int(image) for image in bad.nonzero()]
+        has = staging.has()
+        return [image for image in range(images) if has[image] and bad[staging.owner(image)]]
 
     def _launch(self, launch: Any) -> None:
         name, grid, block, arguments = launch

@@ -14,17 +14,24 @@ void bind_staging(nb::module_& m) {
   nb::class_<BoundStaging>(m, "Staging")
       .def(
           "__init__",
-          [](BoundStaging* self, StagingMemory memory, std::size_t images) {
-            auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images);
+          [](BoundStaging* self, StagingMemory memory, std::size_t images, std::size_t views) {
+            auto staging = std::make_shared<Staging>(memory.data(), memory.size(), images, views);
             new (self) BoundStaging{std::move(staging), std::move(memory)};
           },
-          "memory"_a.noconvert(), "images"_a)
+          "memory"_a.noconvert(), "images"_a, "views"_a = 1)
       .def("has",
            [](const BoundStaging& self) {
              std::string flags(self.staging->size(), '\0');
              for (std::size_t i = 0; i < flags.size(); ++i) flags[i] = static_cast<char>(self.staging->has(i));
              return nb::bytes(flags.data(), flags.size());
            })
+      .def(
+          "owner",
+          [](const BoundStaging& self, std::size_t image) {
+            if (image >= self.staging->size()) throw nb::index_error("image out of range");
+            return self.staging->owner(image);
+          },
+          "image"_a)
       .def(
           "remove",
           [](BoundStaging& self, std::size_t image) {

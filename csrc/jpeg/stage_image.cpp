@@ -122,7 +122,7 @@ bool ImageStager::prepare_scan(ByteSource& source, const JpegHeader& header, con
 }
 
 bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job,
-                          JpegIndex& index, StagedImage& image) {
+                          JpegIndex& index, StagedData data, StagedImage& image) {
   image = StagedImage{};
   steps_.clear();
   if (!uses_own_decoder()) return false;
@@ -135,9 +135,16 @@ bool ImageStager::prepare(ByteSource& source, const JpegHeader& header, const Re
   image.top = static_cast<int>(crop.top) + axes_.y->first;
   image.width = axes_.x->extent;
   image.height = axes_.y->extent;
-  const Region region{static_cast<std::uint32_t>(image.top), static_cast<std::uint32_t>(image.left),
-                      static_cast<std::uint32_t>(image.height), static_cast<std::uint32_t>(image.width)};
-  if (!prepare_scan(source, header, region, index, image)) return false;
+  const Region region = data == StagedData::whole
+                            ? Region{0, 0, header.height, header.width}
+                            : Region{static_cast<std::uint32_t>(image.top), static_cast<std::uint32_t>(image.left),
+                                     static_cast<std::uint32_t>(image.height), static_cast<std::uint32_t>(image.width)};
+  if (data == StagedData::shared) {
+    points_.clear();
+    data_bytes_ = 0;
+  } else if (!prepare_scan(source, header, region, index, image)) {
+    return false;
+  }
   image.image_width = static_cast<int>(header.width);
   image.image_height = static_cast<int>(header.height);
   image.out_width = job.window.width;

@@ -21,6 +21,13 @@ namespace fastload {
 // The codes of one image.
 using StagedCodes = std::array<std::array<std::uint8_t, kStagedCodeBytes>, kStagedCodes>;
 
+// What to prepare of a file's data.
+enum class StagedData {
+  of_crop,
+  whole,   // for other crops of the file, too
+  shared,  // nothing: another image has it
+};
+
 // Prepares one image at a time, in two steps, so that it is written once, where it stays. Not thread-safe.
 class ImageStager {
  public:
@@ -28,7 +35,7 @@ class ImageStager {
   // as a whole; `image` is complete but for the offsets. False if the file has to be decoded here: the core does not
   // decode it, or the index lacks points for it. Throws std::bad_alloc.
   bool prepare(ByteSource& source, const JpegHeader& header, const Region& crop, const ResizeJob& job, JpegIndex& index,
-               StagedImage& image);
+               StagedData data, StagedImage& image);
   // Of the prepared image, without a number.
   const StagedCodes& codes() const { return codes_; }
   // What else write() writes, where image.steps will say. prepare() empties it.

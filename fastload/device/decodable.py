@@ -33,8 +33,6 @@ def not_on_gpu_because(loader: LoaderConfig[object], recipe: Recipe, device: tor
         return "max_index_bytes=0, and the kernels begin where the index says"
     if recipe.in_memory:
         return "the images are arrays"
-    if recipe.pipeline.views > 1:
-        return "samples have several views"
     from fastload.device import nvrtc
 
     return nvrtc.lacking_package()

@@ -24,7 +24,7 @@ from fastload.device import nvrtc
 from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fastload.device.timing import Timing
 
@@ -153,14 +153,19 @@ class Decoder:
                 return False
         return True
 
-    def files(self, pixels: torch.Tensor) -> StagedFiles:
-        """Make room for the files of a batch with these pixels on the host."""
-        return StagedFiles(self, pixels, len(pixels) * self._bytes_per_image)
+    def files(self, pixels: torch.Tensor, by_view: Callable[[torch.Tensor], list[torch.Tensor]]) -> StagedFiles:
+        """Make room for the files of a batch.
 
-    def learn(self, images: int, wanted: int) -> None:
+        Args:
+            pixels: The batch's on the host.
+            by_view: Returns each view's part of such pixels, ``(samples, H, W, 3)``.
+        """
+        return StagedFiles(self, pixels, by_view, self._bytes_per_image)
+
+    def learn(self, samples: int, wanted: int) -> None:
         """Note how many bytes a batch would have needed."""
         with self._lock:
-            self._bytes_per_image = max(self._bytes_per_image, -(-wanted * 9 // (8 * images)))
+            self._bytes_per_image = max(self._bytes_per_image, -(-wanted * 9 // (8 * samples)))
 
     def scratch(self, nbytes: int) -> torch.Tensor:
         """Device memory for the current stream, on which all batches are decoded."""
@@ -179,15 +184,26 @@ class StagedFiles:
     Args:
         decoder: Decodes them.
         pixels: The batch's pixels on the host, with those of the images that are not staged.
-        nbytes: Room for the files.
+        by_view: Returns each view's part of them.
+        bytes_per_sample: Room for a sample's file.
     """
 
-    def __init__(self, decoder: Decoder, pixels: torch.Tensor, nbytes: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        pixels: torch.Tensor,
+        by_view: Callable[[torch.Tensor], list[torch.Tensor]],
+        bytes_per_sample: int,
+    ) -> None:
         self._decoder = decoder
         self._pixels = pixels
-        room = len(pixels) * _core.Staging.bytes_per_image + nbytes
+        self._by_view = by_view
+        self._parts = by_view(pixels)
+        self._samples = len(self._parts[0])
+        images = self._samples * len(self._parts)
+        room = images * _core.Staging.bytes_per_image + self._samples * bytes_per_sample
         self._memory = torch.empty(room, dtype=torch.uint8, pin_memory=True)
-        self.staging = _core.Staging(self._memory, len(pixels))
+        self.staging = _core.Staging(self._memory, images, len(self._parts))
         self._chunks: Any = None
         self._bad: torch.Tensor | None = None  # on the host: which images the kernels could not decode
         self._decoded: Any = None  # an event
@@ -196,9 +212,14 @@ class StagedFiles:
     def is_staged(self) -> list[bool]:
         """Say of each image whether the kernels decode it.
 
-        Final once the threads are done.
+        An image is one view of a sample. Final once the threads are done.
         """
         return [*map(bool, self.staging.has())]
+
+    @property
+    def samples_staged(self) -> int:
+        """How many samples the kernels decode; of several views, each counts for its share."""
+        return (self._samples * len(self._parts) - self.staging.has().count(0)) // len(self._parts)
 
     def remove(self, image: int) -> None:
         """Leave out an image, whose pixels were made on the host after all."""
@@ -207,8 +228,8 @@ class StagedFiles:
     @property
     def nbytes(self) -> int:
         """Bytes that are copied to the device."""
-        staged = self.staging.has()
-        host = self._pixels.nbytes // len(self._pixels) * staged.count(0)
+        staged, views = self.staging.has(), len(self._parts)
+        host = sum(part[0].nbytes * staged[view::views].count(0) for view, part in enumerate(self._parts))
         return host + (self.staging.used if any(staged) else 0)
 
     def is_pinned(self) -> bool:
@@ -231,19 +252,17 @@ class StagedFiles:
             timing: Of the batch's copy; the kernels are timed if that is.
         """
         staged = self.staging.has()
+        if self._chunks is None:
+            self._decoder.learn(self._samples, self.staging.wanted)
         if not any(staged):
             return self._pixels.to(device, non_blocking=non_blocking)
         if self._chunks is None:
-            self._decoder.learn(len(staged), self.staging.wanted)
             self._chunks = self.staging.finish(SCRATCH_MAX_BYTES)
         files = self._memory[: self.staging.used].to(device, non_blocking=True)
         pixels = torch.empty_like(self._pixels, device=device)
-        at = 0
-        for on_gpu, group in groupby(staged) if 0 in staged else ():
-            end = at + len(list(group))
-            if not on_gpu:
-                pixels[at:end].copy_(self._pixels[at:end], non_blocking=True)
-            at = end
+        if 0 in staged:
+            for view, parts in enumerate(zip(self._by_view(pixels), self._parts, strict=True)):
+                _copy_unstaged(staged[view :: len(self._parts)], *parts)
         bad = torch.zeros(len(staged), dtype=torch.int32, device=device)
         timed = timing is not None and timing.is_timed
         self._began = torch.cuda.Event(enable_timing=True) if timed else None  # type: ignore[no-untyped-call]
@@ -290,5 +309,17 @@ class StagedFiles:
         if bad is None:
             return []
         self._decoded.synchronize()
-        found = bad.numpy().nonzero()[0].tolist()
-        return [image for image in found if self.staging.has()[image]]
+        if not bad.any():
+            return []
+        flags, staged = bad.tolist(), self.staging.has()
+        return [image for image, is_staged in enumerate(staged) if is_staged and flags[self.staging.owner(image)]]
+
+
+def _copy_unstaged(staged: bytes, to: torch.Tensor, pixels: torch.Tensor) -> None:
+    """Copy the images that are not staged, without blocking."""
+    at = 0
+    for on_gpu, group in groupby(staged):
+        end = at + len(list(group))
+        if not on_gpu:
+            to[at:end].copy_(pixels[at:end], non_blocking=True)
+        at = end

@@ -64,8 +64,13 @@ class DecodeChoice:
         if self._policy is not None:
             self._policy.begin(self._steps)
 
-    def files(self, pixels: torch.Tensor) -> StagedFiles | None:
-        """Return room for the next batch, or None if the threads decode it."""
+    def files(self, pixels: torch.Tensor, by_view: Callable[[torch.Tensor], list[torch.Tensor]]) -> StagedFiles | None:
+        """Return room for the next batch, or None if the threads decode it.
+
+        Args:
+            pixels: The batch's on the host.
+            by_view: Returns each view's part of such pixels.
+        """
         if self._decoder.out_of_memory:
             if self._policy is not None:
                 self._policy.give_up()
@@ -74,7 +79,7 @@ class DecodeChoice:
             if self._policy.on_gpu and self.on_change is not None:
                 self.on_change()
             return None
-        return self._decoder.files(pixels)
+        return self._decoder.files(pixels, by_view)
 
     def note(self, batch: Decoded, blocked_s: float, threads: int) -> int:
         """Learn from a batch that was passed on to the device.
@@ -88,7 +93,7 @@ class DecodeChoice:
             How many of its images the GPU has decoded.
         """
         staged, images = batch.staged, len(batch.sources)
-        on_gpu = 0 if staged is None else images - staged.staging.has().count(0)
+        on_gpu = 0 if staged is None else staged.samples_staged
         if (policy := self._policy) is None:
             return on_gpu
         now = self._clock()

@@ -27,7 +27,8 @@ struct StagedPoint {
 struct StagedImage {
   unsigned data, data_bytes;  // without stuffing; zeros follow
   unsigned points, x_axis, y_axis;
-  int code_set;                  // which of the batch's sets of codes; images may share it
+  int code_set;  // which of the batch's sets of codes; images may share it
+  int owner;     // the image whose data this is: maybe another view of the same file, which is decoded once
   int components, across, down;  // the latter two: luma blocks per MCU
   int mcu_column, mcu_columns;   // the MCUs to decode
   int mcu_row, mcu_rows;

@@ -50,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(8 * kBlocksAtOnce)
   const int number = static_cast<int>(first_image) + static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x);
   const StagedImage& image = reinterpret_cast<const StagedImage*>(batch)[number];
+  if (image.owner != number) return;
   if (thread < 64) reinterpret_cast<u8*>(order)[thread] = kNaturalOrder[thread];
   if (thread < kStagedComponents * 64) {
     reinterpret_cast<u16*>(quantization)[thread] = image.quantization[thread / 64][kNaturalOrder[thread % 64]];

@@ -313,7 +313,7 @@ class DecodePipeline:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
             batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
             out = as_output(batch.pixels)
-            batch.staged = None if self._choice is None else self._choice.files(batch.pixels)
+            batch.staged = self._choice and self._choice.files(batch.pixels, self._recipe.pipeline.by_view)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
             options |= {"max_pixels": self._process.max_pixels, "staging": batch.staged and batch.staged.staging}
             if self._recipe.pipeline.draws:

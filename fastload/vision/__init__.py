@@ -3,6 +3,17 @@
 from fastload.pipeline.calibration import Calibration, calibrate
 from fastload.vision.codec import JpegInfo, decode, decode_batch, jpeg_info
 from fastload.vision.errors import DecodeError
+from fastload.vision.handlers import image_handler
 from fastload.vision.jpeg_index import JpegIndex
 
-__all__ = ["Calibration", "DecodeError", "JpegIndex", "JpegInfo", "calibrate", "decode", "decode_batch", "jpeg_info"]
+__all__ = [
+    "Calibration",
+    "DecodeError",
+    "JpegIndex",
+    "JpegInfo",
+    "calibrate",
+    "decode",
+    "decode_batch",
+    "image_handler",
+    "jpeg_info",
+]

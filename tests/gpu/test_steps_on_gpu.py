@@ -104,6 +104,34 @@ def test_same_bits_as_on_threads(folder: Path, recipe: str) -> None:
     assert stats.gpu_images >= (EPOCHS - 1) * FILES - stats.python_images - 4
 
 
+class TwoCrops:
+    """As in MoCo's code."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first = first
+        self.second = second
+
+    def __call__(self, x: Image.Image) -> list[torch.Tensor]:
+        return [self.first(x), self.second(x)]
+
+
+@pytest.mark.parametrize("second", [SIDE, 40])
+def test_views_have_the_bits_of_the_threads(folder: Path, second: int) -> None:
+    def view(side: int) -> transforms.Compose:
+        crop = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ColorJitter(0.4)]
+        return transforms.Compose([*crop, transforms.ToTensor()])
+
+    dataset, batches = ImageFolder(str(folder), TwoCrops(view(SIDE), view(second))), []
+    for where in ("cpu", "gpu"):
+        loader: FastLoader[Any] = FastLoader(
+            dataset, batch_size=16, num_workers=3, shuffle=True, engine="native", decode=where
+        )
+        torch.manual_seed(5)
+        batches.append([view.cpu() for _ in range(EPOCHS) for views, _ in loader for view in views])
+    assert all(torch.equal(a, b) for a, b in zip(*batches, strict=True))
+    assert loader.stats().gpu_images >= (EPOCHS - 1) * FILES - 12
+
+
 def test_threads_decode_when_the_kernel_cannot_be_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_all_but_steps(index: int, file: str) -> Any:
         if file == "steps.cu":

@@ -243,20 +243,12 @@ def test_the_same_trial_is_not_repeated_soon() -> None:
     assert len(late) <= 4
 
 
-class Staging:
-    def __init__(self, staged: int) -> None:
-        self.staged = staged
-
-    def has(self) -> bytes:
-        return bytes([1] * self.staged + [0] * (8 - self.staged))
-
-
 class FilesOf:
     out_of_memory = False
     decode_s = 0.001
-    staging = Staging(7)
+    samples_staged = 7
 
-    def files(self, pixels: torch.Tensor) -> FilesOf:
+    def files(self, pixels: torch.Tensor, by_view: object) -> FilesOf:
         return self
 
 
@@ -279,16 +271,16 @@ def test_gpu_decodes_every_batch_if_told_so() -> None:
     choice.begin()
     assert choice.note(OneBatch(None), 0.0, 1) == 0
     assert choice.note(OneBatch(decoder), 0.0, 1) == 7
-    assert [choice.files(torch.zeros(1)) for _ in range(3)] == [decoder] * 3
+    assert [choice.files(torch.zeros(1), list) for _ in range(3)] == [decoder] * 3
 
 
 @pytest.mark.parametrize("policy", [None, DecodePolicy()])
 def test_nothing_goes_to_the_gpu_once_it_has_no_memory(policy: DecodePolicy | None) -> None:
     decoder: Any = FilesOf()
     choice = DecodeChoice(decoder, policy)
-    assert choice.files(torch.zeros(1)) is decoder
+    assert choice.files(torch.zeros(1), list) is decoder
     decoder.out_of_memory = True
-    assert choice.files(torch.zeros(1)) is None
+    assert choice.files(torch.zeros(1), list) is None
 
 
 def test_threads_are_told_when_their_work_changes() -> None:
@@ -298,7 +290,7 @@ def test_threads_are_told_when_their_work_changes() -> None:
     choice.on_change, choice.threads_max = lambda: told.append(policy.on_gpu), 4
     choice.begin()
     for _ in range(200):
-        staged = choice.files(torch.zeros(1))
+        staged = choice.files(torch.zeros(1), list)
         took_s = 0.2 if staged is None else 0.02
         now += took_s
         choice.note(OneBatch(staged, took_s / 2), 0.0, 1)
@@ -315,7 +307,7 @@ def test_a_batch_costs_a_few_microseconds() -> None:
     for _ in range(20):
         begun = time.perf_counter()
         for _ in range(100):
-            choice.files(pixels)
+            choice.files(pixels, list)
             choice.note(batch, 0.0, 1)
         best = min(best, (time.perf_counter() - begun) / 100)
     assert best < 20e-6

@@ -123,6 +123,42 @@ def test_parts_of_a_batch(kernels, pool, monkeypatch):
     assert all(staged.same())
 
 
+class Views:
+    """Pairs of images, staged as views of a file."""
+
+    def __init__(self, pool: _core.Pool, files: list[bytes]) -> None:
+        index, count = _core.JpegIndex(1 << 20, whole=True), len(files)
+        crops = np.concatenate([geometry(7)[: count // 2], geometry(8)[: count // 2]])
+        crops = crops.reshape(2, count // 2, 12).transpose(1, 0, 2).reshape(count, 12).copy()
+        shape = (count, SIDE, SIDE, 3)
+        self.want, self.pixels = torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape, dtype=torch.uint8)
+        pool.submit(files, self.want, geometry=crops, index=index).wait()
+        self.memory = torch.zeros(1 << 21, dtype=torch.uint8)
+        self.staging = _core.Staging(self.memory, count, 2)
+        pool.submit(files, self.pixels, geometry=crops, index=index, staging=self.staging).wait()
+
+
+def test_views_of_a_file_share_its_data(kernels, pool):
+    views = Views(pool, [file for file in FILES for _ in range(2)])
+    has = views.staging.has()
+    assert has == bytes(b"progressive" not in str(kind).encode() for kind in [*KINDS, KINDS[0]] for _ in range(2))
+    for first in range(0, len(has), 2):
+        assert not has[first] or views.staging.owner(first) == views.staging.owner(first + 1) in (first, first + 1)
+    scan_of(views.memory, views.staging.owner(4)).fill_(255)
+    kept = views.staging.owner(0)
+    views.staging.remove(kept)  # its pixels only: the other view needs its data
+    assert kernels.decode(views.staging, views.memory, views.pixels, len(has)) == [4, 5]
+    same = [torch.equal(a, b) for a, b in zip(views.pixels, views.want, strict=True)]
+    assert same == [number not in (4, 5, kept) for number in range(len(has))]
+
+
+def test_images_in_a_row_of_other_files_have_their_own_data(kernels, pool):
+    views = Views(pool, [FILES[number % 5] for number in range(8)])
+    assert [views.staging.owner(number) for number in range(8)] == [*range(8)]
+    assert kernels.decode(views.staging, views.memory, views.pixels, 8) == []
+    assert torch.equal(views.pixels, views.want)
+
+
 def test_files_without_room_are_decoded_by_the_threads(kernels, pool):
     staged = Staged(pool, 2, nbytes=len(FILES) * _core.Staging.bytes_per_image + 30_000)
     assert 0 < sum(staged.is_staged) < len(FILES) - 1
@@ -285,7 +321,7 @@ class HostDecoder:
     def __init__(self, kernels: KernelsOnCpu) -> None:
         self.kernels = kernels
 
-    def files(self, pixels: torch.Tensor) -> HostStaged:
+    def files(self, pixels: torch.Tensor, by_view: object) -> HostStaged:
         return HostStaged(self.kernels, pixels)
 
 
@@ -295,6 +331,10 @@ class HostStaged:
     def __init__(self, kernels: KernelsOnCpu, pixels: torch.Tensor) -> None:
         self.kernels, self.pixels, self.memory = kernels, pixels, torch.zeros(1 << 20, dtype=torch.uint8)
         self.staging, self.nbytes = _core.Staging(self.memory, len(pixels)), pixels.nbytes
+
+    @property
+    def samples_staged(self) -> int:
+        return self.staging.has().count(1)
 
     def is_pinned(self) -> bool:
         return False
@@ -353,7 +393,7 @@ def test_another_batch_is_started_while_the_gpu_decodes(kernels, monkeypatch, tm
     decoder = HostDecoder(kernels)
     begun: list[int] = []
     seen: list[int] = []
-    monkeypatch.setattr(decoder, "files", lambda pixels: begun.append(1) or HostStaged(kernels, pixels))
+    monkeypatch.setattr(decoder, "files", lambda pixels, _: begun.append(1) or HostStaged(kernels, pixels))
     monkeypatch.setattr(HostStaged, "failed", lambda self: seen.append(len(begun)) or [])
     monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder)
     monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)

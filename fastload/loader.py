@@ -55,7 +55,7 @@ from fastload.torch_workers.processes import start_workers
 from fastload.torch_workers.view import refresh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from multiprocessing.context import BaseContext
     from types import TracebackType
 
@@ -276,7 +276,7 @@ class FastLoader(LoaderConfig[T_co]):
         """
         return position.state_dict(self)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Make the next ``iter()`` go on where the state was saved.
 
         The rest of the epoch, and all later ones, have the same bits as without the interruption. Indices that were
@@ -284,9 +284,11 @@ class FastLoader(LoaderConfig[T_co]):
         of its own. The next ``iter()`` also sets the generators of torch, ``random`` and NumPy in this process to what
         they were at ``state_dict()``, because later epochs, and without workers all samples, draw from them.
 
+        Args:
+            state_dict: What :meth:`state_dict` returned, or a list of all ranks' states (:doc:`resume`).
+
         Raises:
-            ValueError: The state is not FastLoader's, is damaged, or was saved with another dataset, batch size or,
-                with ``randomness="worker"``, number of workers. Nothing has changed then.
+            ValueError: The state does not fit this loader, dataset or rank, or is damaged. Nothing has changed then.
             TypeError: The loader makes its own iterators.
         """
         position.load_state_dict(self, state_dict)

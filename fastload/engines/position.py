@@ -69,6 +69,7 @@ class Position:
         self._iterable = self._persists = False
         self._epoch = 1  # of the workers' processes
         self._at_close: Any = None
+        self.dealt: list[dict[str, Any]] = []  # see redistribution
 
     def follow(self, loader: LoaderConfig[Any], iterator: Any) -> None:
         """Follow an iterator that was just begun."""

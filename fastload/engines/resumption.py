@@ -167,6 +167,7 @@ class Resumption:
         num_workers: Number of workers; ``None`` if any number is right.
         again: What the epoch started from, if its workers had made another epoch before.
         indices: Digest of the last batch handed over; 0 if unknown.
+        dealt: How the epoch was dealt to other processes before (:mod:`fastload.engines.redistribution`).
     """
 
     loader: Any
@@ -177,6 +178,7 @@ class Resumption:
     num_workers: int | None
     again: Sources | None
     indices: int
+    dealt: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def generators(self) -> list[bytes | None] | None:
@@ -194,11 +196,17 @@ class Resumption:
         if self.again is not None:
             self.again.begin(self.loader)
             iterator._sampler_iter = iter(iterator._index_sampler)
+        index_sampler = iterator._index_sampler
+        if self.dealt:
+            from fastload.engines.redistribution import batches_left
+
+            index_sampler = batches_left(self.loader, self.dealt)
+            iterator._sampler_iter = iter(index_sampler)
         if not self.skip:
             return
         from fastload.engines.index_replay import after_batches
 
-        iterator._sampler_iter, last = after_batches(iterator._index_sampler, iterator._sampler_iter, self.skip)
+        iterator._sampler_iter, last = after_batches(index_sampler, iterator._sampler_iter, self.skip)
         if last is None or (self.indices and digest_of(_listed(last)) != self.indices):
             raise RuntimeError(
                 "load_state_dict needs a sampler that draws the same indices again from the same generators and "

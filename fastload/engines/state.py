@@ -92,6 +92,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
             num_workers=None if by_index and workers is None else data["num_workers"],
             again=start if again else None,
             indices=data["indices"] if goes_on and not iterable else 0,
+            dealt=data["dealt"] if goes_on else [],
         )
         if isinstance(loader.num_workers, AutoWorkers):
             loader.num_workers.sizing.processes = data["num_workers"]
@@ -112,6 +113,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     if here and not iterable:  # not earlier: it may set the generators that the sampler draws from
         _set_dataset(loader, now.dataset)
     if goes_on:
+        position.dealt = data["dealt"]
         now.write(loader)
     return iterator
 
@@ -123,6 +125,7 @@ def _set_dataset(loader: Any, state: DatasetState) -> None:
 
 def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
     """Return where the consumer of a loader's newest iteration is; see ``FastLoader.state_dict``."""
+    from fastload.engines.redistribution import process_of
     from fastload.engines.state_checks import VERSION, fingerprint
 
     state = state_of(loader)
@@ -171,6 +174,8 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
         "epoch": -1 if epochs is None else epochs.epoch,
         "turn": 0 if position is None else position.turn,
         "workers": None if workers is None else [one and one.packed() for one in workers],
+        "process": process_of(loader),
+        "dealt": [] if position is None else copy.deepcopy(position.dealt),
         "start": start.packed(),
         "now": now.packed(),
     }
@@ -178,10 +183,15 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
 
 def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
     """Make the loader's next iteration go on from a state; see ``FastLoader.load_state_dict``."""
-    from fastload.engines.state_checks import check
+    from fastload.engines.redistribution import own_state
+    from fastload.engines.state_checks import check, check_form
 
     if has_own_iterator(loader):
         raise TypeError(f"load_state_dict needs torch's iterators, but {type(loader).__name__} has a _get_iterator")
+    if isinstance(data, list | tuple):
+        for one in data:
+            check_form(loader, one)
+        data = own_state(loader, data)
     check(loader, data)
     state_of(loader).loaded = copy.deepcopy(data)
     if not data["started"] or data["_iterator_finished"]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.data import IterableDataset, Subset
 
 from fastload.autoscale.policy import AutoWorkers
+from fastload.engines import redistribution
 from fastload.engines.resumption import Sources, other_workers
 from fastload.engines.worker_progress import WorkerState
 from fastload.options import has_state
@@ -37,6 +38,7 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
         "turn": int,
     },
     **{"seed": (int, type(None)), "epoch": int, "start": dict, "now": dict, "workers": (list, type(None))},
+    **{"process": (dict, type(None)), "dealt": list},
 }
 _NUMBERS: Final = ("_num_yielded", "num_workers", "turn", "base_seed", "epoch")
 _NAMES: Final = 64  # file names of a dataset that are compared
@@ -44,6 +46,22 @@ _NAMES: Final = 64  # file names of a dataset that are compared
 
 def check(loader: LoaderConfig[Any], data: Any) -> None:
     """Raise a ValueError unless a loader can go on from ``data``. Changes nothing."""
+    workers = check_form(loader, data)
+    _check_same(loader, data)
+    if any(worker.data.dataset is not None for worker in workers):
+        if not has_state(loader.dataset):
+            raise ValueError(
+                f"the state has one of a {type(loader.dataset).__name__}, which has no load_state_dict here"
+            )
+        if loader.num_workers != data["num_workers"]:
+            raise ValueError(
+                f"num_workers must be {data['num_workers']}, as when the state was saved, got {loader.num_workers}: "
+                "each worker's dataset has a state of its own"
+            )
+
+
+def check_form(loader: LoaderConfig[Any], data: Any) -> list[WorkerState]:
+    """Return the workers of any rank's state, or raise a ValueError."""
     if not isinstance(data, dict) or "fastload" not in data:
         raise ValueError(
             f"load_state_dict needs what FastLoader.state_dict() returned, got {_shown(data)}; a state "
@@ -66,19 +84,10 @@ def check(loader: LoaderConfig[Any], data: Any) -> None:
         ):
             raise TypeError("a number is out of range")
         workers = [WorkerState.unpacked(packed) for packed in data["workers"] or () if packed is not None]
+        redistribution.check_form(data)
     except (KeyError, TypeError, AttributeError, RuntimeError, binascii.Error) as error:
         raise ValueError(f"the state is damaged ({type(error).__name__}: {error}); use an earlier one") from error
-    _check_same(loader, data)
-    if any(worker.data.dataset is not None for worker in workers):
-        if not has_state(loader.dataset):
-            raise ValueError(
-                f"the state has one of a {type(loader.dataset).__name__}, which has no load_state_dict here"
-            )
-        if loader.num_workers != data["num_workers"]:
-            raise ValueError(
-                f"num_workers must be {data['num_workers']}, as when the state was saved, got {loader.num_workers}: "
-                "each worker's dataset has a state of its own"
-            )
+    return workers
 
 
 def _check_same(loader: LoaderConfig[Any], data: dict[str, Any]) -> None:
@@ -97,6 +106,7 @@ def _check_same(loader: LoaderConfig[Any], data: dict[str, Any]) -> None:
         raise ValueError(f"batch_size must be {data['batch_size']}, as when the state was saved, got {batch_size}")
     if loader.randomness != data["randomness"]:
         raise ValueError(f"randomness must be {data['randomness']!r}, as when the state was saved")
+    redistribution.check_process(loader, data)
     if loader.randomness == "sample" or isinstance(loader.num_workers, AutoWorkers):
         return
     if loader.num_workers != data["num_workers"]:

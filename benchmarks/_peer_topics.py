@@ -122,6 +122,19 @@ TOPICS = {
         "Loader and training loop may use no more than these cores. FastLoader, native chooses batch by batch. "
         "RandAugment comes with RandomErasing; DALI's are its own.",
     ),
+    "loaders-nvjpeg": Topic(
+        loaders,
+        "Decoding on the GPU beside nvJPEG, the loader alone",
+        "A later run, with faster kernels, beside two ways to nvJPEG instead of DALI; delivered as above.",
+        drawn=("16 threads",),
+        note=_pixels,
+    ),
+    "train-gpudecode": Topic(
+        train,
+        "Decoding on the GPU, training on few cores",
+        "A later run of more models, with faster kernels, and with RandAugment; turns are short: what FastLoader, native "
+        "takes to choose counts.",
+    ),
     "scaling-decode": Topic(
         scaling,
         "Decoding on threads and on the GPU, size of images and batches",

@@ -132,8 +132,8 @@ TOPICS = {
     "train-gpudecode": Topic(
         train,
         "Decoding on the GPU, training on few cores",
-        "A later run of more models, with faster kernels, and with RandAugment; turns are short: what FastLoader, native "
-        "takes to choose counts.",
+        "A later run of more models, with faster kernels, and with RandAugment. Turns are short: the time in which "
+        "FastLoader, native chooses counts.",
     ),
     "scaling-decode": Topic(
         scaling,

@@ -192,7 +192,8 @@ void check_lists(const Bytes& file, const Scan& scan, int number, long& used) {
   };
   std::vector<ScanPoint> of_row;
   for (std::uint32_t row = 0; row < scan.mcu_rows; ++row) {
-    points.read_row(row, of_row);
+    of_row.clear();
+    points.read_row(row, 0, points.in_row() - 1, of_row);
     demand(of_row.size() == (scan.mcu_columns + kHalfSpacing - 1) / kHalfSpacing, "points are missing", number);
     for (std::uint32_t x = 0; x < scan.mcu_columns; x += kHalfSpacing) {
       const std::uint64_t mcu = std::uint64_t{row} * scan.mcu_columns + x;

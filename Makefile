@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(wildcard csrc/*/*.cpp csrc/*/*.h fastload/device/*.cu fastload/device/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test test-all torture mutants lint format figures docs wheel matrix sanitize simd unsimd clean
+.PHONY: help setup demo bench test test-all torture mutants lint format figures docs wheel matrix cluster sanitize simd unsimd clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ wheel: setup ## a wheel with libjpeg-turbo inside, in dist/, tested in an empty 
 
 matrix: ## tests marked matrix on other Pythons, with the oldest torch and the newest; ARGS=3.12:oldest is one row
 	scripts/matrix.sh $(ARGS)
+
+cluster: setup ## loaders on two nodes of a Ray cluster on this machine; installs Ray, half a gigabyte
+	$(BIN)/python -m pip install -q -e ".[cluster]"
+	$(BIN)/python -m pytest -q --all tests/conformance/test_ray.py tests/unit/test_examples.py -k ray
 
 sanitize: ## the native core under sanitizers and FUZZ_SECONDS (60) of fuzzing; needs clang
 	scripts/sanitize.sh $(FUZZ_SECONDS)

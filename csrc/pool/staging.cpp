@@ -12,6 +12,8 @@ namespace {
 constexpr std::size_t kAlignment = 16;
 constexpr std::size_t kMostBytes = std::size_t{1} << 31;  // offsets have 32 bits
 constexpr int kWorkThreads = 64;                          // of a block of the first kernel; see huffman.cu
+// Of a file that is not staged, maybe for ever, so that large ones reserve little pinned memory.
+constexpr std::size_t kMostUnknown = std::size_t{256} << 10;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -108,7 +110,7 @@ bool Staging::stage(std::size_t number, ByteSource& source, const JpegHeader& he
   StagedImage staged;
   if (!stage_sample(source, header, geometry, options, stager, data, staged)) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    wanted_ += aligned(source.size());
+    wanted_ += aligned(std::min(source.size(), kMostUnknown));
     return false;
   }
   const bool has_data = data != StagedData::shared;

@@ -26,7 +26,7 @@ from fastload.engines.iterators import (
     start_native,
 )
 from fastload.engines.loader_state import LoaderState, state_of
-from fastload.engines.resumption import start_resumed
+from fastload.engines.resumed_iterator import start_resumed
 from fastload.engines.sample_seeding import check_seedable
 from fastload.engines.workers import first_call_of
 from fastload.nvtx import stages

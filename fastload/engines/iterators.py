@@ -189,7 +189,7 @@ class DeviceIterator:
         self.transfer = transfer
         self.meter = meter
         self._closed = False
-        self._consuming = threading.RLock()  # one next() at a time: threads may share the iterator, as torch's
+        self.consuming = threading.RLock()  # one next() at a time: threads may share the iterator, as torch's
         retire = functools.partial(state_of(loader).retire, transfer, scheduler)
         self._end = functools.partial(_end, closers, retire)
         self._finalizer = weakref.finalize(self, self._end)
@@ -220,7 +220,7 @@ class DeviceIterator:
         return len(self._host)
 
     def __next__(self) -> Any:
-        with self._consuming:
+        with self.consuming:
             host = self._host
             if self._closed:
                 raise RuntimeError(ITERATOR_CLOSED)
@@ -309,7 +309,7 @@ class NativeDeviceIterator(DeviceIterator):
         )
         meter = native_meter(host, loader, on_device=stream is not None)
         super().__init__(loader, device, transfer, meter, (host.decode_pipeline.close, transfer.close))
-        self._consuming = host.turn
+        self.consuming = host.turn
         self._host = host
 
     def _restart(self, loader: LoaderConfig[Any]) -> None:

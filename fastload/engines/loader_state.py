@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastload.autoscale.policy import NATIVE_STREAMS, AutoWorkers, choose_processes, cores_for_loading
 from fastload.device.transfer import Transfer, new_stream
+from fastload.engines.packed_states import Texts
 from fastload.engines.parity_results import ParityResults
 from fastload.engines.sample_seeding import Epochs
 from fastload.memory.limits import no_slots_because, pinned_limit, slots_wanted
@@ -54,6 +55,8 @@ class LoaderState:
         self.resumption: Resumption | None = None  # while an iterator is made that begins with it
         self.lost: str | None = None  # why the position is unknown
         self.warned = False  # that the loader has no state
+        self.texts = Texts()  # of the last call of state_dict()
+        self.names: dict[str, Any] = {}  # likewise, of files
         self.spares: list[Any] = []  # arrays of the last epoch's samples
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import IterableDataset
 
 from fastload.engines.packed_states import digest_of
-from fastload.engines.worker_progress import DatasetState, WorkerState
+from fastload.engines.worker_progress import NO_STATE, DatasetState, NotLoaded, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fastload.options import LoaderConfig
     from fastload.stats.kept_states import KeptState, KeptStates
     from fastload.stats.meter import Meter
+
+
+_TRIES: Final = 100
+_TURN_S: Final = 60.0  # to wait for a batch that another thread makes
 
 
 class UnknownStateError(Exception):
@@ -34,10 +38,32 @@ class _HandsOver:
         self.turn = turn  # number of the worker that makes the next batch
 
     def __call__(self, data: Any, worker: int) -> Any:
-        self.counts[worker] += 1
-        self.turn = (worker + 1) % len(self.counts)
+        if not isinstance(data, NotLoaded):
+            self.counts[worker] += 1
+            self.turn = (worker + 1) % len(self.counts)
         host: Any = self._host()
         return type(host)._process_data(host, data, worker)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a consumer is, between two batches.
+
+    Attributes:
+        handed_over: Batches of the epoch that it has.
+        ended: Whether the epoch is over.
+        turn: Number of the worker that makes the next batch.
+        digest: Of the last batch's indices; 0 if unknown.
+        workers: Their states; ``None`` without workers, or if new ones begin the next epoch.
+        dataset: The state of one that is read in this process.
+    """
+
+    handed_over: int
+    ended: bool
+    turn: int
+    digest: int
+    workers: list[WorkerState | None] | None
+    dataset: DatasetState = NO_STATE
 
 
 class Position:
@@ -69,6 +95,9 @@ class Position:
         self._iterable = self._persists = False
         self._epoch = 1  # of the workers' processes
         self._at_close: Any = None
+        self._consuming: Any = None  # held while a batch is made in this process
+        self._known: dict[int, tuple[int, int, WorkerState]] = {}  # of each worker, by its batches, with their digest
+        self._failed = None if resumption is None else resumption.failed
         self.dealt: list[dict[str, Any]] = []  # see redistribution
 
     def follow(self, loader: LoaderConfig[Any], iterator: Any) -> None:
@@ -80,6 +109,7 @@ class Position:
         self._persists = loader.persistent_workers
         self._pipeline = getattr(host, "decode_pipeline", None) if self.num_workers else None
         if not self.num_workers:
+            self._consuming = (iterator if host is not iterator else iterator._next_data).consuming
             if self._iterable:
                 self._fetcher = host._dataset_fetcher
                 meter.before_close = self._keep_states
@@ -120,12 +150,51 @@ class Position:
             return self._hands_over.turn
         return self.handed_over % self.num_workers if self.num_workers else 0
 
-    def dataset(self, dataset: Any) -> DatasetState:
-        """Return the state of a dataset that is read in this process.
+    @property
+    def failed(self) -> bool:
+        """Whether a worker could not begin with its loaded state."""
+        return self._failed is not None and self._failed.is_set()
+
+    def read(self, dataset: Any) -> Place:
+        """Return where the consumer is. Another thread may call it.
+
+        It waits for a batch that another thread makes without workers.
+
+        Args:
+            dataset: The loader's; asked for its state if it is read in this process.
 
         Raises:
-            UnknownStateError: Its ``state_dict()`` raised.
+            UnknownStateError: A state is not known, or this thread is making a batch.
         """
+        if self._consuming is None:
+            return self._read_between(dataset)
+        if self._consuming._is_owned():
+            raise UnknownStateError("it was called while this thread made a batch; call it between two batches")
+        if not self._consuming.acquire(timeout=_TURN_S):
+            raise UnknownStateError(f"another thread has been making a batch for {_TURN_S:.0f} s")
+        try:
+            return self._read_between(dataset)
+        finally:
+            self._consuming.release()
+
+    def _read_between(self, dataset: Any) -> Place:
+        for _ in range(_TRIES):
+            before = self.handed_over, self.ended
+            place, unknown = None, None
+            try:
+                data = NO_STATE if self.num_workers else self._dataset_state(dataset)
+                place = Place(*before, self.turn, *self._states(), data)
+            except UnknownStateError as error:
+                unknown = error
+            if before == (self.handed_over, self.ended):
+                break
+        else:
+            raise UnknownStateError("another thread takes batches so fast that there is no time between two")
+        if place is None:
+            raise unknown or UnknownStateError("the states cannot be read")
+        return place
+
+    def _dataset_state(self, dataset: Any) -> DatasetState:
         if self._iterable and self._at_close is not None:
             found: DatasetState = self._at_close
         else:
@@ -134,12 +203,8 @@ class Position:
             raise UnknownStateError(found.error)
         return found.at_next_epoch() if self.ended else found
 
-    def states(self) -> tuple[int, list[WorkerState | None] | None]:
-        """Return the digest of the last batch handed over, and the workers' states.
-
-        Raises:
-            UnknownStateError: A worker's states are not known.
-        """
+    def _states(self) -> tuple[int, list[WorkerState | None] | None]:
+        """The digest of the last batch handed over, and the workers' states."""
         if not self.num_workers:
             return (digest_of(self._indices) if self._drawn else self._digest), None
         if self.ended and not self._persists:  # the next epoch has new workers
@@ -162,24 +227,32 @@ class Position:
             return digest, [self._next_epoch(kept, worker) for worker in range(self.num_workers)]
         made = self._made(meter.received)
         last = (self.turn - 1) % self.num_workers
-        states = []
+        states: list[WorkerState | None] = []
         for worker, batches in enumerate(made):
             if not batches:
                 states.append(self._at_start(kept, worker))
                 continue
-            found = kept.find(worker, self._epoch, batches)
-            state = None if found is None else WorkerState.kept(found)
-            if found is None or state is None or state.data.error:
-                reason = "" if state is None else f": {state.data.error}"
-                raise UnknownStateError(f"the state of worker {worker} cannot be read{reason}")
-            if self._epoch == 1 or state.data.read_again:
-                start = self._at_start(kept, worker) or WorkerState()
-                state = replace(state, batches=batches + start.batches)
-                if state.data.read_again:
-                    state = replace(state, generators=start.generators, data=DatasetState(read_again=True))
+            number, latest, state = self._known.get(worker) or (0, 0, WorkerState())
+            if number != batches:
+                latest, state = self._after_batches(kept, worker, batches)
+                self._known[worker] = batches, latest, state
             states.append(state)
-            digest = found.digest if worker == last else digest
+            digest = latest if worker == last else digest
         return digest, states
+
+    def _after_batches(self, kept: KeptStates, worker: int, batches: int) -> tuple[int, WorkerState]:
+        """The digest of a worker's batch, and its state after it."""
+        found = kept.find(worker, self._epoch, batches)
+        state = None if found is None else WorkerState.kept(found)
+        if found is None or state is None or state.data.error:
+            reason = "" if state is None else f": {state.data.error}"
+            raise UnknownStateError(f"the state of worker {worker} cannot be read{reason}")
+        if self._epoch == 1 or state.data.read_again:
+            start = self._at_start(kept, worker) or WorkerState()
+            state = replace(state, batches=batches + start.batches)
+            if state.data.read_again:
+                state = replace(state, generators=start.generators, data=DatasetState(read_again=True))
+        return found.digest, state
 
     def _made(self, received: int) -> list[int]:
         """Batches handed over, by worker."""
@@ -220,7 +293,7 @@ class Position:
             self._at_close, self._fetcher = DatasetState.of(self._fetcher.dataset, self._fetcher), None
             return
         try:
-            self._at_close = self.states()
+            self._at_close = self._states()
         except UnknownStateError as error:
             self._at_close = error
 

@@ -7,19 +7,15 @@ no sample is read. The indices of the last batch handed over are compared, so a 
 from __future__ import annotations
 
 import copy
+import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from fastload.engines.packed_states import digest_of, pack, unpack
-from fastload.engines.worker_progress import NO_STATE, DatasetState, ReadAgain, WorkerProgress, WorkerState, is_at_end
+from fastload.engines.packed_states import Texts, digest_of, unpack
+from fastload.engines.worker_progress import NO_STATE, DatasetState, WorkerState, is_at_end
 from fastload.options import has_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _samplers_of(loader: Any) -> list[Any]:
@@ -91,11 +87,17 @@ class Sources:
         self.dataset.begin(loader.dataset)
         self.write(loader, samplers=samplers)
 
-    def packed(self) -> dict[str, Any]:
-        """Return plain data that ``torch.load`` takes with ``weights_only=True``."""
-        own = [pack(state.numpy().tobytes()) for state in self.generators]
-        asked = {"epochs": self.epochs, "samplers": self.samplers, "dataset": self.dataset.packed()}
-        return {"main": pack(self.main), "generators": own, **asked}
+    def packed(self, texts: Texts, name: str) -> dict[str, Any]:
+        """Return plain data that ``torch.load`` takes with ``weights_only=True``.
+
+        Args:
+            texts: Of the last call.
+            name: Whose texts these are.
+        """
+        own = [texts.pack((name, i), state.numpy().tobytes()) for i, state in enumerate(self.generators)]
+        samplers = [None if asked is None else copy.deepcopy(asked) for asked in self.samplers]
+        asked = {"epochs": list(self.epochs), "samplers": samplers, "dataset": self.dataset.packed()}
+        return {"main": texts.pack(name, self.main), "generators": own, **asked}
 
     @classmethod
     def unpacked(cls, loader: Any, data: dict[str, Any]) -> Sources:
@@ -168,6 +170,7 @@ class Resumption:
         again: What the epoch started from, if its workers had made another epoch before.
         indices: Digest of the last batch handed over; 0 if unknown.
         dealt: How the epoch was dealt to other processes before (:mod:`fastload.engines.redistribution`).
+        failed: Set once a worker could not begin with its state.
     """
 
     loader: Any
@@ -179,6 +182,7 @@ class Resumption:
     again: Sources | None
     indices: int
     dealt: list[dict[str, Any]] = field(default_factory=list)
+    failed: threading.Event = field(default_factory=threading.Event)
 
     @property
     def generators(self) -> list[bytes | None] | None:
@@ -225,75 +229,3 @@ def other_workers(saved: int, now: int) -> str:
 
 def _listed(indices: Any) -> Any:
     return indices if isinstance(indices, int) else list(indices)
-
-
-class ResumedIterator(_MultiProcessingDataLoaderIter):
-    """Torch's iterator over worker processes, from within an epoch on."""
-
-    def __init__(self, loader: Any, resumption: Resumption) -> None:
-        self._resumption: Resumption | None = resumption
-        super().__init__(loader)
-
-    @property
-    def _base_seed(self) -> int:
-        return self._seed
-
-    @_base_seed.setter
-    def _base_seed(self, drawn: int) -> None:
-        own = None if self._resumption is None else self._resumption.base_seed
-        self._seed = drawn if own is None else own
-
-    def _next_index(self) -> Any:
-        resumption, self._resumption = self._resumption, None
-        if resumption is not None:
-            resumption.enter(self)
-            for _ in range(resumption.turn):  # the next batch is this worker's
-                next(self._worker_queue_idx_cycle)
-        return super()._next_index()  # type: ignore[no-untyped-call]
-
-
-class StartsFrom:
-    """A worker's first call: runs the user's ``worker_init_fn``, then sets what to go on from.
-
-    Args:
-        worker_init_fn: The user's.
-        states: Of all workers.
-        read_again: How an iterable dataset without a state gets to its place.
-    """
-
-    def __init__(
-        self, worker_init_fn: Callable[[int], None] | None, states: list[WorkerState | None], read_again: ReadAgain
-    ) -> None:
-        self.worker_init_fn = worker_init_fn
-        self.states = states
-        self.read_again = read_again
-
-    def __call__(self, worker_id: int) -> None:  # noqa: D102
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-        progress = WorkerProgress.here
-        if progress is None:
-            raise RuntimeError("load_state_dict needs torch's worker processes")
-        progress.resumed, progress.read_again = self.states[worker_id], self.read_again
-
-
-def start_resumed(view: Any, resumption: Resumption | None, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, which iterates ``view``, from where the resumption says."""
-    if resumption is None:
-        return make()
-    if not view.num_workers:
-        iterator = make()
-        if not isinstance(view.dataset, IterableDataset):
-            resumption.enter(iterator)
-        return iterator
-    first_call = view.worker_init_fn
-    if resumption.workers is not None:
-        vars(view)["worker_init_fn"] = StartsFrom(first_call, resumption.workers, ReadAgain.of(resumption.loader))
-    vars(view)["_get_iterator"] = lambda: ResumedIterator(view, resumption)
-    try:
-        iterator = make()
-        iterator._worker_init_fn = first_call
-        return iterator
-    finally:
-        del vars(view)["_get_iterator"]
-        vars(view)["worker_init_fn"] = first_call

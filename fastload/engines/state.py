@@ -6,18 +6,20 @@ each worker's generators after the last of these that it made. Batches made in a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines.loader_state import epochs_of, state_of
-from fastload.engines.position import Position, UnknownStateError, count_epochs, host_of
+from fastload.engines.position import Place, Position, UnknownStateError, count_epochs, host_of
 from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
-from fastload.engines.worker_progress import NO_STATE, DatasetState, ReadAgain, WorkerState
+from fastload.engines.worker_progress import KEPT_NOTE, NO_STATE, DatasetState, ReadAgain, WorkerState
 from fastload.options import has_own_iterator
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
     make = make if epochs is None else functools.partial(epochs.begin, make)
     if has_own_iterator(loader):
         return make()
+    if state.loaded is None and state.position is not None and state.position.failed:
+        state.loaded = _after_failure(loader)
     if (data := state.loaded) is not None:
         dataset = NO_STATE if loader.num_workers else DatasetState.of(loader.dataset)
         before = Sources.read(loader, samplers=True, dataset=dataset)
@@ -40,10 +44,13 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
         state.loaded = None
         try:
             return _resume(loader, data, make)
-        except BaseException:
-            before.write(loader)
-            _set_dataset(loader, dataset)
+        except BaseException as error:
             state.loaded = data
+            error.add_note(KEPT_NOTE)
+            with contextlib.suppress(Exception):  # as above, of the user's methods
+                before.write(loader)
+            with contextlib.suppress(Exception):
+                _set_dataset(loader, dataset)
             if epochs is not None and counted is not None:
                 epochs.seed, epochs.epoch = counted
             raise
@@ -118,6 +125,17 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     return iterator
 
 
+def _after_failure(loader: Any) -> dict[str, Any]:
+    """The state to go on from after one that a worker could not begin with."""
+    data = state_dict(loader)
+    if "unsupported" in data:
+        raise RuntimeError(
+            f"a loaded state is needed, as the last one failed in a worker, but {data['unsupported']}; "
+            "call load_state_dict() again"
+        )
+    return data
+
+
 def _set_dataset(loader: Any, state: DatasetState) -> None:
     if state.dataset is not None:
         loader.dataset.load_state_dict(copy.deepcopy(state.dataset))
@@ -126,24 +144,20 @@ def _set_dataset(loader: Any, state: DatasetState) -> None:
 def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
     """Return where the consumer of a loader's newest iteration is; see ``FastLoader.state_dict``."""
     from fastload.engines.redistribution import process_of
-    from fastload.engines.state_checks import VERSION, fingerprint
+    from fastload.engines.state_checks import VERSION, checksum_of, fingerprint
 
     state = state_of(loader)
     if state.loaded is not None:
         return copy.deepcopy(state.loaded)
     reason = _unsupported(loader) or state.lost
     position = state.position
-    digest, workers, dataset = 0, None, NO_STATE
+    place = Place(0, False, 0, 0, None)
     if reason is None:
         try:
-            if not loader.num_workers:
-                dataset = DatasetState.of(loader.dataset) if position is None else position.dataset(loader.dataset)
             if position is not None:
-                digest, workers = position.states()
-                if loader.randomness == "sample" and not any(
-                    one and one.data.dataset is not None for one in workers or ()
-                ):
-                    workers = None  # of any number
+                place = position.read(loader.dataset)
+            elif not loader.num_workers:
+                place = replace(place, dataset=DatasetState.of(loader.dataset))  # none if only an iterator has one
         except UnknownStateError as error:
             reason = str(error)
     if reason is not None:
@@ -151,15 +165,18 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
             state.warned = True
             warnings.warn(f"this FastLoader's state_dict() cannot be loaded: {reason}", stacklevel=3)
         return {"fastload": VERSION, "unsupported": reason}
-    ended = position is None or position.ended
-    now = Sources.read(loader, samplers=ended, dataset=dataset)
+    now = Sources.read(loader, samplers=position is None or place.ended, dataset=place.dataset)
     start = now if position is None else position.start
     epochs = epochs_of(loader)
-    samples, files = fingerprint(loader.dataset)
-    return {
+    samples, files = fingerprint(loader.dataset, state.names)
+    workers = place.workers
+    if loader.randomness == "sample" and not any(one and one.data.dataset is not None for one in workers or ()):
+        workers = None  # of any number
+    texts = state.texts
+    data = {
         "fastload": VERSION,
-        "_num_yielded": 0 if position is None else position.handed_over,
-        "_iterator_finished": position is not None and position.ended,
+        "_num_yielded": place.handed_over,
+        "_iterator_finished": place.ended,
         "started": position is not None,
         "again": position is not None and position.again,
         "num_workers": int(loader.num_workers) if position is None else position.num_workers,
@@ -168,34 +185,46 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
         "batch_size": loader.batch_size or 0,
         "samples": samples,
         "files": files,
-        "indices": digest,
+        "indices": place.digest,
         "base_seed": 0 if position is None else position.base_seed,
         "seed": None if epochs is None else epochs.seed,
         "epoch": -1 if epochs is None else epochs.epoch,
-        "turn": 0 if position is None else position.turn,
-        "workers": None if workers is None else [one and one.packed() for one in workers],
+        "turn": place.turn,
+        "workers": None if workers is None else [one and one.packed(texts, i) for i, one in enumerate(workers)],
         "process": process_of(loader),
         "dealt": [] if position is None else copy.deepcopy(position.dealt),
-        "start": start.packed(),
-        "now": now.packed(),
+        "start": start.packed(texts, "start"),
+        "now": now.packed(texts, "now"),
     }
+    return {**data, "checksum": checksum_of(data)}
 
 
 def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
     """Make the loader's next iteration go on from a state; see ``FastLoader.load_state_dict``."""
     from fastload.engines.redistribution import own_state
-    from fastload.engines.state_checks import check, check_form
+    from fastload.engines.state_checks import check, check_form, check_sum, checksum_of
 
     if has_own_iterator(loader):
         raise TypeError(f"load_state_dict needs torch's iterators, but {type(loader).__name__} has a _get_iterator")
     if isinstance(data, list | tuple):
         for one in data:
             check_form(loader, one)
+            check_sum(one)
         data = own_state(loader, data)
+        data = {**data, "checksum": checksum_of(data)}
     check(loader, data)
-    state_of(loader).loaded = copy.deepcopy(data)
+    state = state_of(loader)
+    loaded = copy.deepcopy(data)
     if not data["started"] or data["_iterator_finished"]:
-        Sources.unpacked(loader, data["now"]).write_epochs(loader)
+        before = Sources.unpacked(loader, data["now"])
+        before.epochs = epochs_of_samplers(loader)
+        try:
+            Sources.unpacked(loader, data["now"]).write_epochs(loader)
+        except BaseException:
+            with contextlib.suppress(Exception):  # of one that cannot be set
+                before.write_epochs(loader)
+            raise
+    state.loaded = loaded
 
 
 def _unsupported(loader: LoaderConfig[Any]) -> str | None:

@@ -12,13 +12,13 @@ from torch.utils.data import IterableDataset, Subset
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines import redistribution
 from fastload.engines.resumption import Sources, other_workers
-from fastload.engines.worker_progress import WorkerState
+from fastload.engines.worker_progress import FLAGS, WorkerState
 from fastload.options import has_state
 
 if TYPE_CHECKING:
     from fastload.options import LoaderConfig
 
-VERSION: Final = 2
+VERSION: Final = 3
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     **{
         "_num_yielded": int,
@@ -38,8 +38,10 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
         "turn": int,
     },
     **{"seed": (int, type(None)), "epoch": int, "start": dict, "now": dict, "workers": (list, type(None))},
-    **{"process": (dict, type(None)), "dealt": list},
+    **{"process": (dict, type(None)), "dealt": list, "checksum": int},
 }
+_OF_SOURCES: Final = ("start", "now")
+_PLAIN: Final = sorted(set(_TYPES) - {*_OF_SOURCES, "workers", "process", "dealt", "checksum"})
 _NUMBERS: Final = ("_num_yielded", "num_workers", "turn", "base_seed", "epoch")
 _NAMES: Final = 64  # file names of a dataset that are compared
 
@@ -58,6 +60,22 @@ def check(loader: LoaderConfig[Any], data: Any) -> None:
                 f"num_workers must be {data['num_workers']}, as when the state was saved, got {loader.num_workers}: "
                 "each worker's dataset has a state of its own"
             )
+    check_sum(data)
+
+
+def check_sum(data: dict[str, Any]) -> None:
+    """Raise a ValueError if a state of the right form has other numbers than when it was saved."""
+    if checksum_of(data) != data["checksum"]:
+        raise ValueError("the state is damaged: its checksum differs; use an earlier one")
+
+
+def checksum_of(data: dict[str, Any]) -> int:
+    """Return a checksum of a state, without the generators, which have their own, and what users' objects returned."""
+    plain = [data[name] for name in _PLAIN]
+    sources = [data[name]["epochs"] for name in _OF_SOURCES]
+    workers = [one and [one["batches"], *(one.get(flag, False) for flag in FLAGS)] for one in data["workers"] or ()]
+    processes = [sorted(one.items()) for one in (data["process"] or {}, *data["dealt"])]
+    return zlib.crc32(repr((plain, sources, data["workers"] is None, workers, processes)).encode())
 
 
 def check_form(loader: LoaderConfig[Any], data: Any) -> list[WorkerState]:
@@ -119,8 +137,13 @@ def _shown(data: Any) -> str:
     return f"a dict with {', '.join(map(repr, list(data)[:5]))}" if isinstance(data, dict) else type(data).__name__
 
 
-def fingerprint(dataset: Any) -> tuple[int, int]:
-    """Return a dataset's length (-1: unknown), and a checksum of some of its files' names."""
+def fingerprint(dataset: Any, known: dict[str, Any] | None = None) -> tuple[int, int]:
+    """Return a dataset's length (-1: unknown), and a checksum of some of its files' names.
+
+    Args:
+        dataset: The loader's.
+        known: What the last call has found; changed.
+    """
     try:
         samples = -1 if isinstance(dataset, IterableDataset) else len(dataset)
     except (TypeError, NotImplementedError):
@@ -131,8 +154,12 @@ def fingerprint(dataset: Any) -> tuple[int, int]:
         dataset = dataset.dataset
     lists = [_list_of(dataset, name) for name in ("samples", "imgs", "images", "files")]
     files = next(filter(None, lists), [])
-    names = [os.path.basename(os.fsdecode(entry)) for entry in map(_first, _some(files)) if _is_path(entry)]
-    return samples, zlib.crc32(repr(names).encode(), checksum)
+    paths = [path for path in map(_first, _some(files)) if _is_path(path)]
+    known = {} if known is None else known
+    if known.get("before") != checksum or known.get("paths") != paths:
+        names = [os.path.basename(os.fsdecode(path)) for path in paths]
+        known |= {"before": checksum, "paths": paths, "files": zlib.crc32(repr(names).encode(), checksum)}
+    return samples, known["files"]
 
 
 def _list_of(dataset: Any, name: str) -> list[Any]:

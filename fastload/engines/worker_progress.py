@@ -16,9 +16,10 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import IterableDataset, _DatasetKind
 
-from fastload.engines.packed_states import digest_of, pack, unpack
+from fastload.engines.packed_states import Texts, digest_of, unpack
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.options import has_state
 from fastload.stats.kept_states import KeptState
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from fastload.stats.kept_states import KeptStates
 
 
-_FLAGS: Final = ("is_iterator", "read_again", "ended")
+FLAGS: Final = ("is_iterator", "read_again", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,11 @@ class DatasetState:
 
     def packed(self) -> dict[str, Any]:
         """Return plain data, without what is absent."""
-        given = {"dataset": copy.deepcopy(self.dataset), "iterator": copy.deepcopy(self.iterator)}
-        given |= {name: getattr(self, name) or None for name in _FLAGS}
-        return {name: value for name, value in given.items() if value is not None}
+        given = {name: True for name in FLAGS if getattr(self, name)}
+        for name, state in (("dataset", self.dataset), ("iterator", self.iterator)):
+            if state is not None:
+                given[name] = copy.deepcopy(state)
+        return given
 
     @classmethod
     def unpacked(cls, packed: dict[str, Any]) -> DatasetState:
@@ -82,8 +85,8 @@ class DatasetState:
         Raises:
             TypeError: The data is damaged.
         """
-        flags = {name: packed.get(name, False) for name in _FLAGS}
-        if set(packed) - {"dataset", "iterator", *_FLAGS} or not all(type(flag) is bool for flag in flags.values()):
+        flags = {name: packed.get(name, False) for name in FLAGS}
+        if set(packed) - {"dataset", "iterator", *FLAGS} or not all(type(flag) is bool for flag in flags.values()):
             raise TypeError("the state of a dataset has other entries")
         return cls(packed.get("dataset"), packed.get("iterator"), **flags)
 
@@ -121,6 +124,7 @@ class DatasetState:
 
 
 NO_STATE: Final = DatasetState()
+KEPT_NOTE: Final = "FastLoader keeps the loaded state: the next iter() goes on from it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +141,14 @@ class WorkerState:
     batches: int = 0
     data: DatasetState = NO_STATE
 
-    def packed(self) -> dict[str, Any]:
-        """Return plain data, without what is as in a new worker."""
-        generators = {} if self.generators is None else {"generators": pack(self.generators)}
+    def packed(self, texts: Texts, worker: int) -> dict[str, Any]:
+        """Return plain data, without what is as in a new worker.
+
+        Args:
+            texts: Of the last call.
+            worker: Its number.
+        """
+        generators = {} if self.generators is None else {"generators": texts.pack(worker, self.generators)}
         return {"batches": self.batches, **generators, **self.data.packed()}
 
     @classmethod
@@ -176,6 +185,27 @@ def is_at_end(source: Any) -> bool:
     return False
 
 
+class NotLoaded(ExceptionWrapper):
+    """Why a worker cannot begin with its state."""
+
+    @classmethod
+    def of(cls, error: Exception, worker: int) -> NotLoaded:
+        """Wrap the error that is being handled."""
+        error.add_note(KEPT_NOTE)
+        return cls(where=f"in DataLoader worker process {worker}, which begins with a loaded state")
+
+
+class _FailedFetcher:
+    """Stands for the fetcher of a worker that could not begin with its state."""
+
+    def __init__(self, failed: NotLoaded) -> None:
+        self._failed = failed
+
+    def fetch(self, possibly_batched_index: Any) -> NotLoaded:
+        """Return the error."""
+        return self._failed
+
+
 class WorkerProgress:
     """Keeps the states of this worker process.
 
@@ -190,6 +220,7 @@ class WorkerProgress:
     def __init__(self, states: KeptStates | None, worker: int, *, generators: bool) -> None:
         self.resumed: WorkerState | None = None
         self.read_again: ReadAgain | None = None
+        self.failed: NotLoaded | None = None
         self._states = states
         self._worker = worker
         self._generators = generators
@@ -209,7 +240,7 @@ class WorkerProgress:
             make = functools.partial(create, kind, dataset, *arguments)
             if sys._getframe(1).f_code.co_name != "_worker_loop":  # of a loader within the dataset
                 return make()
-            self._fetcher = self._begin_epoch(users_own(dataset), make)
+            self._fetcher = self._fetcher_of_epoch(users_own(dataset), make)
             return self._fetcher
 
         _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
@@ -229,12 +260,21 @@ class WorkerProgress:
 
         return fetch_and_keep
 
-    def _begin_epoch(self, dataset: Any, make: Callable[[], Any]) -> Any:
+    def _fetcher_of_epoch(self, dataset: Any, make: Callable[[], Any]) -> Any:
         former, self._epoch, self._fetches = self._fetcher, self._epoch + 1, 0
         state, self.resumed = self.resumed, None
+        if self.failed is not None:
+            return _FailedFetcher(self.failed)
         if state is None:
             self._keep(NO_STATE if former is None else DatasetState.of(dataset, former).at_next_epoch(), 0)
             return make()
+        try:
+            return self._resumed_fetcher(state, dataset, make)
+        except Exception as error:  # noqa: BLE001 - any error of the user's methods
+            self.failed = NotLoaded.of(error, self._worker)
+            return _FailedFetcher(self.failed)
+
+    def _resumed_fetcher(self, state: WorkerState, dataset: Any, make: Callable[[], Any]) -> Any:
         data = state.data
         if not state.batches:
             data.begin(dataset)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
-from fastload.engines.resumption import start_resumed
+from fastload.engines.resumed_iterator import start_resumed
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.engines.worker_progress import WorkerProgress
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into

@@ -174,10 +174,10 @@ class NextData:
         self._in_order = getattr(iterator, "_in_order", True)
         self._workers = hasattr(iterator, "_rcvd_idx")
         self._pipeline = getattr(iterator, "decode_pipeline", None)
-        self._consuming = threading.RLock()
+        self.consuming = threading.RLock()  # while a batch is made or waited for
 
     def __call__(self) -> Any:  # noqa: D102
-        with self._consuming:
+        with self.consuming:
             return self._next_data()
 
     def _next_data(self) -> Any:

@@ -436,6 +436,8 @@ class FastLoader(LoaderConfig[T_co]):
         if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
             return reduced  # a subclass's own
         state = {name: value for name, value in reduced[2].items() if name != "_state"}
+        if (loaded := state_of(self).loaded) is not None:
+            state["_state"] = LoaderState(loaded)
         return (*reduced[:2], state, *reduced[3:])
 
 

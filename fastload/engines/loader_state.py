@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import weakref
@@ -40,10 +41,13 @@ ITERATOR_CLOSED: Final = "the FastLoader of this iterator was closed"
 class LoaderState:
     """Holds a loader's state. Iterators refer to it too.
 
-    It is never pickled or copied: pickling or copying makes a new, empty one.
+    A copy, pickled or not, has the loaded state that no iteration has begun with, and is otherwise new.
+
+    Args:
+        loaded: See :meth:`FastLoader.load_state_dict`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: dict[str, Any] | None = None) -> None:
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
         self.begun = 0  # iterations begun, including failed ones
         self.slots: SlotPool | None = None
@@ -51,7 +55,7 @@ class LoaderState:
         self.engine_logged = False
         self.epochs = Epochs()
         self.position: Any = None  # of the newest iteration
-        self.loaded: dict[str, Any] | None = None  # a state that the next iteration begins with
+        self.loaded = copy.deepcopy(loaded)  # a state that the next iteration begins with
         self.resumption: Resumption | None = None  # while an iterator is made that begins with it
         self.lost: str | None = None  # why the position is unknown
         self.warned = False  # that the loader has no state
@@ -74,7 +78,7 @@ class LoaderState:
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:
-        return LoaderState, ()
+        return LoaderState, (self.loaded,)
 
     def copy_stream(self, device: torch.device) -> Any:
         """Return the device's copy stream. Kept across epochs: torch caches device memory by stream."""

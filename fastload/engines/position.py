@@ -13,7 +13,7 @@ from fastload.engines.packed_states import digest_of
 from fastload.engines.worker_progress import NO_STATE, DatasetState, NotLoaded, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fastload.engines.resumption import Resumption, Sources
     from fastload.options import LoaderConfig
@@ -46,7 +46,7 @@ class _HandsOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConsumerPlace:
     """Where a consumer is, between two batches.
 
     Attributes:
@@ -155,35 +155,40 @@ class Position:
         """Whether a worker could not begin with its loaded state."""
         return self._failed is not None and self._failed.is_set()
 
-    def read(self, dataset: Any) -> Place:
-        """Return where the consumer is. Another thread may call it.
-
-        It waits for a batch that another thread makes without workers.
-
-        Args:
-            dataset: The loader's; asked for its state if it is read in this process.
+    @contextlib.contextmanager
+    def between_batches(self) -> Iterator[None]:
+        """Let no thread make a batch in this process; wait for one that is being made. Workers go on.
 
         Raises:
-            UnknownStateError: A state is not known, or this thread is making a batch.
+            UnknownStateError: It is this thread that makes one.
         """
         if self._consuming is None:
-            return self._read_between(dataset)
+            yield
+            return
         if self._consuming._is_owned():
             raise UnknownStateError("it was called while this thread made a batch; call it between two batches")
         if not self._consuming.acquire(timeout=_TURN_S):
             raise UnknownStateError(f"another thread has been making a batch for {_TURN_S:.0f} s")
         try:
-            return self._read_between(dataset)
+            yield
         finally:
             self._consuming.release()
 
-    def _read_between(self, dataset: Any) -> Place:
+    def read(self, dataset: Any) -> ConsumerPlace:
+        """Return where the consumer is; within :meth:`between_batches`.
+
+        Args:
+            dataset: The loader's; asked for its state if it is read in this process.
+
+        Raises:
+            UnknownStateError: A state is not known.
+        """
         for _ in range(_TRIES):
             before = self.handed_over, self.ended
             place, unknown = None, None
             try:
                 data = NO_STATE if self.num_workers else self._dataset_state(dataset)
-                place = Place(*before, self.turn, *self._states(), data)
+                place = ConsumerPlace(*before, self.turn, *self._states(), data)
             except UnknownStateError as error:
                 unknown = error
             if before == (self.handed_over, self.ended):

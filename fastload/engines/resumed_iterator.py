@@ -8,6 +8,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastload.engines.worker_progress import NotLoaded, ReadAgain, WorkerProgress, WorkerState
+from fastload.torch_workers.processes import shut_down
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,7 @@ class ResumedIterator(_MultiProcessingDataLoaderIter):
             self._failure = data
             self._failed.set()
             self._rcvd_idx -= 1
+            shut_down(self)  # the other workers' batches cannot be handed over
             data.reraise()  # type: ignore[no-untyped-call]
         return super()._process_data(data, worker)  # type: ignore[no-untyped-call]
 

@@ -10,14 +10,13 @@ import contextlib
 import copy
 import functools
 import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines.loader_state import epochs_of, state_of
-from fastload.engines.position import Place, Position, UnknownStateError, count_epochs, host_of
+from fastload.engines.position import ConsumerPlace, Position, UnknownStateError, count_epochs, host_of
 from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
 from fastload.engines.worker_progress import KEPT_NOTE, NO_STATE, DatasetState, ReadAgain, WorkerState
 from fastload.options import has_own_iterator
@@ -143,36 +142,41 @@ def _set_dataset(loader: Any, state: DatasetState) -> None:
 
 def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
     """Return where the consumer of a loader's newest iteration is; see ``FastLoader.state_dict``."""
-    from fastload.engines.redistribution import process_of
-    from fastload.engines.state_checks import VERSION, checksum_of, fingerprint
+    from fastload.engines.state_checks import VERSION
 
     state = state_of(loader)
     if state.loaded is not None:
         return copy.deepcopy(state.loaded)
+    position: Position | None = state.position
     reason = _unsupported(loader) or state.lost
-    position = state.position
-    place = Place(0, False, 0, 0, None)
     if reason is None:
         try:
-            if position is not None:
-                place = position.read(loader.dataset)
-            elif not loader.num_workers:
-                place = replace(place, dataset=DatasetState.of(loader.dataset))  # none if only an iterator has one
+            with contextlib.nullcontext() if position is None else position.between_batches():
+                return _read(loader, position)
         except UnknownStateError as error:
             reason = str(error)
-    if reason is not None:
-        if not state.warned:
-            state.warned = True
-            warnings.warn(f"this FastLoader's state_dict() cannot be loaded: {reason}", stacklevel=3)
-        return {"fastload": VERSION, "unsupported": reason}
+    if not state.warned:
+        state.warned = True
+        warnings.warn(f"this FastLoader's state_dict() cannot be loaded: {reason}", stacklevel=3)
+    return {"fastload": VERSION, "unsupported": reason}
+
+
+def _read(loader: LoaderConfig[Any], position: Position | None) -> dict[str, Any]:
+    from fastload.engines.redistribution import process_of
+    from fastload.engines.state_checks import VERSION, checksum_of, fingerprint
+
+    if position is not None:
+        place = position.read(loader.dataset)
+    else:  # an iterable that is its own iterator may have a state only once it iterates
+        place = ConsumerPlace(0, False, 0, 0, None, NO_STATE if loader.num_workers else DatasetState.of(loader.dataset))
     now = Sources.read(loader, samplers=position is None or place.ended, dataset=place.dataset)
     start = now if position is None else position.start
     epochs = epochs_of(loader)
-    samples, files = fingerprint(loader.dataset, state.names)
+    samples, files = fingerprint(loader.dataset, state_of(loader).names)
     workers = place.workers
     if loader.randomness == "sample" and not any(one and one.data.dataset is not None for one in workers or ()):
         workers = None  # of any number
-    texts = state.texts
+    texts = state_of(loader).texts
     data = {
         "fastload": VERSION,
         "_num_yielded": place.handed_over,
@@ -209,9 +213,10 @@ def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
     if isinstance(data, list | tuple):
         for one in data:
             check_form(loader, one)
+        own = own_state(loader, data)
+        for one in data:
             check_sum(one)
-        data = own_state(loader, data)
-        data = {**data, "checksum": checksum_of(data)}
+        data = {**own, "checksum": checksum_of(own)}
     check(loader, data)
     state = state_of(loader)
     loaded = copy.deepcopy(data)

@@ -89,7 +89,7 @@ def check_form(loader: LoaderConfig[Any], data: Any) -> list[WorkerState]:
         raise ValueError(f"this fastload reads states of version {VERSION}, got {data['fastload']!r}; save it again")
     if "unsupported" in data:
         raise ValueError(f"load_state_dict needs a loader that has a state, but {data['unsupported']}")
-    wrong = [name for name, kind in _TYPES.items() if not isinstance(data.get(name), kind)]
+    wrong = [name for name, kind in _TYPES.items() if name not in data or not isinstance(data[name], kind)]
     if wrong:
         raise ValueError(f"the state is damaged: {', '.join(wrong)} is missing or of another type; use an earlier one")
     try:

@@ -73,7 +73,10 @@ def _numpy_state(generator: Any) -> bytes | None:
 
 @functools.cache
 def _place_in_random() -> int | None:
-    """Find where a ``random.Random`` has the number of its next word, before the words; ``None`` if nowhere."""
+    """Find the words in a ``random.Random``; ``None`` if they are nowhere.
+
+    The number of its next word is before them.
+    """
     if sys.implementation.name != "cpython":
         return None
     size = random.Random.__basicsize__
@@ -95,7 +98,7 @@ def _place_in_random() -> int | None:
 
 @functools.cache
 def _gauss_in_random_state() -> int | None:
-    """Find where a ``RandomState`` has whether it keeps a normal number; ``None`` if nowhere, or with other words."""
+    """Find the kept normal number in a ``RandomState``; ``None`` if it, or the words, are not found."""
     if sys.implementation.name != "cpython":
         return None
     size = np.random.RandomState.__basicsize__

@@ -60,7 +60,7 @@ class LoaderState:
         self.lost: str | None = None  # why the position is unknown
         self.warned = False  # that the loader has no state
         self.texts = Texts()  # of the last call of state_dict()
-        self.names: dict[str, Any] = {}  # likewise, of files
+        self.names: dict[str, Any] = {}  # of files, of that call
         self.spares: list[Any] = []  # arrays of the last epoch's samples
         self._streams: dict[torch.device, Any] = {}
         self._meters = Meters()

@@ -1,4 +1,4 @@
-"""Write generators' states as short text, with a checksum, which any file format takes; checksums of indices."""
+"""Write generators' states as short text with a checksum; checksums of indices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def pack(state: bytes) -> str:
 
 
 class Texts:
-    """Remembers the text of the last state of each generator, as most have not changed from one call to the next."""
+    """Remembers the text of each generator's last state.
+
+    Most have not changed from one call to the next.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[bytes, str]] = {}

@@ -1,4 +1,4 @@
-"""Torch's iterators, from within an epoch on; workers that begin with a state, or say that they cannot."""
+"""Start torch's iterators within an epoch, with workers that begin with a state."""
 
 from __future__ import annotations
 

@@ -64,13 +64,16 @@ def check(loader: LoaderConfig[Any], data: Any) -> None:
 
 
 def check_sum(data: dict[str, Any]) -> None:
-    """Raise a ValueError if a state of the right form has other numbers than when it was saved."""
+    """Raise a ValueError if a state has other numbers than when it was saved."""
     if checksum_of(data) != data["checksum"]:
         raise ValueError("the state is damaged: its checksum differs; use an earlier one")
 
 
 def checksum_of(data: dict[str, Any]) -> int:
-    """Return a checksum of a state, without the generators, which have their own, and what users' objects returned."""
+    """Return a checksum of a state's numbers.
+
+    Generators have checksums of their own. What users' objects returned has none.
+    """
     plain = [data[name] for name in _PLAIN]
     sources = [data[name]["epochs"] for name in _OF_SOURCES]
     workers = [one and [one["batches"], *(one.get(flag, False) for flag in FLAGS)] for one in data["workers"] or ()]

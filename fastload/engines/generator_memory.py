@@ -41,7 +41,7 @@ def numpy_now() -> bytes:
     """Return the state of NumPy's global generator in the core's layout."""
     method = np.random.get_state
     owner = getattr(method, "__self__", None)
-    if type(owner) is np.random.RandomState and getattr(method, "__name__", "") == "get_state":
+    if type(owner) is np.random.RandomState:
         state = _numpy_state(owner)
         if state is not None:
             return state

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from resuming import Drawing, flat, saved, seed
-from torch.utils.data import Dataset, IterableDataset, SequentialSampler, get_worker_info
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, SequentialSampler, get_worker_info
 
 from fastload import FastLoader
 from fastload.engines import position
@@ -261,6 +261,28 @@ def test_a_state_that_changes_while_it_is_read_is_read_again(monkeypatch, moves,
         assert (state["_num_yielded"], state["workers"][0]["batches"]) == (place, place)
     own.iterator, own.moves = None, 0
     loader.close()
+
+
+def test_a_state_has_the_files_of_now():
+    dataset = Drawing(3)
+    dataset.files = ["a", "b", "c"]
+    loader = FastLoader(dataset)
+    first = loader.state_dict()
+    dataset.files[1] = "d"
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="same files"):
+        loader.load_state_dict(first)
+
+
+def test_a_changed_number_in_a_list_of_states_is_noticed():
+    loaders = [FastLoader(Drawing(), 2, sampler=DistributedSampler(range(23), 2, rank)) for rank in range(2)]
+    states = [loader.state_dict() for loader in loaders]
+    for number in range(2):
+        damaged = [*states]
+        damaged[number] = {**states[number], "base_seed": 7}
+        with pytest.raises(ValueError, match="its checksum differs"):
+            loaders[0].load_state_dict(damaged)
+    loaders[0].load_state_dict(states)
 
 
 def flips(text: str) -> Any:

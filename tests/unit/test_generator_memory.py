@@ -50,6 +50,15 @@ def test_a_subclass_of_random_is_asked(monkeypatch):
     assert python_now() == python_bytes(random.Random(1).getstate())
 
 
+def test_a_subclass_of_random_state_is_asked(monkeypatch):
+    class Own(np.random.RandomState):
+        def get_state(self, legacy: bool = True) -> Any:
+            return np.random.RandomState(1).get_state()
+
+    monkeypatch.setattr(np.random, "get_state", Own(2).get_state)
+    assert numpy_now() == numpy_bytes(np.random.RandomState(1).get_state())
+
+
 @pytest.mark.parametrize("name", ["_place_in_random", "_gauss_in_random_state"])
 def test_words_that_are_not_found_are_asked_for(monkeypatch, name):
     find: Any = getattr(generator_memory, name)

@@ -101,6 +101,7 @@ class LoaderConfig(DataLoader[T_co]):
     max_index_bytes: int = Options.max_index_bytes
     jpeg_index: IndexPath = Options.jpeg_index
     decode: Decode = Options.decode
+    copies_own_batches: bool = False  # of a subclass with its own iterators: whether they go to the device
 
 
 def named_options(own: OwnArguments) -> Options:

@@ -142,6 +142,8 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
     if isinstance(workers, AutoWorkers):
         notes.append(f"num_workers='auto': {workers.sizing.why}")
     if device.type == "cpu":
+        if loader.copies_own_batches and has_streams(target := resolve_device(loader.device)):
+            return _own_batches_plan(loader, target, steps, notes, batch_bytes)
         if has_own_iterator(loader):
             notes.append(
                 f"{type(loader).__name__} has a _get_iterator of its own, which makes the batches: they stay in host "
@@ -195,6 +197,24 @@ def make_plan(loader: LoaderConfig[Any], stats: Stats, checks: ParityResults) ->
         steps.append(Step("epilogue", where, epilogue))
     engine = "workers" if around is None else "native"
     return Plan(engine, device, tuple(steps), batch_bytes, tuple(notes))
+
+
+def _own_batches_plan(
+    loader: LoaderConfig[Any], device: torch.device, steps: list[Step], notes: list[str], batch_bytes: int | None
+) -> Plan:
+    """The plan of a loader whose own iterators' batches are copied under ``fastload run``."""
+    if pins(loader, device):
+        threaded = loader.pin_memory and loader.num_workers
+        steps.append(Step("pin", "pin-memory thread" if threaded else "main process", "page-locked copy"))
+    where = "copy stream" if loader.device_prefetch else "consumer's stream"
+    steps.append(Step("h2d", where, "when the consumer asks"))
+    if epilogue := _epilogue(loader, device):
+        steps.append(Step("epilogue", where, epilogue))
+    notes.append(
+        f"{type(loader).__name__} has a _get_iterator of its own, which makes the batches; none is read ahead of the "
+        "consumer, so that its state_dict() is as of the last batch handed over"
+    )
+    return Plan("torch", device, tuple(steps), batch_bytes, tuple(notes))
 
 
 def _bytes_of_a_batch(stats: Stats) -> int | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fastload.commands.run.stateful import OwnDeviceIterator, device_of, keeps_own_state
 from fastload.engines.loader_state import state_of
 from fastload.engines.workers import first_call_of
 from fastload.loader import FastLoader
@@ -130,6 +131,8 @@ def _make_stand_in() -> type[FastLoader[Any]]:
             super().__init_subclass__(**more)
             if "__iter__" in vars(cls) and not inspect.isgeneratorfunction(cls.__iter__):
                 cls.__iter__ = _followed(cls.__iter__)  # type: ignore[method-assign]
+                if keeps_own_state(cls):
+                    cls.copies_own_batches = True
 
         @classmethod
         def __subclasshook__(cls, other: type, /) -> Any:
@@ -150,7 +153,7 @@ def _followed(own: _Iterate) -> _Iterate:
     """Wrap a subclass's own ``__iter__`` that makes torch iterators without calling ours.
 
     An example is torchdata's StatefulDataLoader. Its iterators are measured, passed to the listeners, and closed with
-    the loader.
+    the loader. If it keeps its own state, its batches are copied to the device (:mod:`fastload.commands.run.stateful`).
     """
 
     @functools.wraps(own)
@@ -168,11 +171,15 @@ def _followed(own: _Iterate) -> _Iterate:
             loader.worker_init_fn = given
         if state.begun != begun or not isinstance(iterator, _BaseDataLoaderIter):
             return iterator
+        first_called = not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call
+        state.live.add(iterator)
+        if (device := device_of(loader)) is not None:
+            on_device = OwnDeviceIterator(loader, iterator, device, counters if first_called else None)
+            return _with_listeners(lambda _: on_device)(loader)
         if isinstance(next_data := vars(iterator).get("_next_data"), NextData):  # its workers persist
             next_data.meter.begin_epoch()
-        elif counters is not None and (not loader.num_workers or vars(iterator).get("_worker_init_fn") is first_call):
+        elif counters is not None and first_called:
             state.measure(iterator, measure(iterator, Meter(counters, loader.batch_size)))
-        state.live.add(iterator)
         return _with_listeners(lambda _: iterator)(loader)
 
     return iterate

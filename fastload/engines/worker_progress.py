@@ -329,7 +329,8 @@ class ReadAgain:
     @classmethod
     def of(cls, loader: Any) -> ReadAgain:
         """Read a loader's arguments."""
-        return cls([None] * loader.batch_size if loader._auto_collation else None, loader.collate_fn)
+        batch_size = loader.batch_size or 0  # 0 with a batch_sampler, which no iterable dataset has
+        return cls([None] * batch_size if loader._auto_collation else None, loader.collate_fn)
 
     def __call__(self, fetcher: Any, batches: int) -> None:
         """Make batches again and drop them; they are not counted."""

@@ -14,7 +14,7 @@ import torch
 from backends import simulated
 from photos import make_folder, mix_in, photos_fixture, train_v1
 from resuming import STOPS, Drawing, check, flat, generators, restart, saved, seed
-from torch.utils.data import DistributedSampler, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import (
     CenterCrop,
@@ -52,6 +52,15 @@ def test_native_batches_go_on_with_the_same_bits(folder: Path, workers, persiste
         return FastLoader(dataset, 4, shuffle=True, num_workers=workers, persistent_workers=persistent, engine="native")
 
     check(make, STOPS)
+
+
+@pytest.mark.parametrize("randomness", ["worker", "sample"])
+def test_a_batch_sampler_goes_on_in_workers(randomness):
+    def make():
+        batches = BatchSampler(RandomSampler(range(23)), 4, drop_last=False)
+        return FastLoader(Drawing(), batch_sampler=batches, num_workers=2, randomness=randomness)
+
+    check(make, STOPS[1:4])
 
 
 def python_draws(folder: Path) -> ImageFolder:

@@ -80,6 +80,10 @@ class LoaderState:
     def __reduce__(self) -> Any:
         return LoaderState, (self.loaded,)
 
+    def of_copies(self) -> dict[str, LoaderState]:
+        """Return the attributes of a loader's copies that come from here."""
+        return {} if self.loaded is None else {"_state": LoaderState(self.loaded)}
+
     def copy_stream(self, device: torch.device) -> Any:
         """Return the device's copy stream. Kept across epochs: torch caches device memory by stream."""
         if device not in self._streams:

@@ -329,7 +329,7 @@ class ReadAgain:
     @classmethod
     def of(cls, loader: Any) -> ReadAgain:
         """Read a loader's arguments."""
-        batch_size = loader.batch_size or 0  # 0 with a batch_sampler, which no iterable dataset has
+        batch_size = loader.batch_size or 1  # a batch sampler's loader has none, and no iterable dataset
         return cls([None] * batch_size if loader._auto_collation else None, loader.collate_fn)
 
     def __call__(self, fetcher: Any, batches: int) -> None:

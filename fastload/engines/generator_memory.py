@@ -98,7 +98,7 @@ def _place_in_random() -> int | None:
 
 @functools.cache
 def _gauss_in_random_state() -> int | None:
-    """Find the kept normal number in a ``RandomState``; ``None`` if it, or the words, are not found."""
+    """Find the kept normal number in a ``RandomState``; ``None`` if it is nowhere."""
     if sys.implementation.name != "cpython":
         return None
     size = np.random.RandomState.__basicsize__

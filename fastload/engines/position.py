@@ -157,7 +157,7 @@ class Position:
 
     @contextlib.contextmanager
     def between_batches(self) -> Iterator[None]:
-        """Let no other thread make a batch in this process; waits for one. Workers go on.
+        """Let no other thread make a batch in this process meanwhile; wait for one.
 
         Raises:
             UnknownStateError: It is this thread that makes one.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from fastload.autoscale.policy import AutoWorkers
+from fastload.engines.frameworks import lightning_ends_epoch
 from fastload.engines.loader_state import epochs_of, state_of
 from fastload.engines.position import Position, UnknownStateError, count_epochs, host_of
 from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
@@ -136,6 +137,8 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
     digest, workers, dataset = 0, None, NO_STATE
     if reason is None:
         try:
+            if position is not None:
+                position.leave(lightning_ends_epoch(), loader)
             if not loader.num_workers:
                 dataset = DatasetState.of(loader.dataset) if position is None else position.dataset(loader.dataset)
             if position is not None:

@@ -52,7 +52,7 @@ from fastload.stats.diagnosis import report as report_of
 from fastload.stats.meter import Meter, counters_for, measure, next_epoch
 from fastload.stats.stats import Stats
 from fastload.torch_workers.processes import start_workers
-from fastload.torch_workers.view import refresh
+from fastload.torch_workers.view import is_torchdatas, take_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -210,6 +210,7 @@ class FastLoader(LoaderConfig[T_co]):
         A loader that Accelerate has prepared is changed in place and returned: the loader inside it becomes a
         FastLoader, and Accelerate's additions (sharding, random state, gradient accumulation) stay. Of what Ray Train's
         ``prepare_data_loader`` returns, the loader inside is taken, with its ``DistributedSampler`` and device.
+        torchdata's StatefulDataLoader becomes a FastLoader with states of its own.
 
         Args:
             loader: Not modified, unless Accelerate prepared it. Do not use it afterwards: its sampler and generator
@@ -218,6 +219,7 @@ class FastLoader(LoaderConfig[T_co]):
 
         Raises:
             TypeError: ``loader`` is not a DataLoader, or an argument is not FastLoader's.
+            ValueError: It is a StatefulDataLoader, and has loaded a state.
         """
         if not isinstance(loader, DataLoader):
             raise TypeError(
@@ -225,25 +227,25 @@ class FastLoader(LoaderConfig[T_co]):
                 "iterable of batches use fastload.prefetch_to_device"
             )
         if "base_dataloader" in vars(loader) and not issubclass(type(loader), DataLoader):  # Accelerate's adapter
-            own.setdefault("device", vars(loader).get("device") or "auto")
             adapter: Any = loader
+            own.setdefault("device", vars(loader).get("device") or "auto")
             adapter.base_dataloader = cls.wrap(adapter.base_dataloader, **own)
+            if "dl_state_dict" in vars(adapter):  # of use_stateful_dataloader, for a save_state() before the first step
+                adapter.dl_state_dict = adapter.base_dataloader.state_dict()
             return cast("FastLoader[T_co]", adapter)
         if type(loader).__module__.startswith("ray.train.") and "_dataloader" in vars(loader):
             inner = vars(loader)["_dataloader"]  # the wrapper does no more than move batches to its device
-            if isinstance(inner, cls) and not own:
-                return inner
-            return cls.wrap(inner, **{"device": vars(loader)["device"], **own})
+            given: OwnArguments = {"device": vars(loader)["device"], **own}
+            return inner if isinstance(inner, cls) and not own else cls.wrap(inner, **given)
         iterates = type(loader).__iter__ in (DataLoader.__iter__, FastLoader.__iter__)
-        if not iterates or has_own_iterator(loader):
+        if (not iterates or has_own_iterator(loader)) and not is_torchdatas(loader):
             method = "a _get_iterator" if iterates else "an __iter__"
             state = ", and whose state_dict() says where the consumer is" if hasattr(loader, "state_dict") else ""
-            raise TypeError(
-                f"FastLoader.wrap cannot take over {type(loader).__name__}, which has {method} of its own; use "
-                f"fastload.prefetch_to_device(loader), which keeps it{state}"
-            )
+            whose = f"{type(loader).__name__}, which has {method} of its own"
+            remedy = f"use fastload.prefetch_to_device(loader), which keeps it{state}"
+            raise TypeError(f"FastLoader.wrap cannot take over {whose}; {remedy}")
         wrapped: FastLoader[T_co] = cls.__new__(cls)
-        refresh(wrapped, loader)
+        take_over(wrapped, loader)
         wrapped._take_options(named_options(own))
         return wrapped
 

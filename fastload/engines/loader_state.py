@@ -51,6 +51,7 @@ class LoaderState:
         self.epochs = Epochs()
         self.position: Any = None  # of the newest iteration
         self.loaded: dict[str, Any] | None = None  # a state that the next iteration begins with
+        self.keeps_generators = False  # at that; the framework that loaded it has set the global ones
         self.resumption: Resumption | None = None  # while an iterator is made that begins with it
         self.lost: str | None = None  # why the position is unknown
         self.warned = False  # that the loader has no state

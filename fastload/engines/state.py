@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
 from fastload.autoscale.policy import AutoWorkers
-from fastload.engines.frameworks import lightning_ends_epoch
+from fastload.engines.frameworks import accelerate_sets_generators, lightning_ends_epoch
 from fastload.engines.loader_state import epochs_of, state_of
 from fastload.engines.position import Position, UnknownStateError, count_epochs, host_of
 from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
@@ -67,13 +68,17 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
 
 
 def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], Any]) -> Any:
+    from fastload.engines.random_states import set_state, state_now
+
     state = state_of(loader)
     state.drop_former(loader)
+    kept = state_now(others=True) if state.keeps_generators else None
     now = Sources.unpacked(loader, data["now"])
     goes_on = data["started"] and not data["_iterator_finished"]
     start = Sources.unpacked(loader, data["start"]) if goes_on else now
     if not goes_on:  # load_state_dict() has set them; the loop may have called set_epoch() since
         start.epochs = epochs_of_samplers(loader)
+        start.main = start.main if kept is None else kept
     epochs = epochs_of(loader)
     if epochs is not None:
         epochs.seed, epochs.epoch = data["seed"], data["epoch"] - goes_on
@@ -116,7 +121,29 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     if goes_on:
         position.dealt = data["dealt"]
         now.write(loader)
+    if goes_on and kept is not None:
+        if loader.num_workers:
+            set_state(kept)
+        else:  # the next batch was made, or draws, before the step that the state does not count
+            _after_next(host_of(iterator), functools.partial(set_state, kept))
     return iterator
+
+
+def _after_next(host: Any, then: Callable[[], None]) -> None:
+    """Call ``then`` once torch's iterator ``host`` has made its next batch."""
+    usual, weak = vars(host).get("_next_data"), weakref.ref(host)
+
+    def next_data() -> Any:
+        iterator: Any = weak()
+        del iterator._next_data
+        if usual is not None:
+            iterator._next_data = usual
+        try:
+            return iterator._next_data()
+        finally:
+            then()
+
+    host._next_data = next_data
 
 
 def _set_dataset(loader: Any, state: DatasetState) -> None:
@@ -196,7 +223,8 @@ def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
             check_form(loader, one)
         data = own_state(loader, data)
     check(loader, data)
-    state_of(loader).loaded = copy.deepcopy(data)
+    state = state_of(loader)
+    state.loaded, state.keeps_generators = copy.deepcopy(data), accelerate_sets_generators()
     if not data["started"] or data["_iterator_finished"]:
         Sources.unpacked(loader, data["now"]).write_epochs(loader)
 

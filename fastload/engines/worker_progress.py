@@ -289,7 +289,8 @@ class ReadAgain:
     @classmethod
     def of(cls, loader: Any) -> ReadAgain:
         """Read a loader's arguments."""
-        return cls([None] * loader.batch_size if loader._auto_collation else None, loader.collate_fn)
+        batch_size = loader.batch_size or 1  # a batch sampler's loader has none, and no iterable dataset
+        return cls([None] * batch_size if loader._auto_collation else None, loader.collate_fn)
 
     def __call__(self, fetcher: Any, batches: int) -> None:
         """Make batches again and drop them; they are not counted."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from torch.utils.data import DataLoader
+
+_TORCHDATAS: Final = ("snapshot_every_n_steps", "next_iter_state", "_initial_iter_for_state_dict")
 
 
 def view_of(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
@@ -22,3 +24,27 @@ def refresh(view: DataLoader[Any], loader: DataLoader[Any], **changes: Any) -> N
     state = {name: value for name, value in vars(loader).items() if name != "_iterator"}
     vars(view).update(state, **changes)
     vars(view).setdefault("_iterator", None)
+
+
+def take_over(taker: DataLoader[Any], loader: DataLoader[Any]) -> None:
+    """Give ``taker`` the attributes of a loader that it replaces.
+
+    Raises:
+        ValueError: ``loader`` is torchdata's StatefulDataLoader, and is about to go on from a state.
+    """
+    if is_torchdatas(loader) and vars(loader).get("next_iter_state") is not None:
+        raise ValueError(
+            "FastLoader.wrap needs a StatefulDataLoader that has loaded no state: only torchdata can go on from one; "
+            "use fastload.prefetch_to_device(loader), which keeps it"
+        )
+    refresh(taker, loader)
+    if is_torchdatas(loader):
+        for name in _TORCHDATAS:
+            vars(taker).pop(name, None)
+
+
+def is_torchdatas(loader: DataLoader[Any]) -> bool:
+    """Whether a loader iterates and saves its state by torchdata's StatefulDataLoader alone."""
+    names = ("__iter__", "_get_iterator", "state_dict", "load_state_dict")
+    makers = {next((kind for kind in type(loader).__mro__ if name in vars(kind)), None) for name in names}
+    return {maker and maker.__module__ for maker in makers} == {"torchdata.stateful_dataloader.stateful_dataloader"}

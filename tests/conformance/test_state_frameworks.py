@@ -88,3 +88,113 @@ def test_lightning_resumes_after_an_epoch_of_fewer_batches(tmp_path):
     fit(None, 3, persistent=True)
     with pytest.raises(AssertionError, match=r"the loop leaves the epoch before its end.*use persistent_workers=False"):
         fit("step=4-v1.ckpt", 99, persistent=True)
+
+
+ACCELERATE = """
+import json, random, sys, warnings
+warnings.simplefilter("ignore")
+import numpy, torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from fastload import FastLoader
+from resuming import Drawing, seed
+
+workers, persistent, wraps, seedable, stop, resumes, out = json.loads(sys.argv[1])
+configuration = DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=seedable, data_seed=5)
+accelerator = Accelerator(cpu=True, dataloader_config=configuration)
+seed(99 if resumes else 3)
+dataset = Drawing() if wraps else list(range(23))
+generator = None if seedable else torch.Generator().manual_seed(6)
+options = {"num_workers": workers, "persistent_workers": persistent, "generator": generator}
+loader = accelerator.prepare(FastLoader(dataset, 4, shuffle=wraps, **options))
+if wraps:
+    loader = FastLoader.wrap(loader)
+    assert isinstance(loader, FastLoader) and isinstance(loader.base_dataloader, FastLoader)
+else:
+    assert type(loader.base_dataloader).__name__ == "StatefulDataLoader"
+first = 0
+if resumes:
+    accelerator.load_state("saved")
+    first = stop[0] + (stop[1] == 6)
+elif stop == [0, 0]:
+    accelerator.save_state("saved")
+seen = []
+for epoch in range(first, 3):
+    loader.set_epoch(epoch)
+    seen.append([])
+    for batch in loader:
+        seen[-1].append(batch.numpy().tobytes().hex())
+        torch.rand(1), random.random(), numpy.random.rand()
+        if stop == [epoch, len(seen[-1])] and not resumes:
+            accelerator.save_state("saved")
+json.dump([seen, torch.get_rng_state().tolist(), str(random.getstate())], open(out, "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent", "seedable"), [(0, False, False), (0, False, True), (2, False, False), (2, True, True)]
+)
+@pytest.mark.parametrize("stop", [(0, 0), (0, 2), (1, 5), (1, 6)])
+def test_accelerate_saves_and_loads_a_wrapped_loaders_place(tmp_path, workers, persistent, seedable, stop):
+    def train(*, resumes):
+        return run("accelerate", tmp_path, ACCELERATE, workers, persistent, True, seedable, stop, resumes)
+
+    expected, *generators = train(resumes=False)
+    assert [len(epoch) for epoch in expected] == [6, 6, 6]
+    left = [expected[stop[0]][stop[1] :], *expected[stop[0] + 1 :]]
+    got, *after = train(resumes=True)
+    assert got == (left if left[0] else left[1:])
+    assert after == generators
+
+
+def test_accelerate_saves_and_loads_what_it_makes_of_a_fastloader(tmp_path):
+    """Torchdata's loader, in order: of a shuffled one Accelerate's first epoch cannot be repeated."""
+    for stop in [(0, 2), (1, 5)]:
+        expected, *_ = run("accelerate", tmp_path, ACCELERATE, 2, False, False, True, stop, False)
+        got, *_ = run("accelerate", tmp_path, ACCELERATE, 2, False, False, True, stop, True)
+        assert got == [expected[stop[0]][stop[1] :], *expected[stop[0] + 1 :]]
+
+
+SKIP = """
+import json, sys
+import torch
+from accelerate import Accelerator, skip_first_batches
+from torch.utils.data import DataLoader, IterableDataset
+if len(json.loads(sys.argv[1])) > 1:
+    from fastload.commands.run import patch
+    patch.install({"device": "cpu"})
+from fastload import FastLoader
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(23))
+
+def lists(loader):
+    return [batch.tolist() for batch in loader]
+
+accelerator = Accelerator(cpu=True)
+found = {}
+for name, dataset, options in [("map", range(23), {"num_workers": 2}), ("stream", Stream(), {})]:
+    loader = FastLoader(dataset, 4, **options)
+    prepared = FastLoader.wrap(accelerator.prepare(loader))
+    for kind, source in ("plain", loader), ("prepared", prepared):
+        skipped = skip_first_batches(source, 2)
+        made = vars(skipped).get("base_dataloader", skipped)
+        found[f"{kind} {name}"] = isinstance(made, FastLoader)
+        wrapped = FastLoader.wrap(skipped)
+        assert isinstance(vars(wrapped).get("base_dataloader", wrapped), FastLoader) and isinstance(wrapped, FastLoader)
+        assert lists(wrapped) == lists(skipped) == lists(loader)[2:], (kind, name)
+shuffled = FastLoader(range(23), 4, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=1)
+skipped = FastLoader.wrap(skip_first_batches(shuffled, 3))
+before = shuffled.generator.get_state()
+expected = lists(shuffled)[3:]
+shuffled.generator.set_state(before)
+assert lists(skipped) == expected
+json.dump(found, open(json.loads(sys.argv[1])[-1], "w"))
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("run",)])
+def test_what_accelerate_skips_is_wrapped_or_a_fastloader_under_fastload_run(tmp_path, arguments):
+    found = run("accelerate", tmp_path, SKIP, *arguments)
+    assert found == dict.fromkeys(["plain map", "prepared map", "plain stream", "prepared stream"], bool(arguments))

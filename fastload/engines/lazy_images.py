@@ -30,6 +30,7 @@ from fastload.pipeline.ops_common import SAMPLINGS
 from fastload.pipeline.step_calibration import REFERENCES, differing_step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType
 
     from fastload.pipeline.ops_common import Node
@@ -153,6 +154,14 @@ def _pending(image: Image.Image) -> Pending | None:
         _note(image)
     im: Any = image._im
     return im if type(im) is Pending else None
+
+
+def pending_of(image: Any, side_min: int) -> Pending | None:
+    """An image's pending pixels; ``None`` without, or with a side below ``side_min``."""
+    if type(image) not in (Image.Image, JpegImageFile):
+        return None
+    im: Any = image._im
+    return im if type(im) is Pending and min(im.size) >= side_min else None
 
 
 def _copy(self: Image.Image) -> Image.Image:
@@ -340,6 +349,20 @@ def install() -> bool:
     cls, attribute, method = _METHODS["open"]
     setattr(cls, attribute, method)
     return True
+
+
+@contextlib.contextmanager
+def put_off() -> Iterator[None]:
+    """Leave Pillow as it is meanwhile, if no JPEG file was opened yet."""
+    cls, attribute, method = _METHODS["open"]
+    is_installed = vars(cls)[attribute] is method
+    if is_installed:
+        setattr(cls, attribute, _known.originals["open"])
+    try:
+        yield
+    finally:
+        if is_installed:
+            setattr(cls, attribute, method)
 
 
 def uninstall() -> None:

@@ -190,9 +190,10 @@ class MakesLazyImages:
 
     def __call__(self, worker_id: int) -> None:  # noqa: D102
         if _may_be_lazy():
-            from fastload.engines import lazy_images
+            from fastload.engines import lazy_images, webdataset_stages
 
-            lazy_images.install()
+            if lazy_images.install():
+                webdataset_stages.install()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 

@@ -29,7 +29,7 @@ from torch.utils.data._utils.worker import _worker_loop
 from fastload.memory.packing import SMALL_BYTES, collate_into, contiguous_stride, is_packable, stacks_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 FILES_MAX: Final = 253
 """File descriptors that Linux sends in one message (``SCM_MAX_FD``)."""
@@ -48,12 +48,17 @@ def send_batches() -> None:
             kind.fetch = _sending(kind.fetch)
 
 
+def sends_files() -> bool:
+    """Whether this process can send memory files."""
+    strategy = get_sharing_strategy()  # type: ignore[no-untyped-call]
+    return bool(strategy == "file_descriptor") and hasattr(os, "memfd_create")
+
+
 def _sending(fetch: Callable[[Any, Any], Any]) -> Any:
     @functools.wraps(fetch)
     def fetch_to_send(self: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
         is_sent = sys._getframe(1).f_code is _worker_loop.__code__  # not by a loader that the dataset has
-        strategy = get_sharing_strategy()  # type: ignore[no-untyped-call]
-        if not is_sent or strategy != "file_descriptor" or not hasattr(os, "memfd_create"):
+        if not is_sent or not sends_files():
             return fetch(self, possibly_batched_index)
         if stacks_into(self.collate_fn):
             self.collate_fn = _collate_into_files
@@ -83,19 +88,33 @@ class FileStacker:
         kind = first.size(), first.dtype
         if not all(is_packable(sample) and (sample.size(), sample.dtype) == kind for sample in samples):
             raise TypeError
-        size = (len(samples), *first.size())
-        nbytes = first.numel() * first.element_size()
-        try:
-            file = _memory_file()
-        except OSError as error:
-            raise RuntimeError(*error.args) from error
-        try:
-            for number, sample in enumerate(samples):
-                _write(file, sample.contiguous().view(-1).view(torch.uint8), number * nbytes)
-            storage = _storage_of(file, len(samples) * nbytes)
-        finally:
-            os.close(file)
-        return _tensor(storage, first.dtype, 0, size, contiguous_stride(size))
+        return stack_one_by_one((sample.contiguous() for sample in samples), (len(samples), *first.size()))
+
+
+def stack_one_by_one(samples: Iterable[torch.Tensor], size: Sequence[int]) -> torch.Tensor:
+    """Stack samples into a memory file; only one at a time need exist.
+
+    Args:
+        samples: As many as ``size`` says, at least one, of one size and dtype, contiguous.
+        size: The result's size.
+
+    Raises:
+        RuntimeError: There are no more files.
+    """
+    try:
+        file = _memory_file()
+    except OSError as error:
+        raise RuntimeError(*error.args) from error
+    try:
+        end = 0
+        for sample in samples:
+            _write(file, sample.view(-1).view(torch.uint8), end)
+            end += sample.numel() * sample.element_size()
+            dtype = sample.dtype
+        storage = _storage_of(file, end)
+    finally:
+        os.close(file)
+    return _tensor(storage, dtype, 0, size, contiguous_stride(size))
 
 
 class Sent:

@@ -251,8 +251,8 @@ def read_recipe(
             )
         if in_python and pipeline.views > 1:
             raise Refused(f"{in_python[0]} runs beside several views of an image; only one is then made natively")
-        plan = _plan(pipeline)
-        options = _options(pipeline)
+        plan = plan_of(pipeline)
+        options = options_of(pipeline)
     except Refused as refused:
         return Refusal((str(refused),))
     first_call = worker_init_fn if seeds else None
@@ -267,7 +267,12 @@ def _made(pipeline: Pipeline) -> Any:
     return repr(pipeline.nodes), pipeline.sizes, pipeline.channels, pipeline.image, values, erasing
 
 
-def _plan(pipeline: Pipeline) -> _core.DrawPlan:
+def plan_of(pipeline: Pipeline) -> _core.DrawPlan:
+    """Make the core's draws for one sample.
+
+    Raises:
+        Refused: The core has other arguments or draws.
+    """
     from fastload import _core
 
     plan = _core.DrawPlan()
@@ -287,7 +292,12 @@ def _plan(pipeline: Pipeline) -> _core.DrawPlan:
     return plan
 
 
-def _options(pipeline: Pipeline) -> dict[str, Any]:
+def options_of(pipeline: Pipeline) -> dict[str, Any]:
+    """Return a pipeline's arguments for ``_core.Pool.submit``.
+
+    Raises:
+        Refused: The installed libraries compute something otherwise than the core.
+    """
     calibration = calibrate()
     filters = {fields["filter"] for _, fields in leaves(pipeline.nodes) if "filter" in fields}
     filters |= {name for _, fields in leaves(pipeline.nodes) for name in fields.get("filters", ())}

@@ -23,7 +23,7 @@ from fastload.pipeline.errors import Refused
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.monkeypatch_check import Originals
 from fastload.pipeline.transform_roles import patched, role_of
-from fastload.pipeline.transforms import table_of
+from fastload.pipeline.transforms import LAYOUT_BY_STRIDE, table_of
 from fastload.pipeline.watched_functions import check_libraries
 
 if TYPE_CHECKING:
@@ -56,6 +56,29 @@ class WithoutTail:
         image = _through(self.head, image)
         if isinstance(image, Image.Image) and image.mode == "RGB" and image.width and image.height:
             return Untailed(torch.from_numpy(np.array(image)), self.tail)
+        return _through(self.tail, image)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A transform in two parts.
+
+    Attributes:
+        head: Steps on images.
+        tail: Steps that make a tensor and change its values.
+        table: ``(3, 256)``: the value that the tail gives each level of each channel.
+        image: Type of the tensor.
+        layout: Its memory format; ``None`` if it is another.
+    """
+
+    head: list[Callable[[Any], Any]]
+    tail: list[Callable[[Any], Any]]
+    table: torch.Tensor
+    image: type[torch.Tensor]
+    layout: torch.memory_format | None
+
+    def finished(self, image: Any) -> Any:
+        """Run the tail on an image."""
         return _through(self.tail, image)
 
 
@@ -96,21 +119,30 @@ def without_tail(dataset: Any) -> Tail | None:
             return None
         part.dataset = inner.dataset
         return replace(inner, dataset=part)
+    split = split_off(dataset.transform)
+    if split is None:
+        return None
+    part.transform = WithoutTail(split.head, split.tail)
+    return Tail(part, split.table, tuple(type(step).__name__ for step in split.tail))
+
+
+def split_off(transform: Any) -> Split | None:
+    """Split a transform before its tail; ``None`` if it has none that is known."""
     try:
-        steps = list(_flat(dataset.transform))
+        steps = list(_flat(transform))
         start = _start(steps)
         if start is None:
             return None
         check_libraries(v2=any("v2" in type(step).__module__ for step in steps))
         tail = steps[start:]
-        values = table_of(tail)
-        if values is None:
+        table = table_of(tail)
+        if table is None:
             return None
-        check_collating(type(_through(tail, Image.new("RGB", (1, 1)))))
+        made = _through(tail, Image.new("RGB", (7, 5)))
+        check_collating(type(made))
     except Refused:
         return None
-    part.transform = WithoutTail(steps[:start], tail)
-    return Tail(part, values, tuple(type(step).__name__ for step in tail))
+    return Split(steps[:start], tail, table, type(made), LAYOUT_BY_STRIDE.get(made.stride()))
 
 
 def _start(steps: list[Any]) -> int | None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _ON_TENSORS = ("AugMix", "ElasticTransform")  # their grids are torch's matrix products and blurs
-_LAYOUTS = {(35, 7, 1): torch.contiguous_format, (1, 21, 3): torch.channels_last}  # of (3, 5, 7), by strides
+LAYOUT_BY_STRIDE = {(35, 7, 1): torch.contiguous_format, (1, 21, 3): torch.channels_last}  # of (3, 5, 7), by strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def read_transform(
         nodes.append(op)
     pixel_steps = tuple(step for step in steps if role_of(step) in ("op", "to_tensor"))
     probe = _through(tensor, np.zeros((5, 7, 3) if channels == 3 else (5, 7), np.uint8))
-    layout = None if role_of(pixel_steps[-1]) == "op" else _LAYOUTS.get(probe.stride())
+    layout = None if role_of(pixel_steps[-1]) == "op" else LAYOUT_BY_STRIDE.get(probe.stride())
     if place.gray and probe.is_contiguous():  # whatever the stride of its one channel
         layout = torch.contiguous_format
     names = tuple(type(step).__name__ for step in steps if role_of(step) == "op")

@@ -15,6 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from fastload import FastLoader
+from fastload.engines import webdataset_stages
 from fastload.vision import codec, handlers, image_handler
 
 webdataset = pytest.importorskip("webdataset")
@@ -79,6 +80,30 @@ def test_batches_of_the_pipeline(shards):
 
     ours, theirs = both(dataset_of, FastLoader, {"device": "cpu"}, batch_size=None, num_workers=2)
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_workers_make_the_images_of_a_batch_at_once(shards, batched, tmp_path, monkeypatch):
+    def loader_of(kind, **options):
+        found = pipeline(shards, train_v1())
+        found = found.batched(4, partial=True) if batched else found
+        own = {"batch_size": None} if batched else {"batch_size": 4}
+        return kind(found, num_workers=2, persistent_workers=True, **own, **options)
+
+    def noted(function, name):
+        def call(*arguments, **rest):
+            with (tmp_path / name).open("a") as file:
+                file.write("x")
+            return function(*arguments, **rest)
+
+        return call
+
+    monkeypatch.setattr(webdataset_stages, "stack", noted(webdataset_stages.stack, "stack"))
+    finished = noted(webdataset_stages.PendingImage.finished, "finished")
+    monkeypatch.setattr(webdataset_stages.PendingImage, "finished", finished)
+    ours = epochs_of(lambda: loader_of(FastLoader, device="cpu"))
+    assert_same(ours, epochs_of(lambda: loader_of(DataLoader)))
+    assert len((tmp_path / ("stack" if batched else "finished")).read_text()) > (1 if batched else 28)
 
 
 def test_webdatasets_loader_takes_the_handler(shards):

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 from fastload.autoscale.policy import AutoWorkers
 from fastload.engines.frameworks import accelerate_sets_generators, lightning_ends_epoch
 from fastload.engines.loader_state import epochs_of, state_of
+from fastload.engines.packed_states import pack
 from fastload.engines.position import Position, UnknownStateError, count_epochs, host_of
 from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
 from fastload.engines.worker_progress import NO_STATE, DatasetState, ReadAgain, WorkerState
@@ -41,7 +42,8 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
         counted = None if epochs is None else (epochs.seed, epochs.epoch)
         state.loaded = None
         try:
-            return _resume(loader, data, make)
+            resume = _resume_keeping_generators if state.keeps_generators else _resume
+            return resume(loader, data, make)
         except BaseException:
             before.write(loader)
             _set_dataset(loader, dataset)
@@ -67,18 +69,42 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
     return iterator
 
 
-def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], Any]) -> Any:
+def _resume_keeping_generators(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], Any]) -> Any:
+    """Resume with the global generators as they are now; those of the state are of a step earlier."""
     from fastload.engines.random_states import set_state, state_now
 
+    kept = state_now(others=True)
+    if not data["started"] or data["_iterator_finished"]:
+        return _resume(loader, {**data, "now": {**data["now"], "main": pack(kept)}}, make)
+    iterator = _resume(loader, data, make)
+    if loader.num_workers:
+        set_state(kept)
+        return iterator
+    host = host_of(iterator)  # its next batch was made, or draws, before the step that the state does not count
+    usual, weak = vars(host).get("_next_data"), weakref.ref(host)
+
+    def next_data() -> Any:
+        host: Any = weak()
+        del host._next_data
+        if usual is not None:
+            host._next_data = usual
+        try:
+            return host._next_data()
+        finally:
+            set_state(kept)
+
+    host._next_data = next_data
+    return iterator
+
+
+def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], Any]) -> Any:
     state = state_of(loader)
     state.drop_former(loader)
-    kept = state_now(others=True) if state.keeps_generators else None
     now = Sources.unpacked(loader, data["now"])
     goes_on = data["started"] and not data["_iterator_finished"]
     start = Sources.unpacked(loader, data["start"]) if goes_on else now
     if not goes_on:  # load_state_dict() has set them; the loop may have called set_epoch() since
         start.epochs = epochs_of_samplers(loader)
-        start.main = start.main if kept is None else kept
     epochs = epochs_of(loader)
     if epochs is not None:
         epochs.seed, epochs.epoch = data["seed"], data["epoch"] - goes_on
@@ -121,29 +147,7 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     if goes_on:
         position.dealt = data["dealt"]
         now.write(loader)
-    if goes_on and kept is not None:
-        if loader.num_workers:
-            set_state(kept)
-        else:  # the next batch was made, or draws, before the step that the state does not count
-            _after_next(host_of(iterator), functools.partial(set_state, kept))
     return iterator
-
-
-def _after_next(host: Any, then: Callable[[], None]) -> None:
-    """Call ``then`` once torch's iterator ``host`` has made its next batch."""
-    usual, weak = vars(host).get("_next_data"), weakref.ref(host)
-
-    def next_data() -> Any:
-        iterator: Any = weak()
-        del iterator._next_data
-        if usual is not None:
-            iterator._next_data = usual
-        try:
-            return iterator._next_data()
-        finally:
-            then()
-
-    host._next_data = next_data
 
 
 def _set_dataset(loader: Any, state: DatasetState) -> None:

@@ -217,22 +217,24 @@ def litdata(photos: Path, room: Path) -> Makers:
 
 
 def mosaic(photos: Path, room: Path) -> Makers:
-    """Shards of mosaicml-streaming's, in torch's loader, beside FastLoader over the folder."""
+    """Shards of mosaicml-streaming's, in torch's loader and in FastLoader, beside FastLoader over the folder."""
     from streaming import MDSWriter, StreamingDataset
 
-    path = room / "streaming"
-    if not (path / "index.json").exists():
-        with MDSWriter(out=str(path), columns={"image": "bytes", "label": "int"}) as writer:
-            for name, label in ImageFolder(str(photos)).samples:
-                writer.write({"image": _bytes(name), "label": label})
-
     photos_of = _of_bytes(StreamingDataset)
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": WORKERS, "persistent_workers": True}
 
-    def own() -> Any:
-        dataset = photos_of(local=str(path), shuffle=True, batch_size=BATCH_SIZE)
-        return DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=WORKERS, persistent_workers=True)
+    def dataset_in(path: Path) -> Any:  # no two loaders may read one folder
+        if not (path / "index.json").exists():
+            with MDSWriter(out=str(path), columns={"image": "bytes", "label": "int"}) as writer:
+                for name, label in ImageFolder(str(photos)).samples:
+                    writer.write({"image": _bytes(name), "label": label})
+        return photos_of(local=str(path), shuffle=True, batch_size=BATCH_SIZE)
 
-    return {"mosaicml-streaming": own, OURS: folder(photos, room)[OURS]}
+    return {
+        "mosaicml-streaming": lambda: DataLoader(dataset_in(room / "streaming"), **options),
+        "fastload, same dataset": lambda: FastLoader(dataset_in(room / "streaming-again"), device="cpu", **options),
+        OURS: folder(photos, room)[OURS],
+    }
 
 
 ROWS: Final[dict[str, Row]] = {

@@ -4,8 +4,8 @@ Samples have a ``jpg`` and a ``cls``.
 
 python examples/train_webdataset.py shards/train-*.tar --classes 1000
 
-webdataset's loader is no DataLoader with an index, so ``prefetch_to_device`` takes the whole pipeline as it is: a
-thread reads it, and each batch is on the GPU when the training loop asks for it.
+The pipeline is webdataset's, and so is the order of its samples; the loader's workers make the images of a batch
+natively, and each batch is on the GPU when the training loop asks for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import webdataset
 from torchvision.models import get_model
 from torchvision.transforms import v2
 
-from fastload import prefetch_to_device
+from fastload import DataLoader
 
 
 def main() -> None:
@@ -58,8 +58,7 @@ def main() -> None:
     )
     # Each worker reads shards of its own: one that is left with none is an error of webdataset's.
     workers = min(args.workers, sum(len(webdataset.shardlists.expand_urls(shard)) for shard in args.shards))
-    loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=workers)
-    batches = prefetch_to_device(loader)  # was: loader, and .to(device, non_blocking=True) in the loop
+    batches = DataLoader(dataset, batch_size=None, num_workers=workers)  # was: webdataset.WebLoader, and .to(device)
 
     model = get_model(args.model, weights=None, num_classes=args.classes)
     model = model.to(device, memory_format=torch.channels_last)

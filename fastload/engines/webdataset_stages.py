@@ -44,8 +44,8 @@ def install() -> None:
     init = kind.__init__
 
     @functools.wraps(init)
-    def init_fetcher(self: Any, dataset: Any, *arguments: Any, __fastload__: Any = None) -> None:
-        init(self, dataset, *arguments)
+    def init_fetcher(self: Any, dataset: Any, *arguments: Any, __fastload__: Any = None, **rest: Any) -> None:
+        init(self, dataset, *arguments, **rest)
         info = get_worker_info()
         if info is not None and dataset is info.dataset:
             sends = not self.auto_collation and self.collate_fn is default_convert

@@ -70,7 +70,7 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
 
 
 def _resume_keeping_generators(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], Any]) -> Any:
-    """Resume with the global generators as they are now; those of the state are of a step earlier."""
+    """Resume with the present global generators; the state's are a step older."""
     from fastload.engines.random_states import set_state, state_now
 
     kept = state_now(others=True)

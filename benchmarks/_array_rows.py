@@ -95,7 +95,7 @@ class Trainer:
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """Train on one batch."""
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = torch.nn.functional.cross_entropy(self.model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()

@@ -53,7 +53,7 @@ def without_stats() -> Iterator[None]:
         for module in (loader_module, iterators):
             put(module, "measure", lambda iterator, measured: measured)
         put(iterators, "measure_here", lambda iterator, measured: None)
-        put(workers, "MeasuredWorker", lambda first_call, counters, keep: first_call or (lambda worker_id: None))
+        put(workers, "MeasuredWorker", lambda first_call, counters: first_call or (lambda worker_id: None))
         put(position.Position, "follow", lambda self, *rest: None)  # which reads the meter
         put(transfer_module, "DeviceClock", lambda module: None)
         yield

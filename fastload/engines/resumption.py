@@ -7,6 +7,7 @@ no sample is read. The indices of the last batch handed over are compared, so a 
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +64,18 @@ class Sources:
             sources.samplers = [_asked(sampler) for sampler in _samplers_of(loader)]
         return sources
 
-    def write(self, loader: Any, *, samplers: bool = True) -> None:
-        """Set what :meth:`read` has read, but not the dataset's."""
+    def write(self, loader: Any, *, samplers: bool = True, own: bool = True) -> None:
+        """Set what :meth:`read` has read, but not the dataset's.
+
+        Args:
+            loader: The loader.
+            samplers: Whether the samplers' states are set.
+            own: Whether the generators of the loader and its samplers are.
+        """
         from fastload.engines.random_states import set_state
 
         set_state(self.main)
-        for generator, state in zip(_generators_of(loader), self.generators, strict=True):
+        for generator, state in zip(_generators_of(loader), self.generators, strict=True) if own else ():
             generator.set_state(state)
         self.write_epochs(loader)
         for sampler, asked in zip(_samplers_of(loader), self.samplers, strict=False):
@@ -170,6 +177,8 @@ class Resumption:
         num_workers: Number of workers; ``None`` if any number is right.
         again: What the epoch started from, if its workers had made another epoch before.
         indices: Digest of the last batch handed over; 0 if unknown.
+        before: What to set before the sampler begins: without workers it had not, and now there are some.
+        begins: Whether the sampler has to begin at once: with workers it had, and now there are none.
         dealt: How the epoch was dealt to other processes before (:mod:`fastload.engines.redistribution`).
     """
 
@@ -181,6 +190,8 @@ class Resumption:
     num_workers: int | None
     again: Sources | None
     indices: int
+    before: Sources | None = None
+    begins: bool = False
     dealt: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -205,6 +216,11 @@ class Resumption:
 
             index_sampler = batches_left(self.loader, self.dealt)
             iterator._sampler_iter = iter(index_sampler)
+        if self.before is not None:
+            self.before.write(self.loader)
+        if self.begins:
+            first = list(itertools.islice(iterator._sampler_iter, 1))
+            iterator._sampler_iter = itertools.chain(first, iterator._sampler_iter)
         if not self.skip:
             return
         from fastload.engines.index_replay import after_batches

@@ -114,6 +114,10 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     workers = None if data["workers"] is None else [one and WorkerState.unpacked(one) for one in data["workers"]]
     by_index = loader.randomness == "sample"
     resumption = None
+    workers_now = data["num_workers"] if isinstance(loader.num_workers, AutoWorkers) else loader.num_workers
+    same = data["num_workers"] == workers_now and data["prefetch_factor"] == (loader.prefetch_factor or 0)
+    none_drawn = goes_on and not skip and not iterable and not data["dealt"]
+    before = now if none_drawn and workers_now and not data["num_workers"] else None
     if goes_on or again:
         resumption = Resumption(
             loader,
@@ -124,6 +128,8 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
             num_workers=None if by_index and workers is None else data["num_workers"],
             again=start if again else None,
             indices=data["indices"] if goes_on and not iterable else 0,
+            before=before,
+            begins=none_drawn and not workers_now and data["num_workers"] > 0,
             dealt=data["dealt"] if goes_on else [],
         )
         if isinstance(loader.num_workers, AutoWorkers):
@@ -146,7 +152,8 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
         _set_dataset(loader, now.dataset)
     if goes_on:
         position.dealt = data["dealt"]
-        now.write(loader)
+        if before is None:  # own generators stay where the sampler left them, unless it draws as far ahead as it did
+            now.write(loader, own=same)
     return iterator
 
 
@@ -197,6 +204,7 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
         "started": position is not None,
         "again": position is not None and position.again,
         "num_workers": int(loader.num_workers) if position is None else position.num_workers,
+        "prefetch_factor": loader.prefetch_factor or 0,
         "persistent": bool(loader.persistent_workers and loader.num_workers),
         "randomness": loader.randomness,
         "batch_size": loader.batch_size or 0,

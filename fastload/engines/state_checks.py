@@ -26,6 +26,7 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
         "started": bool,
         "again": bool,
         "num_workers": int,
+        "prefetch_factor": int,
         "persistent": bool,
     },
     **{

@@ -99,31 +99,6 @@ def test_the_device_side_counts_batches_handed_over(workers, persistent):
     check(make, STOPS)
 
 
-@pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize(("before", "after"), [(0, 3), (3, 0), (1, 2)])
-def test_by_sample_another_number_of_workers_gives_the_same_rest(folder: Path, native, before, after):
-    def make(workers):
-        dataset = ImageFolder(folder, train_v1()) if native else Drawing()
-        return FastLoader(dataset, 4, shuffle=True, num_workers=workers, randomness="sample")
-
-    def cut(batch):
-        return flat(batch) if native else flat(batch[:, :4].contiguous())
-
-    seed(5)
-    expected = [[cut(batch) for batch in loader] for loader in [make(before)] for _ in range(3)]
-    seed(5)
-    loader = make(before)
-    list(loader)
-    iterator = iter(loader)
-    batches = [cut(next(iterator)) for _ in range(3)]
-    state = saved(loader.state_dict())
-    seed(99)
-    other = make(after)
-    other.load_state_dict(state)
-    assert batches + [cut(batch) for batch in other] == expected[1]
-    assert [cut(batch) for batch in other] == expected[2]
-
-
 class Epochs(Sampler):
     """Orders by its epoch and by a generator that no one can see."""
 

@@ -37,9 +37,13 @@ def test_coefficients_are_torchvisions_or_asked_for(width, height, distortion, m
     asked = 0
     for starts, ends in points:
         corners = [width, height, *(at for end in ends for at in end)]
-        wanted = functional._get_perspective_coeffs(starts, ends)
         got = _core.perspective_coefficients(corners)
         asked += got is None
+        try:
+            wanted = functional._get_perspective_coeffs(starts, ends)
+        except torch.linalg.LinAlgError:  # three corners on a line; whether LAPACK notices depends on the processor
+            assert got is None
+            continue
         assert got in (None, wanted)
         assert answer_to("perspective", corners) == wanted
     assert asked <= most * len(points)

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data._utils import worker
 
 from fastload import _core
+from fastload.engines.generator_memory import numpy_now, python_now
 from fastload.pipeline.python_stream import STATE_BYTES, numpy_bytes, numpy_state, python_bytes, python_state
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def set_state(state: bytes) -> None:
 def state_now(*, others: bool) -> bytes:
     """Return the state of torch's default generator, and of the others if asked for."""
     state = torch.get_rng_state().numpy().tobytes()
-    return state + python_bytes(random.getstate()) + numpy_bytes(np.random.get_state()) if others else state
+    return b"".join((state, python_now(), numpy_now())) if others else state
 
 
 def state_of_seed(seed: int, *, others: bool) -> bytes:

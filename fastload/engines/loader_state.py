@@ -162,7 +162,7 @@ class LoaderState:
         known = self._decoders.get(device)
         if isinstance(known, str):
             return known
-        return "the GPU had no memory left to decode in" if known is not None and known.out_of_memory else None
+        return None if known is None else known.gave_up
 
     def with_index(self, loader: LoaderConfig[Any], recipe: Recipe, *, whole: bool = False) -> Recipe:
         """Add the index of JPEG files to what decodes them; it is kept across epochs.

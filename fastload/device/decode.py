@@ -135,7 +135,7 @@ class Decoder:
         self._lock = threading.Lock()
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
         self._scratch: torch.Tensor | None = None
-        self.out_of_memory = False  # once, or without a kernel that is needed: then the threads decode everything
+        self.gave_up: str | None = None  # the reason, if the threads decode everything after all
 
     def add_steps(self) -> bool:
         """Compile the kernel that runs steps, and return whether it can be used.
@@ -274,14 +274,16 @@ class StagedFiles:
         if timed:
             self._began.record()
         with stage("decode"):
-            can = not any(chunk[-1] for chunk in self._chunks) or self._decoder.add_steps()
-            try:
-                if can:
+            gave_up = None
+            if any(chunk[-1] for chunk in self._chunks) and not self._decoder.add_steps():
+                gave_up = "the kernel for transforms cannot be compiled"
+            else:
+                try:
                     self._decode(files, pixels, bad)
-            except torch.OutOfMemoryError:
-                can = False
-            if not can:
-                self._decoder.out_of_memory = True
+                except torch.OutOfMemoryError:
+                    gave_up = "the GPU had no memory left to decode in"
+            if gave_up is not None:
+                self._decoder.gave_up = gave_up
                 bad.fill_(1)
         self._bad = torch.empty(len(staged), dtype=torch.int32, pin_memory=True)
         self._bad.copy_(bad, non_blocking=True)

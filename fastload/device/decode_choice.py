@@ -71,9 +71,9 @@ class DecodeChoice:
             pixels: The batch's on the host.
             by_view: Returns each view's part of such pixels.
         """
-        if self._decoder.out_of_memory:
+        if self._decoder.gave_up is not None:
             if self._policy is not None:
-                self._policy.give_up()
+                self._policy.give_up(self._decoder.gave_up)
             return None
         if self._policy is not None and not self._policy.choose():
             if self._policy.on_gpu and self.on_change is not None:

@@ -206,12 +206,12 @@ class DecodePolicy:
             self._look_in, self._look_wait = self._look_wait, min(2 * self._look_wait, _LOOK_MAX)
             return True
 
-    def give_up(self) -> None:
-        """Leave everything to the threads: the GPU has no memory."""
+    def give_up(self, why: str) -> None:
+        """Leave everything to the threads."""
         with self._lock:
             if self.available or not self._gave_up:
                 self._gave_up, self.available = True, False
-                self._turn(on_gpu=False, why="the GPU had no memory left to decode in")
+                self._turn(on_gpu=False, why=why)
 
     def note(self, made: DecodedBatch, clock: Clock | None = None) -> None:
         """Learn from a batch.

@@ -56,6 +56,7 @@ class LoaderState:
         self.epochs = Epochs()
         self.position: Any = None  # of the newest iteration
         self.loaded = copy.deepcopy(loaded)  # a state that the next iteration begins with
+        self.keeps_generators = False  # at that; the framework that loaded it has set the global ones
         self.resumption: Resumption | None = None  # while an iterator is made that begins with it
         self.lost: str | None = None  # why the position is unknown
         self.warned = False  # that the loader has no state
@@ -78,11 +79,15 @@ class LoaderState:
         self._sized: tuple[int, Stats] | None = None  # last chosen number of workers, and the statistics then
 
     def __reduce__(self) -> Any:
-        return LoaderState, (self.loaded,)
+        return LoaderState, (self.loaded,), {"keeps_generators": self.keeps_generators}
 
     def of_copies(self) -> dict[str, LoaderState]:
         """Return the attributes of a loader's copies that come from here."""
-        return {} if self.loaded is None else {"_state": LoaderState(self.loaded)}
+        if self.loaded is None:
+            return {}
+        copied = LoaderState(self.loaded)
+        copied.keeps_generators = self.keeps_generators
+        return {"_state": copied}
 
     def copy_stream(self, device: torch.device) -> Any:
         """Return the device's copy stream. Kept across epochs: torch caches device memory by stream."""
@@ -172,7 +177,7 @@ class LoaderState:
         known = self._decoders.get(device)
         if isinstance(known, str):
             return known
-        return "the GPU had no memory left to decode in" if known is not None and known.out_of_memory else None
+        return None if known is None else known.gave_up
 
     def with_index(self, loader: LoaderConfig[Any], recipe: Recipe, *, whole: bool = False) -> Recipe:
         """Add the index of JPEG files to what decodes them; it is kept across epochs.

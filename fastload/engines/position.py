@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 
 from fastload.engines.packed_states import digest_of
 from fastload.engines.worker_progress import NO_STATE, DatasetState, NotLoaded, WorkerState
+from fastload.options import length_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,6 +100,7 @@ class Position:
         self._known: dict[int, tuple[int, int, WorkerState]] = {}  # of each worker, by its batches, with their digest
         self._failed = None if resumption is None else resumption.failed
         self.dealt: list[dict[str, Any]] = []  # see redistribution
+        self._left = False
 
     def follow(self, loader: LoaderConfig[Any], iterator: Any) -> None:
         """Follow an iterator that was just begun."""
@@ -130,7 +132,20 @@ class Position:
     @property
     def ended(self) -> bool:
         """Whether the epoch is over."""
-        return self._meter is not None and self._meter.ended
+        return self._left or (self._meter is not None and self._meter.ended)
+
+    def leave(self, left: bool, loader: LoaderConfig[Any]) -> None:
+        """Note whether the consumer has left the epoch and will begin the next.
+
+        Raises:
+            UnknownStateError: It has left early, and persistent workers are ahead of it.
+        """
+        self._left = left
+        if left and self._persists and self.num_workers and self.handed_over != length_of(loader):
+            raise UnknownStateError(
+                "the loop leaves the epoch before its end, and the workers, which persist, have drawn random numbers "
+                "for more batches; use persistent_workers=False"
+            )
 
     @property
     def handed_over(self) -> int:

@@ -25,7 +25,8 @@ def _samplers_of(loader: Any) -> list[Any]:
     for sampler in (loader.batch_sampler, loader.sampler):
         while sampler is not None and not any(sampler is known for known in samplers):
             samplers.append(sampler)
-            sampler = vars(sampler).get("sampler") if hasattr(sampler, "__dict__") else None
+            inner = vars(sampler) if hasattr(sampler, "__dict__") else {}
+            sampler = inner.get("sampler", inner.get("batch_sampler"))  # the second: Accelerate's
     return samplers
 
 
@@ -157,6 +158,8 @@ def _asked(source: Any) -> Any:
 def _generators_of(loader: Any) -> list[torch.Generator]:
     found: list[torch.Generator] = []
     for owner in (loader, *_samplers_of(loader)):
+        if type(owner).__name__ == "SeedableRandomSampler":  # Accelerate's: makes it late, and seeds it in each epoch
+            continue
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and not any(generator is known for known in found):
             found.append(generator)

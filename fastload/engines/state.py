@@ -10,12 +10,15 @@ import contextlib
 import copy
 import functools
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
 from fastload.autoscale.policy import AutoWorkers
+from fastload.engines.frameworks import accelerate_sets_generators, lightning_ends_epoch
 from fastload.engines.loader_state import epochs_of, state_of
+from fastload.engines.packed_states import pack
 from fastload.engines.position import ConsumerPlace, Position, UnknownStateError, count_epochs, host_of
 from fastload.engines.resumption import Resumption, Sources, epochs_of_samplers
 from fastload.engines.worker_progress import KEPT_NOTE, NO_STATE, DatasetState, ReadAgain, WorkerState
@@ -42,7 +45,8 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
         counted = None if epochs is None else (epochs.seed, epochs.epoch)
         state.loaded = None
         try:
-            return _resume(loader, data, make)
+            resume = _resume_keeping_generators if state.keeps_generators else _resume
+            return resume(loader, data, make)
         except BaseException as error:
             state.loaded = data
             error.add_note(KEPT_NOTE)
@@ -68,6 +72,34 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
     if start is not None and state.lost is None:
         state.position = position = Position(start, again=again)
         position.follow(loader, iterator)
+    return iterator
+
+
+def _resume_keeping_generators(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], Any]) -> Any:
+    """Resume with the present global generators; the state's are a step older."""
+    from fastload.engines.random_states import set_state, state_now
+
+    kept = state_now(others=True)
+    if not data["started"] or data["_iterator_finished"]:
+        return _resume(loader, {**data, "now": {**data["now"], "main": pack(kept)}}, make)
+    iterator = _resume(loader, data, make)
+    if loader.num_workers:
+        set_state(kept)
+        return iterator
+    host = host_of(iterator)  # its next batch was made, or draws, before the step that the state does not count
+    usual, weak = vars(host).get("_next_data"), weakref.ref(host)
+
+    def next_data() -> Any:
+        host: Any = weak()
+        del host._next_data
+        if usual is not None:
+            host._next_data = usual
+        try:
+            return host._next_data()
+        finally:
+            set_state(kept)
+
+    host._next_data = next_data
     return iterator
 
 
@@ -158,6 +190,8 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
     reason = _unsupported(loader) or state.lost
     if reason is None:
         try:
+            if position is not None:
+                position.leave(lightning_ends_epoch(), loader)
             with contextlib.nullcontext() if position is None else position.between_batches():
                 return _read(loader, position)
         except UnknownStateError as error:
@@ -237,7 +271,7 @@ def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
             with contextlib.suppress(Exception):  # of one that cannot be set
                 before.write_epochs(loader)
             raise
-    state.loaded = loaded
+    state.loaded, state.keeps_generators = loaded, accelerate_sets_generators()
 
 
 def _unsupported(loader: LoaderConfig[Any]) -> str | None:

@@ -287,7 +287,7 @@ def test_a_worker_that_is_ahead_for_the_others_too_keeps_its_states():
     for count in range(1, 20):
         next(iterator)
         until = time.monotonic() + 5
-        while loader.stats().queues.get("ready", 0) < 7 and time.monotonic() < until:
+        while loader.stats().queues.get("ready", 0) < 4 and time.monotonic() < until:
             time.sleep(0.01)
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)

@@ -151,6 +151,7 @@ def test_timeout(backend):
         reached, gate = multiprocessing.Event(), multiprocessing.Event()
         try:
             iterator = iter(loader_class(Gated(4, 1, reached, gate), num_workers=1, timeout=0.4))
+            assert reached.wait(60)  # the first batch is made
             return each(iterator, most=2)[-1]
         finally:
             gate.set()  # a worker that is stuck would take torch five seconds to end

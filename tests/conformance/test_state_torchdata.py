@@ -1,9 +1,11 @@
-"""FastLoader in the place of torchdata's StatefulDataLoader."""
+"""FastLoader in the place of torchdata's StatefulDataLoader, and samplers within samplers as Accelerate's."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from resuming import Drawing, check, flat, seed
+from torch.utils.data import BatchSampler, RandomSampler
 
 from fastload import FastLoader
 
@@ -51,3 +53,26 @@ def test_a_stateful_loader_of_ones_own_is_not_taken_over(method):
     with pytest.raises(TypeError, match=r"cannot take over Own.*prefetch_to_device"):
         FastLoader.wrap(stateful(0, kind=own))
     assert type(FastLoader.wrap(stateful(0, kind=type("Same", (kind,), {})))) is FastLoader
+
+
+class Shard(BatchSampler):
+    """Deals another batch sampler's batches, as Accelerate's BatchSamplerShard does."""
+
+    def __init__(self, batch_sampler):
+        self.batch_sampler = batch_sampler
+
+    def __iter__(self):
+        return iter(list(self.batch_sampler)[1::2])
+
+    def __len__(self):
+        return len(self.batch_sampler) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_generators_of_samplers_within_samplers_go_on(workers):
+    def make():
+        sampler = RandomSampler(range(46), generator=torch.Generator().manual_seed(1))
+        return FastLoader(Drawing(46), batch_sampler=Shard(BatchSampler(sampler, 4, False)), num_workers=workers)
+
+    check(make, [(0, 2), (1, 3), (2, 5)])

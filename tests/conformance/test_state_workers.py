@@ -1,4 +1,4 @@
-"""Loaders with another number of workers go on with the same bits."""
+"""Loaders with other numbers of workers, or batches ahead, go on with the same bits."""
 
 from __future__ import annotations
 

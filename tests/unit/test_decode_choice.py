@@ -227,7 +227,7 @@ def test_a_gpu_without_memory_is_left_alone() -> None:
     policy = DecodePolicy()
     batches(policy, 8)
     assert policy.on_gpu
-    policy.give_up()
+    policy.give_up("the GPU had no memory left to decode in")
     assert not policy.on_gpu
     assert policy.why == "the GPU had no memory left to decode in"
 
@@ -244,7 +244,7 @@ def test_the_same_trial_is_not_repeated_soon() -> None:
 
 
 class FilesOf:
-    out_of_memory = False
+    gave_up: str | None = None
     decode_s = 0.001
     samples_staged = 7
 
@@ -275,12 +275,13 @@ def test_gpu_decodes_every_batch_if_told_so() -> None:
 
 
 @pytest.mark.parametrize("policy", [None, DecodePolicy()])
-def test_nothing_goes_to_the_gpu_once_it_has_no_memory(policy: DecodePolicy | None) -> None:
+def test_nothing_goes_to_the_gpu_once_it_has_given_up(policy: DecodePolicy | None) -> None:
     decoder: Any = FilesOf()
     choice = DecodeChoice(decoder, policy)
     assert choice.files(torch.zeros(1), list) is decoder
-    decoder.out_of_memory = True
+    decoder.gave_up = "the kernel for transforms cannot be compiled"
     assert choice.files(torch.zeros(1), list) is None
+    assert policy is None or policy.why == decoder.gave_up
 
 
 def test_threads_are_told_when_their_work_changes() -> None:

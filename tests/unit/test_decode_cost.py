@@ -178,7 +178,7 @@ def test_the_plan_says_what_was_decided_and_why(loader: FastLoader[Any]) -> None
 
 def test_the_plan_says_why_the_gpu_was_given_up(loader: FastLoader[Any]) -> None:
     class Decoder:
-        out_of_memory = True
+        gave_up = "the GPU had no memory left to decode in"
 
     decoders: dict[Any, Any] = state_of(loader)._decoders
     decoders[torch.device("cuda", 0)] = Decoder()

@@ -167,6 +167,16 @@ def test_files_without_room_are_decoded_by_the_threads(kernels, pool):
     assert all(staged.same())
 
 
+def test_large_files_that_are_never_staged_ask_for_little_memory(kernels, pool):
+    file = io.BytesIO()
+    noise(1300, 1300, 1).save(file, "JPEG", quality=95, progressive=True)
+    assert len(file.getvalue()) > 1 << 20
+    views = Views(pool, [file.getvalue()] * 2)
+    assert views.staging.has() == bytes(2)
+    assert torch.equal(views.pixels, views.want)
+    assert 0 < views.staging.wanted <= 2 * (256 << 10)
+
+
 def test_what_is_taken_out_is_left_alone(kernels, pool):
     staged = Staged(pool, 3)
     staged.staging.remove(0)
@@ -316,7 +326,7 @@ def test_kernels_that_cannot_be_compiled_leave_decoding_to_the_threads(monkeypat
 class HostDecoder:
     """Decodes on the CPU what a GPU would."""
 
-    out_of_memory = False
+    gave_up = None
 
     def __init__(self, kernels: KernelsOnCpu) -> None:
         self.kernels = kernels

@@ -222,3 +222,30 @@ def test_the_next_pool_starts_with_what_was_enough():
     assert Simulation(cores=16).threads == 16
     assert Simulation(cores=16, sizing=Sizing(threads=5)).threads == 5
     assert Simulation(cores=4, sizing=Sizing(threads=5)).threads == 4
+
+
+def test_once_restarted_it_has_all_cores_until_it_has_measured_the_new_work():
+    loop = Simulation()
+    loop.run(10, step_s=0.02, cost_s=0.0001)
+    assert loop.threads == 1
+    loop.sizer.restart()
+    assert loop.threads == 16
+    changes = len(loop.history)
+    loop.run(0.9 * WINDOW_S, step_s=0.02, cost_s=0.003)
+    assert len(loop.history) == changes  # a window that began before would have ended
+    loop.run(10, step_s=0.02, cost_s=0.003)
+    assert loop.threads < 16
+
+
+def test_restarting_a_closed_pool_does_nothing():
+    class Closed:
+        def resize(self, threads):
+            raise RuntimeError("the pool is closed")
+
+        def work_done(self):
+            return 0.0, 0
+
+    sizer = ThreadSizer(Sizing(), 4, lambda: 0.0)
+    sizer.restart()
+    sizer.attach(Closed())
+    sizer.restart()

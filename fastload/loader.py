@@ -26,9 +26,8 @@ from fastload.engines.iterators import (
     start_native,
 )
 from fastload.engines.loader_state import LoaderState, state_of
-from fastload.engines.resumed_iterator import start_resumed
 from fastload.engines.sample_seeding import check_seedable
-from fastload.engines.workers import first_call_of
+from fastload.engines.workers import first_call_of, start_iterator
 from fastload.nvtx import stages
 from fastload.options import (
     INDEX_BYTES,
@@ -403,7 +402,7 @@ class FastLoader(LoaderConfig[T_co]):
             vars(view)["worker_init_fn"] = first_call = first_call_of(self, self.worker_init_fn, counters)
         make = functools.partial(DataLoader.__iter__, view)
         start = functools.partial(start_workers, make) if self.num_workers else make
-        iterator: Any = start_resumed(view, state_of(self).resumption, start)
+        iterator: Any = start_iterator(view, state_of(self).resumption, start)
         if self.num_workers and iterator._worker_init_fn is first_call:
             iterator._worker_init_fn = self.worker_init_fn
         if native is not None:

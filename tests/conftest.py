@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 _FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(autouse=True)
+def gradients_stay_enabled(request: pytest.FixtureRequest) -> Any:
+    """A test that leaves gradients disabled is named in a warning."""
+    yield
+    if not torch.is_grad_enabled():
+        torch.set_grad_enabled(True)
+        warnings.warn(f"{request.node.nodeid} left gradients disabled", stacklevel=1)
 
 
 @pytest.fixture(autouse=True)

@@ -91,10 +91,8 @@ class StartsFrom:
         progress.resumed, progress.read_again, progress.failed = self.states[worker_id], self.read_again, failed
 
 
-def start_resumed(view: Any, resumption: Resumption | None, make: Callable[[], Any]) -> Any:
+def start_resumed(view: Any, resumption: Resumption, make: Callable[[], Any]) -> Any:
     """Return ``make()``, which iterates ``view``, from where the resumption says."""
-    if resumption is None:
-        return make()
     if not view.num_workers:
         iterator = make()
         if not isinstance(view.dataset, IterableDataset):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from fastload.autoscale.policy import AutoWorkers
-from fastload.engines.frameworks import accelerate_sets_generators, lightning_ends_epoch
 from fastload.engines.loader_state import epochs_of, state_of
 from fastload.engines.packed_states import pack
 from fastload.engines.position import ConsumerPlace, Position, UnknownStateError, count_epochs, host_of
@@ -189,6 +188,8 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
     position: Position | None = state.position
     reason = _unsupported(loader) or state.lost
     if reason is None:
+        from fastload.engines.frameworks import lightning_ends_epoch
+
         try:
             if position is not None:
                 position.leave(lightning_ends_epoch(), loader)
@@ -271,6 +272,8 @@ def load_state_dict(loader: LoaderConfig[Any], data: Any) -> None:
             with contextlib.suppress(Exception):  # of one that cannot be set
                 before.write_epochs(loader)
             raise
+    from fastload.engines.frameworks import accelerate_sets_generators
+
     state.loaded, state.keeps_generators = loaded, accelerate_sets_generators()
 
 

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from fastload._batch import HostBatch, count_pinned
 from fastload.engines.copy_scheduler import NONE_FREE
-from fastload.engines.resumed_iterator import start_resumed
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.engines.worker_progress import WorkerProgress
 from fastload.memory.packing import CannotPackError, EscapedError, Packer, collate_into, packed_bytes, stacks_into
@@ -262,10 +261,19 @@ def start_epoch(view: DataLoader[Any], resumption: Resumption | None = None) -> 
         restart_workers(former, lambda: iter(view))
         return former  # type: ignore[no-any-return]
     make = functools.partial(start_frozen, lambda: iter(view)) if view.num_workers else lambda: iter(view)
-    iterator: Any = start_resumed(view, resumption, make)
+    iterator: Any = start_iterator(view, resumption, make)
     if seeded is not None and not view.num_workers:
         seeded.run_here(iterator._base_seed)
     return iterator  # type: ignore[no-any-return]
+
+
+def start_iterator(view: Any, resumption: Resumption | None, make: Callable[[], Any]) -> Any:
+    """Return ``make()``, which iterates ``view``, from where the resumption says, if there is one."""
+    if resumption is None:
+        return make()
+    from fastload.engines.resumed_iterator import start_resumed
+
+    return start_resumed(view, resumption, make)
 
 
 def next_of(host: Any) -> Any:

@@ -30,7 +30,6 @@ bool PoolState::draw_alone(const Job& job, std::size_t index, const JpegHeader& 
 
 void PoolState::advance_draws(RandomStream& stream) {
   while (!stream.waiting_.empty() && draw_in_order(*stream.waiting_.front())) stream.waiting_.pop_front();
-  work_.notify_all();
 }
 
 // Makes the draws of samples whose turn it is. Returns whether the whole job is drawn.
@@ -50,6 +49,7 @@ bool PoolState::draw_in_order(Job& job) {
       if (status == DrawStatus::ok) {
         outcome.drawn = true;
         job.ready_.push_back(job.frontier_);
+        work_.notify_one();
         // generator_before() may come when the answer is forgotten.
         if (unresolved.kind != Question::Kind::none) job.marks_.push_back({job.frontier_ + 1, stream.generator_});
         continue;

@@ -34,6 +34,16 @@ double seconds_of(clockid_t clock) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+// Time of the calling thread. Reading its processor time is a system call, so that is not done with a lock held.
+class Stopwatch {
+ public:
+  double seconds() const { return seconds_of(CLOCK_MONOTONIC) - begun_; }
+  double busy() const { return seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy_; }
+
+ private:
+  double begun_ = seconds_of(CLOCK_MONOTONIC), busy_ = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+};
+
 struct ThreadStart {
   std::shared_ptr<PoolState> state;
   int number;
@@ -121,7 +131,6 @@ void* PoolState::run_thread(void* argument) {
 }
 
 void PoolState::work(int number) {
-  using Clock = std::chrono::steady_clock;
   std::unique_lock<std::mutex> lock(mutex_);
   Task task;
   DecodeRange range;
@@ -130,17 +139,10 @@ void PoolState::work(int number) {
       ++task.job->running_;
       const bool reads = task.job->spec_.staging != nullptr;
       range.enter(task.job.get(), task.job->spec_.number, reads ? DecodeRange::Work::read : DecodeRange::Work::decode);
-      const Clock::time_point taken = Clock::now();
-      const double busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
-      if (task.drawn) {
-        complete(task, lock, range);
-      } else {
-        begin(task, lock, range);
-      }
-      const double seconds = std::chrono::duration<double>(Clock::now() - taken).count();
-      work_done_.seconds += seconds;
-      task.job->work_seconds_ += seconds;
-      work_done_.busy_seconds += seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy;
+      const Spent spent = task.drawn ? complete(task, lock, range) : begin(task, lock, range);
+      work_done_.seconds += spent.seconds;
+      work_done_.busy_seconds += spent.busy;
+      task.job->work_seconds_ += spent.seconds;
       if (--task.job->running_ == 0 && task.job->stop_) changed_.notify_all();
       task.job.reset();
     } else if (closing_) {
@@ -178,7 +180,7 @@ bool PoolState::pick(Task& task) {
 
 // A thread's results are private until it holds the lock again. If the job has been cancelled by then, its caller may
 // be gone, so the outcome is dropped and the output is not touched.
-void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range) {
+PoolState::Spent PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range) {
   Job& job = *task.job;
   const Input& input = job.spec_.inputs[task.sample];
   const bool ordered = job.ordered();
@@ -191,25 +193,26 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock, Deco
   Question unresolved;
   bool resolved = true;
   lock.unlock();
-  const double begun = seconds_of(CLOCK_MONOTONIC), busy = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+  const Stopwatch watch;
   bool failed = !load(input, job.spec_.options.max_pixels, source, header, outcome);
-  const double read_busy = seconds_of(CLOCK_THREAD_CPUTIME_ID) - busy, read = seconds_of(CLOCK_MONOTONIC) - begun;
+  const Spent read{watch.seconds(), watch.busy()};
   if (!failed && !ordered) {
     resolved = draw_alone(job, task.sample, header, known, outcome, unresolved);
     if (outcome.drawn) make(job, task.sample, source, header, outcome, range);
     failed = resolved && outcome.status != Status::ok;
   }
   if (failed && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
+  const Spent spent = ordered ? read : Spent{watch.seconds(), watch.busy()};
   lock.lock();
-  work_done_.read_seconds += read;
-  work_done_.read_busy_seconds += read_busy;
+  work_done_.read_seconds += read.seconds;
+  work_done_.read_busy_seconds += read.busy;
   Job::Sample& sample = job.samples_[task.sample];
   if (ordered && !failed && !job.stop_) {
     hold(sample, std::move(source));
   } else {
     give_buffer(source.take_buffer());
   }
-  if (job.stop_) return;
+  if (job.stop_) return spent;
   sample.outcome = std::move(outcome);
   if (ordered) {
     sample.header = header;
@@ -221,9 +224,10 @@ void PoolState::begin(const Task& task, std::unique_lock<std::mutex>& lock, Deco
     job.stuck_.push_back(task.sample);
     if (job.request_.kind == Request::Kind::none) request(job, Request::Kind::question, task.sample, unresolved);
   }
+  return spent;
 }
 
-void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range) {
+PoolState::Spent PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range) {
   Job& job = *task.job;
   if (job.spec_.inputs[task.sample].is_decoded()) return complete_decoded(task, lock);
   Job::Sample& sample = job.samples_[task.sample];
@@ -232,17 +236,20 @@ void PoolState::complete(const Task& task, std::unique_lock<std::mutex>& lock, D
   const JpegHeader header = sample.header;
   Outcome outcome = sample.outcome;
   lock.unlock();
+  const Stopwatch watch;
   make(job, task.sample, source, header, outcome, range);
   if (outcome.status != Status::ok && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
+  const Spent spent{watch.seconds(), watch.busy()};
   lock.lock();
   give_buffer(source.take_buffer());
-  if (job.stop_) return;
+  if (job.stop_) return spent;
   sample.outcome = std::move(outcome);
   finish(job, task.sample);
+  return spent;
 }
 
 // The same for pixels, which take little longer than to pick a task: for as many samples at once as make that cheap.
-void PoolState::complete_decoded(const Task& task, std::unique_lock<std::mutex>& lock) {
+PoolState::Spent PoolState::complete_decoded(const Task& task, std::unique_lock<std::mutex>& lock) {
   Job& job = *task.job;
   std::array<std::size_t, kDecodedAtOnce> numbers{task.sample};
   std::array<Outcome, kDecodedAtOnce> outcomes;
@@ -259,6 +266,7 @@ void PoolState::complete_decoded(const Task& task, std::unique_lock<std::mutex>&
     begin_next(numbers[count - 1]);
   }
   lock.unlock();
+  const Stopwatch watch;
   for (std::size_t i = 0; i < count && !job.stop_; ++i) {
     const Target target = target_of(job, numbers[i]);
     const SampleOptions options = options_of(job, numbers[i]);
@@ -269,12 +277,14 @@ void PoolState::complete_decoded(const Task& task, std::unique_lock<std::mutex>&
     decode(job.spec_.inputs[numbers[i]], none, header, options, target, outcomes[i]);
     if (outcomes[i].status != Status::ok && !job.stop_) blacken(target, options);
   }
+  const Spent spent{watch.seconds(), watch.busy()};
   lock.lock();
-  if (job.stop_) return;
+  if (job.stop_) return spent;
   for (std::size_t i = 0; i < count; ++i) {
     job.samples_[numbers[i]].outcome = std::move(outcomes[i]);
     finish(job, numbers[i]);
   }
+  return spent;
 }
 
 // Prepares the image for a GPU, or makes its pixels.

@@ -43,6 +43,9 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
     bool taken = false;
     pthread_t thread{};
   };
+  struct Spent {
+    double seconds = 0, busy = 0;
+  };
   using Known = std::shared_ptr<const std::vector<Answer>>;
   static constexpr std::size_t kMostKnown = 256;  // the latest; a sample may ask for one again
 
@@ -59,9 +62,9 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   static void make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome,
                    DecodeRange& range);
   static void blacken(const Target& target, const SampleOptions& options);
-  void begin(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
-  void complete(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
-  void complete_decoded(const Task& task, std::unique_lock<std::mutex>& lock);
+  Spent begin(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
+  Spent complete(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
+  Spent complete_decoded(const Task& task, std::unique_lock<std::mutex>& lock);
 
   // Called with mutex_ held.
   template <typename Condition>

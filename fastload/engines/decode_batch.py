@@ -208,10 +208,11 @@ class StreamStates:
         """The state of a worker before a batch: after its last batch that drew."""
         worker = number % len(self._first)
         for earlier in range(number - len(self._first), -1, -len(self._first)):
-            if earlier not in self._kept:
+            kept = self._kept.get(earlier)  # once: the pipeline's thread may drop it meanwhile
+            if kept is None:
                 break
-            if (state := self._kept[earlier][1]) is not None:
-                return state
+            if kept[1] is not None:
+                return kept[1]
         return self._first[worker]
 
     def begin_epoch(self, made: int) -> None:

@@ -15,12 +15,21 @@ _CHECKSUM_BYTES: Final = 4
 
 
 def digest_of(indices: Any) -> int:
-    """Return a checksum of a batch's indices; 0 if they are not integers."""
+    """Return a checksum of a batch's indices; 0 if they are of unknown types."""
+    if hasattr(indices, "tolist"):  # a tensor or array
+        indices = indices.tolist()
     try:
         numbers = array("q", indices if isinstance(indices, list | tuple) else [indices])
     except (TypeError, OverflowError):
-        return 0
+        return zlib.crc32(repr(indices).encode()) + 1 if _is_plain(indices) else 0
     return zlib.crc32(numbers.tobytes()) + 1
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether equal values have the same ``repr`` in any process."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, int | float | str | bytes | np.generic)
 
 
 def pack(state: bytes) -> str:

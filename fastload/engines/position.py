@@ -54,6 +54,7 @@ class ConsumerPlace:
         handed_over: Batches of the epoch that it has.
         ended: Whether the epoch is over.
         turn: Number of the worker that makes the next batch.
+        drawn: Batches whose indices are drawn; 0 for an iterable dataset.
         digest: Of the last batch's indices; 0 if unknown.
         workers: Their states; ``None`` without workers, or if new ones begin the next epoch.
         dataset: The state of one that is read in this process.
@@ -62,6 +63,7 @@ class ConsumerPlace:
     handed_over: int
     ended: bool
     turn: int
+    drawn: int
     digest: int
     workers: list[WorkerState | None] | None
     dataset: DatasetState = NO_STATE
@@ -85,6 +87,8 @@ class Position:
         self.base_seed = 0
         self.num_workers = 0
         self._first = first
+        self._ahead = 0  # batches drawn ahead of the consumer
+        self._drawn_before = 0 if resumption is None else resumption.drawn
         self._indices: Any = None  # drawn last, without workers
         self._drawn = 0
         self._digest, self._turn = (0, 0) if resumption is None else (resumption.indices, resumption.turn)
@@ -107,6 +111,7 @@ class Position:
         host = host_of(iterator)
         meter = self._meter = iterator.meter if host is not iterator else iterator._next_data.meter
         self.base_seed, self.num_workers = int(host._base_seed), int(host._num_workers)
+        self._ahead = (loader.prefetch_factor or 2) * self.num_workers
         self._iterable = isinstance(loader.dataset, IterableDataset)
         self._persists = loader.persistent_workers
         self._pipeline = getattr(host, "decode_pipeline", None) if self.num_workers else None
@@ -115,8 +120,7 @@ class Position:
             if self._iterable:
                 self._fetcher = host._dataset_fetcher
                 meter.before_close = self._keep_states
-            else:
-                host._sampler_iter = map(self._note, host._sampler_iter)
+            host._sampler_iter = map(self._note, host._sampler_iter)
         elif self._pipeline is None:
             if self._iterable:
                 counts = [0] * self.num_workers
@@ -125,8 +129,9 @@ class Position:
             meter.before_close = self._keep_states
 
     def _note(self, indices: Any) -> Any:
-        self._drawn += 1
-        self._indices = indices
+        if self._meter is None or not self._meter.ended:
+            self._drawn += 1
+            self._indices = list(indices) if isinstance(indices, list) else indices  # the dataset may change it
         return indices
 
     @property
@@ -154,9 +159,15 @@ class Position:
             return int(self._pipeline.handed_over())
         if self._hands_over is not None:
             return self._first + sum(self._hands_over.counts)
-        if self._meter is None or self._iterable:
-            return self._first + (0 if self._meter is None else self._meter.taken)
-        return self._first + (self._meter.received if self.num_workers else self._drawn)
+        if self.num_workers:
+            return self._first + (0 if self._meter is None else self._meter.received)
+        at_end = self._iterable and self._meter is not None and self._meter.ended  # it drew once more, for nothing
+        return self._first + self._drawn - at_end
+
+    @property
+    def drawn(self) -> int:
+        """Batches whose indices are drawn; 0 for an iterable dataset."""
+        return 0 if self._iterable else max(self._drawn_before, self.handed_over + self._ahead)
 
     @property
     def turn(self) -> int:
@@ -203,7 +214,7 @@ class Position:
             place, unknown = None, None
             try:
                 data = NO_STATE if self.num_workers else self._dataset_state(dataset)
-                place = ConsumerPlace(*before, self.turn, *self._states(), data)
+                place = ConsumerPlace(*before, self.turn, self.drawn, *self._states(), data)
             except UnknownStateError as error:
                 unknown = error
             if before == (self.handed_over, self.ended):

@@ -36,6 +36,12 @@ def state_now(*, others: bool) -> bytes:
     return b"".join((state, python_now(), numpy_now())) if others else state
 
 
+def parts(state: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the states of torch's, Python's and NumPy's generator."""
+    others = _core.Generator.STATE_BYTES
+    return state[:others], state[others : others + STATE_BYTES], state[others + STATE_BYTES :]
+
+
 def state_of_seed(seed: int, *, others: bool) -> bytes:
     """Return the state in which a sample starts whose random numbers depend on its index."""
     generator = _core.Generator(seed)

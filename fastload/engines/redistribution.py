@@ -129,7 +129,7 @@ def own_state(loader: Any, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if any(map(goes_on, states)):
         stage = {"replicas": len(states), "batch_size": nearest["batch_size"], "drop_last": was["drop_last"]}
         stage["yielded"] = [data["_num_yielded"] if data["started"] else 0 for data in states]
-        state |= {"started": True, "_iterator_finished": False, "_num_yielded": 0, "indices": 0}
+        state |= {"started": True, "_iterator_finished": False, "_num_yielded": 0, "drawn": 0, "indices": 0}
         state["dealt"] = [*nearest["dealt"], stage]
     return state
 

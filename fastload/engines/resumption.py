@@ -10,10 +10,11 @@ import copy
 import itertools
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-import torch
+from torch.utils.data import Sampler
 
+from fastload.engines import own_generators
 from fastload.engines.packed_states import Texts, digest_of, unpack
 from fastload.engines.worker_progress import NO_STATE, DatasetState, WorkerState, is_at_end
 from fastload.options import has_state
@@ -23,11 +24,19 @@ def _samplers_of(loader: Any) -> list[Any]:
     """The samplers that a loader draws indices from, outermost first."""
     samplers: list[Any] = []
     for sampler in (loader.batch_sampler, loader.sampler):
-        while sampler is not None and not any(sampler is known for known in samplers):
-            samplers.append(sampler)
-            inner = vars(sampler) if hasattr(sampler, "__dict__") else {}
-            sampler = inner.get("sampler", inner.get("batch_sampler"))  # the second: Accelerate's
+        _add_samplers(samplers, sampler)
     return samplers
+
+
+def _add_samplers(samplers: list[Any], sampler: Any) -> None:
+    if sampler is None or any(sampler is known for known in samplers):
+        return
+    samplers.append(sampler)
+    for name, value in getattr(sampler, "__dict__", {}).items():
+        inner = value if isinstance(value, list | tuple) and isinstance(next(iter(value), None), Sampler) else [value]
+        for one in inner:
+            if name in ("sampler", "batch_sampler") or isinstance(one, Sampler):
+                _add_samplers(samplers, one)
 
 
 @dataclass
@@ -36,14 +45,14 @@ class Sources:
 
     Attributes:
         main: States of the global generators.
-        generators: Those of the loader's and its samplers' own generators.
+        generators: Those of the loader's and its samplers' own generators, by name.
         epochs: The samplers' ``epoch``, if they have one.
         samplers: What the samplers' ``state_dict()`` returned, if they have one.
         dataset: The dataset's state, if it is read in this process.
     """
 
     main: bytes
-    generators: list[torch.Tensor]
+    generators: dict[str, bytes]
     epochs: list[int | None] = field(default_factory=list)
     samplers: list[Any] = field(default_factory=list)
     dataset: DatasetState = NO_STATE
@@ -53,26 +62,22 @@ class Sources:
         """Read the present states; those of samplers only if asked for."""
         from fastload.engines.random_states import state_now
 
-        own = [generator.get_state() for generator in _generators_of(loader)]
+        own = {name: own_generators.read(one) for name, one in own_generators.find(_owners(loader)).items()}
         sources = cls(state_now(others=True), own, dataset=dataset)
         if samplers:
             sources.epochs = epochs_of_samplers(loader)
             sources.samplers = [_asked(sampler) for sampler in _samplers_of(loader)]
         return sources
 
-    def write(self, loader: Any, *, samplers: bool = True, own: bool = True) -> None:
+    def write(self, loader: Any, *, samplers: bool = True) -> None:
         """Set what :meth:`read` has read, but not the dataset's.
 
-        Args:
-            loader: The loader.
-            samplers: Whether the samplers' states are set.
-            own: Whether the generators of the loader and its samplers are.
+        The samplers' states only if asked for.
         """
         from fastload.engines.random_states import set_state
 
         set_state(self.main)
-        for generator, state in zip(_generators_of(loader), self.generators, strict=True) if own else ():
-            generator.set_state(state)
+        own_generators.write_all(_owners(loader), self.generators)
         self.write_epochs(loader)
         for sampler, asked in zip(_samplers_of(loader), self.samplers, strict=False):
             if asked is not None and samplers:
@@ -102,7 +107,7 @@ class Sources:
             texts: Of the last call.
             name: Whose texts these are.
         """
-        own = [texts.pack((name, i), state.numpy().tobytes()) for i, state in enumerate(self.generators)]
+        own = {one: texts.pack((name, one), state) for one, state in self.generators.items()}
         samplers = [None if asked is None else copy.deepcopy(asked) for asked in self.samplers]
         asked = {"epochs": list(self.epochs), "samplers": samplers, "dataset": self.dataset.packed()}
         return {"main": texts.pack(name, self.main), "generators": own, **asked}
@@ -114,19 +119,10 @@ class Sources:
         Raises:
             ValueError: The data is damaged, or of a loader with other generators.
         """
-        own = _generators_of(loader)
-        if len(data["generators"]) != len(own):
-            raise ValueError(
-                f"the loader and its samplers must have as many generators of their own as when the state was saved, "
-                f"{len(data['generators'])}, got {len(own)}"
-            )
-        states = []
-        for packed, generator in zip(data["generators"], own, strict=True):
-            unpacked = unpack(packed, kind=generator.device.type)
-            states.append(torch.frombuffer(bytearray(unpacked), dtype=torch.uint8))
-            torch.Generator(generator.device).set_state(states[-1])
+        own = {name: unpack(packed, kind=name.rpartition(".")[2]) for name, packed in data["generators"].items()}
+        own_generators.check(_owners(loader), own)
         dataset = DatasetState.unpacked(data["dataset"])
-        sources = cls(unpack(data["main"]), states, data["epochs"], data["samplers"], dataset)
+        sources = cls(unpack(data["main"]), own, data["epochs"], data["samplers"], dataset)
         sources._check(loader)
         return sources
 
@@ -155,15 +151,8 @@ def _asked(source: Any) -> Any:
     return copy.deepcopy(source.state_dict()) if has_state(source) else None
 
 
-def _generators_of(loader: Any) -> list[torch.Generator]:
-    found: list[torch.Generator] = []
-    for owner in (loader, *_samplers_of(loader)):
-        if type(owner).__name__ == "SeedableRandomSampler":  # Accelerate's: makes it late, and seeds it in each epoch
-            continue
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and not any(generator is known for known in found):
-            found.append(generator)
-    return found
+def _owners(loader: Any) -> list[Any]:
+    return [loader, *_samplers_of(loader)]
 
 
 @dataclass
@@ -179,8 +168,8 @@ class Resumption:
         num_workers: Number of workers; ``None`` if any number is right.
         again: What the epoch started from, if its workers had made another epoch before.
         indices: Digest of the last batch handed over; 0 if unknown.
-        before: What to set before the sampler begins: without workers it had not, and now there are some.
-        begins: Whether the sampler has to begin at once: with workers it had, and now there are none.
+        now: What to set once as many batches are drawn as when the state was saved; ``None`` sets nothing.
+        drawn: How many that were, with those drawn ahead.
         dealt: How the epoch was dealt to other processes before (:mod:`fastload.engines.redistribution`).
         failed: Set once a worker could not begin with its state.
     """
@@ -193,8 +182,8 @@ class Resumption:
     num_workers: int | None
     again: Sources | None
     indices: int
-    before: Sources | None = None
-    begins: bool = False
+    now: Sources | None = None
+    drawn: int = 0
     dealt: list[dict[str, Any]] = field(default_factory=list)
     failed: threading.Event = field(default_factory=threading.Event)
 
@@ -220,22 +209,42 @@ class Resumption:
 
             index_sampler = batches_left(self.loader, self.dealt)
             iterator._sampler_iter = iter(index_sampler)
-        if self.before is not None:
-            self.before.write(self.loader)
-        if self.begins:
-            first = list(itertools.islice(iterator._sampler_iter, 1))
-            iterator._sampler_iter = itertools.chain(first, iterator._sampler_iter)
-        if not self.skip:
-            return
+        if self.skip:
+            self._skip(iterator, index_sampler)
+        if self.now is not None:
+            self._draw_ahead(iterator, self.now)
+
+    def _skip(self, iterator: Any, index_sampler: Any) -> None:
         from fastload.engines.index_replay import after_batches
 
         iterator._sampler_iter, last = after_batches(index_sampler, iterator._sampler_iter, self.skip)
-        if last is None or (self.indices and digest_of(_listed(last)) != self.indices):
+        if last is None or (self.indices and digest_of(last) != self.indices):
             raise RuntimeError(
                 "load_state_dict needs a sampler that draws the same indices again from the same generators and "
-                f"epoch, but batch {self.skip - 1} of this epoch has others than when the state was saved; "
-                "give the sampler a torch.Generator as its attribute 'generator', or state_dict() and load_state_dict()"
+                f"epoch, but batch {self.skip - 1} of this epoch has others than when the state was saved; {_REMEDY}"
             )
+
+    def _draw_ahead(self, iterator: Any, now: Sources) -> None:
+        """Draw what had been drawn ahead of the consumer, and set the generators of then."""
+        from fastload.engines.random_states import parts, state_now
+
+        indices, ahead = iterator._sampler_iter, max(0, self.drawn - self.skip)
+        drawn = list(itertools.islice(indices, 0 if self.skip else min(1, ahead)))  # the first may draw a seed
+        before = state_now(others=True)
+        drawn += itertools.islice(indices, ahead - len(drawn))
+        after = zip(parts(before), parts(state_now(others=True)), parts(now.main), strict=True)
+        if any(one != other and other != then for one, other, then in after):
+            raise RuntimeError(
+                "load_state_dict needs a sampler that draws the same indices again, but it draws from a global "
+                f"generator as it goes, from which the loop had drawn in between; {_REMEDY}"
+            )
+        iterator._sampler_iter = itertools.chain(drawn, indices)
+        now.write(self.loader)
+
+
+_REMEDY: Final = (
+    "give the sampler a torch.Generator as its attribute 'generator', or state_dict() and load_state_dict()"
+)
 
 
 def other_workers(saved: int, now: int) -> str:
@@ -244,7 +253,3 @@ def other_workers(saved: int, now: int) -> str:
         f"num_workers must be {saved}, as when the state was saved, got {now}: each worker has random numbers of its "
         f"own; use num_workers={saved}, or randomness='sample' from the start, which does not depend on workers"
     )
-
-
-def _listed(indices: Any) -> Any:
-    return indices if isinstance(indices, int) else list(indices)

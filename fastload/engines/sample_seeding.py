@@ -38,7 +38,11 @@ class Epochs:
         """Begin an iteration. Blocks while another thread begins one, since the first draws the seed."""
         with self._lock:
             self.epoch += 1
-            iterator = make_iterator()
+            try:
+                iterator = make_iterator()
+            except BaseException:
+                self.epoch -= 1  # no iteration has begun
+                raise
             if self.seed is None:
                 self.seed = getattr(iterator, "_base_seed", None)
             return iterator

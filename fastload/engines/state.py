@@ -119,10 +119,6 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
     workers = None if data["workers"] is None else [one and WorkerState.unpacked(one) for one in data["workers"]]
     by_index = loader.randomness == "sample"
     resumption = None
-    workers_now = data["num_workers"] if isinstance(loader.num_workers, AutoWorkers) else loader.num_workers
-    same = data["num_workers"] == workers_now and data["prefetch_factor"] == (loader.prefetch_factor or 0)
-    none_drawn = goes_on and not skip and not iterable and not data["dealt"]
-    before = now if none_drawn and workers_now and not data["num_workers"] else None
     if goes_on or again:
         resumption = Resumption(
             loader,
@@ -133,8 +129,8 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
             num_workers=None if by_index and workers is None else data["num_workers"],
             again=start if again else None,
             indices=data["indices"] if goes_on and not iterable else 0,
-            before=before,
-            begins=none_drawn and not workers_now and data["num_workers"] > 0,
+            now=now if goes_on else None,
+            drawn=data["drawn"] * goes_on,
             dealt=data["dealt"] if goes_on else [],
         )
         if isinstance(loader.num_workers, AutoWorkers):
@@ -157,8 +153,8 @@ def _resume(loader: LoaderConfig[Any], data: dict[str, Any], make: Callable[[], 
         _set_dataset(loader, now.dataset)
     if goes_on:
         position.dealt = data["dealt"]
-        if before is None:  # own generators stay where the sampler left them, unless it draws as far ahead as it did
-            now.write(loader, own=same)
+        if iterable or not loader.num_workers:  # which have drawn since they entered
+            now.write(loader)
     return iterator
 
 
@@ -210,7 +206,9 @@ def _read(loader: LoaderConfig[Any], position: Position | None) -> dict[str, Any
     if position is not None:
         place = position.read(loader.dataset)
     else:  # an iterable that is its own iterator may have a state only once it iterates
-        place = ConsumerPlace(0, False, 0, 0, None, NO_STATE if loader.num_workers else DatasetState.of(loader.dataset))
+        place = ConsumerPlace(
+            0, False, 0, 0, 0, None, NO_STATE if loader.num_workers else DatasetState.of(loader.dataset)
+        )
     now = Sources.read(loader, samplers=position is None or place.ended, dataset=place.dataset)
     start = now if position is None else position.start
     epochs = epochs_of(loader)
@@ -226,7 +224,7 @@ def _read(loader: LoaderConfig[Any], position: Position | None) -> dict[str, Any
         "started": position is not None,
         "again": position is not None and position.again,
         "num_workers": int(loader.num_workers) if position is None else position.num_workers,
-        "prefetch_factor": loader.prefetch_factor or 0,
+        "drawn": place.drawn,
         "persistent": bool(loader.persistent_workers and loader.num_workers),
         "randomness": loader.randomness,
         "batch_size": loader.batch_size or 0,

@@ -18,7 +18,7 @@ from fastload.options import has_state
 if TYPE_CHECKING:
     from fastload.options import LoaderConfig
 
-VERSION: Final = 3
+VERSION: Final = 4
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     **{
         "_num_yielded": int,
@@ -26,7 +26,7 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
         "started": bool,
         "again": bool,
         "num_workers": int,
-        "prefetch_factor": int,
+        "drawn": int,
         "persistent": bool,
     },
     **{
@@ -43,7 +43,7 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
 }
 _OF_SOURCES: Final = ("start", "now")
 _PLAIN: Final = sorted(set(_TYPES) - {*_OF_SOURCES, "workers", "process", "dealt", "checksum"})
-_NUMBERS: Final = ("_num_yielded", "num_workers", "turn", "base_seed", "epoch")
+_NUMBERS: Final = ("_num_yielded", "drawn", "num_workers", "turn", "base_seed", "epoch")
 _NAMES: Final = 64  # file names of a dataset that are compared
 
 
@@ -101,7 +101,7 @@ def check_form(loader: LoaderConfig[Any], data: Any) -> list[WorkerState]:
             Sources.unpacked(loader, sources)
         if data["workers"] is not None and len(data["workers"]) != data["num_workers"]:
             raise TypeError("it must have a state for each worker")
-        if min(data["_num_yielded"], data["num_workers"], data["turn"]) < 0 or any(
+        if min(data["_num_yielded"], data["drawn"], data["num_workers"], data["turn"]) < 0 or any(
             abs(data[name]) >= 2**63 for name in _NUMBERS
         ):
             raise TypeError("a number is out of range")

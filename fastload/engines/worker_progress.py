@@ -252,11 +252,12 @@ class WorkerProgress:
         def fetch_and_keep(fetcher: Any, possibly_batched_index: Any, *, __fastload__: Any = None) -> Any:
             if fetcher is not self._fetcher:
                 return fetch(fetcher, possibly_batched_index)
+            digest = digest_of(possibly_batched_index)  # not later: the dataset may change the list
             try:
                 return fetch(fetcher, possibly_batched_index)
             finally:
                 self._fetches += 1
-                self._keep(DatasetState.of(users_own(fetcher.dataset), fetcher), digest_of(possibly_batched_index))
+                self._keep(DatasetState.of(users_own(fetcher.dataset), fetcher), digest)
 
         return fetch_and_keep
 

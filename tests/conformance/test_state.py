@@ -113,7 +113,7 @@ class Epochs(Sampler):
 
     def __init__(self, hidden: bool = False) -> None:
         self.epoch = 0
-        self._hidden = random.Random(3) if hidden else None
+        self._hidden = [random.Random(3)] if hidden else []
 
     def __len__(self) -> int:
         return 23
@@ -121,8 +121,8 @@ class Epochs(Sampler):
     def __iter__(self):
         order = list(range(23))
         random.Random(self.epoch).shuffle(order)
-        if self._hidden is not None:
-            self._hidden.shuffle(order)
+        for hidden in self._hidden:
+            hidden.shuffle(order)
         self.epoch += 1
         yield from order
 
@@ -131,10 +131,10 @@ class Asked(Epochs):
     """Saves what it hides."""
 
     def state_dict(self):
-        return {"hidden": list(self._hidden.getstate()[1])}
+        return {"hidden": list(self._hidden[0].getstate()[1])}
 
     def load_state_dict(self, state):
-        self._hidden.setstate((3, tuple(state["hidden"]), None))
+        self._hidden[0].setstate((3, tuple(state["hidden"]), None))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -207,10 +207,10 @@ def changed(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"fastload": ...}, "needs what FastLoader.state_dict"),
-        ({"fastload": 99}, "reads states of version 3, got 99"),
+        ({"fastload": 99}, "reads states of version 4, got 99"),
         ({"now": ...}, "damaged: now is missing"),
         ({"start": {"main": torch.zeros(3)}}, "damaged"),
-        ({"now": {"main": "AAAA", "generators": [], "dataset": {}}, "turn": 0}, "damaged|state must have"),
+        ({"now": {"main": "AAAA", "generators": {}, "dataset": {}}, "turn": 0}, "damaged|state must have"),
         ({"workers": [torch.zeros(3, dtype=torch.uint8)]}, "damaged"),
         ({"workers": [{"batches": 1, "generators": "AAAA"}]}, "state must have"),
         ({"workers": [{"batches": 1, "generators": "A"}]}, "damaged .*base64"),
@@ -222,7 +222,7 @@ def changed(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"workers": []}, "a state for each worker"),
         ({"again": ...}, "damaged: again is missing"),
         ({"base_seed": 2**70}, "damaged .*out of range"),
-        ({"fastload": torch.zeros(2)}, "reads states of version 3"),
+        ({"fastload": torch.zeros(2)}, "reads states of version 4"),
         ({"num_workers": 3}, "num_workers must be 3, as when the state was saved, got 1"),
         ({"persistent": True}, "persistent_workers must be True"),
         ({"samples": 24}, "as long as when the state was saved, 24, got 23"),
@@ -242,8 +242,8 @@ def test_a_foreign_or_damaged_state_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"generators": [torch.zeros(3)]}, "damaged"),
-        ({"generators": ["AAAA"]}, "state must have"),
+        ({"generators": {"0.generator.cpu": torch.zeros(3)}}, "damaged"),
+        ({"generators": {"0.generator.cpu": "AAAA"}}, "state must have"),
         ({"epochs": 3}, "other samplers: 'epochs' must have 2 entries"),
         ({"epochs": [None, "x"]}, "a sampler's epoch must be an integer"),
         ({"samplers": "x"}, "other samplers: 'samplers'"),

@@ -304,7 +304,12 @@ def test_each_changed_part_of_a_state_is_noticed():
         changes = [[], {}, None, "x", torch.zeros(2), b"", -1, 1.5]
         changes += [not value] if isinstance(value, bool) else [value + 1] if isinstance(value, int) else []
         damaged += [{**state, name: change} for change in changes if type(change) is not type(value) or change != value]
-    for path in (("start", "main"), ("now", "main"), ("start", "generators", 0), ("workers", 0, "generators")):
+    for path in (
+        ("start", "main"),
+        ("now", "main"),
+        ("start", "generators", "0.generator.cpu"),
+        ("workers", 0, "generators"),
+    ):
         part: Any = state
         for key in path:
             part = part[key]

@@ -31,6 +31,7 @@ from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, Sampl
 from fastload.engines.sample_process import batch_of_one, located, made_here
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.limits import pins
+from fastload.memory.rooms import pinned
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.index_seeds import random_states_kept
 from fastload.pipeline.samples import collated
@@ -202,7 +203,7 @@ class InProcessFetcher:
                     targets.append(target)
             pin = self._pin and not self.makes_samples(recipe)
             views = recipe.pipeline.views
-            pixels = recipe.pipeline.room(len(sources), pin=pin)
+            pixels = recipe.pipeline.room(len(sources), pinned if pin else None)
             _core.advise_large_pages(pixels)
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:

@@ -310,7 +310,10 @@ class Position:
     def _next_epoch(self, kept: KeptStates, worker: int) -> WorkerState | None:
         """A worker after the epoch's last batch."""
         found = kept.last(worker)
-        return None if found is None else self._after(found, worker)
+        if found is not None:
+            return self._after(found, worker)
+        start = None if self._initial is None else self._initial[worker]  # of the rest it had no batch to make
+        return None if start is None else replace(start, batches=0, data=start.data.at_next_epoch())
 
     @staticmethod
     def _after(found: KeptState, worker: int, *, begun: bool = False) -> WorkerState:

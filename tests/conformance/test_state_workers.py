@@ -73,3 +73,24 @@ def test_a_sampler_that_draws_little_by_little_may_be_asked_another_number_of_ba
     other = make(**after)
     other.load_state_dict(saved(loader.state_dict()))
     assert [batches + [cut(batch) for batch in other], [cut(batch) for batch in other]] == expected
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_worker_without_a_batch_in_the_rest_begins_the_next_epoch_as_it_had_ended(stop):
+    def make():
+        return FastLoader(Drawing(12), 4, shuffle=True, num_workers=3, persistent_workers=True)
+
+    def gone_on(loader):
+        other = make()
+        other.load_state_dict(saved(loader.state_dict()))
+        return other
+
+    seed(5)
+    expected = [[flat(batch) for batch in loader] for loader in [make()] for _ in range(2)]
+    seed(5)
+    loader = make()
+    iterator = iter(loader)
+    batches = [flat(next(iterator)) for _ in range(stop)]
+    other = gone_on(loader)
+    batches += [flat(batch) for batch in other]
+    assert [batches, [flat(batch) for batch in gone_on(other)]] == expected

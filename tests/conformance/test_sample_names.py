@@ -137,3 +137,13 @@ def test_names_are_found_within_other_datasets(tmp_path):
     assert [sample_name(both, index) for index in range(3)] == ["record class/5.jpg", name, "record class/4.jpg"]
     assert sample_name(both, 3) is sample_name(both, "x") is sample_name(range(3), 1) is None
     assert sample_name(torch.utils.data.TensorDataset(torch.zeros(3)), 1) is None
+
+
+def test_other_errors_have_no_note(tmp_path):
+    dataset, _ = folder(tmp_path, train_v1())
+    with FastLoader(Subset(dataset, [0, 1, 9, 9]), 2, device="cpu", engine="native") as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(IndexError) as caught:
+            next(batches)
+        assert not hasattr(caught.value, "__notes__")

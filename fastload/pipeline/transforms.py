@@ -113,6 +113,8 @@ class Pipeline:
 
     def by_view(self, pixels: torch.Tensor) -> list[torch.Tensor]:
         """Return each view's part of what :meth:`room` returned, ``(images, H, W, 3)``."""
+        if self.views == 1:
+            return [pixels]
         areas = [height * width for height, width in self.sizes]
         images = pixels.numel() // (3 * sum(areas))
         parts = pixels.view(-1, 3).split_with_sizes([images * area for area in areas])

@@ -276,7 +276,7 @@ class DecodePipeline:
             pass
         finally:
             self._process.close()
-            self._recipe = self._recipe.without_dataset()
+            self._recipe = self._python.recipe = self._recipe.without_dataset()
 
     def _advance(self) -> None:
         """Start and finish batches while there is room for them."""

@@ -314,3 +314,12 @@ def test_batches_that_raised_here_are_read_again(options):
         assert [batches + rest(other), rest(other)] == expected
         assert step(iterator) == step(iterator) or stop < len(expected[0])
         assert loader.state_dict()["_num_yielded"] <= len(expected[0])
+
+
+def test_a_generator_that_is_shared_is_not_taken_for_two():
+    shared, other = torch.Generator(), torch.Generator()
+    state = FastLoader(Drawing(), 4, sampler=RandomSampler(range(23), generator=shared), generator=shared).state_dict()
+    with pytest.raises(ValueError, match="same generators of their own"):
+        FastLoader(Drawing(), 4, sampler=RandomSampler(range(23), generator=other), generator=shared).load_state_dict(
+            state
+        )

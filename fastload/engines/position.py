@@ -182,12 +182,13 @@ class Position:
             return
         if self._consuming._is_owned():
             raise UnknownStateError("it was called while this thread made a batch; call it between two batches")
-        if not self._consuming.acquire(timeout=_TURN_S):
-            raise UnknownStateError(f"another thread has been making a batch for {_TURN_S:.0f} s")
         try:
+            if not self._consuming.acquire(timeout=_TURN_S):
+                raise UnknownStateError(f"another thread has been making a batch for {_TURN_S:.0f} s")
             yield
         finally:
-            self._consuming.release()
+            if self._consuming._is_owned():  # an interrupt may come right after it was acquired
+                self._consuming.release()
 
     def read(self, dataset: Any) -> ConsumerPlace:
         """Return where the consumer is; within :meth:`between_batches`.
@@ -231,7 +232,7 @@ class Position:
             return self._digest, None
         if self._at_close is not None:
             if isinstance(self._at_close, UnknownStateError):
-                raise self._at_close
+                raise self._at_close.with_traceback(None)  # which would grow with each call
             return self._at_close  # type: ignore[no-any-return]
         if self._pipeline is not None:
             digest, states = self._pipeline.states.at(self._pipeline.handed_over())
@@ -310,7 +311,7 @@ class Position:
 
     def _keep_states(self) -> None:
         if not self.num_workers:
-            self._at_close, self._fetcher = DatasetState.of(self._fetcher.dataset, self._fetcher), None
+            self._at_close, self._fetcher = DatasetState.copied(self._fetcher.dataset, self._fetcher), None
             return
         try:
             self._at_close = self._states()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch.utils.data import IterableDataset
 
@@ -14,13 +14,15 @@ from fastload.engines.worker_progress import NO_STATE, DatasetState, NotLoaded, 
 from fastload.options import length_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from fastload.engines.resumption import Resumption, Sources
     from fastload.options import LoaderConfig
     from fastload.stats.kept_states import KeptState, KeptStates
     from fastload.stats.meter import Meter
 
+
+T = TypeVar("T")
 
 _TRIES: Final = 100
 _TURN_S: Final = 60.0  # to wait for a batch that another thread makes
@@ -170,24 +172,24 @@ class Position:
         """Whether a worker could not begin with its loaded state."""
         return self._failed is not None and self._failed.is_set()
 
-    @contextlib.contextmanager
-    def between_batches(self) -> Iterator[None]:
-        """Let no other thread make a batch in this process meanwhile; wait for one.
+    def between_batches(self, read: Callable[[], T]) -> T:
+        """Return ``read()``; wait for a batch that another thread makes in this process, and let none make one.
 
         Raises:
             UnknownStateError: It is this thread that makes one.
         """
         if self._consuming is None:
-            yield
-            return
+            return read()
         if self._consuming._is_owned():
             raise UnknownStateError("it was called while this thread made a batch; call it between two batches")
+        acquired: list[bool] = []
         try:
-            if not self._consuming.acquire(timeout=_TURN_S):
+            acquired.extend(map(self._consuming.acquire, (True,), (_TURN_S,)))  # in C: an interrupt finds it noted
+            if not acquired[0]:
                 raise UnknownStateError(f"another thread has been making a batch for {_TURN_S:.0f} s")
-            yield
+            return read()
         finally:
-            if self._consuming._is_owned():  # an interrupt may come right after it was acquired
+            if acquired and acquired[0]:
                 self._consuming.release()
 
     def read(self, dataset: Any) -> ConsumerPlace:

@@ -191,10 +191,10 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
         from fastload.engines.frameworks import lightning_ends_epoch
 
         try:
-            if position is not None:
-                position.leave(lightning_ends_epoch(), loader)
-            with contextlib.nullcontext() if position is None else position.between_batches():
-                return _read(loader, position)
+            if position is None:
+                return _read(loader, None)
+            position.leave(lightning_ends_epoch(), loader)
+            return position.between_batches(functools.partial(_read, loader, position))
         except UnknownStateError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - any error of the user's objects

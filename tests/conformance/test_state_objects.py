@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import sys
 import threading
 import warnings
 from typing import Any
@@ -197,27 +199,42 @@ def test_an_unknown_state_that_is_asked_for_often_takes_no_memory():
     assert len(set(lengths)) == 1
 
 
-class Interrupted:
-    """A lock whose holder is interrupted right after it was acquired."""
+def interrupted(call: Any, number: int) -> bool:
+    """Run a call, and interrupt it where CPython does: as a function begins, or a built-in one has returned.
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self._is_owned = self.lock._is_owned  # type: ignore[attr-defined]
-        self.release = self.lock.release
+    Returns whether it has as many such places as ``number``.
+    """
+    places = 0
 
-    def acquire(self, **options: Any) -> bool:
-        self.lock.acquire()
-        raise KeyboardInterrupt
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal places
+        places += event in ("call", "c_return")
+        if places > number:
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
 
 
-def test_an_interrupt_of_state_dict_leaves_no_lock_taken():
-    loader = FastLoader(range(8), 4)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts of generators that end
+def test_interrupts_of_state_dict_and_load_state_dict_leave_all_as_it_was():
+    loader, other = FastLoader(range(8), 4), FastLoader(range(8), 4)
     iterator = iter(loader)
     next(iterator)
-    position = state_of(loader).position
-    position._consuming, own = Interrupted(), position._consuming
-    with pytest.raises(KeyboardInterrupt):
-        loader.state_dict()
-    assert not position._consuming._is_owned()
-    position._consuming = own
-    assert "unsupported" not in loader.state_dict()
+    state = loader.state_dict()
+    lock = state_of(loader).position._consuming
+    numbers = itertools.count()
+    while interrupted(loader.state_dict, next(numbers)):
+        assert not lock._is_owned()
+        assert loader.state_dict() == state
+    assert next(numbers) > 40
+    numbers = itertools.count()
+    while interrupted(lambda: other.load_state_dict(state), next(numbers)):
+        assert state_of(other).loaded in (None, state)
+    assert next(numbers) > 40

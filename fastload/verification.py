@@ -26,6 +26,7 @@ from fastload.engines.sample_seeding import SeededByIndex, seeded
 from fastload.engines.workers import makes_lazy_images, start_epoch
 from fastload.loader import FastLoader
 from fastload.options import LEVELS_OFF, has_own_iterator, length_of, resolve_device
+from fastload.pipeline.datasets import sample_name
 from fastload.pipeline.eligibility import read_loader
 from fastload.stats.progress import terminal_bar
 from fastload.torch_workers.view import refresh, view_of
@@ -428,6 +429,8 @@ def _file(loader: DataLoader[Any], number: int, found: str) -> str:
 def _path(dataset: Any, index: Any) -> str:
     if isinstance(dataset, SeededByIndex):
         dataset = dataset.dataset
+    if (name := sample_name(dataset, index)) is not None:
+        return f", {name}"
     while type(dataset) is data.Subset:
         index, dataset = dataset.indices[index], dataset.dataset
     samples = getattr(dataset, "samples", None)

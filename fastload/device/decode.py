@@ -21,6 +21,7 @@ import torch
 
 from fastload import _core
 from fastload.device import nvrtc
+from fastload.memory.rooms import Rooms
 from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ _SHARED_MAX_BYTES: Final = 48 << 10  # that a block may use without being asked
 _HUFFMAN_SHARED_BYTES: Final = _core.Staging.table_bytes + _WORK_THREADS * (32 * 4 + 24 * 2)
 _GRID_MAX: Final = 65535  # blocks, but for the first dimension
 _STEP_THREADS: Final = 512  # as in steps.cu
+_ALIGNMENT: Final = 16
 
 
 def source(*files: str) -> str:
@@ -134,7 +136,9 @@ class Decoder:
             self.kernels = dict(_kernels(device.index, "decode.cu"))
         self._lock = threading.Lock()
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
-        self._scratch: torch.Tensor | None = None
+        self._rooms = Rooms()
+        self._kept: dict[str, torch.Tensor] = {}
+        self._pixel_bytes = 0  # most of a batch
         self.gave_up: str | None = None  # the reason, if the threads decode everything after all
 
     def add_steps(self) -> bool:
@@ -160,19 +164,34 @@ class Decoder:
             pixels: The batch's on the host.
             by_view: Returns each view's part of such pixels, ``(samples, H, W, 3)``.
         """
-        return StagedFiles(self, pixels, by_view, self._bytes_per_image)
+        return StagedFiles(self, pixels, by_view, self._bytes_per_image, self._rooms.take)
 
     def learn(self, samples: int, wanted: int) -> None:
         """Note how many bytes a batch would have needed."""
         with self._lock:
             self._bytes_per_image = max(self._bytes_per_image, -(-wanted * 9 // (8 * samples)))
 
-    def scratch(self, nbytes: int) -> torch.Tensor:
-        """Device memory for the current stream, on which all batches are decoded."""
-        if self._scratch is None or self._scratch.numel() < nbytes:
-            self._scratch = None  # freed first
-            self._scratch = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        return self._scratch
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that decoding takes, a batch's pixels among them."""
+        return sum(memory.nbytes for memory in tuple(self._kept.values())) + self._pixel_bytes
+
+    def memory(self, name: str, nbytes: int) -> torch.Tensor:
+        """Return device memory for the current stream, on which all batches are decoded in turn.
+
+        Args:
+            name: The same memory has the same name.
+            nbytes: Of it, at least.
+        """
+        if name not in self._kept or self._kept[name].numel() < nbytes:
+            self._kept.pop(name, None)  # freed first
+            self._kept[name] = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        return self._kept[name]
+
+    def pixels(self, like: torch.Tensor) -> torch.Tensor:
+        """Allocate device memory for pixels, of which the batch itself may consist."""
+        self._pixel_bytes = max(self._pixel_bytes, like.nbytes)
+        return torch.empty_like(like, device=self.device)
 
 
 class StagedFiles:
@@ -186,6 +205,7 @@ class StagedFiles:
         pixels: The batch's pixels on the host, with those of the images that are not staged.
         by_view: Returns each view's part of them.
         bytes_per_sample: Room for a sample's file.
+        allocate: Returns so many bytes of pinned memory.
     """
 
     def __init__(
@@ -194,6 +214,7 @@ class StagedFiles:
         pixels: torch.Tensor,
         by_view: Callable[[torch.Tensor], list[torch.Tensor]],
         bytes_per_sample: int,
+        allocate: Callable[[int], torch.Tensor],
     ) -> None:
         self._decoder = decoder
         self._pixels = pixels
@@ -201,11 +222,13 @@ class StagedFiles:
         self._parts = by_view(pixels)
         self._samples = len(self._parts[0])
         images = self._samples * len(self._parts)
-        room = images * _core.Staging.bytes_per_image + self._samples * bytes_per_sample
-        self._memory = torch.empty(room, dtype=torch.uint8, pin_memory=True)
+        room = _aligned(images * _core.Staging.bytes_per_image + self._samples * bytes_per_sample)
+        memory = allocate(room + 4 * images)
+        self._memory = memory[:room]
+        self._bad = memory[room:].view(torch.int32)  # which images the kernels could not decode
         self.staging = _core.Staging(self._memory, images, len(self._parts))
         self._chunks: Any = None
-        self._bad: torch.Tensor | None = None  # on the host: which images the kernels could not decode
+        self._is_unknown = False  # whether some may have failed
         self._decoded: Any = None  # an event
         self._began: Any = None  # one before the kernels, if they are timed
 
@@ -263,12 +286,12 @@ class StagedFiles:
             return self._pixels.to(device, non_blocking=non_blocking)
         if self._chunks is None:
             self._chunks = self.staging.finish(SCRATCH_MAX_BYTES)
-        files = self._memory[: self.staging.used].to(device, non_blocking=True)
-        pixels = torch.empty_like(self._pixels, device=device)
+        files = self._decoder.memory("files", self.staging.used)[: self.staging.used]
+        files.copy_(self._memory[: self.staging.used], non_blocking=True)
+        pixels = self._decoder.pixels(self._pixels)
         if 0 in staged:
             for view, parts in enumerate(zip(self.by_view(pixels), self._parts, strict=True)):
                 _copy_unstaged(staged[view :: len(self._parts)], *parts)
-        bad = torch.zeros(len(staged), dtype=torch.int32, device=device)
         timed = timing is not None and timing.is_timed
         self._began = torch.cuda.Event(enable_timing=True) if timed else None  # type: ignore[no-untyped-call]
         if timed:
@@ -279,14 +302,13 @@ class StagedFiles:
                 gave_up = "the kernel for transforms cannot be compiled"
             else:
                 try:
-                    self._decode(files, pixels, bad)
+                    self._bad.copy_(self._decode(files, pixels), non_blocking=True)
                 except torch.OutOfMemoryError:
                     gave_up = "the GPU had no memory left to decode in"
             if gave_up is not None:
                 self._decoder.gave_up = gave_up
-                bad.fill_(1)
-        self._bad = torch.empty(len(staged), dtype=torch.int32, pin_memory=True)
-        self._bad.copy_(bad, non_blocking=True)
+                self._bad.fill_(1)
+        self._is_unknown = True
         self._decoded = torch.cuda.Event(blocking=True, enable_timing=timed)  # type: ignore[no-untyped-call]
         self._decoded.record()
         if timing is not None:
@@ -294,31 +316,38 @@ class StagedFiles:
             timing.decode = (self._began, self._decoded) if timed else None
         return pixels
 
-    def _decode(self, files: torch.Tensor, pixels: torch.Tensor, bad: torch.Tensor) -> None:
+    def _decode(self, files: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+        """Launch the kernels; return which images they cannot decode, once they have run."""
         launch, kernels = nvrtc.launcher(files.device), self._decoder.kernels
         codes = self.staging.codes
         table_bytes = codes[1] * _core.Staging.table_bytes
-        scratch = self._decoder.scratch(table_bytes + max(sum(chunk[4:6]) for chunk in self._chunks))
+        zeros = table_bytes + _aligned(self._bad.nbytes)  # where the coefficients begin
+        scratch = self._decoder.memory("scratch", zeros + max(sum(chunk[4:6]) for chunk in self._chunks))
+        bad = scratch[table_bytes : table_bytes + self._bad.nbytes].view(torch.int32)
         name, tables_grid, block, arguments = table_launch(codes, files.data_ptr(), scratch.data_ptr())
         launch(kernels[name], tables_grid, *block, *arguments)
+        begin = table_bytes
         for chunk in self._chunks:
-            coefficients = scratch[table_bytes : table_bytes + chunk[4]].zero_().data_ptr()
+            scratch[begin : zeros + chunk[4]].zero_()
+            begin = zeros
+            coefficients = scratch.data_ptr() + zeros
             memory = files.data_ptr(), scratch.data_ptr(), coefficients, coefficients + chunk[4]
             for name, grid, block, arguments in launches(chunk, *memory, pixels.data_ptr(), bad.data_ptr()):
                 launch(kernels[name], grid, *block, *arguments)
+        return bad
 
     def failed(self) -> list[int]:
         """Return the images that the kernels could not decode.
 
         Their pixels are wrong. Blocks until they are known.
         """
-        bad, self._bad = self._bad, None
-        if bad is None:
+        if not self._is_unknown:
             return []
+        self._is_unknown = False
         self._decoded.synchronize()
-        if not bad.any():
+        if not self._bad.any():
             return []
-        flags, staged = bad.tolist(), self.staging.has()
+        flags, staged = self._bad.tolist(), self.staging.has()
         return [image for image, is_staged in enumerate(staged) if is_staged and flags[self.staging.owner(image)]]
 
 
@@ -352,6 +381,10 @@ class StagedView:
         if not self._decoded:
             self._decoded += self._files.by_view(self._files.to(device, non_blocking=non_blocking, timing=timing))
         return self._decoded[self._number]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _copy_unstaged(staged: bytes, to: torch.Tensor, pixels: torch.Tensor) -> None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from fastload.device.timing import Timing
 
 UNFINISHED_MAX = 2  # handed-over batches that the GPU may still be reading when another copy starts
+AT_ONCE_MAX_BYTES = 64 << 10
+"""CUDA takes so much pageable memory along with the call, and copies it later without blocking the host."""
 _ENDS_AT_HAND = 2
 
 
@@ -94,9 +96,11 @@ def _copies_asynchronously(leaf: Any) -> bool:
 
 
 def _pageable_bytes(leaf: Any) -> int:
-    """Unpinned bytes of a leaf that the side stream copies; 0 for other types."""
+    """Unpinned bytes of a large leaf that the side stream copies; 0 for others."""
     tensor = leaf.pixels if isinstance(leaf, TableImages) else leaf
-    return 0 if not isinstance(tensor, torch.Tensor) or tensor.is_pinned() else int(leaf.nbytes)
+    if not isinstance(tensor, torch.Tensor) or leaf.nbytes <= AT_ONCE_MAX_BYTES or tensor.is_pinned():
+        return 0
+    return int(leaf.nbytes)
 
 
 def new_stream(device: torch.device) -> Any:
@@ -213,16 +217,11 @@ class Transfer:
             self._wait_for_room()
             room_at = time.monotonic()
             if self._stream is None:
-                copied = self._issue(data, small, None)
+                copied = self._issue_whole(data, small, None)
             else:
                 # An interrupt halfway would leave the caller on the side stream.
                 with deferred_signals(), self._module.stream(self._stream):
-                    try:
-                        copied = self._issue(data, small, self._stream)
-                        self._prepare_ends()
-                    except BaseException:
-                        self._stream.synchronize()  # parts may still be copied from memory that the caller frees next
-                        raise
+                    copied = self._issue_whole(data, small, self._stream)
         copied.room_at, copied.issued = room_at, time.monotonic()
         with self._lock:
             self.batches += 1
@@ -244,6 +243,17 @@ class Transfer:
             with self._lock:
                 self._looks += looks
                 self._busy += busy
+
+    def _issue_whole(self, data: Any, small: torch.Tensor | None, stream: Any) -> DeviceBatch:
+        try:
+            copied = self._issue(data, small, stream)
+            if stream is not None:
+                self._prepare_ends()
+            return copied
+        except BaseException:
+            if self._module is not None:  # parts may still be copied from memory that the caller frees next
+                self._module.current_stream(self.device).synchronize()
+            raise
 
     def _issue(self, data: Any, small: torch.Tensor | None, stream: Any) -> DeviceBatch:
         leaves: list[Any] = []

@@ -132,7 +132,7 @@ class Batch:
                 self.targets.append(target)
                 self.seeds.append(seed)
         except Exception:  # noqa: BLE001 - any error of the user's dataset or sampler; raised in the batch's turn
-            self.error = wrapped(self.worker, None if index is None else f"sample {index!r}")
+            self.error = wrapped(self.worker, None if index is None else recipe.described(index))
             if recipe.fetches_batches and seed_of is None:  # fails in its turn, and then the dataset fetches the batch
                 self.sources, self.targets = [b""], [None]
         except BaseException as error:

@@ -84,8 +84,8 @@ class DecodePipeline:
         finish: Makes the batch from pixels (``(N, H, W, 3)`` uint8), what erases each sample, the rest of the batch
             and its number; called in the pipeline's thread.
         finish_is_epilogue: Whether ``finish`` runs the epilogue itself rather than issue a copy that precedes it.
-        pin: Whether the pixels are in pinned memory.
         ahead: Batches to make before they are requested, at least 1.
+        allocate: Returns so many bytes for a batch's pixels; ``None`` takes torch's usual memory.
         device: The device that ``finish`` works on, unless it is the host.
         choice: Decides which batches a GPU decodes, whose files take the place of their pixels; ``None`` if none.
     """
@@ -100,8 +100,8 @@ class DecodePipeline:
         workers: int,
         by_index: bool,
         finish: Callable[[torch.Tensor, list[list[Patch]], Collated, int], Any],
-        pin: bool,
         ahead: int,
+        allocate: Callable[[int], torch.Tensor] | None = None,
         finish_is_epilogue: bool = False,
         device: torch.device | None = None,
         choice: DecodeChoice | None = None,
@@ -118,7 +118,7 @@ class DecodePipeline:
         self._by_index = by_index
         self._finish = finish
         self._finish_is_epilogue = finish_is_epilogue
-        self._pin, self._device, self._ahead, self._choice = pin, device, ahead, choice
+        self._allocate, self._device, self._ahead, self._choice = allocate, device, ahead, choice
         first_states = first_states or [None] * workers
         self.states = StreamStates(first_states)
         self._streams = streams_of_workers(base_seed, first_states, others=recipe.pipeline.draws_others)
@@ -276,7 +276,7 @@ class DecodePipeline:
             pass
         finally:
             self._process.close()
-            self._recipe = self._recipe.without_dataset()
+            self._recipe = self._python.recipe = self._recipe.without_dataset()
 
     def _advance(self) -> None:
         """Start and finish batches while there is room for them."""
@@ -311,7 +311,7 @@ class DecodePipeline:
         try:
             if batch.pixels is None:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
-            batch.pixels = self._recipe.pipeline.room(len(batch.sources), pin=self._pin)
+            batch.pixels = self._recipe.pipeline.room(len(batch.sources), self._allocate)
             out = as_output(batch.pixels)
             batch.staged = self._choice and self._choice.files(batch.pixels, self._recipe.pipeline.by_view)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options

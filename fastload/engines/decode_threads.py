@@ -56,7 +56,7 @@ class NativeIterator(_BaseDataLoaderIter):
         process: See :class:`~fastload.engines.decode_pipeline.DecodePipeline`, as for the arguments below.
         finish: Makes a batch.
         finish_is_epilogue: Whether ``finish`` runs the epilogue itself.
-        pin: Whether the pixels are in pinned memory.
+        allocate: See the pipeline's.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
         choice: See the pipeline's.
@@ -71,7 +71,7 @@ class NativeIterator(_BaseDataLoaderIter):
         finish: Callable[[torch.Tensor, list[list[Patch]], Collated, int], Any],
         *,
         finish_is_epilogue: bool = False,
-        pin: bool = False,
+        allocate: Callable[[int], torch.Tensor] | None = None,
         ahead: int = 1,
         device: torch.device | None = None,
         choice: DecodeChoice | None = None,
@@ -112,7 +112,7 @@ class NativeIterator(_BaseDataLoaderIter):
                     by_index=epochs is not None,
                     finish=finish,
                     finish_is_epilogue=finish_is_epilogue,
-                    pin=pin,
+                    allocate=allocate,
                     ahead=ahead,
                     device=device,
                     choice=choice,

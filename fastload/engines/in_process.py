@@ -31,6 +31,7 @@ from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, Sampl
 from fastload.engines.sample_process import batch_of_one, located, made_here
 from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.limits import pins
+from fastload.memory.rooms import pinned
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.index_seeds import random_states_kept
 from fastload.pipeline.samples import collated
@@ -85,6 +86,7 @@ class InProcessFetcher:
         self.to_compare = 0  # samples
         self.gave_up = False
         self.known = None
+        self._failed: tuple[type | None, str] = None, ""  # the error of a sample made here, and which one it is
 
     @property
     def is_native(self) -> bool:
@@ -134,7 +136,15 @@ class InProcessFetcher:
             return self.replaced.collate_fn(samples)
         if data is not None:
             return data
-        data = self.replaced.fetch(indices)
+        try:
+            data = self.replaced.fetch(indices)
+        except Exception as error:
+            kind, where = self._failed
+            if type(error) is kind and not getattr(error, "__notes__", None):
+                error.add_note(where)
+            raise
+        finally:
+            self._failed = None, ""
         if failure is not None:
             warn_fallback(failure if self.gave_up else f"a batch that torch could make raised {failure}")
         self.images, self.decoded_at = 0, self.made_at
@@ -202,7 +212,7 @@ class InProcessFetcher:
                     targets.append(target)
             pin = self._pin and not self.makes_samples(recipe)
             views = recipe.pipeline.views
-            pixels = recipe.pipeline.room(len(sources), pin=pin)
+            pixels = recipe.pipeline.room(len(sources), pinned if pin else None)
             _core.advise_large_pages(pixels)
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
@@ -214,7 +224,7 @@ class InProcessFetcher:
                 break
             job.cancel()
         _, recipe, images_of = self.known
-        made, after = self._complete(recipe, job, sources, seeds)
+        made, after = self._complete(recipe, job, indices, sources, seeds)
         patches = recipe.pipeline.patches(job)
         by_view = recipe.pipeline.by_view(pixels)
         for sample, (array, erased) in made.items():
@@ -244,7 +254,7 @@ class InProcessFetcher:
         return data if self._receiver is None or type(data) is SampleList else HostBatch(data, 0, self._receiver)
 
     def _complete(
-        self, recipe: Recipe, job: _core.Job, sources: list[Any], seeds: list[int] | None
+        self, recipe: Recipe, job: _core.Job, indices: Any, sources: list[Any], seeds: list[int] | None
     ) -> tuple[dict[int, tuple[NDArray[np.uint8], list[Patch]]], bytes | None]:
         """Wait for the pixels, and make the samples that the core does not support.
 
@@ -262,7 +272,11 @@ class InProcessFetcher:
                 if draws:
                     set_state(before_of(sample))
                 index, view = divmod(sample, views)
-                made[sample] = made_here(recipe, sources[index], recipe.pipeline.sizes[view], view)
+                try:
+                    made[sample] = made_here(recipe, sources[index], recipe.pipeline.sizes[view], view)
+                except Exception as error:
+                    self._failed = type(error), recipe.described(indices[index], sources[index])
+                    raise
                 states[sample] = state_now(others=recipe.pipeline.draws_others)
             self._in_python_s += time.monotonic() - begun
 

@@ -13,7 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import as_inference_tensors
 from fastload.device.normalize import finish, host_images, layout_of, pixel_images, table_images
-from fastload.device.transfer import DeviceBatch, Transfer
+from fastload.device.transfer import AT_ONCE_MAX_BYTES, DeviceBatch, Transfer
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
 from fastload.engines.sample_seeding import seeded
@@ -293,7 +293,7 @@ class NativeDeviceIterator(DeviceIterator):
         totals = None if transfer.clock is None else transfer.totals
 
         def finish_batch(pixels: torch.Tensor, patches: list[list[Patch]], rest: Collated, number: int) -> Any:
-            data = rest.around(images_of(pixels, patches), pin_memory if pinned else lambda data: data)
+            data = rest.around(images_of(pixels, patches), pin_large if pinned else lambda data: data)
             return data if stream is None else transfer.start(data, number)
 
         host = NativeIterator(
@@ -301,7 +301,7 @@ class NativeDeviceIterator(DeviceIterator):
             recipe,
             process,
             finish_batch,
-            pin=pinned,
+            allocate=state_of(loader).rooms.take if pinned else None,
             ahead=max(1, loader.device_prefetch),
             device=device,
             choice=state_of(loader).decode_choice(loader, recipe, device, totals),
@@ -335,6 +335,15 @@ class NativeDeviceIterator(DeviceIterator):
             (("decode", pipeline.decoded_at), ("gpu", copied.room_at), ("h2d", copied.issued)),
             pipeline.images,
         )
+
+
+def pin_large(data: Any) -> Any:
+    """Pin a batch's tensors.
+
+    Leaves a single one that is so small that CUDA takes it along with the call of the copy.
+    """
+    small = isinstance(data, torch.Tensor) and data.nbytes <= AT_ONCE_MAX_BYTES and torch.version.cuda is not None
+    return data if small else pin_memory(data)  # type: ignore[no-untyped-call]
 
 
 def _pinned_tuple_type() -> type:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fastload.device.decode_policy import DecodePolicy
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.engines.resumption import Resumption
+    from fastload.memory.rooms import Rooms
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
 
@@ -70,6 +71,7 @@ class LoaderState:
         self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of iterators in use
         self._before = Totals()  # of iterators that have ended
         self._missed = Counter[str]()
+        self._rooms: Rooms | None = None
         self._closed = False
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
@@ -104,6 +106,15 @@ class LoaderState:
             weakref.finalize(self, self.slots.close)
         self.slots.reclaim()
         return self.slots
+
+    @property
+    def rooms(self) -> Rooms:
+        """Pinned memory for the pixels of batches, kept across epochs."""
+        from fastload.memory.rooms import Rooms
+
+        with self._lock:
+            self._rooms = self._rooms or Rooms()
+            return self._rooms
 
     def decode_pool(self) -> _core.Pool:
         """Return the threads that decode for iterators without workers, shared by all of them."""
@@ -278,7 +289,7 @@ class LoaderState:
         """Return the statistics of all iterators so far."""
         with self._lock:
             totals, missed = self._before.copy(), self._missed.copy()
-            transfers = list(self._transfers.values())
+            transfers, decoders = list(self._transfers.values()), list(self._decoders.values())
         # Not under the lock: a thread that holds a transfer's lock takes ours if the collector ends an iterator there.
         for transfer, scheduler in transfers:
             self._count(transfer, scheduler, totals, missed)
@@ -296,6 +307,7 @@ class LoaderState:
             slots=(counts.slots, counts.slot_bytes, counts.pinned_bytes),
             queues=queues,
             index=self._indexed if index is None else _counts(index[1]),
+            gpu_decode_bytes=sum(decoder.nbytes for decoder in decoders if not isinstance(decoder, str)),
         )
 
     def check_open(self) -> None:
@@ -311,6 +323,7 @@ class LoaderState:
             _close(iterator)
         self._streams.clear()
         self._decoders.clear()
+        self._rooms = None
         pool, self._pool = self._pool, None
         if pool is not None and pool[0] == os.getpid():
             pool[1].close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ class PythonSamples:
     """
 
     def __init__(self, recipe: Recipe, process: SampleProcess, *, by_index: bool) -> None:
+        self.recipe = recipe
         self._pipeline = recipe.pipeline
         self._views = recipe.pipeline.views
         self._fetches_batches = recipe.fetches_batches
@@ -58,8 +58,7 @@ class PythonSamples:
         """
         index, view = divmod(sample, self._views)
         source = one_of(batch.sources[index], view)
-        where = f"sample {batch.indices[index]!r}"
-        where += f" ({os.fsdecode(source)})" if isinstance(source, str | os.PathLike) else ""
+        where = self.recipe.described(batch.indices[index], source)
         begun = time.monotonic()
         try:
             size = self._pipeline.sizes[view]

@@ -92,6 +92,37 @@ class BytesPath(os.PathLike[bytes]):
 
 def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
     """Get a sample's encoded image (bytes or path) and target. Raises what the dataset would."""
+    dataset, index = _at_leaf(dataset, index)
+    known = _known(kind := type(dataset))
+    if known is None:
+        source, target = taken_apart(dataset.encoded(index), images_in(dataset))
+        return _of_own(source), target
+    if _has_own_getitem(kind, known):
+        source, target = own_getitem.trace(dataset, index)
+    else:
+        source, target = _entry(dataset, known, index)
+    return BytesPath(source) if isinstance(source, bytes) else source, target
+
+
+def sample_name(dataset: Any, index: Any) -> str | None:
+    """Name a sample in a message: its file, or what a dataset's ``sample_name(index)`` returns.
+
+    Returns ``None`` if the dataset does not say it. Raises nothing.
+    """
+    try:
+        dataset, index = _at_leaf(dataset, index)
+        known = _known(kind := type(dataset))
+        if known is None:
+            name = dataset.sample_name(index) if hasattr(kind, "sample_name") else None
+        else:
+            name = os.fsdecode(_entry(dataset, known, index)[0])
+    except Exception:  # noqa: BLE001 - any error of the user's dataset
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _at_leaf(dataset: Any, index: Any) -> tuple[Any, Any]:
+    """Find a sample's dataset under all ``Subset`` and ``ConcatDataset``, and its index there."""
     while (kind := type(dataset)) in (Subset, ConcatDataset):
         if kind is Subset:
             dataset, index = dataset.dataset, dataset.indices[index]
@@ -104,15 +135,7 @@ def locate(dataset: Any, index: Any) -> tuple[Any, Any]:
         part = bisect.bisect_right(ends, index)
         index = index - ends[part - 1] if part else index
         dataset = dataset.datasets[part]
-    known = _known(kind)
-    if known is None:
-        source, target = taken_apart(dataset.encoded(index), images_in(dataset))
-        return _of_own(source), target
-    if _has_own_getitem(kind, known):
-        source, target = own_getitem.trace(dataset, index)
-    else:
-        source, target = _entry(dataset, known, index)
-    return BytesPath(source) if isinstance(source, bytes) else source, target
+    return dataset, index
 
 
 def pixels_of(dataset: Any, indices: Sequence[Any]) -> tuple[arrays.Pixels, list[Any]] | None:

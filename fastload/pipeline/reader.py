@@ -30,6 +30,7 @@ from fastload.pipeline.datasets import (
     locate,
     paths_of,
     pixels_of,
+    sample_name,
     size_of,
     taken,
     transforms_of,
@@ -161,6 +162,12 @@ class Recipe:
         while type(dataset) is Subset and type(dataset.dataset) is Subset:
             dataset = dataset.dataset
         return locate(dataset, index)
+
+    def described(self, index: Any, source: Any = None) -> str:
+        """Describe a sample in a message: its index, and its file if that is known."""
+        is_path = isinstance(source, str | os.PathLike)
+        name = os.fsdecode(source) if is_path else sample_name(self.dataset, index)
+        return f"sample {index!r}" if name is None else f"sample {index!r} ({name})"
 
     def pixels(self, source: Any, view: int = 0) -> NDArray[np.uint8]:
         """Compute a view's pixels with the user's transforms. Draws from the default generators."""

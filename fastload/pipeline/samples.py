@@ -36,6 +36,16 @@ class EncodedImage:
     source: bytes | bytearray | memoryview | str | os.PathLike[Any] | NDArray[np.uint8]
 
 
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """Add a sample's name to errors: Pillow's don't say whose bytes they were."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {name}")
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Around:
     """A sample that is no pair of image and target.

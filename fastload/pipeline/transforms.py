@@ -7,6 +7,7 @@ again and are not supported natively.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +94,12 @@ class Pipeline:
         """How many images a sample has; if several, they are in a list."""
         return len(self.pixel_steps)
 
-    def room(self, images: int, *, pin: bool = False) -> torch.Tensor:
+    def room(self, images: int, allocate: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Allocate a batch's pixels: all images' first views, then the second ones ...
+
+        Args:
+            images: Of the batch, each with all views.
+            allocate: Returns so many bytes; ``None`` takes torch's usual memory.
 
         Returns:
             ``(N, H, W, 3)`` uint8, or ``(1, 1, pixels, 3)`` if views differ in size.
@@ -102,10 +107,14 @@ class Pipeline:
         shape = (images * self.views, *self.sizes[0])
         if len(set(self.sizes)) > 1:
             shape = (1, 1, images * sum(height * width for height, width in self.sizes))
-        return torch.empty((*shape, 3), dtype=torch.uint8, pin_memory=pin)
+        if allocate is None:
+            return torch.empty((*shape, 3), dtype=torch.uint8)
+        return allocate(3 * math.prod(shape)).view(*shape, 3)
 
     def by_view(self, pixels: torch.Tensor) -> list[torch.Tensor]:
         """Return each view's part of what :meth:`room` returned, ``(images, H, W, 3)``."""
+        if self.views == 1:
+            return [pixels]
         areas = [height * width for height, width in self.sizes]
         images = pixels.numel() // (3 * sum(areas))
         parts = pixels.view(-1, 3).split_with_sizes([images * area for area in areas])

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
     Entry = tuple[str, int, int, int, int, int]
 
@@ -57,6 +59,14 @@ class ArchiveIndex:
     stamp: tuple[int, int]
     names: list[str]
     places: NDArray[np.int64]
+
+
+def as_list(paths: Paths) -> list[str]:
+    """List paths, absolute, so that a later ``chdir`` changes nothing."""
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise ValueError("path_or_paths must name at least one file, got none")
+    return [os.path.abspath(os.path.expanduser(os.fspath(path))) for path in given]
 
 
 def stamp_of(about: os.stat_result) -> tuple[int, int]:

@@ -12,14 +12,15 @@ from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from fastload.pipeline.reader import opened
-from fastload.sources.archive_index import FOLDER, OTHER, ArchiveError, ArchiveReader, read_index
+from fastload.pipeline.samples import named
+from fastload.sources.archive_index import FOLDER, OTHER, ArchiveError, ArchiveReader, as_list, read_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    from fastload.sources.archive_index import Paths
 
 _EXTENSIONS: Final = tuple(IMG_EXTENSIONS)
 _KEY: Final = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
@@ -33,12 +34,6 @@ _LABELS: Final[dict[str, Callable[[bytes], Any]]] = {
     "txt": lambda data: data.decode("utf-8"),
 }
 """How webdataset's ``decode()`` reads a label, by its extension."""
-
-
-def _as_list(paths: Paths) -> list[str]:
-    """List paths, absolute, so that a later ``chdir`` changes nothing."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else paths
-    return [os.path.abspath(os.path.expanduser(os.fspath(path))) for path in given]
 
 
 class _Archives(Dataset[Any]):
@@ -61,7 +56,7 @@ class _Archives(Dataset[Any]):
         *,
         is_zip: bool,
     ) -> None:
-        self.paths = _as_list(path_or_paths)
+        self.paths = as_list(path_or_paths)
         self.transform = transform
         self.target_transform = target_transform
         self._indexes = [read_index(path, is_zip=is_zip) for path in self.paths]
@@ -83,13 +78,18 @@ class _Archives(Dataset[Any]):
     def __getitem__(self, index: Any) -> tuple[Any, Any]:
         """Return ``(transform(image), target_transform(target))``. Blocks while it reads and decodes."""
         source, target = self.encoded(index)
-        image = opened(source)
-        if self.transform is not None:
-            image = self.transform(image)
+        with named(self.sample_name(index)):
+            image = opened(source)
+            if self.transform is not None:
+                image = self.transform(image)
         return image, target if self.target_transform is None else self.target_transform(target)
 
     def encoded(self, index: Any) -> tuple[bytes, Any]:
         """Return a sample's file and its target, before ``target_transform``. Blocks while it reads."""
+        raise NotImplementedError
+
+    def sample_name(self, index: Any) -> str:
+        """Return a sample's path, ``ARCHIVE/MEMBER``, for messages."""
         raise NotImplementedError
 
 
@@ -102,12 +102,12 @@ class _ArchiveFolder(_Archives):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         *,
-        root: str = "",
+        root: str | os.PathLike[str] = "",
         allow_empty: bool = False,
     ) -> None:
         super().__init__(path_or_paths, transform, target_transform, is_zip=self._IS_ZIP)
-        self.root = root
-        top = "/".join(part for part in root.split("/") if part not in ("", "."))
+        self.root = os.fspath(root)
+        top = "/".join(part for part in self.root.split("/") if part not in ("", "."))
         prefix = f"{top}/" if top else ""
         classes: set[str] = set()
         found: dict[str, tuple[int, NDArray[np.int64]]] = {}
@@ -125,7 +125,7 @@ class _ArchiveFolder(_Archives):
                 raise ArchiveError(f"a file must be in one archive, and {name} is in {other} and {self.paths[archive]}")
             found[name] = archive, place
         if not classes:
-            raise FileNotFoundError(f"Couldn't find any class folder in {', '.join(self.paths)} ({root or '.'}).")
+            raise FileNotFoundError(f"Couldn't find any class folder in {', '.join(self.paths)} ({self.root or '.'}).")
         self.classes = sorted(classes)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         chosen = sorted(found, key=lambda name: (name[len(prefix) :].split("/")[0], *os.path.split(name)))
@@ -149,6 +149,10 @@ class _ArchiveFolder(_Archives):
             ArchiveError: The archive has changed, or the file is damaged.
         """
         return self._reader.read(int(self._archives[index]), self._places[index]), self.samples[index][1]
+
+    def sample_name(self, index: Any) -> str:
+        """Return a sample's path, ``ARCHIVE/MEMBER``, for messages."""
+        return str(self.samples[index][0])
 
 
 class TarImageFolder(_ArchiveFolder):
@@ -253,3 +257,7 @@ class TarSamples(_Archives):
         """
         archive, (image, label) = int(self._archives[index]), self._places[index]
         return self._reader.read(archive, image), _LABELS[self._label](self._reader.read(archive, label))
+
+    def sample_name(self, index: Any) -> str:
+        """Return a sample's path, ``ARCHIVE/MEMBER``, for messages."""
+        return str(self.samples[index])

@@ -137,7 +137,7 @@ class Fetcher:
 
     Args:
         setup: What is read, and how.
-        store: An ``obstore`` store of the URL.
+        store: An ``obstore`` store of the URL; or an error, which is then each answer.
         write: Takes the pieces of an answer; called in any thread, one call at a time.
     """
 
@@ -202,6 +202,8 @@ class Fetcher:
         """Return a task's bytes or error; ``None`` if it will be tried again."""
         if task.batch.cancelled:
             return b""
+        if isinstance(self._store, Exception):
+            return self._store
         name = None if self._cache is None or task.wanted is None else f"{self._setup.url} {task.wanted}"
         if self._cache is not None and name is not None and task.wanted is not None:
             kept = self._cache.get(name, task.wanted[1])
@@ -292,14 +294,25 @@ def _write(pieces: list[Any]) -> None:
         os._exit(0)
 
 
+def _store_of(setup: Setup) -> Any:
+    """Make the store, or the error that says why there is none."""
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        return ImportError(f'object stores need obstore; install it: pip install "fastload[stores]" ({error})')
+    try:
+        return from_url(setup.url, **setup.options)
+    except Exception as error:  # noqa: BLE001 - of many types, which are obstore's own
+        text = str(error).partition("\n")[0]
+        return ValueError(f"{setup.url} cannot be opened with these options: {text}")
+
+
 def main() -> None:
     """Answer requests until standard input ends."""
-    from obstore.store import from_url
-
     setup: Setup = pickle.load(sys.stdin.buffer)
     threading.stack_size(_STACK_BYTES)
     with contextlib.suppress(KeyboardInterrupt, EOFError):
-        fetcher = Fetcher(setup, from_url(setup.url, **setup.options), _write)
+        fetcher = Fetcher(setup, _store_of(setup), _write)
         while True:
             fetcher.take(*pickle.load(sys.stdin.buffer))
     os._exit(0)  # threads are waiting for the store

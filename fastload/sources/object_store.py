@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 from concurrent.futures import Future
@@ -10,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from fastload.pipeline.reader import opened
+from fastload.pipeline.samples import named
 from fastload.sources.fetcher import Setup
 from fastload.sources.requests import Requests
 
@@ -55,6 +55,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
     Raises:
         FileNotFoundError: There are no images.
         ImportError: ``obstore`` is missing: ``pip install fastload[stores]``.
+        ValueError: ``obstore`` takes no such URL or options.
     """
 
     def __init__(
@@ -73,6 +74,10 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         for name, number, least in (("requests", requests, 1), ("retries", retries, 0)):
             if number is not None and number < least:
                 raise ValueError(f"{name} must be >= {least}, got {number}")
+        if not urlsplit(os.fspath(url)).scheme:
+            raise ValueError(f"url must begin with s3://, gs://, az://, https:// or file://, got {os.fspath(url)!r}")
+        if isinstance(keys, str):
+            raise TypeError(f"keys must be several, such as ['class/name.jpg'], got the str {keys!r}")
         self.root = url.rstrip("/")
         self.transform = transform
         self._target_transform = target_transform
@@ -104,21 +109,25 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         return {**vars(self), "_requests": None}
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self._sample(*self.encoded(index))
+        return self._sample(index, *self.encoded(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
         """Make a batch's samples, whose objects are requested at once; torch's workers call this."""
-        entries = []
-        for entry in self.encoded_many(indices).result():
+        samples = []
+        for index, entry in zip(indices, self.encoded_many(indices).result(), strict=True):
             if isinstance(entry, Exception):
                 raise entry
-            entries.append(self._sample(*entry))
-        return entries
+            samples.append(self._sample(index, *entry))
+        return samples
 
-    def _sample(self, data: Any, target: Any) -> tuple[Any, Any]:
-        with Image.open(io.BytesIO(data)) as image:
-            pixels = image.convert("RGB")
-        return pixels if self.transform is None else self.transform(pixels), target
+    def _sample(self, index: int, data: Any, target: Any) -> tuple[Any, Any]:
+        with named(self.sample_name(index)):
+            image = opened(data)
+            return image if self.transform is None else self.transform(image), target
+
+    def sample_name(self, index: int) -> str:
+        """Return a sample's URL, for messages."""
+        return f"{self.root}/{self.samples[index][0]}"
 
     def encoded(self, index: int) -> tuple[Any, Any]:
         """Return a sample's encoded image and target. Blocks."""

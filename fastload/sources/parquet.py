@@ -15,15 +15,15 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from fastload.pipeline.reader import opened
-from fastload.pipeline.samples import EncodedImage
-from fastload.sources.archive_index import STORED, ArchiveError, ArchiveReader, stamp_of
+from fastload.pipeline.samples import EncodedImage, named
+from fastload.sources.archive_index import STORED, ArchiveError, ArchiveReader, as_list, stamp_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    from fastload.sources.archive_index import Paths
 
 _ARROW: Final = b"ARROW1"
 _PARQUET: Final = b"PAR1"
@@ -89,8 +89,7 @@ class ParquetImages(Dataset[Any]):
         label: str | None = "label",
         cache_bytes: int = 1 << 29,
     ) -> None:
-        given = [path_or_paths] if isinstance(path_or_paths, str | os.PathLike) else path_or_paths
-        self.paths = [os.path.abspath(os.path.expanduser(os.fspath(path))) for path in given]
+        self.paths = as_list(path_or_paths)
         self.transform = transform
         self.target_transform = target_transform
         stamps = [stamp_of(os.stat(path)) for path in self.paths]
@@ -109,9 +108,11 @@ class ParquetImages(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample. Blocks while it reads and decodes."""
-        image = opened(self._image(index))
-        if self.transform is not None:
-            image = self.transform(image)
+        data = self._image(index)
+        with named(self.sample_name(index)):
+            image = opened(data)
+            if self.transform is not None:
+                image = self.transform(image)
         if self.targets is None:
             return image
         target = self.targets[index]
@@ -126,10 +127,18 @@ class ParquetImages(Dataset[Any]):
         data = self._image(index)
         return EncodedImage(data) if self.targets is None else (data, self.targets[index])
 
-    def _image(self, index: Any) -> bytes:
+    def sample_name(self, index: Any) -> str:
+        """Return a sample's row and file, for messages."""
+        file, row = self._file_and_row(index)
+        return f"row {row} of {self.paths[file]}"
+
+    def _file_and_row(self, index: Any) -> tuple[int, int]:
         row = range(len(self))[index]
         file = bisect.bisect_right(self._ends, row)
-        row -= self._ends[file - 1] if file else 0
+        return file, row - (self._ends[file - 1] if file else 0)
+
+    def _image(self, index: Any) -> bytes:
+        file, row = self._file_and_row(index)
         places = self._places[file]
         if places is None:
             data = self._groups.image(file, row)

@@ -11,7 +11,6 @@ from fastload._display import card, table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
 COMPARED_MIN: Final = 16
 """Timed steps on either side from which on they are compared."""
 
@@ -116,6 +115,7 @@ class Stats:
         python_images: Part of them that the native engine left to the user's own Python, such as PNG files.
         gpu_images: Part of them that the GPU decoded.
         thread_images: Part of them that decode threads made.
+        gpu_decode_bytes: Bytes of the device's memory that decoding there takes now, without the batches that it makes.
         copied: Batches copied to the device.
         device_bytes: Their bytes, as copied.
         slot_batches: Part of ``copied`` that workers wrote straight into pinned slots: hits.
@@ -152,6 +152,7 @@ class Stats:
     python_images: int = 0
     gpu_images: int = 0
     thread_images: int = 0
+    gpu_decode_bytes: int = 0
     copied: int = 0
     device_bytes: int = 0
     slot_batches: int = 0
@@ -230,8 +231,7 @@ class Stats:
     def device_stall(self) -> float | None:
         """The share of time the device lacked a batch; ``None`` if not measured.
 
-        Lower bound. Timed steps may miss bursty waits, so it is at least wall time minus estimated GPU busy time, up to
-        the time the host waited.
+        Lower bound. Timed steps may miss waits, so it is at least what the estimated busy time leaves of the wait.
         """
         device, elapsed = self.device, self.elapsed_s
         if device is None or not device.total_s or not elapsed:
@@ -254,8 +254,7 @@ class Stats:
     def gpu_decode_cost_s(self) -> float | None:
         """Seconds by which decoding on the GPU makes a step longer; ``None`` if unknown.
 
-        The difference to steps beside decode threads if both were timed (:attr:`gpu_decode_is_compared`); else the time
-        of the kernels, which is an upper bound.
+        Compared with steps beside decode threads if :attr:`gpu_decode_is_compared`; else the kernels', at most this.
         """
         device, decode = self.device, self.stages.get("gpu_decode")
         if device is None or decode is None:
@@ -295,8 +294,7 @@ class Stats:
     def loader_images_per_s(self) -> float:
         """Images per second that the slowest stage can deliver, over all workers; 0 if unknown.
 
-        From the stages' times, capped by the rate over the waits: while the consumer waits, the loader delivers all it
-        can.
+        From the stages' times, capped by the rate over the waits, in which the loader delivers all it can.
         """
         totals, stages, rates = self.totals, self.stages, []
         spent = sum(stages[name].total_s for name in ("fetch", "decode") if name in stages)
@@ -331,6 +329,7 @@ class Stats:
             slots=(self.slots, self.slot_bytes, self.pinned_bytes),
             index=(self.index_bytes, self.indexed - earlier.indexed, self.indexed_by_file - earlier.indexed_by_file),
             queues=self.queues,
+            gpu_decode_bytes=self.gpu_decode_bytes,
             stack_totals=self.totals,
         )
 
@@ -344,6 +343,7 @@ def make_stats(
     slots: tuple[int, int, int] = (0, 0, 0),
     index: tuple[int, int, int] = (0, 0, 0),
     queues: Mapping[str, int] | None = None,
+    gpu_decode_bytes: int = 0,
     stack_totals: Mapping[str, float] | None = None,
 ) -> Stats:
     """Make :class:`Stats` from counts.
@@ -356,6 +356,7 @@ def make_stats(
         slots: Their number, the bytes of each, and of all.
         index: Its bytes, the images that were decoded with it, and those of them by its file.
         queues: See :class:`Stats`.
+        gpu_decode_bytes: See :class:`Stats`.
         stack_totals: Counts whose stack samples are used if ``totals`` has none: workers are sampled for some seconds
             only.
     """
@@ -366,6 +367,7 @@ def make_stats(
         python_images=int(totals["python_images"]),
         gpu_images=int(totals["gpu_images"]),
         thread_images=int(totals["thread_images"]),
+        gpu_decode_bytes=gpu_decode_bytes,
         copied=int(totals["copied"]),
         device_bytes=int(totals["device_bytes"]),
         slot_batches=int(totals["slot_batches"]),

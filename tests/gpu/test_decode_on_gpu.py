@@ -100,13 +100,15 @@ def test_what_kernels_refuse_is_made_in_python(folder: Path, monkeypatch: pytest
 
 
 def test_threads_decode_when_the_device_has_no_memory_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scratch(self: Decoder, nbytes: int) -> torch.Tensor:
+    def memory(self: Decoder, name: str, nbytes: int) -> torch.Tensor:
+        if name != "scratch":
+            return allocate(self, name, nbytes)
         asked.append(nbytes)
         raise torch.OutOfMemoryError("as if")
 
-    asked: list[int] = []
+    allocate, asked = Decoder.memory, []
     want, _ = epochs(folder, "train", decode="cpu")
-    monkeypatch.setattr(Decoder, "scratch", scratch)
+    monkeypatch.setattr(Decoder, "memory", memory)
     got, loader = epochs(folder, "train", decode="gpu")
     assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True))
     assert 1 <= len(asked) <= 4  # of batches that were staged already

@@ -383,3 +383,11 @@ def test_keys_without_a_label_are_refused(tmp_path):
         TarSamples(path)
     with pytest.raises(ValueError, match="label must be one of cls"):
         TarSamples(path, label="pkl")
+
+
+def test_a_root_may_be_a_path_and_there_must_be_archives(tmp_path):
+    path = write_tar(tmp_path / "a.tar", {"train/a/1.jpg": jpeg(1)})
+    assert TarImageFolder(path, root=Path("train")).classes == ["a"]
+    for kind in (TarImageFolder, ZipImageFolder, TarSamples):
+        with pytest.raises(ValueError, match="path_or_paths must name at least one file"):
+            kind([])

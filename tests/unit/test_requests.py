@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 import pytest
 
 from fastload.sources import ObjectStoreImageFolder, object_store
+from fastload.sources.fetcher import Setup, _store_of
 
 pytest.importorskip("obstore")
 
@@ -54,6 +56,37 @@ def test_several_take_turns_and_end_with_their_dataset(tmp_path, monkeypatch):
     del dataset, answers
     gc.collect()
     assert all(process.poll() is not None for process in processes)
+
+
+def test_what_obstore_refuses_is_an_error_that_says_so(tmp_path, capfd):
+    (tmp_path / "class").mkdir()
+    for url, options, text in (
+        ("foo://bucket/images", {}, 'foo://bucket/images cannot be opened with these options: .*"foo://'),
+        ("s3://bucket", {"config": {"buckett": "x"}}, "'buckett' is not valid for store 'S3'"),
+        ("s3://bucket", {"retrys": 3}, "'retrys' is not valid"),
+        (f"file://{tmp_path}/nothing", {}, f"{tmp_path}/nothing"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            ObjectStoreImageFolder(url, **options)
+    late = ObjectStoreImageFolder("foo://bucket", keys=["class/0.jpg"])
+    with pytest.raises(ValueError, match="foo://bucket cannot be opened"):
+        late.encoded(0)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_url_without_a_scheme_is_refused(tmp_path):
+    for url in (tmp_path, str(tmp_path), "bucket/images"):
+        with pytest.raises(ValueError, match=f"url must begin with s3://.*, got '{url}'"):
+            ObjectStoreImageFolder(url)
+    with pytest.raises(TypeError, match="keys must be several"):
+        ObjectStoreImageFolder("https://host", keys="class/0.jpg")
+
+
+def test_without_obstore_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    error = _store_of(Setup("s3://bucket", {}, None, 0, None, 1))
+    assert type(error) is ImportError
+    assert 'pip install "fastload[stores]"' in str(error)
 
 
 def test_a_worker_of_torch_has_one(monkeypatch):

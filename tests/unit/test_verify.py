@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import io
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from fastload.autoscale.probe import Trial
 from fastload.commands import cli
 from fastload.commands import verify as commands_verify
 from fastload.engines import decode_pipeline
+from fastload.sources import TarSamples
 from fastload.verification import ComparedValues, VerificationInterrupted, difference, verify
 
 root = photos_fixture(11)
@@ -62,6 +64,26 @@ def test_a_difference_is_found_and_named(root, monkeypatch):
     assert not result
     assert "batch 2, batch[0][1, 2, 3, 4]" in str(result)
     assert f"index 7, {dataset.samples[7][0]}" in str(result)
+
+
+def test_a_sample_in_an_archive_is_named(root, monkeypatch, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number, (path, _) in enumerate(ImageFolder(root).samples):
+            archive.add(path, f"{number}.jpg")
+            about = tarfile.TarInfo(f"{number}.cls")
+            about.size = 1
+            archive.addfile(about, io.BytesIO(b"0"))
+    real = decode_pipeline.DecodePipeline._make
+
+    def spoiled(self, batch, *rest, **more):
+        data = real(self, batch, *rest, **more)
+        data[0][0, 0, 0, 0] += 1
+        return data
+
+    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_make", spoiled)
+    dataset = TarSamples(tmp_path / "a.tar", eval_v1())
+    result = verify(lambda: FastLoader(dataset, 3, num_workers=1, device="cpu"))
+    assert f"(index 0, {tmp_path}/a.tar/0.jpg)" in str(result)
 
 
 @pytest.mark.parametrize("randomness", ["worker", "sample"])

@@ -1,0 +1,93 @@
+"""Run the decoding kernels on damaged data, to be watched by compute-sanitizer."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from stageable import KINDS, noise
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from fastload import FastLoader, _core
+from fastload.device.decode import Decoder
+
+SIDE, IMAGES, ROUNDS = 48, 24, 6
+SEGMENT_MCUS, POINT_BYTES = 4, 12  # as in decode_layout.h
+
+
+def files() -> list[bytes]:
+    made = []
+    for number in range(IMAGES):
+        kind = KINDS[number % (len(KINDS) - 1)]
+        content = io.BytesIO()
+        image = noise(60 + 11 * number, 90 + 5 * number, number)
+        (image.convert("L") if number % 7 == 3 else image).save(content, "JPEG", **kind)
+        made.append(content.getvalue())
+    return made
+
+
+def damage(memory: torch.Tensor, number: int, rng: np.random.Generator) -> None:
+    """Overwrite some of an image's data or points, with any bits."""
+    begin = number * _core.Staging.bytes_per_image
+    fields = memory[begin : begin + 56].view(torch.int32).tolist()
+    data, data_bytes, points = fields[:3]
+    column, columns, _, rows = fields[10:14]
+    first = column // (2 * SEGMENT_MCUS) * 2 * SEGMENT_MCUS
+    count = rows * ((column + columns - first + SEGMENT_MCUS - 1) // SEGMENT_MCUS + 1)
+    of_points = rng.integers(2) == 0
+    begin, length = (points, count * POINT_BYTES) if of_points else (data, data_bytes)
+    for at in rng.integers(0, length, max(1, length // 16)):
+        memory[begin + int(at)] = int(rng.choice([0, 255, rng.integers(256)]))
+
+
+def damaged(device: torch.device) -> int:
+    """Decode damaged batches; return how many images the kernels refused."""
+    contents, rng, refused = files(), np.random.default_rng(0), 0
+    index, pool, decoder = _core.JpegIndex(1 << 22, whole=True), _core.Pool(2), Decoder(device)
+    crops = np.array([[0, 0, 0, 0, SIDE, SIDE, 0, 0, SIDE, SIDE, 0, 0]] * IMAGES, np.int32)
+    want = torch.zeros(IMAGES, SIDE, SIDE, 3, dtype=torch.uint8)
+    pool.submit(contents, want, geometry=crops, index=index).wait()
+    for round_ in range(ROUNDS):
+        staged = decoder.files(torch.zeros_like(want).pin_memory(), lambda pixels: [pixels])
+        pool.submit(contents, staged._pixels, geometry=crops, index=index, staging=staged.staging).wait()
+        hostile = [number for number, on_gpu in enumerate(staged.is_staged()) if on_gpu and (number + round_) % 2]
+        for number in hostile:
+            damage(staged._memory, number, rng)
+        pixels, failed = staged.to(device), staged.failed()
+        refused += len(failed)
+        assert {*failed} <= {*hostile}
+        good = [number for number in range(IMAGES) if number not in hostile]
+        assert torch.equal(pixels.cpu()[good], want[good])
+    pool.close()
+    return refused
+
+
+def augmented() -> int:
+    """Load epochs of random transforms; return how many images the GPU decoded."""
+    with tempfile.TemporaryDirectory() as folder:
+        (there := Path(folder, "a")).mkdir()
+        for number, content in enumerate(files()):
+            (there / f"{number}.jpg").write_bytes(content)
+        steps = [transforms.RandomResizedCrop(SIDE), transforms.RandAugment(2, 15), transforms.ToTensor()]
+        dataset = ImageFolder(folder, transforms.Compose(steps))
+        with FastLoader(dataset, batch_size=12, num_workers=2, engine="native", decode="gpu") as loader:
+            for _ in range(3):
+                for _batch in loader:
+                    pass
+            return loader.stats().gpu_images
+
+
+def main() -> None:
+    device = torch.device("cuda", 0)
+    print(f"refused {damaged(device)}, augmented {augmented()}")
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

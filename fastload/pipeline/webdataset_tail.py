@@ -126,7 +126,7 @@ def pipeline_tail(dataset: Any) -> PipelineTail | None:
             continue
         for function in _first_functions(stage, name, later):
             split = split_off(function) if callable(function) else None
-            if split is not None and split.layout is not None:
+            if split is not None:
                 return PipelineTail(None, split.table, tuple(type(step).__name__ for step in split.tail))
         return None
     return None

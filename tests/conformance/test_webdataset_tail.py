@@ -54,6 +54,10 @@ def pairs(shards, transform):
     return samples(shards).to_tuple("jpg;png", "cls").map_tuple(transform, int)
 
 
+def halved(batches):
+    return (batch for number, batch in enumerate(batches) if number % 2)
+
+
 PIPELINES = {
     "pairs": (lambda shards: pairs(shards, V1).batched(4), True),
     "pairs of v2": (lambda shards: pairs(shards, V2).batched(4), True),
@@ -76,6 +80,7 @@ PIPELINES = {
     "own function": (lambda shards: pairs(shards, V1).batched(4, collation_fn=lambda rows: rows[0]), False),
     "samples changed": (lambda shards: pairs(shards, V1).map(lambda pair: (pair[0] * 2, pair[1])).batched(4), False),
     "batches of batches": (lambda shards: pairs(shards, V1).batched(4).unbatched().batched(3), False),
+    "own stage": (lambda shards: pairs(shards, V1).batched(4).compose(halved), False),
     "other parts of dicts": (
         lambda shards: samples(shards).rename(image="jpg;png").map_dict(image=V1).to_tuple("cls", "image").batched(4),
         False,

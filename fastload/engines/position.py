@@ -173,7 +173,9 @@ class Position:
         return self._failed is not None and self._failed.is_set()
 
     def between_batches(self, read: Callable[[], T]) -> T:
-        """Return ``read()``; wait for a batch that another thread makes in this process, and let none make one.
+        """Return ``read()``, while no other thread makes a batch in this process.
+
+        Waits for one that is being made.
 
         Raises:
             UnknownStateError: It is this thread that makes one.

@@ -44,7 +44,7 @@ def take_over(taker: DataLoader[Any], loader: DataLoader[Any]) -> None:
 
 
 def _is_loaded(torchdatas: dict[str, Any]) -> bool:
-    """Whether a loader with these attributes has loaded a state and not gone on from it."""
+    """Whether a loader with these attributes will go on from a loaded state."""
     begun = torchdatas.get("_initial_iter_for_state_dict") and torchdatas.get("_iterator")  # by its state_dict()
     return torchdatas.get("next_iter_state") is not None or bool(begun and begun._num_yielded)
 

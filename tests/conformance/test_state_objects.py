@@ -200,7 +200,9 @@ def test_an_unknown_state_that_is_asked_for_often_takes_no_memory():
 
 
 def interrupted(call: Any, number: int) -> bool:
-    """Run a call, and interrupt it where CPython does: as a function begins, or a built-in one has returned.
+    """Run a call, and interrupt it where CPython does.
+
+    That is where a function begins, and where a built-in one has returned.
 
     Returns whether it has as many such places as ``number``.
     """

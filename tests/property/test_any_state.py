@@ -74,7 +74,7 @@ def seed(number: int) -> None:
 
 
 def step(loader: Any, iterator: Any, alike: bool) -> Any:
-    """Take a batch, as bytes, with the generators after it; with the loader's own if alike."""
+    """Take a batch, as bytes, with the generators after it."""
     batch = next(iterator, None)
     if batch is None:
         return None

@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import itertools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch.utils.data._utils.fetch as torch_fetch
-from torch.utils.data import default_convert, get_worker_info
+from torch.utils.data import default_collate, default_convert, get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from fastload.engines import lazy_images
@@ -23,16 +23,12 @@ from fastload.memory.packing import stacks_into
 from fastload.pipeline.crops import read_crops
 from fastload.pipeline.monkeypatch_check import imported
 from fastload.pipeline.tail import split_off
+from fastload.pipeline.webdataset_tail import PASSING, PipelineTail, PixelBatch, collation_of, stages_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Known = dict[int, tuple[Any, PendingTransform | None]]
-
-_ITERATED: Final = ("__iter__", "iterator", "iterator1", "invoke")
-"""Methods that a pipeline must have from ``DataPipeline``."""
-_PASSING: Final = frozenset(("_shuffle", "_to_tuple", "_rename", "_extract_keys", "_rename_keys", "islice"))
-"""Stages that do not look at the images of a sample."""
 
 
 def install() -> None:
@@ -49,38 +45,37 @@ def install() -> None:
         info = get_worker_info()
         if info is not None and dataset is info.dataset:
             sends = not self.auto_collation and self.collate_fn is default_convert
-            changed = with_pending_images(dataset, known, sends=sends)
+            leaves = isinstance(getattr(getattr(self.collate_fn, "take_pixels", None), "__self__", None), PipelineTail)
+            changed = with_pending_images(dataset, known, sends=sends, leaves_pixels=leaves)
             if changed is not None:
                 self.dataset_iter = iter(changed)
 
     kind.__init__ = init_fetcher
 
 
-def with_pending_images(dataset: Any, known: Known, *, sends: bool) -> Any | None:
+def with_pending_images(dataset: Any, known: Known, *, sends: bool, leaves_pixels: bool = False) -> Any | None:
     """Copy a pipeline with other stages for its images; ``None`` without known ones.
 
     Args:
         dataset: A loader's dataset.
         known: Transforms read so far, by their ids. Once images are lazy, others cannot be read.
         sends: Whether the pipeline's batches are sent as they are.
+        leaves_pixels: Whether images become a :class:`PixelBatch`; only if the last stage makes batches.
     """
-    library: Any = imported("webdataset.pipeline")
-    filters: Any = imported("webdataset.filters")
-    base = getattr(library, "DataPipeline", None)
-    if base is None or filters is None or not isinstance(dataset, base):
+    found = stages_in(dataset)
+    if found is None:
         return None
-    if any(getattr(type(dataset), name) is not vars(base).get(name) or name in vars(dataset) for name in _ITERATED):
-        return None
-    stages = list(dataset.pipeline)
-    names = [_name_of(stage, filters) for stage in stages]
+    stages, names = [stage for stage, _ in found], [name for _, name in found]
     batching = names.index("_batched") if "_batched" in names else -1
-    collation = _collation(stages[batching], filters) if batching >= 0 else None
+    collation = collation_of(stages[batching]) if batching >= 0 else None
+    if collation is default_collate and not stacks_into(collation):
+        collation = None
     changed = False
     for place, name in enumerate(names):
         if name not in ("_map_tuple", "_map_dict"):
             continue
         stage = stages[place]
-        waits = collation is not None and place < batching and _PASSING.issuperset(names[place + 1 : batching])
+        waits = collation is not None and place < batching and PASSING.issuperset(names[place + 1 : batching])
         args = [_changed(function, known, waits=waits) for function in stage.args]
         named = {
             key: function if key == "handler" else _changed(function, known, waits=waits)
@@ -92,26 +87,11 @@ def with_pending_images(dataset: Any, known: Known, *, sends: bool) -> Any | Non
     if not changed:
         return None
     if collation is not None:
-        stages[batching] = _with_collation(stages[batching], collation, sends=sends and batching == len(stages) - 1)
+        made = _Collation(collation, sends=sends and batching == len(stages) - 1, leaves_pixels=leaves_pixels)
+        stages[batching] = _with_collation(stages[batching], made)
     twin = copy.copy(dataset)
     twin.pipeline = stages
     return twin
-
-
-def _name_of(stage: Any, filters: Any) -> str | None:
-    """Name of the function of webdataset's that a stage calls."""
-    if type(stage) is filters.detshuffle:
-        return "_shuffle"
-    if type(stage) is not filters.FilterFunction:
-        return None
-    if stage.f is itertools.islice:
-        return "islice"
-    return stage.f.__code__.co_name if _is_librarys(stage.f, filters) else None
-
-
-def _is_librarys(function: Any, filters: Any) -> bool:
-    code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename == filters.__file__
 
 
 def _changed(function: Any, known: Known, *, waits: bool) -> Any:
@@ -140,21 +120,9 @@ class _Finished:
         return made.finished() if type(made) is PendingImage else made
 
 
-def _collation(stage: Any, filters: Any) -> Callable[[Any], Any] | None:
-    """The function that a stage makes batches with, if it is webdataset's or torch's own."""
-    try:
-        bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
-    except TypeError:
-        return None
-    bound.apply_defaults()
-    function: Any = bound.arguments.get("collation_fn")
-    is_librarys = _is_librarys(function, filters) and function.__code__.co_name == "default_collation_fn"
-    return function if is_librarys or stacks_into(function) else None
-
-
-def _with_collation(stage: Any, collation: Callable[[Any], Any], *, sends: bool) -> Any:
+def _with_collation(stage: Any, collation: Callable[[Any], Any]) -> Any:
     bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
-    bound.arguments["collation_fn"] = _Collation(collation, sends=sends)
+    bound.arguments["collation_fn"] = collation
     _, *args = bound.args
     return type(stage)(stage.f, *args, **bound.kwargs)
 
@@ -165,9 +133,11 @@ class _Collation:
     Args:
         function: Collates all else.
         sends: Whether the batch is sent as it is.
+        leaves_pixels: Whether images become a :class:`PixelBatch`.
     """
 
-    def __init__(self, function: Callable[[Any], Any], *, sends: bool) -> None:
+    def __init__(self, function: Callable[[Any], Any], *, sends: bool, leaves_pixels: bool) -> None:
+        self._leaves_pixels = leaves_pixels
         self._function = function
         self._is_torchs = stacks_into(function)
         self._sends = sends
@@ -191,6 +161,9 @@ class _Collation:
         return parts if isinstance(batch, dict) else tuple(parts.values())
 
     def _stacked(self, images: list[PendingImage], **_: Any) -> Any:
+        if self._leaves_pixels:
+            pixels = np.stack([image.pending.pixels() for image in images])
+            return PixelBatch(pixels, images[0].transform.split.table)
         return stack(images, sends=self._sends)
 
 

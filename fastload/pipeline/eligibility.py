@@ -7,9 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, default_collate, default_convert
 
 from fastload.options import has_state
+from fastload.pipeline.monkeypatch_check import imported
 
 if TYPE_CHECKING:
     from fastload.options import LoaderConfig
@@ -64,7 +65,13 @@ def read_tail(loader: LoaderConfig[Any], device: torch.device) -> Tail | None:
     """Read the transforms that the device can run instead of workers."""
     if loader.engine == "torch" or device.type != "cuda" or loader.randomness != "worker" or not loader.num_workers:
         return None
-    if not loader._auto_collation or loader.worker_init_fn is not None or loader.collate_fn is not default_collate:
+    if loader.worker_init_fn is not None:
+        return None
+    if not loader._auto_collation and loader.collate_fn is default_convert and imported("webdataset.pipeline"):
+        from fastload.pipeline.webdataset_tail import pipeline_tail
+
+        return pipeline_tail(loader.dataset)
+    if not loader._auto_collation or loader.collate_fn is not default_collate:
         return None
     recipe = read_loader(loader, device)
     if "torchvision.datasets" not in sys.modules or (not isinstance(recipe, tuple) and recipe.in_python):

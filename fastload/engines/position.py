@@ -246,13 +246,22 @@ class Position:
         if self.ended and not self._persists:  # the next epoch has new workers
             return self._digest, None
         if self._at_close is not None:
-            if isinstance(self._at_close, UnknownStateError):
-                raise self._at_close.with_traceback(None)  # which would grow with each call
-            return self._at_close  # type: ignore[no-any-return]
+            return self._states_at_close()
         if self._pipeline is not None:
             digest, states = self._pipeline.states.at(self._pipeline.handed_over())
             return digest or self._digest, [None if state is None else WorkerState(state) for state in states]
-        return self._workers_states(self._digest)
+        try:
+            found = self._workers_states(self._digest)
+        except (OSError, UnknownStateError):
+            if self._at_close is None:
+                raise
+        # The garbage collector may have ended the iterator meanwhile, and its file's number may be another's.
+        return found if self._at_close is None else self._states_at_close()
+
+    def _states_at_close(self) -> tuple[int, list[WorkerState | None] | None]:
+        if isinstance(self._at_close, UnknownStateError):
+            raise self._at_close.with_traceback(None)  # which would grow with each call
+        return self._at_close  # type: ignore[no-any-return]
 
     def _workers_states(self, digest: int) -> tuple[int, list[WorkerState | None]]:
         meter = self._meter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import RandomSampler
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
+from fastload.stats.kept_states import KeptStates
 
 folder = photos_fixture()
 
@@ -94,3 +96,23 @@ def test_a_worker_without_a_batch_in_the_rest_begins_the_next_epoch_as_it_had_en
     other = gone_on(loader)
     batches += [flat(batch) for batch in other]
     assert [batches, [flat(batch) for batch in gone_on(other)]] == expected
+
+
+@pytest.mark.parametrize("error", [True, False])
+def test_an_iterator_that_ends_while_its_state_is_read_has_the_same_state(monkeypatch, error):
+    loader = FastLoader(Drawing(), 4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    expected, usual = loader.state_dict(), KeptStates.find
+    vars(loader)["_state"].position._known.clear()
+
+    def find(states, *place):
+        monkeypatch.setattr(KeptStates, "find", usual)
+        found = states.find(*place)
+        iterator._next_data.meter.close()
+        if error:
+            raise OSError("closed")
+        return dataclasses.replace(found, digest=7)
+
+    monkeypatch.setattr(KeptStates, "find", find)
+    assert loader.state_dict() == expected

@@ -290,11 +290,11 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
             yield loader, Model(torch.device("cpu"), *light_step)
 
     @contextlib.contextmanager
-    def on_gpu(side: int, *steps: Any) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
+    def on_gpu(side: int) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
         options: dict[str, Any] = {"engine": "native", "decode": "gpu", "num_workers": min(16, usable_cpus())}
-        to_side = transforms.Resize((side, side))
+        steps = [transforms.RandomEqualize(1.0), transforms.RandomAdjustSharpness(2.0, 1.0)] * 6
         with (
-            small_files(60, to_side, *steps, *normalize, large="RGB") as dataset,
+            small_files(60, transforms.Resize((side, side)), *steps, *normalize, large="RGB") as dataset,
             loop(dataset, sampler=Endless(60), **options) as opened,
         ):
             yield opened
@@ -323,7 +323,7 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         ),
         "decoding on the GPU": Plant(
             Bottleneck.DECODE,
-            lambda: on_gpu(384, transforms.RandomEqualize(1.0), transforms.RandomAdjustSharpness(2.0, 1.0)),
+            lambda: on_gpu(384),
             lambda: on_gpu(32),
             needs_gpu=True,
             says="while the GPU decoded",

@@ -23,6 +23,7 @@ from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -38,11 +39,12 @@ class State(NamedTuple):
 
     value: Any = None
     error: Exception | None = None
+    traceback: TracebackType | None = None
 
     def get(self) -> Any:
         """The state."""
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(self.traceback)  # else it would grow with each call
         return self.value
 
 
@@ -66,7 +68,7 @@ class States:
             try:
                 return State(copy.deepcopy(self._source.state_dict()))
             except Exception as error:  # noqa: BLE001 - raised only when the state is requested; the batch is still good
-                return State(error=error)
+                return State(error=error, traceback=error.__traceback__)
 
     def leave(self) -> None:
         """Stop reading the source's state, which will belong to another iteration."""

@@ -3,7 +3,7 @@
 ``random.getstate()`` and ``np.random.get_state()`` make 625 Python objects each, which takes 22 and 70 µs with the
 conversion to bytes; a copy of the words takes 1. Workers need both after every batch. Where the words lie is looked for
 once, in generators of known states, and compared with what the methods return. A generator of another kind, or one
-whose words are not found, is asked by its method.
+whose words are not found, is asked by its method; so are all without a GIL, where a copy does not wait for draws.
 """
 
 from __future__ import annotations
@@ -64,11 +64,20 @@ def _joined_python(memory: bytes, normal: float | None) -> bytes:
 def _numpy_state(generator: Any) -> bytes | None:
     begin = _gauss_in_random_state()
     bits = getattr(generator, "_bit_generator", None)
+    if bits is not None and not isinstance(bits, np.random.MT19937):
+        kind = type(bits).__name__
+        raise TypeError(f"NumPy's global bit generator must be MT19937, which is its own, got {kind}")
     if begin is None or type(bits) is not np.random.MT19937:
         return None
-    words = ctypes.string_at(bits.ctypes.state_address, _WORDS_BYTES + _PLACE_BYTES)
-    gauss = ctypes.string_at(id(generator) + begin, 16)  # whether there is one, in 4 bytes; 4 of padding; the number
+    with bits.lock:  # NumPy draws without the GIL
+        words = ctypes.string_at(bits.ctypes.state_address, _WORDS_BYTES + _PLACE_BYTES)
+        gauss = ctypes.string_at(id(generator) + begin, 16)  # whether there is one, 4 bytes; 4 of padding; the number
     return b"".join((words, gauss[:4], gauss[8:]))
+
+
+def _has_objects_at_addresses() -> bool:
+    """Whether ``id()`` is an object's address, and the GIL holds other threads off."""
+    return sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 @functools.cache
@@ -77,7 +86,7 @@ def _place_in_random() -> int | None:
 
     The number of its next word is before them.
     """
-    if sys.implementation.name != "cpython":
+    if not _has_objects_at_addresses():
         return None
     size = random.Random.__basicsize__
     found = set()
@@ -99,7 +108,7 @@ def _place_in_random() -> int | None:
 @functools.cache
 def _gauss_in_random_state() -> int | None:
     """Find the kept normal number in a ``RandomState``; ``None`` if it is nowhere."""
-    if sys.implementation.name != "cpython":
+    if not _has_objects_at_addresses():
         return None
     size = np.random.RandomState.__basicsize__
     found = set()

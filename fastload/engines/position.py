@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch.utils.data import IterableDataset
 
@@ -14,13 +14,15 @@ from fastload.engines.worker_progress import NO_STATE, DatasetState, NotLoaded, 
 from fastload.options import length_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from fastload.engines.resumption import Resumption, Sources
     from fastload.options import LoaderConfig
     from fastload.stats.kept_states import KeptState, KeptStates
     from fastload.stats.meter import Meter
 
+
+T = TypeVar("T")
 
 _TRIES: Final = 100
 _TURN_S: Final = 60.0  # to wait for a batch that another thread makes
@@ -170,24 +172,27 @@ class Position:
         """Whether a worker could not begin with its loaded state."""
         return self._failed is not None and self._failed.is_set()
 
-    @contextlib.contextmanager
-    def between_batches(self) -> Iterator[None]:
-        """Let no other thread make a batch in this process meanwhile; wait for one.
+    def between_batches(self, read: Callable[[], T]) -> T:
+        """Return ``read()``, while no other thread makes a batch in this process.
+
+        Waits for one that is being made.
 
         Raises:
             UnknownStateError: It is this thread that makes one.
         """
         if self._consuming is None:
-            yield
-            return
+            return read()
         if self._consuming._is_owned():
             raise UnknownStateError("it was called while this thread made a batch; call it between two batches")
-        if not self._consuming.acquire(timeout=_TURN_S):
-            raise UnknownStateError(f"another thread has been making a batch for {_TURN_S:.0f} s")
+        acquired: list[bool] = []
         try:
-            yield
+            acquired.extend(map(self._consuming.acquire, (True,), (_TURN_S,)))  # in C: an interrupt finds it noted
+            if not acquired[0]:
+                raise UnknownStateError(f"another thread has been making a batch for {_TURN_S:.0f} s")
+            return read()
         finally:
-            self._consuming.release()
+            if acquired and acquired[0]:
+                self._consuming.release()
 
     def read(self, dataset: Any) -> ConsumerPlace:
         """Return where the consumer is; within :meth:`between_batches`.
@@ -231,7 +236,7 @@ class Position:
             return self._digest, None
         if self._at_close is not None:
             if isinstance(self._at_close, UnknownStateError):
-                raise self._at_close
+                raise self._at_close.with_traceback(None)  # which would grow with each call
             return self._at_close  # type: ignore[no-any-return]
         if self._pipeline is not None:
             digest, states = self._pipeline.states.at(self._pipeline.handed_over())
@@ -310,7 +315,7 @@ class Position:
 
     def _keep_states(self) -> None:
         if not self.num_workers:
-            self._at_close, self._fetcher = DatasetState.of(self._fetcher.dataset, self._fetcher), None
+            self._at_close, self._fetcher = DatasetState.copied(self._fetcher.dataset, self._fetcher), None
             return
         try:
             self._at_close = self._states()

@@ -39,7 +39,7 @@ def begin(loader: LoaderConfig[Any], make: Callable[[], Any]) -> Any:
     if state.loaded is None and state.position is not None and state.position.failed:
         state.loaded = _after_failure(loader)
     if (data := state.loaded) is not None:
-        dataset = NO_STATE if loader.num_workers else DatasetState.of(loader.dataset)
+        dataset = NO_STATE if loader.num_workers else DatasetState.copied(loader.dataset)
         before = Sources.read(loader, samplers=True, dataset=dataset)
         counted = None if epochs is None else (epochs.seed, epochs.epoch)
         state.loaded = None
@@ -191,12 +191,14 @@ def state_dict(loader: LoaderConfig[Any]) -> dict[str, Any]:
         from fastload.engines.frameworks import lightning_ends_epoch
 
         try:
-            if position is not None:
-                position.leave(lightning_ends_epoch(), loader)
-            with contextlib.nullcontext() if position is None else position.between_batches():
-                return _read(loader, position)
+            if position is None:
+                return _read(loader, None)
+            position.leave(lightning_ends_epoch(), loader)
+            return position.between_batches(functools.partial(_read, loader, position))
         except UnknownStateError as error:
             reason = str(error)
+        except Exception as error:  # noqa: BLE001 - any error of the user's objects
+            reason = f"reading the generators and samplers raised {type(error).__name__}: {error}"
     if not state.warned:
         state.warned = True
         warnings.warn(f"this FastLoader's state_dict() cannot be loaded: {reason}", stacklevel=3)
@@ -209,8 +211,11 @@ def _read(loader: LoaderConfig[Any], position: Position | None) -> dict[str, Any
 
     if position is not None:
         place = position.read(loader.dataset)
-    else:  # an iterable that is its own iterator may have a state only once it iterates
-        place = ConsumerPlace(0, False, 0, 0, None, NO_STATE if loader.num_workers else DatasetState.of(loader.dataset))
+    else:
+        dataset = NO_STATE if loader.num_workers else DatasetState.of(loader.dataset)
+        if dataset.error and not hasattr(loader.dataset, "__next__"):  # that may have a state only once it iterates
+            raise UnknownStateError(dataset.error)
+        place = ConsumerPlace(0, False, 0, 0, None, dataset)
     now = Sources.read(loader, samplers=position is None or place.ended, dataset=place.dataset)
     start = now if position is None else position.start
     epochs = epochs_of(loader)

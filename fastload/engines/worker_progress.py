@@ -70,6 +70,14 @@ class DatasetState:
         except Exception as error:  # noqa: BLE001 - any error of the user's method
             return cls(error=f"its dataset's state_dict() raised {type(error).__name__}: {error}")
 
+    @classmethod
+    def copied(cls, dataset: Any, fetcher: Any = None) -> DatasetState:
+        """Ask as :meth:`of`, and copy what they may go on to change."""
+        try:
+            return copy.deepcopy(cls.of(dataset, fetcher))
+        except Exception as error:  # noqa: BLE001 - any error of the user's objects
+            return cls(error=f"its dataset's state cannot be copied: {error}")
+
     def packed(self) -> dict[str, Any]:
         """Return plain data, without what is absent."""
         given = {name: True for name in FLAGS if getattr(self, name)}
@@ -104,12 +112,12 @@ class DatasetState:
             return
         if self.is_iterator:
             iter(dataset)
-            dataset.load_state_dict(self.dataset)
+            dataset.load_state_dict(copy.deepcopy(self.dataset))  # which it may keep, and change
             return
         dataset.load_state_dict(copy.deepcopy(self.dataset))
         iterable = isinstance(dataset, IterableDataset)
         if iterable and not is_at_end(dataset):
-            dataset.load_state_dict(self.dataset)
+            dataset.load_state_dict(copy.deepcopy(self.dataset))
 
     def resume(self, fetcher: Any) -> None:
         """Set the state of a fetcher's new iterator."""

@@ -32,7 +32,7 @@ def take_over(taker: DataLoader[Any], loader: DataLoader[Any]) -> None:
     Raises:
         ValueError: ``loader`` is torchdata's StatefulDataLoader, and is about to go on from a state.
     """
-    if is_torchdatas(loader) and vars(loader).get("next_iter_state") is not None:
+    if is_torchdatas(loader) and _is_loaded(vars(loader)):
         raise ValueError(
             "FastLoader.wrap needs a StatefulDataLoader that has loaded no state: only torchdata can go on from one; "
             "use fastload.prefetch_to_device(loader), which keeps it"
@@ -41,6 +41,12 @@ def take_over(taker: DataLoader[Any], loader: DataLoader[Any]) -> None:
     if is_torchdatas(loader):
         for name in _TORCHDATAS:
             vars(taker).pop(name, None)
+
+
+def _is_loaded(torchdatas: dict[str, Any]) -> bool:
+    """Whether a loader with these attributes will go on from a loaded state."""
+    begun = torchdatas.get("_initial_iter_for_state_dict") and torchdatas.get("_iterator")  # by its state_dict()
+    return torchdatas.get("next_iter_state") is not None or bool(begun and begun._num_yielded)
 
 
 def is_torchdatas(loader: DataLoader[Any]) -> bool:

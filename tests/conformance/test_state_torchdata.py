@@ -37,11 +37,15 @@ def test_a_wrapped_stateful_loader_has_nothing_of_torchdatas_left():
     assert {name for name in vars(loader) if name not in vars(FastLoader(Drawing()))} == set()
 
 
-def test_a_stateful_loader_with_a_loaded_state_is_not_taken_over():
-    saved = stateful(0)
+@pytest.mark.parametrize(("workers", "asked"), [(0, False), (0, True), (2, True)])
+def test_a_stateful_loader_with_a_loaded_state_is_not_taken_over(workers, asked):
+    saved = stateful(workers)
     next(iter(saved))
-    loader = stateful(0)
+    loader = stateful(workers)
+    assert loader.state_dict()
+    assert isinstance(FastLoader.wrap(loader), FastLoader)
     loader.load_state_dict(saved.state_dict())
+    assert not asked or loader.state_dict()  # which makes its iterator, as Accelerate does
     with pytest.raises(ValueError, match=r"has loaded no state.*prefetch_to_device"):
         FastLoader.wrap(loader)
 

@@ -25,24 +25,30 @@ def draw() -> list[float]:
     return [random.random(), float(torch.rand(())), float(np.random.rand())]
 
 
-class Map(Dataset):
+class Live:
+    """Returns its state itself, not a copy, and adopts what it is given."""
+
+    live: dict[str, Any]
+
+    def state_dict(self) -> Any:
+        return self.live
+
+    def load_state_dict(self, state: Any) -> None:
+        self.live = state
+
+
+class Map(Live, Dataset):
     """Has a state that its samples change."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.sum = count, 0
+        self.count, self.live = count, {"sum": 0}
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> Any:
-        self.sum += index
-        return torch.tensor([index, self.sum, *draw()], dtype=torch.float64)
-
-    def state_dict(self) -> Any:
-        return {"sum": self.sum}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.sum = state["sum"]
+        self.live["sum"] += index
+        return torch.tensor([index, self.live["sum"], *draw()], dtype=torch.float64)
 
 
 class Stream(IterableDataset):
@@ -61,27 +67,21 @@ class Stream(IterableDataset):
             yield torch.tensor([i, *first, *draw()], dtype=torch.float64)
 
 
-class Cursor:
+class Cursor(Live):
     """An iterator with a state."""
 
     def __init__(self, stop: int) -> None:
-        self.place, self.stop, self.first = 0, stop, draw()
+        self.stop, self.live = stop, {"place": 0, "first": draw()}
 
     def __iter__(self) -> Any:
         return self
 
     def __next__(self) -> Any:
-        if self.place >= self.stop:
+        if self.live["place"] >= self.stop:
             draw()
             raise StopIteration
-        self.place += 1
-        return torch.tensor([self.place, *self.first, *draw()], dtype=torch.float64)
-
-    def state_dict(self) -> Any:
-        return {"place": self.place, "first": self.first}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.place, self.first = state["place"], state["first"]
+        self.live["place"] += 1
+        return torch.tensor([self.live["place"], *self.live["first"], *draw()], dtype=torch.float64)
 
 
 class ByCursor(Stream):
@@ -91,24 +91,25 @@ class ByCursor(Stream):
         return Cursor(self.stop())
 
 
-class Placed(Stream):
+class Placed(Live, Stream):
     """Goes on at its place, and counts its epochs."""
 
-    place, goes_on, epoch = 0, 0, 0
+    goes_on = 0
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.live = {"place": 0, "epoch": 0}
 
     def __iter__(self) -> Any:
         first, self.goes_on = self.goes_on, 0
         for place in range(first, self.stop()):
-            self.place = place + 1
-            yield torch.tensor([place, self.epoch, *draw()], dtype=torch.float64)
-        self.place, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self) -> Any:
-        return {"place": self.place, "epoch": self.epoch}
+            self.live["place"] = place + 1
+            yield torch.tensor([place, self.live["epoch"], *draw()], dtype=torch.float64)
+        self.live["place"] = 0
+        self.live["epoch"] += 1
 
     def load_state_dict(self, state: Any) -> None:
-        self.goes_on, self.epoch = state["place"], state["epoch"]
-        self.place = self.goes_on
+        self.live, self.goes_on = state, state["place"]
 
 
 @st.composite
@@ -119,7 +120,7 @@ def loaders(draw_from):
     count = draw_from(st.integers(1, 19))
     options: dict[str, Any] = {"num_workers": workers}
     options["persistent_workers"] = workers > 0 and draw_from(st.booleans())
-    options["prefetch_factor"] = draw_from(st.integers(1, 3)) if workers else None
+    factors = draw_from(st.tuples(st.integers(1, 3), st.integers(1, 3)))  # of the loader before and the one after
     options["batch_size"] = draw_from(st.sampled_from([None, 1, 2, 4]))
     if options["batch_size"] is not None:
         options["drop_last"] = draw_from(st.booleans())
@@ -128,7 +129,11 @@ def loaders(draw_from):
         options["randomness"] = draw_from(st.sampled_from(["worker", "sample"]))
     if draw_from(st.booleans()):
         options["dtype"] = torch.float32  # through a device iterator
-    return lambda: FastLoader(kind(count), **options), workers > 0 or kind is not Stream
+
+    def make(after: bool = False) -> Any:
+        return FastLoader(kind(count), prefetch_factor=factors[after] if workers else None, **options)
+
+    return make, workers > 0 or kind is not Stream
 
 
 def step(iterator: Any, draws: bool) -> Any:
@@ -168,7 +173,7 @@ def test_any_loader_of_a_dataset_with_a_state_goes_on(made, before, share, drops
     torch.save(loader.state_dict(), file)
     loader.close()
     seed(2)
-    fresh = make()
+    fresh = make(after=True)
     file.seek(0)
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert batches + epoch(fresh, draws) == expected[before]

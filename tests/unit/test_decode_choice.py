@@ -37,6 +37,7 @@ MACHINES = {
     "a slow disk": Machine(threads=4, step_s=0.02, read_s=2e-3),
     "it waits for each step": Machine(threads=4, step_s=0.02, synchronizes=True),
     "pauses": Machine(threads=4, step_s=0.02, pauses=(100, 300, 500, 900, 1500)),
+    "pauses in succession": Machine(threads=2, step_s=0.02, indexed_at=4, pauses=(2, 20, 21, 22, 27, 57)),
     "an index after the first epoch": Machine(threads=2, step_s=0.02, indexed_at=300, epochs_of=300),
     "the same, threads feed it": Machine(
         threads=8, step_s=0.05, decode_s=250e-6, indexed_at=300, epochs_of=300, **COSTLY

@@ -784,8 +784,13 @@ def test_a_source_that_cannot_say_its_state_still_gives_its_batches(cuda):
     source.fails = NotImplementedError("not in this mode")
     prefetched = prefetch_to_device(source, "cuda")
     assert numbers(prefetched) == list(range(7))
-    with pytest.raises(NotImplementedError, match="not in this mode"):
-        prefetched.state_dict()
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(NotImplementedError, match="not in this mode") as raised:
+            prefetched.state_dict()
+        assert raised.traceback[-1].name == "state_dict"  # the source's
+        lengths.append(len(raised.traceback))
+    assert len(set(lengths)) == 1  # what is kept does not grow
 
 
 def test_it_has_a_state_when_the_source_has():

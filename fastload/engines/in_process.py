@@ -33,6 +33,7 @@ from fastload.engines.sample_seeding import SeededByIndex
 from fastload.memory.limits import pins
 from fastload.memory.rooms import pinned
 from fastload.pipeline.eligibility import read_loader
+from fastload.pipeline.index_file import IndexFileError
 from fastload.pipeline.index_seeds import random_states_kept
 from fastload.pipeline.samples import collated
 
@@ -122,6 +123,8 @@ class InProcessFetcher:
             self.give_up()
             if state is not None:
                 set_state(state)
+        except IndexFileError:  # the user's argument is wrong
+            raise
         except Exception as error:  # noqa: BLE001 - torch's fetcher raises it again if it is the user's
             if not isinstance(error, UnsupportedError) and error.args != (ITERATOR_CLOSED,):
                 failure = f"{type(error).__name__}: {error}"

@@ -54,7 +54,9 @@ def read_key() -> bytes:
             about = os.fstat(file.fileno())
             key = file.read(_KEY_BYTES + 1)
     except OSError as error:
-        raise IndexFileError(f"the key {path} cannot be read ({error.strerror})") from error
+        raise IndexFileError(
+            f"the key {path} cannot be read ({error.strerror}); copy it from where the index was made"
+        ) from error
     if about.st_uid not in (os.geteuid(), 0) or about.st_mode & 0o077 or len(key) != _KEY_BYTES:
         raise IndexFileError(f"the key {path} must have {_KEY_BYTES} bytes, and only you may read it (chmod 600)")
     return key
@@ -93,6 +95,8 @@ def open_index(path: str | os.PathLike[str], max_bytes: int) -> _core.IndexFile:
     """
     from fastload import _core
 
+    if not os.path.exists(path):
+        raise IndexFileError(f"the index {os.fspath(path)} does not exist; fastload index DIR writes one")
     try:
         opened = _core.IndexFile(os.fsencode(path), read_key())
     except ValueError as error:

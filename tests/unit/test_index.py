@@ -14,6 +14,7 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core
 from fastload.commands import cli
+from fastload.pipeline.index_file import make_key
 
 COUNT = 6
 
@@ -197,3 +198,18 @@ def test_a_place_that_cannot_be_written(root, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(root / "one" / "0.jpg"))
     assert cli.main(["index", str(root)]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_named_index_that_cannot_be_used_is_an_error(root, tmp_path, workers):
+    (tmp_path / "no.index").write_bytes(b"anything")
+    make_key()
+    for name, text in (
+        ("none.index", "none.index does not exist; fastload index DIR"),
+        ("no.index", "no.index cannot"),
+    ):
+        with (
+            FastLoader(dataset(root), 4, num_workers=workers, jpeg_index=tmp_path / name, device="cpu") as loader,
+            pytest.raises(ValueError, match=text),
+        ):
+            next(iter(loader))

@@ -308,19 +308,20 @@ class WorkerProgress:
     def _keep(self, data: DatasetState, digest: int) -> None:
         if self._states is None:
             return
-        with contextlib.suppress(Exception):  # no core, or NumPy's generator may be of another kind; it is then absent
+        keep = functools.partial(self._write, self._states, digest)
+        try:
             generators = None
             if self._generators:
                 from fastload.engines.random_states import state_now
 
                 generators = state_now(others=True)
-            try:
-                state = pickle.dumps((generators, data))
-            except Exception as error:  # noqa: BLE001 - any error of the user's objects
-                state = pickle.dumps(
-                    (generators, DatasetState(error=f"its dataset's state cannot be pickled: {error}"))
-                )
-            self._states.keep(self._worker, KeptState(self._epoch, self._fetches, digest, state))
+            keep(generators, data)
+        except Exception as error:  # noqa: BLE001 - any error of the user's objects; or no core
+            with contextlib.suppress(Exception):  # there may be no memory; the batch is still good
+                keep(None, DatasetState(error=f"its state cannot be kept: {type(error).__name__}: {error}"))
+
+    def _write(self, states: KeptStates, digest: int, generators: bytes | None, data: DatasetState) -> None:
+        states.keep(self._worker, KeptState(self._epoch, self._fetches, digest, pickle.dumps((generators, data))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,13 @@ class KeptStates:
         return _reopened, (self._pid, self._descriptor, os.fstat(self._descriptor).st_ino, self.workers, self.latest)
 
     def keep(self, worker: int, kept: KeptState) -> None:
-        """Keep a state in the place of the worker's oldest."""
+        """Keep a state in the place of the worker's oldest.
+
+        Raises:
+            ValueError: It is too long.
+        """
+        if _HEAD.size + len(kept.state) > _PLACE_BYTES:
+            raise ValueError(f"a state must have less than {_PLACE_BYTES} bytes, got {len(kept.state)}")
         begin = self._place(worker, kept.number)
         head = _HEAD.pack(kept.epoch, kept.number, kept.digest, len(kept.state))
         os.pwrite(self._descriptor, bytes(_HEAD.size), begin)  # invalid while it is written

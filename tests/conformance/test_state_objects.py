@@ -169,6 +169,21 @@ def test_another_bit_generator_in_numpy_is_refused_and_its_batches_come_without_
         np.random.set_bit_generator(own)
 
 
+def take_another(worker: int) -> None:
+    np.random.set_bit_generator(np.random.PCG64(worker))
+
+
+@pytest.mark.parametrize("taken", [1, 6])
+def test_another_bit_generator_in_workers_that_persist_is_refused_also_after_the_epoch(taken):
+    loader = FastLoader(Drawing(), 4, num_workers=2, persistent_workers=True, worker_init_fn=take_another)
+    iterator = iter(loader)
+    for _ in range(taken):
+        next(iterator)
+    assert taken == 1 or next(iterator, None) is None
+    refused(loader, "its state cannot be kept: TypeError: .*got PCG64")
+    loader.close()
+
+
 class FailsInWorkers(Dataset):
     def __len__(self) -> int:
         return 8

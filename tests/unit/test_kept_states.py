@@ -27,6 +27,18 @@ def test_the_latest_states_of_each_worker_are_found():
     states.close()
 
 
+def test_a_state_that_is_too_long_is_refused_and_leaves_the_others(monkeypatch):
+    monkeypatch.setattr(kept_states, "_PLACE_BYTES", 64)
+    states = KeptStates(1, 2)
+    others = [KeptState(1, number, 0, b"x" * 32) for number in (1, 2)]
+    for other in others:
+        states.keep(0, other)
+    with pytest.raises(ValueError, match="less than 64 bytes, got 33"):
+        states.keep(0, KeptState(1, 3, 0, b"x" * 33))
+    assert [states.find(0, 1, number) for number in (1, 2)] == others
+    states.close()
+
+
 @pytest.mark.parametrize("writes", [1, 2])
 def test_a_state_that_is_being_written_is_not_found(monkeypatch, writes):
     states = KeptStates(1, 2)

@@ -1,11 +1,10 @@
-"""Plant thirteen bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
+"""Plant twelve bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
-files, transforms on images that the GPU decodes, CMYK files among others, a tokenizer in plain Python, images to
-normalize on the host, large samples to stack, copies from pageable memory, float32 across the link, a large model, a
-loop that sleeps, prints or asks the GPU for numbers in every step. To show that it is, each loop is also run
-*relieved*: the same in all else, with that one thing made light. A plant whose relieved loop is no faster would prove
-nothing, so that is reported as well.
+files, CMYK files among others, a tokenizer in plain Python, images to normalize on the host, large samples to stack,
+copies from pageable memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for
+numbers in every step. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing
+made light. A plant whose relieved loop is no faster would prove nothing, so that is reported as well.
 
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
 the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
@@ -239,14 +238,12 @@ class Plant:
         planted: Opens the loop that has it: a loader and a step.
         relieved: Opens the loop that does not.
         needs_gpu: Whether there is no such bottleneck without one.
-        says: What the verdict has to say as well.
     """
 
     expected: Bottleneck
     planted: Callable[[], Opened]
     relieved: Callable[[], Opened]
     needs_gpu: bool = False
-    says: str = ""
 
 
 def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
@@ -289,16 +286,6 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         ):
             yield loader, Model(torch.device("cpu"), *light_step)
 
-    @contextlib.contextmanager
-    def on_gpu(side: int) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
-        options: dict[str, Any] = {"engine": "native", "decode": "gpu", "num_workers": min(16, usable_cpus())}
-        steps = [transforms.RandomEqualize(1.0), transforms.RandomAdjustSharpness(2.0, 1.0)] * 6
-        with (
-            small_files(60, transforms.Resize((side, side)), *steps, *normalize, large="RGB") as dataset,
-            loop(dataset, sampler=Endless(60), **options) as opened,
-        ):
-            yield opened
-
     def in_memory(dtype: torch.dtype, *, pinned: bool) -> Dataset[Any]:
         batch = torch.zeros(128, 3, 224, 224, dtype=dtype)  # so large, because a quick link hides a small one
         return Batches(batch.pin_memory() if pinned else batch)
@@ -320,13 +307,6 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
             Bottleneck.PYTHON,
             lambda: natively(resize, transforms.PILToTensor(), large="CMYK"),
             lambda: natively(resize, transforms.PILToTensor(), large="RGB"),
-        ),
-        "decoding on the GPU": Plant(
-            Bottleneck.DECODE,
-            lambda: on_gpu(384),
-            lambda: on_gpu(32),
-            needs_gpu=True,
-            says="while the GPU decoded",
         ),
         "large collate": Plant(
             Bottleneck.COLLATE,
@@ -396,7 +376,7 @@ def try_plant(plant: Plant, seconds: float) -> dict[str, Any]:
     return {
         "expected": plant.expected.value,
         "verdict": None if named is None else named.value,
-        "named": named is plant.expected and plant.says in text.splitlines()[0],
+        "named": named is plant.expected,
         "is_bottleneck": speedup >= RELIEVED_MIN,
         "report": text.splitlines(),
         "shares": {which.value: share for which, share in planted.shares.items()},

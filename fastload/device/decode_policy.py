@@ -9,10 +9,10 @@ between. Trials that lose time may lose 1% of it in all.
 from __future__ import annotations
 
 import math
-import statistics
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+from fastload.device.intervals import IDLE, PAUSE, RECENT_MIN, Intervals, error_of, mean_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,16 +58,12 @@ COMPARE_LATER: Final = 1024
 The first is for sides that have not been compared yet; the second becomes four times as many each time.
 """
 
-_RECENT: Final = 64  # intervals kept
-_RECENT_MIN: Final = 6  # that say what is usual
 _WINDOW: Final = 16  # batches between two looks at the device's clock
 _STEPS_MIN: Final = 4  # timed steps that say something
 _SIGNIFICANT: Final = 3.0  # standard errors
 _TIE: Final = 0.005  # the GPU has to gain more than this share
 _FAR: Final = 2.0  # intervals that are so many times as long end a trial at once,
 _FAR_MIN: Final = 3  # if so many in succession are
-_PAUSE: Final = 4.0  # longer intervals in which the loader waited for the consumer are no steps
-_IDLE: Final = 0.75  # share of an interval in which the loader waited for the consumer
 _CHANGED: Final = 1.25  # intervals that differ by this factor are another loop's
 _BLOCKED_MIN: Final = 0.05  # share of the time without work: the loader is ahead of the consumer
 _UNDERESTIMATE_MAX: Final = 3.0
@@ -100,42 +96,6 @@ class DecodedBatch(NamedTuple):
     work_s: float = 0.0
     threads: int = 1
     kernel_s: float = 0.0
-
-
-class _Intervals:
-    """Seconds between batches, of late.
-
-    Those in which the consumer paused do not count: it may have compiled its model, or saved it.
-    """
-
-    def __init__(self) -> None:
-        self._all: deque[tuple[float, bool]] = deque(maxlen=_RECENT)
-
-    def add(self, made: DecodedBatch) -> None:
-        self._all.append((made.interval_s, made.blocked_s > _IDLE * made.interval_s))
-
-    def values(self) -> list[float]:
-        if not self._all:
-            return []
-        pause_s = _PAUSE * statistics.median_low(interval for interval, _ in self._all)
-        return [interval for interval, idle in self._all if not idle or interval <= pause_s]
-
-    def clear(self) -> None:
-        self._all.clear()
-
-    def extend(self, values: list[float]) -> None:
-        self._all.extend((value, False) for value in values)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def _error(values: list[float], mean: float) -> float:
-    """The variance of the mean."""
-    if len(values) < 2:
-        return math.inf
-    return sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
 
 
 class _Hold:
@@ -194,7 +154,7 @@ class DecodePolicy:
         self._phase: Phase = "steady"
         self._settle = 0  # batches not to measure
         self._probes = 0  # batches to give to the threads
-        self._recent = _Intervals()  # of the side in use
+        self._recent = Intervals()  # of the side in use
         self._before: list[float] = []  # those of the other side, before a trial
         self._far = self._pauses = 0  # in succession
         self._batch = 0
@@ -269,7 +229,7 @@ class DecodePolicy:
             elif self._settle:
                 self._settle -= 1
             else:
-                self._recent.add(made)
+                self._recent.add(made.interval_s, made.blocked_s)
                 self._blocked_s += made.blocked_s
                 self._window_s += made.interval_s
                 if self._batch >= self._window_at:
@@ -329,7 +289,7 @@ class DecodePolicy:
     def _is_pause(self, made: DecodedBatch) -> bool:
         """Whether the consumer did something else, such as a validation, before it took a batch."""
         usual = self._usual_s
-        if usual and made.interval_s > _PAUSE * usual and made.blocked_s > _IDLE * made.interval_s:
+        if usual and made.interval_s > PAUSE * usual and made.blocked_s > IDLE * made.interval_s:
             self._pauses += 1
             if self._pauses < 3:
                 return True
@@ -363,9 +323,9 @@ class DecodePolicy:
             self.starved = float(self._blocked_s < _BLOCKED_MIN * self._window_s)
         self._open_window(steps)
         recent = self._recent.values()
-        if len(recent) < _RECENT_MIN:
+        if len(recent) < RECENT_MIN:
             return
-        interval_s = _mean(recent)
+        interval_s = mean_of(recent)
         affordable = self._spent_s <= SPENT_MAX * self._total_s
         if self.on_gpu:
             self._consider_threads(interval_s, affordable)
@@ -420,17 +380,17 @@ class DecodePolicy:
             self._put_probe_off()
 
     def _put_probe_off(self) -> None:
-        hopeless = self.needed_s > _FAR_TOO_SLOW * _mean(self._recent.values())
+        hopeless = self.needed_s > _FAR_TOO_SLOW * mean_of(self._recent.values())
         self._probe_at = self._batch + (PROBE_RARELY if hopeless else self._probe_wait)
 
     def _in_trial(self, made: DecodedBatch) -> None:
-        usual = _mean(self._before)
+        usual = mean_of(self._before)
         self._lost_s += made.interval_s - usual
         self._far = self._far + 1 if made.interval_s > _FAR * usual else 0
         if self._settle:
             self._settle -= 1
         else:
-            self._recent.add(made)
+            self._recent.add(made.interval_s, made.blocked_s)
             self._blocked_s += made.blocked_s
             self._window_s += made.interval_s
         values = self._recent.values()
@@ -438,8 +398,8 @@ class DecodePolicy:
         if self._far >= _FAR_MIN:
             self._end_trial(usual, made.interval_s)
         elif count >= TRIAL_MIN and count % 4 == 0:
-            mean = _mean(values)
-            error = math.sqrt(_error(self._before, usual) + _error(values, mean))
+            mean = mean_of(values)
+            error = math.sqrt(error_of(self._before, usual) + error_of(values, mean))
             if abs(mean - usual) > _SIGNIFICANT * error or count >= TRIAL_MAX:
                 self._end_trial(usual, mean)
 
@@ -458,7 +418,8 @@ class DecodePolicy:
         if not tried_gpu and self.needed_s and self._blocked_s < _BLOCKED_MIN * self._window_s:
             self._underestimate = min(_UNDERESTIMATE_MAX, max(self._underestimate, after_s / self.needed_s))
         self._turn(on_gpu=not tried_gpu, why=why)
-        self._recent.extend(self._before)
+        for interval_s in self._before:
+            self._recent.add(interval_s)
 
 
 def _ms(seconds: float) -> str:

@@ -138,3 +138,32 @@ def test_a_leaf_that_becomes_a_container_does_not_shift_the_others() -> None:
     assert first.item() == 5.0
     assert [part.item() for part in second] == [1.0, 0.0]
     assert last.item() == 7.0
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_copy_that_fails_has_ended_before_its_source_is_free(monkeypatch, interrupt):
+    """Others may have been issued, from memory that is used again."""
+
+    class Fails(Movable):
+        def record_stream(self, stream):
+            pass
+
+        def to(self, *_, **__):
+            done.append("issued")
+            raise KeyboardInterrupt if interrupt else RuntimeError("no")
+
+    class Module:
+        @staticmethod
+        def current_stream(device):
+            return Module
+
+        @staticmethod
+        def synchronize():
+            done.append("waited")
+
+    done = []
+    transfer = Transfer(META, None, None, None)
+    monkeypatch.setattr(transfer, "_module", Module)
+    with pytest.raises(KeyboardInterrupt if interrupt else RuntimeError):
+        transfer.start([torch.ones(2), Fails(torch.ones(1))], on_copied=lambda: done.append("copied"))
+    assert done == ["issued", "waited"]

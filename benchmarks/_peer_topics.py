@@ -119,8 +119,8 @@ TOPICS = {
         train,
         "Decoding on threads and on the GPU, training",
         "bf16 training once the index knows the files, as a share of the same step with its data on the GPU already. "
-        "Loader and training loop may use no more than these cores. FastLoader, native, which chooses batch by batch, is "
-        "left out: a fault in its choice has been mended since (see the next but two). RandAugment comes with "
+        "Loader and training loop may use no more than these cores. FastLoader, native, which chooses batch by batch, "
+        "is left out: a fault in its choice has been mended since (see the next but two). RandAugment comes with "
         "RandomErasing; DALI's are its own.",
     ),
     "loaders-nvjpeg": Topic(
@@ -139,7 +139,7 @@ TOPICS = {
     "train-auto": Topic(
         train,
         "Choosing where to decode, from the first steps on",
-        "A later run: the pauses in which a loop starts, or others have their turns, no longer count as its usual pace.",
+        "A later run: pauses in which a loop starts, or others have their turns, no longer count as its usual pace.",
     ),
     "scaling-decode": Topic(
         scaling,

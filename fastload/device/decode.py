@@ -121,7 +121,7 @@ def launches(
 
 
 class Decoder:
-    """Decodes on one device and one of its streams. Thread-safe except for :meth:`StagedFiles.to`.
+    """Decodes on one device and one of its streams, for a loader's iterators. Thread-safe.
 
     Args:
         device: A CUDA device, with an index.
@@ -135,6 +135,7 @@ class Decoder:
         with torch.cuda.device(device):
             self.kernels = dict(_kernels(device.index, "decode.cu"))
         self._lock = threading.Lock()
+        self.turn = threading.Lock()  # of a batch, whose copy and kernels no other's may come between
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
         self._rooms = Rooms()
         self._kept: dict[str, torch.Tensor] = {}
@@ -177,16 +178,21 @@ class Decoder:
         return sum(memory.nbytes for memory in tuple(self._kept.values())) + self._pixel_bytes
 
     def memory(self, name: str, nbytes: int) -> torch.Tensor:
-        """Return device memory for the current stream, on which all batches are decoded in turn.
+        """Return device memory for the current stream, used by one batch after the other.
 
         Args:
-            name: The same memory has the same name.
+            name: The same memory has the same name. It is asked for in a batch's :attr:`turn`.
             nbytes: Of it, at least.
         """
         if name not in self._kept or self._kept[name].numel() < nbytes:
             self._kept.pop(name, None)  # freed first
             self._kept[name] = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         return self._kept[name]
+
+    def give_up(self, why: str) -> None:
+        """Leave everything to the threads; called in a batch's turn."""
+        self.gave_up = why
+        self._kept.clear()
 
     def pixels(self, like: torch.Tensor) -> torch.Tensor:
         """Allocate device memory for pixels, of which the batch itself may consist."""
@@ -286,34 +292,38 @@ class StagedFiles:
             return self._pixels.to(device, non_blocking=non_blocking)
         if self._chunks is None:
             self._chunks = self.staging.finish(SCRATCH_MAX_BYTES)
-        files = self._decoder.memory("files", self.staging.used)[: self.staging.used]
-        files.copy_(self._memory[: self.staging.used], non_blocking=True)
+        with self._decoder.turn:
+            return self._launch(staged, timing)
+
+    def _launch(self, staged: bytes, timing: Timing | None) -> torch.Tensor:
         pixels = self._decoder.pixels(self._pixels)
         if 0 in staged:
             for view, parts in enumerate(zip(self.by_view(pixels), self._parts, strict=True)):
                 _copy_unstaged(staged[view :: len(self._parts)], *parts)
         timed = timing is not None and timing.is_timed
-        self._began = torch.cuda.Event(enable_timing=True) if timed else None  # type: ignore[no-untyped-call]
-        if timed:
-            self._began.record()
-        with stage("decode"):
-            gave_up = None
-            if any(chunk[-1] for chunk in self._chunks) and not self._decoder.add_steps():
-                gave_up = "the kernel for transforms cannot be compiled"
-            else:
-                try:
+        self._began = gave_up = None
+        if any(chunk[-1] for chunk in self._chunks) and not self._decoder.add_steps():
+            gave_up = "the kernel for transforms cannot be compiled"
+        else:
+            try:
+                files = self._decoder.memory("files", self.staging.used)
+                files[: self.staging.used].copy_(self._memory[: self.staging.used], non_blocking=True)
+                if timed:
+                    self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                    self._began.record()
+                with stage("decode"):
                     self._bad.copy_(self._decode(files, pixels), non_blocking=True)
-                except torch.OutOfMemoryError:
-                    gave_up = "the GPU had no memory left to decode in"
-            if gave_up is not None:
-                self._decoder.gave_up = gave_up
-                self._bad.fill_(1)
+            except torch.OutOfMemoryError:
+                gave_up = "the GPU had no memory left to decode in"
+        if gave_up is not None:
+            self._decoder.give_up(gave_up)
+            self._bad.fill_(1)
         self._is_unknown = True
         self._decoded = torch.cuda.Event(blocking=True, enable_timing=timed)  # type: ignore[no-untyped-call]
         self._decoded.record()
         if timing is not None:
             timing.on_gpu = True
-            timing.decode = (self._began, self._decoded) if timed else None
+            timing.decode = None if self._began is None else (self._began, self._decoded)
         return pixels
 
     def _decode(self, files: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:

@@ -393,8 +393,7 @@ class DecodePolicy:
             self._recent.add(made.interval_s, made.blocked_s)
             self._blocked_s += made.blocked_s
             self._window_s += made.interval_s
-        values = self._recent.values()
-        count = len(values)
+        values, count = self._recent.values(), len(self._recent)
         if self._far >= _FAR_MIN:
             self._end_trial(usual, made.interval_s)
         elif count >= TRIAL_MIN and count % 4 == 0:

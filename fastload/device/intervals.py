@@ -32,6 +32,10 @@ class Intervals:
         """Add one, and the seconds of it in which the loader waited for the consumer."""
         self._all.append((interval_s, blocked_s > IDLE * interval_s))
 
+    def __len__(self) -> int:
+        """How many there are, pauses among them."""
+        return len(self._all)
+
     def values(self) -> list[float]:
         """Those that are no pauses."""
         if not self._all:

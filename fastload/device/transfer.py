@@ -157,6 +157,7 @@ class Transfer:
         self._unfinished: deque[Any] = deque()  # ends of the steps on batches handed over before that one
         self._sources: deque[tuple[Any, Any, Callable[[], None] | None]] = deque()
         self._pid = os.getpid()
+        self._closed = False
         self.batches = 0
         self.nbytes = 0
         self.clock = DeviceClock(self._module) if device.type == "cuda" and stream is not None else None
@@ -230,6 +231,8 @@ class Transfer:
                 self._sources.append((copied._ready, data, on_copied))
         if copied._ready is None and on_copied is not None:
             on_copied()
+        if self._closed:  # meanwhile: nothing else will wait for this copy
+            self.wait_copied()
         self._look()
         return copied
 
@@ -405,6 +408,10 @@ class Transfer:
         self.reap()
 
     def close(self) -> None:
-        """Wait for the copies in flight and release their sources. Idempotent."""
+        """Wait for the copies in flight and release their sources. Idempotent.
+
+        A copy that another thread issues later waits for itself.
+        """
         if os.getpid() == self._pid:  # else a forked child: the copies are the parent's
+            self._closed = True
             self.wait_copied()

@@ -94,7 +94,7 @@ class LoaderState:
     def copy_stream(self, device: torch.device) -> Any:
         """Return the device's copy stream. Kept across epochs: torch caches device memory by stream."""
         if device not in self._streams:
-            self._streams[device] = new_stream(device)
+            self._streams.setdefault(device, new_stream(device))  # the same one for two threads
         return self._streams[device]
 
     def slot_pool(self, loader: LoaderConfig[Any], device: torch.device) -> SlotPool | None:

@@ -44,28 +44,32 @@ class Rooms:
 
     def take(self, nbytes: int) -> torch.Tensor:
         """Return memory, ``(nbytes,)`` uint8, with any contents."""
+        memory = self._free_memory(nbytes)
+        if memory is None:  # not with the lock held: memory is scarce, and the collector may run
+            memory = self._allocate(nbytes)
+        array = memory.numpy()[:nbytes]
+        # The callback is C code: an interrupt would end Python code, and be lost.
+        loan = _Loan(array, self._returned.put)
+        loan.memory = memory
         with self._lock:
-            self._take_back()
-            fitting = [memory for memory in self._free if memory.nbytes >= nbytes]
-            if fitting:
-                memory = min(fitting, key=lambda memory: memory.nbytes)
-                self._free = [other for other in self._free if other is not memory]
-            else:
-                self._free.clear()  # they were outgrown
-                memory = self._allocate(nbytes)
-            array = memory.numpy()[:nbytes]
-            # The callback is C code: an interrupt would end Python code, and be lost.
-            loan = _Loan(array, self._returned.put)
-            loan.memory = memory
             self._lent.add(loan)
-            return torch.from_numpy(array)  # whose storage keeps the array
+        return torch.from_numpy(array)  # whose storage keeps the array
 
-    def _take_back(self) -> None:
-        with contextlib.suppress(queue.Empty):
+    def _free_memory(self, nbytes: int) -> torch.Tensor | None:
+        outgrown: list[torch.Tensor] = []
+        with self._lock, contextlib.suppress(queue.Empty):
             while True:
                 loan = self._returned.get_nowait()
                 self._lent.discard(loan)
                 self._free.append(loan.memory)
+        with self._lock:
+            fitting = [memory for memory in self._free if memory.nbytes >= nbytes]
+            if not fitting:
+                outgrown, self._free = self._free, outgrown  # freed without the lock
+                return None
+            memory = min(fitting, key=lambda memory: memory.nbytes)
+            self._free = [other for other in self._free if other is not memory]
+            return memory
 
 
 class _Loan(weakref.ref):  # type: ignore[type-arg]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,25 @@ def test_memory_is_not_used_again_before_its_copy_is_done(folder: Path, decode: 
             got.append(images.cpu())
     assert all(map(torch.equal, got, want))
     assert len(got) == len(want) == 16
+
+
+def test_iterators_of_one_loader_decode_their_own_files(folder: Path) -> None:
+    with loader_of(folder, 64, decode="cpu") as loader:
+        torch.manual_seed(4)
+        want = [images.cpu() for _ in range(3) for images, _ in loader]
+    with loader_of(folder, 64, decode="gpu") as loader:
+        for _ in loader:  # makes the index
+            pass
+        torch.manual_seed(4)
+        iterators, got = [], []
+        for _ in range(3):  # in this order they draw their seeds
+            iterators.append(iter(loader))
+            got.append([next(iterators[-1])[0].cpu()])
+        for _ in range(7):
+            for iterator, batches in zip(iterators, got, strict=True):
+                batches.append(next(iterator)[0].cpu())
+        assert loader.stats().gpu_images > 3 * 400
+    assert all(map(torch.equal, itertools.chain(*got), want))
 
 
 def test_cuda_takes_small_tensors_along_with_the_call() -> None:

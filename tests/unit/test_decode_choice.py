@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import time
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from decode_machines import Always, Machine, changed, lost, run
 
 from fastload.device.decode_choice import DecodeChoice
-from fastload.device.decode_policy import HOLD_MIN, DecodedBatch, DecodePolicy
+from fastload.device.decode_policy import HOLD_MIN, SETTLE, TRIAL_MAX, TRIAL_MIN, DecodedBatch, DecodePolicy
 from fastload.stats.stats import Totals
 
 TOLERATED = 0.02
@@ -313,3 +314,21 @@ def test_a_batch_costs_a_few_microseconds() -> None:
             choice.note(batch, 0.0, 1)
         best = min(best, (time.perf_counter() - begun) / 100)
     assert best < 20e-6
+
+
+def test_a_trial_ends_though_some_steps_look_like_pauses() -> None:
+    """Steps of three lengths, in all of which the loader mostly waits."""
+    noise, policy = random.Random(3), DecodePolicy()
+    policy.available = policy.on_gpu = True
+
+    def note(batch: int) -> None:
+        interval_s = (0.055 if batch % 16 == 15 else 0.010 if batch % 5 < 3 else 0.030) + 4e-4 * noise.random()
+        policy.note(DecodedBatch(True, 32, 32, interval_s, 0.85 * interval_s, threads=8))
+
+    for batch in range(100):
+        note(batch)
+    policy._try(on_gpu=True)
+    for batch in range(SETTLE + TRIAL_MAX):
+        assert policy._phase == "trial" or batch >= SETTLE + TRIAL_MIN
+        note(batch)
+    assert policy._phase == "steady"

@@ -167,3 +167,14 @@ def test_a_copy_that_fails_has_ended_before_its_source_is_free(monkeypatch, inte
     with pytest.raises(KeyboardInterrupt if interrupt else RuntimeError):
         transfer.start([torch.ones(2), Fails(torch.ones(1))], on_copied=lambda: done.append("copied"))
     assert done == ["issued", "waited"]
+
+
+def test_a_copy_that_is_issued_after_the_end_waits_for_itself(monkeypatch):
+    """As by a thread that outlasts its iterator, whose memory is used again."""
+    transfer, waited = Transfer(CPU, None, None, None), []
+    monkeypatch.setattr(transfer, "wait_copied", lambda: waited.append(len(transfer._sources)))
+    transfer.start(torch.ones(2))
+    assert waited == []
+    transfer.close()
+    transfer.start(torch.ones(2))
+    assert len(waited) == 2

@@ -1,0 +1,75 @@
+"""Test that iterators of one loader take turns with the memory of its decoder."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from fastload.device import decode, nvrtc
+from fastload.memory.rooms import Rooms
+
+IMAGES, USED, BATCHES = 32, 300_000, 60
+
+
+class Event:
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def record(self) -> None:
+        pass
+
+
+class Staging:
+    """That of a batch whose files are all one number."""
+
+    table_bytes, codes, wanted = 20_000, (0, 1), 1
+
+    def __init__(self, used: int) -> None:
+        self.used = used
+
+    def has(self) -> bytes:
+        return b"\1" * IMAGES
+
+    def finish(self, _: int) -> list[tuple[Any, ...]]:
+        return [(0, IMAGES, 0, 4, 1 << 16, 1 << 16, 8, 8, 8, 8, False, False)] * 4
+
+
+def test_a_batchs_kernels_read_its_own_files(monkeypatch):
+    """In the order in which they are launched, as a stream runs them."""
+    decoder: Any = object.__new__(decode.Decoder)
+    decoder.device, decoder.kernels = torch.device("cpu"), {name: name for name in decode.KERNELS["decode.cu"]}
+    decoder._lock, decoder.turn = threading.Lock(), threading.Lock()
+    decoder._bytes_per_image, decoder._kept, decoder._pixel_bytes, decoder.gave_up = 1 << 15, {}, 0, None
+    decoder._rooms = Rooms(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+    mine, launched, others, raised = threading.local(), [], [], []
+
+    def launch(kernel: str, *_: Any) -> None:
+        launched.append(kernel)
+        files = decoder._kept["files"]
+        if {int(files[0]), int(files[mine.used - 1])} != {mine.number}:
+            others.append(kernel)
+
+    def decode_batches(number: int) -> None:
+        mine.number = number
+        try:
+            for batch in range(BATCHES):
+                staged = decoder.files(torch.zeros(IMAGES, 8, 8, 3, dtype=torch.uint8), lambda pixels: [pixels])
+                mine.used = USED + 5_000 * batch + number  # so that it grows
+                staged.staging = Staging(mine.used)
+                staged._memory.fill_(number)
+                staged.to(torch.device("cpu"))
+        except Exception as error:  # the test fails
+            raised.append(error)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(nvrtc, "launcher", lambda _: launch)
+    threads = [threading.Thread(target=decode_batches, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == []
+    assert len(launched) == 3 * BATCHES * (1 + 4 * 4)
+    assert others == []

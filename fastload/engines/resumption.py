@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from torch.utils.data import Sampler
 
-from fastload.engines import own_generators
 from fastload.engines.packed_states import Texts, digest_of, unpack
 from fastload.engines.worker_progress import NO_STATE, DatasetState, WorkerState, is_at_end
 from fastload.options import has_state
@@ -60,6 +59,7 @@ class Sources:
     @classmethod
     def read(cls, loader: Any, *, samplers: bool, dataset: DatasetState = NO_STATE) -> Sources:
         """Read the present states; those of samplers only if asked for."""
+        from fastload.engines import own_generators
         from fastload.engines.random_states import state_now
 
         own = {name: own_generators.read(one) for name, one in own_generators.find(_owners(loader)).items()}
@@ -74,6 +74,7 @@ class Sources:
 
         The samplers' states only if asked for.
         """
+        from fastload.engines import own_generators
         from fastload.engines.random_states import set_state
 
         set_state(self.main)
@@ -119,6 +120,8 @@ class Sources:
         Raises:
             ValueError: The data is damaged, or of a loader with other generators.
         """
+        from fastload.engines import own_generators
+
         own = {name: unpack(packed, kind=name.rpartition(".")[2]) for name, packed in data["generators"].items()}
         own_generators.check(_owners(loader), own)
         dataset = DatasetState.unpacked(data["dataset"])

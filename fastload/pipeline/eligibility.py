@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from fastload.options import has_state
-from fastload.pipeline.monkeypatch_check import imported
 
 if TYPE_CHECKING:
     from fastload.options import LoaderConfig
@@ -67,7 +66,7 @@ def read_tail(loader: LoaderConfig[Any], device: torch.device) -> Tail | None:
         return None
     if loader.worker_init_fn is not None:
         return None
-    if not loader._auto_collation and loader.collate_fn is default_convert and imported("webdataset.pipeline"):
+    if not loader._auto_collation and loader.collate_fn is default_convert and "webdataset.pipeline" in sys.modules:
         from fastload.pipeline.webdataset_tail import pipeline_tail
 
         return pipeline_tail(loader.dataset)

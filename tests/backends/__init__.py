@@ -16,6 +16,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import fastload
 from fastload import FastLoader
 
 from . import simulated
@@ -152,7 +154,8 @@ def raised_by(function: Callable[[], Any]) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-_OUR_FRAME = re.compile(r'^  File "[^"]*/fastload/[^"]*", line \d+, in .*\n(?:    .*\n)*', re.MULTILINE)
+_OURS = re.escape(str(Path(fastload.__file__).parent))  # a clone's own folder may have the same name
+_OUR_FRAME = re.compile(rf'^  File "{_OURS}/[^"]*", line \d+, in .*\n(?:    .*\n)*', re.MULTILINE)
 
 
 def normal(text: str) -> str:

@@ -12,6 +12,8 @@ from backends.batches import COLLATES, Collator, Movable, Opaque
 from backends.datasets import Images, Numbers, collect, configure
 from torch.utils.data import default_collate
 
+from fastload.engines.workers import __file__ as WORKERS_FILE
+
 workers = pytest.mark.parametrize("num_workers", [0, 1])
 
 
@@ -178,10 +180,9 @@ def _tensors(item):
 
 
 def test_traces_of_two_runs_are_compared_without_what_must_differ():
-    kept = '  File "/x/torch/fetch.py", line 55, in fetch\n    return self.collate_fn(data)\n           ^^^^\n'
-    ours = (
-        '  File "/y/fastload/engines/workers.py", line 41, in __call__\n    data = self.collate_fn(samples)\n      ^^\n'
-    )
+    kept = '  File "/fastload/torch/fetch.py", line 55, in fetch\n    return self.collate_fn(data)\n           ^^^^\n'
+    where = f'  File "{WORKERS_FILE}", line 41, in __call__\n'
+    ours = f"{where}    data = self.collate_fn(samples)\n      ^^\n"
     last = '  File "/z/mine.py", line 3, in collate\n    raise ValueError\nValueError: at '
     head = "Caught ValueError in DataLoader worker process 0 (pid {}).\n"
     assert normal(f"{head.format(123)}{kept}{ours}{last}0x7f00") == f"{head.format('…')}{kept}{last}0x…"

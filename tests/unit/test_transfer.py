@@ -10,7 +10,7 @@ from backends import raised_by
 from backends.batches import Movable, Opaque, Record
 
 from fastload.device.normalize import finish
-from fastload.device.transfer import Transfer
+from fastload.device.transfer import AT_ONCE_MAX_BYTES, Transfer, _pageable_bytes
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # a device that takes copies and keeps nothing
@@ -178,3 +178,10 @@ def test_a_copy_that_is_issued_after_the_end_waits_for_itself(monkeypatch):
     transfer.close()
     transfer.start(torch.ones(2))
     assert len(waited) == 2
+
+
+def test_only_large_tensors_count_as_pageable():
+    small = torch.zeros(AT_ONCE_MAX_BYTES, dtype=torch.uint8)
+    assert _pageable_bytes(small) == 0
+    assert _pageable_bytes(torch.zeros(AT_ONCE_MAX_BYTES + 1, dtype=torch.uint8)) == AT_ONCE_MAX_BYTES + 1
+    assert _pageable_bytes(Movable(small)) == 0

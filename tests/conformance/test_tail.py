@@ -12,7 +12,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.device.normalize import TableImages
 from fastload.engines import iterators
 from fastload.engines.workers import makes_native_samples
 from fastload.pipeline.tail import WithoutTail, without_tail
@@ -55,19 +54,6 @@ def some_gray(_own):
 
 
 root = photos_fixture(14, mixed=True)
-
-
-@pytest.fixture
-def leaves(monkeypatch):
-    seen = []
-    former = TableImages.__init__
-
-    def noted(self, pixels, *arguments):
-        seen.append(pixels.dtype)
-        former(self, pixels, *arguments)
-
-    monkeypatch.setattr(TableImages, "__init__", noted)
-    return seen
 
 
 @pytest.mark.parametrize(

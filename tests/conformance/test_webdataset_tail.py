@@ -17,7 +17,6 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from fastload import FastLoader
-from fastload.device.normalize import TableImages
 from fastload.pipeline.webdataset_tail import PixelBatch, pipeline_tail
 
 webdataset = pytest.importorskip("webdataset")
@@ -87,19 +86,6 @@ PIPELINES = {
     ),
     "no batches": (lambda shards: pairs(shards, V1), False),
 }
-
-
-@pytest.fixture
-def leaves(monkeypatch):
-    seen = []
-    former = TableImages.__init__
-
-    def noted(self, pixels, *arguments):
-        seen.append(pixels.dtype)
-        former(self, pixels, *arguments)
-
-    monkeypatch.setattr(TableImages, "__init__", noted)
-    return seen
 
 
 @pytest.mark.parametrize("name", PIPELINES)

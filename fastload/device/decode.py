@@ -21,7 +21,7 @@ import torch
 
 from fastload import _core
 from fastload.device import nvrtc
-from fastload.memory.rooms import Rooms
+from fastload.memory.buffers import BufferPool
 from fastload.nvtx.stages import stage
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Decoder:
         self._lock = threading.Lock()
         self.turn = threading.Lock()  # of a batch, whose copy and kernels no other's may come between
         self._bytes_per_image = FIRST_BYTES_PER_IMAGE
-        self._rooms = Rooms()
+        self._buffers = BufferPool()
         self._kept: dict[str, torch.Tensor] = {}
         self._pixel_bytes = 0  # most of a batch
         self.gave_up: str | None = None  # the reason, if the threads decode everything after all
@@ -165,7 +165,7 @@ class Decoder:
             pixels: The batch's on the host.
             by_view: Returns each view's part of such pixels, ``(samples, H, W, 3)``.
         """
-        return StagedFiles(self, pixels, by_view, self._bytes_per_image, self._rooms.take)
+        return StagedFiles(self, pixels, by_view, self._bytes_per_image, self._buffers.take)
 
     def learn(self, samples: int, wanted: int) -> None:
         """Note how many bytes a batch would have needed."""

@@ -30,8 +30,8 @@ from fastload.engines.random_states import set_state, state_now, state_of_seed
 from fastload.engines.sample_lists import COMPARED, DifferenceError, Made, SampleList, images_alone
 from fastload.engines.sample_process import batch_of_one, located, made_here
 from fastload.engines.sample_seeding import SeededByIndex
+from fastload.memory.buffers import pinned
 from fastload.memory.limits import pins
-from fastload.memory.rooms import pinned
 from fastload.pipeline.eligibility import read_loader
 from fastload.pipeline.index_file import IndexFileError
 from fastload.pipeline.index_seeds import random_states_kept

@@ -301,7 +301,7 @@ class NativeDeviceIterator(DeviceIterator):
             recipe,
             process,
             finish_batch,
-            allocate=state_of(loader).rooms.take if pinned else None,
+            allocate=state_of(loader).buffers.take if pinned else None,
             ahead=max(1, loader.device_prefetch),
             device=device,
             choice=state_of(loader).decode_choice(loader, recipe, device, totals),

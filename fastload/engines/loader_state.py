@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fastload.device.decode_policy import DecodePolicy
     from fastload.engines.copy_scheduler import CopyScheduler
     from fastload.engines.resumption import Resumption
-    from fastload.memory.rooms import Rooms
+    from fastload.memory.buffers import BufferPool
     from fastload.options import LoaderConfig
     from fastload.pipeline.reader import Recipe
 
@@ -71,7 +71,7 @@ class LoaderState:
         self._transfers: dict[int, tuple[Transfer, CopyScheduler | None]] = {}  # of iterators in use
         self._before = Totals()  # of iterators that have ended
         self._missed = Counter[str]()
-        self._rooms: Rooms | None = None
+        self._buffers: BufferPool | None = None
         self._closed = False
         self._pool: tuple[int, _core.Pool] | None = None  # with the process that its threads are in
         self._index: tuple[int, _core.JpegIndex] | None = None  # with its process; a fork may copy held locks
@@ -108,13 +108,13 @@ class LoaderState:
         return self.slots
 
     @property
-    def rooms(self) -> Rooms:
+    def buffers(self) -> BufferPool:
         """Pinned memory for the pixels of batches, kept across epochs."""
-        from fastload.memory.rooms import Rooms
+        from fastload.memory.buffers import BufferPool
 
         with self._lock:
-            self._rooms = self._rooms or Rooms()
-            return self._rooms
+            self._buffers = self._buffers or BufferPool()
+            return self._buffers
 
     def decode_pool(self) -> _core.Pool:
         """Return the threads that decode for iterators without workers, shared by all of them."""
@@ -323,7 +323,7 @@ class LoaderState:
             _close(iterator)
         self._streams.clear()
         self._decoders.clear()
-        self._rooms = None
+        self._buffers = None
         pool, self._pool = self._pool, None
         if pool is not None and pool[0] == os.getpid():
             pool[1].close()

@@ -81,11 +81,11 @@ def test_no_memory_is_allocated_once_batches_have_passed(folder: Path, decode: s
 
     epochs(3)
     on_device, on_host = torch.cuda.memory_stats(), torch.cuda.host_memory_stats()
-    rooms = state_of(loader).rooms.nbytes
+    buffers = state_of(loader).buffers.nbytes
     epochs(3)
     assert torch.cuda.memory_stats()["num_device_alloc"] == on_device["num_device_alloc"]
     assert torch.cuda.host_memory_stats()["num_host_alloc"] == on_host["num_host_alloc"]
-    assert state_of(loader).rooms.nbytes == rooms <= 8 * 64 * 224 * 224 * 3
+    assert state_of(loader).buffers.nbytes == buffers <= 8 * 64 * 224 * 224 * 3
 
 
 @pytest.mark.parametrize(("decode", "device_prefetch"), [("gpu", 1), ("gpu", 2), ("cpu", 0), ("cpu", 1), ("cpu", 2)])

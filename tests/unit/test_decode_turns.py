@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fastload.device import decode, nvrtc
-from fastload.memory.rooms import Rooms
+from fastload.memory.buffers import BufferPool
 
 IMAGES, USED, BATCHES = 32, 300_000, 60
 
@@ -42,7 +42,7 @@ def test_a_batchs_kernels_read_its_own_files(monkeypatch):
     decoder.device, decoder.kernels = torch.device("cpu"), {name: name for name in decode.KERNELS["decode.cu"]}
     decoder._lock, decoder.turn = threading.Lock(), threading.Lock()
     decoder._bytes_per_image, decoder._kept, decoder._pixel_bytes, decoder.gave_up = 1 << 15, {}, 0, None
-    decoder._rooms = Rooms(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+    decoder._buffers = BufferPool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
     mine, launched, others, raised = threading.local(), [], [], []
 
     def launch(kernel: str, *_: Any) -> None:

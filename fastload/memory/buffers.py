@@ -19,7 +19,7 @@ def pinned(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
-class Rooms:
+class BufferPool:
     """Lends memory to batches. Thread-safe.
 
     The memory of a tensor from :meth:`take` comes back by itself when its last view is gone, in any thread. A view has

@@ -287,13 +287,13 @@ PoolState::Spent PoolState::complete_decoded(const Task& task, std::unique_lock<
   return spent;
 }
 
-// Prepares the image for a GPU, or makes its pixels.
+// Prepares the image for a GPU, or makes its pixels. Large files were closed once their headers were read.
 void PoolState::make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome,
                      DecodeRange& range) {
   const Input& input = job.spec_.inputs[sample];
   const Target target = target_of(job, sample);
   const SampleOptions options = options_of(job, sample);
-  if (job.spec_.staging != nullptr && !input.is_decoded() && source.is_open() &&
+  if (job.spec_.staging != nullptr && !input.is_decoded() && reopen(input, source) &&
       job.spec_.staging->add(sample, source, header, outcome.geometry, options,
                              static_cast<std::size_t>(target.data - job.spec_.out))) {
     outcome.status = Status::ok;

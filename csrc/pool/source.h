@@ -49,6 +49,9 @@ void complete(Geometry& geometry, const JpegHeader& header);
 // core does not take this image. Never throws.
 bool load(const Input& input, std::uint64_t max_pixels, ByteSource& source, JpegHeader& header, Outcome& outcome);
 
+// Whether a source closed since load() could be opened again; the file must not have changed. Never throws.
+bool reopen(const Input& input, ByteSource& source);
+
 // Decodes outcome.geometry into `target` and sets outcome.status. Reopens a source closed since load(). On failure the
 // target's contents are unspecified. Never throws.
 void decode(const Input& input, ByteSource& source, const JpegHeader& header, const SampleOptions& options,

@@ -177,6 +177,26 @@ def test_large_files_that_are_never_staged_ask_for_little_memory(kernels, pool):
     assert 0 < views.staging.wanted <= 2 * (256 << 10)
 
 
+def test_large_files_are_staged_though_they_were_closed_for_the_draws(kernels, pool, tmp_path):
+    file = tmp_path / "large.jpg"
+    noise(1300, 1300, 1).save(file, quality=95)
+    assert file.stat().st_size > 1 << 20
+    index, shape = _core.JpegIndex(1 << 20, whole=True), (4, SIDE, SIDE, 3)
+    want, pixels = torch.zeros(shape, dtype=torch.uint8), torch.zeros(shape, dtype=torch.uint8)
+    plan = _core.DrawPlan()
+    plan.add(
+        "random_resized_crop", height=SIDE, width=SIDE, scale=(0.08, 1.0), ratio=(0.75, 1.5), log_ratio=(-0.3, 0.4)
+    )
+    options: dict[str, Any] = {"plan": plan, "seeds": [1, 2, 3, 4]}
+    pool.submit([file] * 4, want, index=index, **options).wait()
+    memory = torch.zeros(1 << 24, dtype=torch.uint8)
+    staging = _core.Staging(memory, 4)
+    pool.submit([file] * 4, pixels, index=index, staging=staging, **options).wait()
+    assert staging.has() == b"\1" * 4
+    assert kernels.decode(staging, memory, pixels, 4) == []
+    assert torch.equal(pixels, want)
+
+
 def test_what_is_taken_out_is_left_alone(kernels, pool):
     staged = Staged(pool, 3)
     staged.staging.remove(0)

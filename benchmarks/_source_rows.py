@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     Makers = dict[str, Callable[[], Iterable[Any]]]
 
 BATCH_SIZE: Final = 64
-WORKERS: Final = 2
 OURS: Final = "fastload"
 SHARDS: Final = 4
 GROUP: Final = 32
@@ -64,8 +63,8 @@ TRANSFORM: Final = transforms.Compose(
 )
 
 
-def _both(dataset: Any, **more: Any) -> Makers:
-    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": WORKERS, "persistent_workers": True, **more}
+def _both(dataset: Any, workers: int, **more: Any) -> Makers:
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": workers, "persistent_workers": True, **more}
     if "sampler" not in more and "shuffle" not in more:
         options["shuffle"] = True
     return {
@@ -74,33 +73,33 @@ def _both(dataset: Any, **more: Any) -> Makers:
     }
 
 
-def arrays(photos: Path, room: Path) -> Makers:
+def arrays(photos: Path, room: Path, workers: int) -> Makers:
     """CIFAR-10's arrays, of random images."""
-    return _both(cifar10(BATCH_SIZE * (4 if room.name.endswith("quick") else 200)))
+    return _both(cifar10(BATCH_SIZE * (4 if room.name.endswith("quick") else 200)), workers)
 
 
-def folder(photos: Path, room: Path) -> Makers:
+def folder(photos: Path, room: Path, workers: int) -> Makers:
     """Files in folders."""
-    return _both(ImageFolder(str(photos), TRANSFORM))
+    return _both(ImageFolder(str(photos), TRANSFORM), workers)
 
 
-def tar(photos: Path, room: Path) -> Makers:
+def tar(photos: Path, room: Path, workers: int) -> Makers:
     """A tar file of the folder."""
     path = room / "photos.tar"
     if not path.exists():
         with tarfile.open(path, "w") as archive:
             archive.add(photos, "")
-    return _both(TarImageFolder(path, TRANSFORM))
+    return _both(TarImageFolder(path, TRANSFORM), workers)
 
 
-def zipped(photos: Path, room: Path) -> Makers:
+def zipped(photos: Path, room: Path, workers: int) -> Makers:
     """A zip file of the folder, stored."""
     path = room / "photos.zip"
     if not path.exists():
         with zipfile.ZipFile(path, "w") as archive:
             for name, _ in ImageFolder(str(photos)).samples:
                 archive.write(name, name.removeprefix(f"{photos}/"))
-    return _both(ZipImageFolder(path, TRANSFORM))
+    return _both(ZipImageFolder(path, TRANSFORM), workers)
 
 
 def _parquet(photos: Path, room: Path) -> Path:
@@ -118,10 +117,10 @@ def _parquet(photos: Path, room: Path) -> Path:
     return path
 
 
-def parquet_images(photos: Path, room: Path) -> Makers:
+def parquet_images(photos: Path, room: Path, workers: int) -> Makers:
     """A Parquet file, shuffled by row groups."""
     dataset = ParquetImages(_parquet(photos, room), TRANSFORM)
-    return _both(dataset, sampler=RowGroupSampler(dataset))
+    return _both(dataset, workers, sampler=RowGroupSampler(dataset))
 
 
 def _pixel_values(batch: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def _collated(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"pixel_values": pixel_values, "labels": torch.tensor([example["label"] for example in examples])}
 
 
-def hugging_face(photos: Path, room: Path) -> Makers:
+def hugging_face(photos: Path, room: Path, workers: int) -> Makers:
     """Hugging Face's datasets, as transformers' example of image classification uses them."""
     import datasets
 
@@ -143,19 +142,20 @@ def hugging_face(photos: Path, room: Path) -> Makers:
         "parquet", data_files=str(_parquet(photos, room)), split="train", cache_dir=str(room / "hugging-face")
     )
     dataset = loaded.cast_column("image", datasets.Image()).with_transform(_pixel_values)
-    return _both(dataset, collate_fn=_collated)
+    return _both(dataset, workers, collate_fn=_collated)
 
 
-def webdataset(photos: Path, room: Path) -> Makers:
+def webdataset(photos: Path, room: Path, workers: int) -> Makers:
     """Webdataset's shards, in its own loader, with the core's handler, in FastLoader, and by index."""
     import webdataset as wds
 
-    paths = [str(room / f"photos-{shard}.tar") for shard in range(SHARDS)]
-    if not (room / f"photos-{SHARDS - 1}.tar").exists():
+    shards = max(SHARDS, workers)
+    paths = [str(room / f"photos-{shard}.tar") for shard in range(shards)]
+    if not (room / f"photos-{shards - 1}.tar").exists():
         samples = ImageFolder(str(photos)).samples
         for shard, path in enumerate(paths):
             with tarfile.open(path, "w") as archive:
-                for number, (name, label) in enumerate(samples[shard::SHARDS]):
+                for number, (name, label) in enumerate(samples[shard::shards]):
                     _add(archive, f"{shard}-{number:06}.jpg", _bytes(name))
                     _add(archive, f"{shard}-{number:06}.cls", str(label).encode())
 
@@ -163,12 +163,12 @@ def webdataset(photos: Path, room: Path) -> Makers:
         found = wds.WebDataset(paths, shardshuffle=False).decode(decoder).to_tuple("jpg;jpeg;png", "cls")
         return found.map_tuple(TRANSFORM, int).batched(BATCH_SIZE)
 
-    options: dict[str, Any] = {"batch_size": None, "num_workers": WORKERS, "persistent_workers": True}
+    options: dict[str, Any] = {"batch_size": None, "num_workers": workers, "persistent_workers": True}
     return {
         "webdataset": lambda: wds.WebLoader(pipeline("pil"), **options),
         "webdataset, core's handler": lambda: wds.WebLoader(pipeline(image_handler("pil")), **options),
         OURS: lambda: FastLoader(pipeline("pil"), device="cpu", **options),
-        "fastload, TarSamples": _both(TarSamples(paths, TRANSFORM))[OURS],
+        "fastload, TarSamples": _both(TarSamples(paths, TRANSFORM), workers)[OURS],
     }
 
 
@@ -195,7 +195,7 @@ def _of_bytes(base: Any) -> Any:
     return type("Photos", (base,), {"__getitem__": lambda self, index: _opened(base.__getitem__(self, index))})
 
 
-def litdata(photos: Path, room: Path) -> Makers:
+def litdata(photos: Path, room: Path, workers: int) -> Makers:
     """Chunks of litdata's, in its own loader, beside FastLoader over the folder."""
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming.writer import BinaryWriter
@@ -211,17 +211,17 @@ def litdata(photos: Path, room: Path) -> Makers:
     photos_of = _of_bytes(StreamingDataset)
 
     def own() -> Any:
-        return StreamingDataLoader(photos_of(str(path), shuffle=True), batch_size=BATCH_SIZE, num_workers=WORKERS)
+        return StreamingDataLoader(photos_of(str(path), shuffle=True), batch_size=BATCH_SIZE, num_workers=workers)
 
-    return {"litdata": own, OURS: folder(photos, room)[OURS]}
+    return {"litdata": own, OURS: folder(photos, room, workers)[OURS]}
 
 
-def mosaic(photos: Path, room: Path) -> Makers:
+def mosaic(photos: Path, room: Path, workers: int) -> Makers:
     """Shards of mosaicml-streaming's, in torch's loader and in FastLoader, beside FastLoader over the folder."""
     from streaming import MDSWriter, StreamingDataset
 
     photos_of = _of_bytes(StreamingDataset)
-    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": WORKERS, "persistent_workers": True}
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": workers, "persistent_workers": True}
 
     def dataset_in(path: Path) -> Any:  # no two loaders may read one folder
         if not (path / "index.json").exists():
@@ -233,7 +233,7 @@ def mosaic(photos: Path, room: Path) -> Makers:
     return {
         "mosaicml-streaming": lambda: DataLoader(dataset_in(room / "streaming"), **options),
         "fastload, same dataset": lambda: FastLoader(dataset_in(room / "streaming-again"), device="cpu", **options),
-        OURS: folder(photos, room)[OURS],
+        OURS: folder(photos, room, workers)[OURS],
     }
 
 

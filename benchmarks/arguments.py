@@ -113,6 +113,7 @@ def sources(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``python -m benchmarks sources``."""
     add_data_argument(parser)
     parser.add_argument("--only", nargs="+", metavar="SOURCE", help="only these rows")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes or decode threads (default: 2)")
     parser.add_argument("--repeats", type=int, help="turns of each loader (default: 5)")
     add_json(parser)
     add_quick(parser)

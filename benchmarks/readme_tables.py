@@ -280,6 +280,7 @@ PAGES: Final[dict[Path, Sections]] = {
         "recipes-h200": recipes,
         "onecore": onecore,
         "sources": sources,
+        "sources-16-cores": sources,
         "programs": programs,
         "gpudecode": _gpu_tables.long,
         **{name: functools.partial(_peer_topics.long, name) for name in _peer_topics.TOPICS},

@@ -1,7 +1,8 @@
 """Measure loaders over each source of images: ``python -m benchmarks sources``.
 
-The same photographs in each source, cropped to 224 pixels, in batches of 64, by two workers or decode threads. Batches
-are compared first, where both draw the same numbers; then the loaders of a source take turns, an epoch each.
+The same photographs in each source, cropped to 224 pixels, in batches of 64, by two workers or decode threads, or by as
+many as asked. Batches are compared first, where both draw the same numbers; then the loaders of a source take turns, an
+epoch each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from benchmarks._source_rows import BATCH_SIZE, OURS, ROWS, WORKERS, Row
+from benchmarks._source_rows import BATCH_SIZE, OURS, ROWS, Row
 from fastload.bench._data import check_data
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.console import console, refuse
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-PHOTOS = 512
+PHOTOS_PER_WORKER = 256
 
 
 def epoch(loader: Any) -> float:
@@ -85,10 +86,12 @@ def _over(spreads: dict[str, Spread], name: str, beside: str) -> dict[str, Any]:
 def main(args: argparse.Namespace) -> int:
     """Run ``python -m benchmarks sources``; 1 if batches differ."""
     repeats = args.repeats if args.repeats is not None else 1 if args.quick else 5
-    count = BATCH_SIZE * 3 if args.quick else PHOTOS
+    count = BATCH_SIZE * 3 if args.quick else PHOTOS_PER_WORKER * args.workers
     try:
         if repeats < 1:
             raise ValueError(f"repeats must be >= 1, got {repeats}")
+        if args.workers < 1:
+            raise ValueError(f"workers must be >= 1, got {args.workers}")
         if args.data is not None:
             check_data(args.data)
         if unknown := set(args.only or ()) - set(ROWS):
@@ -101,7 +104,7 @@ def main(args: argparse.Namespace) -> int:
     record: dict[str, Any] = {
         "benchmark": "sources",
         "environment": environment(),
-        "parameters": {"quick": args.quick, "batch_size": BATCH_SIZE, "workers": WORKERS, "repeats": repeats},
+        "parameters": {"quick": args.quick, "batch_size": BATCH_SIZE, "workers": args.workers, "repeats": repeats},
         "rows": [],
     }
     wrong = 0
@@ -109,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
         for key in args.only or ROWS:
             row = ROWS[key]
             try:
-                answer = measure(row, row.make(Path(photos).resolve(), Path(room)), repeats)
+                answer = measure(row, row.make(Path(photos).resolve(), Path(room), args.workers), repeats)
             except ImportError as error:
                 answer = {"skipped": f"{error.name or error} is not installed"}
             wrong += "different" in answer

@@ -187,10 +187,11 @@ def test_large_files_are_staged_though_they_were_closed_for_the_draws(kernels, p
     plan.add(
         "random_resized_crop", height=SIDE, width=SIDE, scale=(0.08, 1.0), ratio=(0.75, 1.5), log_ratio=(-0.3, 0.4)
     )
-    options: dict[str, Any] = {"plan": plan, "seeds": [1, 2, 3, 4]}
-    pool.submit([file] * 4, want, index=index, **options).wait()
+    state = torch.Generator().manual_seed(1).get_state().numpy().tobytes()
+    pool.submit([file] * 4, want, index=index, plan=plan, stream=_core.RandomStream(state)).wait()
     memory = torch.zeros(1 << 24, dtype=torch.uint8)
     staging = _core.Staging(memory, 4)
+    options: dict[str, Any] = {"plan": plan, "stream": _core.RandomStream(state)}
     pool.submit([file] * 4, pixels, index=index, staging=staging, **options).wait()
     assert staging.has() == b"\1" * 4
     assert kernels.decode(staging, memory, pixels, 4) == []

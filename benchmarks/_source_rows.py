@@ -42,7 +42,8 @@ class Row:
 
     Attributes:
         what: Its dataset, as a table names it.
-        make: Makes the contenders of a folder with one folder of images per class, in a folder to write to, for so many workers.
+        make: Makes the contenders of a folder with one folder of images per class, in a folder to write to, for a
+            number of workers.
         same_bits: Whether all contenders but those of ``own_order`` have equal batches for a seed.
         own_order: Contenders that shuffle in their own way.
     """

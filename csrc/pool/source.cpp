@@ -84,9 +84,7 @@ bool load(const Input& input, std::uint64_t max_pixels, ByteSource& source, Jpeg
   return status == Status::ok;
 }
 
-bool reopen(const Input& input, ByteSource& source) {
-  return source.is_open() || open(input, source) == Status::ok;
-}
+bool reopen(const Input& input, ByteSource& source) { return source.is_open() || open(input, source) == Status::ok; }
 
 void load_header(const Input& input, JpegHeader& header, Outcome& outcome) {
   ByteSource source;

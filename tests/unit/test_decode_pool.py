@@ -385,7 +385,7 @@ def test_read_only_output_is_refused(pool: _core.Pool) -> None:
 def test_cancelled_batch_does_not_hold_up_its_stream(pool: _core.Pool, files: list[Path], tmp_path: Path) -> None:
     stream = _core.RandomStream(state_of(1))
     stuck = pool.submit([tmp_path / "missing"], room(1), plan=train_plan(), stream=stream)
-    after = pool.submit(files, room(len(files)), plan=train_plan(), stream=stream)
+    after = pool.submit(files, room(len(files)), plan=train_plan(), stream=stream, pass_rule=pass_rule())
     assert stuck.wait(30.0) == "requested"
     assert after.wait(0.3) == "timeout"  # its headers are read, its draws wait their turn
     stuck.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -196,6 +197,29 @@ def test_large_files_are_staged_though_they_were_closed_for_the_draws(kernels, p
     assert staging.has() == b"\1" * 4
     assert kernels.decode(staging, memory, pixels, 4) == []
     assert torch.equal(pixels, want)
+
+
+def test_large_files_that_changed_before_they_were_opened_again_are_not_staged(kernels, pool, tmp_path):
+    file = tmp_path / "large.jpg"
+    noise(1300, 1300, 1).save(file, quality=95)
+    index, out = _core.JpegIndex(1 << 20, whole=True), torch.zeros((1, SIDE, SIDE, 3), dtype=torch.uint8)
+    crop = np.array([[0, 0, 0, 0, SIDE, SIDE, 0, 0, SIDE, SIDE, 0, 0]], np.int32)
+    pool.submit([file], out, geometry=crop, index=index).wait()
+    plan = _core.DrawPlan()
+    plan.add(
+        "random_resized_crop", height=SIDE, width=SIDE, scale=(0.08, 1.0), ratio=(0.75, 1.5), log_ratio=(-0.3, 0.4)
+    )
+    stream = _core.RandomStream(torch.Generator().manual_seed(1).get_state().numpy().tobytes())
+    first = pool.submit([tmp_path / "missing"], out.clone(), plan=plan, stream=stream)  # holds up the stream's draws
+    assert first.wait(30.0) == "requested"
+    staging = _core.Staging(torch.zeros(1 << 24, dtype=torch.uint8), 1)
+    job = pool.submit([file], out, plan=plan, stream=stream, index=index, staging=staging)
+    assert job.wait(0.3) == "timeout"
+    os.utime(file, ns=(1, 1))
+    first.cancel()
+    job.wait(10.0)
+    assert staging.has() == b"\0"
+    job.cancel()
 
 
 def test_what_is_taken_out_is_left_alone(kernels, pool):

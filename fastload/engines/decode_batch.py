@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
+    from fastload.pipeline.samples import Collated
 
 
 _LARGE_PAGE: Final = 1 << 21  # bytes
@@ -55,10 +56,12 @@ class Batch:
     targets: list[Any] = field(default_factory=list)
     at_once: bool = False  # they were located without the user's code
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
-    error: ExceptionWrapper | None = None  # raised by the sample after the last of `sources`
+    error: ExceptionWrapper | None = None  # of the sample after the last of `sources`, or of collating the targets
     pixels: Any = None  # the tensor that `job` fills
     staged: Any = None  # its files, if a GPU decodes it
     job: Any = None
+    issued: tuple[Any, Collated] | None = None  # what was passed on, whose pixels may not be there yet, and the rest
+    wanted: bool = False  # the consumer waits for it, or has
     after: bytes | None = None  # the worker's generator after it, if Python has drawn
     awaited: tuple[float, float] = (0.0, 0.0)  # begin and end of the pipeline's wait for the pixels
     patches: list[list[Patch]] = field(default_factory=list)  # what erases each sample
@@ -96,6 +99,13 @@ class Batch:
     def is_answered(self) -> bool:
         """Whether :meth:`locate` will not wait for the dataset's answer."""
         return self.answer is None or self.answer.done()
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether all its files are ready for a GPU, so that it can be issued without a wait and without Python."""
+        if self.made or self.dropped or self.error is not None or self.issued is not None or self.staged is None:
+            return False
+        return self.job.wait(0.0) == "done" and not failed_of(self.job)
 
     def locate(self, recipe: Recipe, seed_of: Callable[[Any], int] | None) -> None:
         """Find the samples' encoded images and targets.

@@ -34,7 +34,6 @@ from fastload.engines.decode_batch import (
     TookTooLongError,
     answer_to,
     as_output,
-    drawn,
     failed_of,
     first_untaken,
     stage_totals,
@@ -119,8 +118,7 @@ class DecodePipeline:
         self._finish = finish
         self._finish_is_epilogue = finish_is_epilogue
         self._allocate, self._device, self._ahead, self._choice = allocate, device, ahead, choice
-        first_states = first_states or [None] * workers
-        self.states = StreamStates(first_states)
+        self.states = StreamStates(first_states := first_states or [None] * workers)
         self._streams = streams_of_workers(base_seed, first_states, others=recipe.pipeline.draws_others)
         self._batches: deque[Batch] = deque()
         self._number = 0  # of the next batch, if the pipeline is empty
@@ -202,6 +200,7 @@ class DecodePipeline:
 
     def _wait_for(self, batch: Batch, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
+        batch.wanted = True
         while not batch.made and not self._closed:
             self._process.start_if_wanted()
             left = until - time.monotonic() if timeout_s else LOOK_S
@@ -311,7 +310,7 @@ class DecodePipeline:
         try:
             if batch.pixels is None:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
-            batch.pixels = self._recipe.pipeline.room(len(batch.sources), self._allocate)
+            batch.issued, batch.pixels = None, self._recipe.pipeline.room(len(batch.sources), self._allocate)
             out = as_output(batch.pixels)
             batch.staged = self._choice and self._choice.files(batch.pixels, self._recipe.pipeline.by_view)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
@@ -329,7 +328,7 @@ class DecodePipeline:
         self.states.add(batch, self._recipe.pipeline.draws and not self._by_index, self.handed_over())
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
-        batch.pixels = batch.staged = batch.job = None  # a copy in flight holds its own reference
+        batch.pixels = batch.staged = batch.job = batch.issued = None  # a copy in flight holds its own reference
         batch.data, batch.failure, batch.made = data, failure, True
         batch.release()
 
@@ -345,40 +344,61 @@ class DecodePipeline:
 
     def _make(self, batch: Batch) -> Any:
         try:
-            self._complete(batch)
-            return self._finished(batch)
+            if batch.issued is None:
+                self._complete(batch)
+                if batch.error is None and not batch.dropped:
+                    self._issue(batch)
+            return batch.error if batch.issued is None or batch.dropped else self._confirmed(batch, *batch.issued)
         except PythonError as error:
             self._rewind_rng(batch, (failed := self._python.failed(batch, error, self._wake)).state)
             return failed.wrapper
 
-    def _finished(self, batch: Batch) -> Any:
-        if batch.error is not None or batch.dropped:
-            return batch.error
+    def _issue(self, batch: Batch) -> None:
+        """Collate a complete batch and pass it on, without waiting for a GPU that decodes it."""
         begun = time.monotonic()
         try:
             with stage("collate", batch.number):
                 rest = collated(batch.targets)
-            batch.decoded_at = time.monotonic()
-            self._decoded += 1
-            self._images += len(batch.sources)
-            self._collate_s += batch.decoded_at - begun
         except Exception:  # noqa: BLE001 - any error of default_collate on the user's targets
-            return wrapped(batch.worker, None)
+            batch.error = wrapped(batch.worker, None)
+            return
+        batch.decoded_at = time.monotonic()
+        self._collate_s += batch.decoded_at - begun
         try:
-            made = batch.pixels if batch.staged is None else batch.staged
-            data = self._finish(made, batch.patches, rest, batch.number)
-            if batch.staged is not None and batch.at_once:  # located without the user's code, while the GPU decodes
-                self._start_batches(tuple(self._batches), DECODING + 1)
-            while batch.staged is not None and (failed := batch.staged.failed()):
-                self._make_in_python(batch, failed, {})
-                data = self._finish(made, batch.patches, rest, batch.number)
+            batch.issued = self._finish(batch.staged or batch.pixels, batch.patches, rest, batch.number), rest
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
+
+    def _confirmed(self, batch: Batch, data: Any, rest: Collated) -> Any:
+        """Return an issued batch once its pixels are sure to be right. Blocks while the GPU decodes it."""
+        if batch.staged is not None:
+            if batch.at_once:  # located without the user's code, while the GPU decodes
+                self._start_batches(tuple(self._batches), DECODING + 1)
+            if batch.wanted:
+                self._issue_next(batch)
+            while failed := batch.staged.failed():
+                self._make_in_python(batch, failed, {})
+                data = self._finish(batch.staged, batch.patches, rest, batch.number)
+        self._decoded += 1
+        self._images += len(batch.sources)
         if self._choice is not None:
             room_s = max(0.0, getattr(data, "room_at", 0.0) - batch.decoded_at)  # it waited for room on the device
             self._on_gpu += self._choice.note(batch, self._blocked_s + room_s, self.pool.threads)
             self._blocked_s = 0.0
         return data
+
+    def _issue_next(self, batch: Batch) -> None:
+        """Issue the batch behind one that the consumer waits for, so that the GPU goes on when it has decoded that."""
+        following = next((b for b in tuple(self._batches) if b.number == batch.number + 1), None)
+        if following is None or not following.is_staged:
+            return
+        try:
+            self._complete(following)
+            self._issue(following)
+        except ClosedError:
+            raise
+        except Exception:  # noqa: BLE001 - raised in its turn, which tries it again
+            following.issued = None
 
     def _complete(self, batch: Batch) -> None:
         """Wait for the pixels, and make unsupported samples in Python."""
@@ -394,7 +414,7 @@ class DecodePipeline:
                 try:
                     made[sample], after = self._in_python(batch, sample, before)
                 except PythonError:
-                    self._raise_earlier(batch, sample, made)
+                    self._python.raise_earlier(batch, sample, made, self._in_python)
                     raise
                 job.skip(after)
         if self._closed:  # samples not decoded by then are cancelled
@@ -405,29 +425,9 @@ class DecodePipeline:
 
     def _make_in_python(self, batch: Batch, samples: list[int], made: dict[int, _Made]) -> None:
         """Make ``samples`` in Python, except those that are ``made``."""
-        for sample in samples:
-            if sample not in made:
-                before = self._python.before(batch, sample)
-                made[sample], after = self._in_python(batch, sample, before)
-                if before is None or self._by_index:
-                    continue
-                if after != drawn(self._recipe.plan, batch.job, sample, before, self._views):
-                    self._finish_in_python(batch, sample + 1, after, made)
-                    break
+        if (after := self._python.make(batch, samples, made, self._in_python)) is not None:
+            self._rewind_rng(batch, after)
         self._python.put(batch, made)
-
-    def _raise_earlier(self, batch: Batch, sample: int, made: dict[int, _Made]) -> None:
-        """Raise an earlier undecodable sample's error, if any: a worker would stop there."""
-        batch.job.cancel()
-        for earlier, status in enumerate(batch.job.statuses()[:sample]):
-            if status and earlier not in made:
-                self._in_python(batch, earlier, self._python.before(batch, earlier))
-
-    def _finish_in_python(self, batch: Batch, begin: int, state: bytes, made: dict[int, _Made]) -> None:
-        """Finish a batch in Python: Pillow read a file differently, so later draws are invalid."""
-        for sample in range(begin, len(batch.sources) * self._views):
-            made[sample], state = self._in_python(batch, sample, state)
-        self._rewind_rng(batch, state)
 
     def _in_python(self, batch: Batch, sample: int, before: bytes | None) -> tuple[_Made, bytes]:
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._utils import ExceptionWrapper
 
-from fastload.engines.decode_batch import PythonError
+from fastload.engines.decode_batch import PythonError, drawn
 from fastload.engines.random_states import state_of_seed
 from fastload.pipeline.samples import one_of
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fastload.engines.decode_batch import Batch
     from fastload.engines.sample_process import SampleProcess
     from fastload.pipeline.reader import Recipe
+
+    _SampleOf = Callable[[Batch, int, bytes | None], tuple[Any, bytes]]
 
 
 class PythonSamples:
@@ -69,6 +71,33 @@ class PythonSamples:
         if isinstance(made, ExceptionWrapper):
             raise PythonError(sample, made, None if before is None or self._by_index else after)
         return made, after
+
+    def make(self, batch: Batch, samples: list[int], made: dict[int, Any], sample_of: _SampleOf) -> bytes | None:
+        """Add ``samples`` to those that are ``made``.
+
+        Returns:
+            The generator's state behind the batch, all of whose later samples are made here, too, if Pillow read a file
+            differently, so that later draws are invalid; else ``None``.
+        """
+        for sample in samples:
+            if sample in made:
+                continue
+            before = self.before(batch, sample)
+            made[sample], after = sample_of(batch, sample, before)
+            if before is None or self._by_index:
+                continue
+            if after != drawn(self.recipe.plan, batch.job, sample, before, self._views):
+                for later in range(sample + 1, len(batch.sources) * self._views):
+                    made[later], after = sample_of(batch, later, after)
+                return after
+        return None
+
+    def raise_earlier(self, batch: Batch, sample: int, made: dict[int, Any], sample_of: _SampleOf) -> None:
+        """Raise the error of an earlier sample that cannot be decoded, if any: a worker would stop there."""
+        batch.job.cancel()
+        for earlier, status in enumerate(batch.job.statuses()[:sample]):
+            if status and earlier not in made:
+                sample_of(batch, earlier, self.before(batch, earlier))
 
     def failed(self, batch: Batch, error: PythonError, wake: Callable[[], None]) -> PythonError:
         """Let a dataset that fetches batches fetch one that failed, for its own error.

@@ -116,7 +116,7 @@ def test_the_driver_tells_a_busy_gpu_from_an_idle_one(sleeps):
         until = time.monotonic() + 4.0
         for _ in loader:
             began = time.monotonic()
-            for _ in range(8):
+            for _ in range(32):  # some 80 ms, beside which launching and waiting are short
                 square @ square
             torch.cuda.synchronize()
             if sleeps:

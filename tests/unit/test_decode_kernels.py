@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,12 @@ from decode_on_cpu import KernelsOnCpu
 from PIL import Image
 from stageable import KINDS, noise
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import Compose, RandomResizedCrop, ToTensor
+from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from fastload import FastLoader, _core
 from fastload.device import decode
 from fastload.device.decode_policy import DecodePolicy
-from fastload.engines import loader_state
+from fastload.engines import decode_pipeline, loader_state, python_samples
 from fastload.engines.decode_pipeline import DECODING
 from fastload.options import Options
 
@@ -490,3 +492,113 @@ def test_another_batch_is_started_while_the_gpu_decodes(kernels, monkeypatch, tm
         seen.clear()
         assert len([*FastLoader(dataset, batch_size=1, num_workers=4, **device)]) == len(FILES)
         assert seen[0] == most
+
+
+class LateDecoder(HostDecoder):
+    """Its kernels refuse some images, and tell what they were asked in which order."""
+
+    def __init__(self, kernels: KernelsOnCpu, refused: Callable[[int], list[int]] = lambda batch: []) -> None:
+        super().__init__(kernels)
+        self.refused = refused
+        self.asked: list[tuple[str, int]] = []
+        self.batches = self.failures = 0
+
+    def files(self, pixels: torch.Tensor, by_view: Any) -> LateStaged:
+        self.batches += 1
+        return LateStaged(self, self.batches - 1, pixels, by_view)
+
+
+class LateStaged(HostStaged):
+    def __init__(self, decoder: LateDecoder, number: int, pixels: torch.Tensor, by_view: Any) -> None:
+        super().__init__(decoder.kernels, pixels, by_view)
+        self.decoder, self.number, self.images_to_fail = decoder, number, [*decoder.refused(number)]
+
+    def to(self, device: torch.device, *, non_blocking: bool = False, timing: object = None) -> torch.Tensor:
+        self.decoder.asked.append(("to", self.number))
+        made = super().to(device)
+        made[self.bad()] = 77
+        return made
+
+    def bad(self) -> list[int]:
+        return [image for image in self.images_to_fail if self.staging.has()[image]]
+
+    def failed(self) -> list[int]:
+        self.decoder.asked.append(("failed", self.number))
+        failed, self.images_to_fail = self.bad(), []
+        self.decoder.failures += len(failed)
+        return failed
+
+
+def folder_of(root: Path, copies: int) -> ImageFolder:
+    (root / "a").mkdir()
+    for number in range(copies):
+        for position, file in enumerate(FILES):
+            (root / "a" / f"{number:02}-{position}.jpg").write_bytes(file)
+    steps = [RandomResizedCrop(SIDE), RandomHorizontalFlip(), ToTensor()]
+    return ImageFolder(root, Compose(steps))
+
+
+def loaded_late(monkeypatch, device, dataset, decoder, num_workers=2, **options):
+    monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    torch.manual_seed(3)
+    return [images for images, _ in FastLoader(dataset, num_workers=num_workers, shuffle=True, **options, **device)]
+
+
+def test_the_next_batch_is_issued_before_the_one_that_is_waited_for_is_confirmed(kernels, monkeypatch, tmp_path):
+    dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
+    want = loaded_late(monkeypatch, device, dataset, None, batch_size=3)
+    decoder = LateDecoder(kernels)
+    slow = decode_pipeline.DecodePipeline._issue
+    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_issue", lambda *of: time.sleep(0.02) or slow(*of))
+    assert all(map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, batch_size=3), want))
+    place = {asked: at for at, asked in enumerate(decoder.asked)}
+    last = decoder.batches - 1
+    assert all(place["to", number] < place["failed", number] for number in range(last + 1))
+    assert all(place["failed", number] < place["to", number + 2] for number in range(last - 1))  # one at most
+    assert sum(place["to", number + 1] < place["failed", number] for number in range(last)) > last // 2
+
+
+def test_a_batch_that_nobody_waits_for_leaves_the_next_one_alone(kernels, monkeypatch, tmp_path):
+    """On the device there is no more memory in use than without."""
+    dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
+    decoder = LateDecoder(kernels)
+    monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder)
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    for _ in FastLoader(dataset, batch_size=3, num_workers=2, **device):
+        time.sleep(0.1)
+    place = {asked: at for at, asked in enumerate(decoder.asked)}
+    assert all(place["failed", number] < place["to", number + 1] for number in range(1, decoder.batches - 1))
+
+
+@pytest.mark.parametrize("differs", [False, True])
+@pytest.mark.parametrize("randomness", ["worker", "sample"])
+def test_what_kernels_refuse_is_made_anew_though_the_next_batch_is_on_its_way(
+    kernels, monkeypatch, tmp_path, randomness, differs
+):
+    """If Pillow reads a file otherwise, the next batch's draws are other ones."""
+    dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
+    options = {"batch_size": 3, "randomness": randomness, "num_workers": 1}
+    want = loaded_late(monkeypatch, device, dataset, None, **options)
+    decoder = LateDecoder(kernels, lambda batch: [batch % 3, 2] if batch % 2 else [])
+    if differs:
+        monkeypatch.setattr(python_samples, "drawn", lambda *_: None)
+    assert all(map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, **options), want))
+    assert decoder.failures > 5
+
+
+def test_a_batch_that_cannot_be_issued_early_is_issued_in_its_turn(kernels, monkeypatch, tmp_path):
+    dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
+    want = loaded_late(monkeypatch, device, dataset, None, batch_size=3)
+    decoder, issue, failed = LateDecoder(kernels), decode_pipeline.DecodePipeline._issue, []
+
+    def fails_once(self: Any, batch: Any) -> None:
+        if batch.number and batch.number not in failed:
+            failed.append(batch.number)
+            if not all(other.made for other in tuple(self._batches) if other.number < batch.number):
+                raise torch.OutOfMemoryError("early")
+        issue(self, batch)
+
+    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_issue", fails_once)
+    assert all(map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, batch_size=3), want))
+    assert len(failed) > 5

@@ -545,12 +545,17 @@ def loaded_late(monkeypatch, device, dataset, decoder, num_workers=2, **options)
     return [images for images, _ in FastLoader(dataset, num_workers=num_workers, shuffle=True, **options, **device)]
 
 
+def issue_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the threads time to complete the next batch."""
+    issue = decode_pipeline.DecodePipeline._issue
+    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_issue", lambda *of: time.sleep(0.02) or issue(*of))
+
+
 def test_the_next_batch_is_issued_before_the_one_that_is_waited_for_is_confirmed(kernels, monkeypatch, tmp_path):
     dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
     want = loaded_late(monkeypatch, device, dataset, None, batch_size=3)
     decoder = LateDecoder(kernels)
-    slow = decode_pipeline.DecodePipeline._issue
-    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_issue", lambda *of: time.sleep(0.02) or slow(*of))
+    issue_slowly(monkeypatch)
     assert all(map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, batch_size=3), want))
     place = {asked: at for at, asked in enumerate(decoder.asked)}
     last = decoder.batches - 1
@@ -581,10 +586,33 @@ def test_what_kernels_refuse_is_made_anew_though_the_next_batch_is_on_its_way(
     options = {"batch_size": 3, "randomness": randomness, "num_workers": 1}
     want = loaded_late(monkeypatch, device, dataset, None, **options)
     decoder = LateDecoder(kernels, lambda batch: [batch % 3, 2] if batch % 2 else [])
+    issue_slowly(monkeypatch)
     if differs:
         monkeypatch.setattr(python_samples, "drawn", lambda *_: None)
     assert all(map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, **options), want))
     assert decoder.failures > 5
+    issued = [{number for kind, number in decoder.asked[:at] if kind == "to"} for at in range(len(decoder.asked))]
+    assert all(number in before for (_, number), before in zip(decoder.asked, issued, strict=True) if _ == "failed")
+
+
+def test_samples_are_made_in_python_in_their_batchs_turn(kernels, monkeypatch, tmp_path):
+    dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
+    for path, _ in dataset.samples[::7]:
+        Image.open(path).save(path, format="BMP")
+    want = loaded_late(monkeypatch, device, dataset, None, batch_size=3)
+    decoder, sample = LateDecoder(kernels), python_samples.PythonSamples.sample
+    issue_slowly(monkeypatch)
+
+    def noted(self: Any, batch: Any, *others: Any) -> Any:
+        decoder.asked.append(("python", batch.number))
+        return sample(self, batch, *others)
+
+    monkeypatch.setattr(python_samples.PythonSamples, "sample", noted)
+    assert all(map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, batch_size=3), want))
+    place = {asked: at for at, asked in enumerate(decoder.asked)}
+    turns = [(at, place["failed", number - 1]) for (kind, number), at in place.items() if kind == "python" and number]
+    assert len(turns) > 4
+    assert all(before < at for at, before in turns)
 
 
 def test_a_batch_that_cannot_be_issued_early_is_issued_in_its_turn(kernels, monkeypatch, tmp_path):

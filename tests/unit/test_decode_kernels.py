@@ -595,11 +595,12 @@ def test_what_kernels_refuse_is_made_anew_though_the_next_batch_is_on_its_way(
     assert all(number in before for (_, number), before in zip(decoder.asked, issued, strict=True) if _ == "failed")
 
 
-def test_samples_are_made_in_python_in_their_batchs_turn(kernels, monkeypatch, tmp_path):
+@pytest.mark.parametrize("randomness", ["worker", "sample"])
+def test_samples_are_made_in_python_in_their_batchs_turn(kernels, monkeypatch, tmp_path, randomness):
     dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
     for path, _ in dataset.samples[::7]:
         Image.open(path).save(path, format="BMP")
-    want = loaded_late(monkeypatch, device, dataset, None, batch_size=3)
+    want = loaded_late(monkeypatch, device, dataset, None, batch_size=3, randomness=randomness)
     decoder, sample = LateDecoder(kernels), python_samples.PythonSamples.sample
     issue_slowly(monkeypatch)
 
@@ -608,7 +609,9 @@ def test_samples_are_made_in_python_in_their_batchs_turn(kernels, monkeypatch, t
         return sample(self, batch, *others)
 
     monkeypatch.setattr(python_samples.PythonSamples, "sample", noted)
-    assert all(map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, batch_size=3), want))
+    assert all(
+        map(torch.equal, loaded_late(monkeypatch, device, dataset, decoder, batch_size=3, randomness=randomness), want)
+    )
     place = {asked: at for at, asked in enumerate(decoder.asked)}
     turns = [(at, place["failed", number - 1]) for (kind, number), at in place.items() if kind == "python" and number]
     assert len(turns) > 4

@@ -103,7 +103,7 @@ class Batch:
     @property
     def is_staged(self) -> bool:
         """Whether all its files are ready for a GPU, so that it can be issued without a wait and without Python."""
-        if self.dropped or self.error is not None or self.staged is None:
+        if self.error is not None or self.staged is None:
             return False
         return self.job.wait(0.0) == "done" and not failed_of(self.job)
 

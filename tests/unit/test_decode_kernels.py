@@ -618,6 +618,21 @@ def test_samples_are_made_in_python_in_their_batchs_turn(kernels, monkeypatch, t
     assert all(before < at for at, before in turns)
 
 
+def test_a_batch_with_a_sample_that_cannot_be_located_is_not_issued(kernels, monkeypatch, tmp_path):
+    class Own(ImageFolder):
+        def encoded(self, index):
+            return self.samples[index] if index != 31 else 1 / 0
+
+    known, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
+    monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: LateDecoder(kernels))
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
+    issue_slowly(monkeypatch)
+    iterator = iter(FastLoader(Own(tmp_path, known.transform), batch_size=3, num_workers=2, **device))
+    assert len([*itertools.islice(iterator, 10)]) == 10
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+
+
 def test_a_batch_that_cannot_be_issued_early_is_issued_in_its_turn(kernels, monkeypatch, tmp_path):
     dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
     want = loaded_late(monkeypatch, device, dataset, None, batch_size=3)

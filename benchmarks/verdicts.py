@@ -1,7 +1,7 @@
-"""Plant twelve bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
+"""Plant thirteen bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
-files, CMYK files among others, a tokenizer in plain Python, images to normalize on the host, large samples to stack,
+files, on threads and on the GPU, CMYK files among others, a tokenizer in plain Python, images to normalize on the host, large samples to stack,
 copies from pageable memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for
 numbers in every step. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing
 made light. A plant whose relieved loop is no faster would prove nothing, so that is reported as well.
@@ -36,11 +36,12 @@ from fastload.stats.verdict import Bottleneck
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from fastload.stats.diagnosis import Report
 
 SIDE: Final = 128
+LARGE_SIDE: Final = 2048
 ENDLESS: Final = 1_000_000
 RELIEVED_MIN: Final = 1.1
 """How much faster the relieved loop has to be for the plant to have been the bottleneck."""
@@ -63,14 +64,15 @@ class Stored(Dataset[Any]):
         return pixels.view(3, SIDE, SIDE), index % 10
 
 
-def picture(side: int, mode: str = "RGB") -> bytes:
-    """A picture with some detail, as a JPEG file."""
+def picture(side: int, mode: str = "RGB", *, smooth: bool = False) -> bytes:
+    """A picture with some detail, or smooth, as a JPEG file."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
-    coarse = generator.integers(0, 256, (side // 16, side // 16, 3), dtype=np.uint8)
-    smooth = np.asarray(Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC), dtype=np.int16)
-    noisy = np.clip(smooth + generator.integers(-16, 17, smooth.shape), 0, 255).astype(np.uint8)
+    cells, noise = (2, 0) if smooth else (side // 16, 16)
+    coarse = generator.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
+    base = np.asarray(Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC), dtype=np.int16)
+    noisy = np.clip(base + generator.integers(-noise, noise + 1, base.shape), 0, 255).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(noisy).convert(mode).save(file, "jpeg", quality=90)
     return file.getvalue()
@@ -119,15 +121,14 @@ class Texts(Dataset[Any]):
 
 
 @contextlib.contextmanager
-def small_files(count: int, *steps: Any, large: str | None = None) -> Iterator[Dataset[Any]]:
-    """JPEG files of 32 pixels; with ``large``, a tenth are large files of that mode."""
+def folder_of(files: Iterable[bytes], *steps: Any) -> Iterator[Dataset[Any]]:
+    """JPEG files in a folder."""
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
     with tempfile.TemporaryDirectory(prefix="fastload-verdicts-") as folder:
         (there := Path(folder, "of-one-class")).mkdir()
-        for number in range(count):
-            content = picture(32) if large is None or number % 10 else picture(768, large)
+        for number, content in enumerate(files):
             (there / f"{number}.jpeg").write_bytes(content)
         yield ImageFolder(folder, transforms.Compose(steps))
 
@@ -238,12 +239,14 @@ class Plant:
         planted: Opens the loop that has it: a loader and a step.
         relieved: Opens the loop that does not.
         needs_gpu: Whether there is no such bottleneck without one.
+        evidence: What the report is to say, where another limit has the same name.
     """
 
     expected: Bottleneck
     planted: Callable[[], Opened]
     relieved: Callable[[], Opened]
     needs_gpu: bool = False
+    evidence: str = ""
 
 
 def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
@@ -278,17 +281,24 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
             yield opened
 
     @contextlib.contextmanager
-    def natively(*steps: Any, large: str | None = None) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
-        on_host: dict[str, Any] = {"batch_size": 48, "num_workers": 2, "device": "cpu", "engine": "native"}
+    def natively(
+        *steps: Any, tenth: bytes | None = None, others: bytes = picture(32), **arguments: Any
+    ) -> Iterator[tuple[FastLoader[Any], Callable[[Any], Any]]]:
+        given: dict[str, Any] = {"batch_size": 48, "num_workers": 2, "device": "cpu", "engine": "native", **arguments}
         with (
-            small_files(60, *steps, large=large) as dataset,
-            FastLoader(dataset, sampler=Endless(60), **on_host) as loader,
+            folder_of([tenth or others, *[others] * 9] * 6, *steps) as dataset,
+            FastLoader(dataset, sampler=Endless(60), **given) as loader,
         ):
-            yield loader, Model(torch.device("cpu"), *light_step)
+            yield loader, Model(torch.device(given["device"]), *light_step)
 
     def in_memory(dtype: torch.dtype, *, pinned: bool) -> Dataset[Any]:
         batch = torch.zeros(128, 3, 224, 224, dtype=dtype)  # so large, because a quick link hides a small one
         return Batches(batch.pin_memory() if pinned else batch)
+
+    def on_gpu(side: int) -> Opened:
+        # Few bytes, which threads read and prepare, for the pixels, which the GPU makes.
+        others, to = picture(side, smooth=True), {"num_workers": max(2, usable_cpus() - 1), "device": device}
+        return natively(small, transforms.PILToTensor(), others=others, decode="gpu", **to)
 
     small, resize = transforms.Resize((32, 32)), transforms.Resize((320, 320))
     normalize = [transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)]
@@ -297,6 +307,13 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
     return {
         "slow storage": Plant(Bottleneck.STORAGE, lambda: stored(8e6), lambda: stored(1e10)),
         "heavy decode": Plant(Bottleneck.DECODE, lambda: loop(Files(768 if quick else 1536)), lambda: loop(light)),
+        "heavy decode on the GPU": Plant(
+            Bottleneck.DECODE,
+            lambda: on_gpu(LARGE_SIDE),
+            lambda: on_gpu(32),
+            needs_gpu=True,
+            evidence="while the GPU decoded",
+        ),
         "Python-heavy transform": Plant(Bottleneck.PYTHON, lambda: loop(Texts(2000)), lambda: loop(Texts(100))),
         "normalizing on the host": Plant(
             Bottleneck.EPILOGUE,
@@ -305,8 +322,8 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         ),
         "a tenth CMYK files": Plant(
             Bottleneck.PYTHON,
-            lambda: natively(resize, transforms.PILToTensor(), large="CMYK"),
-            lambda: natively(resize, transforms.PILToTensor(), large="RGB"),
+            lambda: natively(resize, transforms.PILToTensor(), tenth=picture(768, "CMYK")),
+            lambda: natively(resize, transforms.PILToTensor(), tenth=picture(768)),
         ),
         "large collate": Plant(
             Bottleneck.COLLATE,
@@ -376,7 +393,7 @@ def try_plant(plant: Plant, seconds: float) -> dict[str, Any]:
     return {
         "expected": plant.expected.value,
         "verdict": None if named is None else named.value,
-        "named": named is plant.expected,
+        "named": named is plant.expected and plant.evidence in text,
         "is_bottleneck": speedup >= RELIEVED_MIN,
         "report": text.splitlines(),
         "shares": {which.value: share for which, share in planted.shares.items()},
@@ -409,7 +426,10 @@ def main(arguments: argparse.Namespace) -> int:
         table.add_column(column)
     results = {}
     for name, plant in chosen.items():
-        if (arguments.plant and name not in arguments.plant) or (plant.needs_gpu and device.type != "cuda"):
+        if arguments.plant and name not in arguments.plant:
+            continue
+        if plant.needs_gpu and device.type != "cuda":
+            console().print(f"{name}: left out, it needs a CUDA device")
             continue
         results[name] = result = try_plant(plant, seconds)
         console().print(f"{name}: {result['report'][0]}")

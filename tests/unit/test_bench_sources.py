@@ -59,3 +59,8 @@ def test_the_command_writes_every_row(tmp_path, monkeypatch):
 def test_unknown_rows_are_refused(capsys):
     assert run_benchmark(["sources", "--only", "floppy"]) != 0
     assert "--only must be of arrays, folder" in capsys.readouterr().err
+
+
+def test_no_workers_are_refused(capsys):
+    assert run_benchmark(["sources", "--workers", "0"]) != 0
+    assert "workers must be >= 1, got 0" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -36,13 +37,18 @@ class Staging:
         return [(0, IMAGES, 0, 4, 1 << 16, 1 << 16, 8, 8, 8, 8, False, False)] * 4
 
 
-def test_a_batchs_kernels_read_its_own_files(monkeypatch):
-    """In the order in which they are launched, as a stream runs them."""
+def decoder_on_host() -> Any:
     decoder: Any = object.__new__(decode.Decoder)
     decoder.device, decoder.kernels = torch.device("cpu"), {name: name for name in decode.KERNELS["decode.cu"]}
     decoder._lock, decoder.turn = threading.Lock(), threading.Lock()
     decoder._bytes_per_image, decoder._kept, decoder._pixel_bytes, decoder.gave_up = 1 << 15, {}, 0, None
     decoder._buffers = BufferPool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+    return decoder
+
+
+def test_a_batchs_kernels_read_its_own_files(monkeypatch):
+    """In the order in which they are launched, as a stream runs them."""
+    decoder = decoder_on_host()
     mine, launched, others, raised = threading.local(), [], [], []
 
     def launch(kernel: str, *_: Any) -> None:
@@ -73,3 +79,20 @@ def test_a_batchs_kernels_read_its_own_files(monkeypatch):
     assert raised == []
     assert len(launched) == 3 * BATCHES * (1 + 4 * 4)
     assert others == []
+
+
+def test_a_decoder_that_gives_up_frees_its_memory(monkeypatch):
+    def fill_up(files: torch.Tensor, _: torch.Tensor) -> None:
+        kept.append(weakref.ref(files))
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    decoder, kept = decoder_on_host(), []
+    staged = decoder.files(torch.zeros(IMAGES, 8, 8, 3, dtype=torch.uint8), lambda pixels: [pixels])
+    staged.staging = Staging(USED)
+    monkeypatch.setattr(staged, "_decode", fill_up)
+    pixels = staged.to(torch.device("cpu"))
+    assert decoder.gave_up == "the GPU had no memory left to decode in"
+    assert [reference() for reference in kept] == [None]
+    assert decoder.nbytes == pixels.nbytes
+    assert staged._bad.tolist() == [1] * IMAGES  # the threads decode them all

@@ -11,6 +11,7 @@ from backends.batches import Movable, Opaque, Record
 
 from fastload.device.normalize import finish
 from fastload.device.transfer import AT_ONCE_MAX_BYTES, Transfer, _pageable_bytes
+from fastload.engines import loader_state
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # a device that takes copies and keeps nothing
@@ -185,3 +186,19 @@ def test_only_large_tensors_count_as_pageable():
     assert _pageable_bytes(small) == 0
     assert _pageable_bytes(torch.zeros(AT_ONCE_MAX_BYTES + 1, dtype=torch.uint8)) == AT_ONCE_MAX_BYTES + 1
     assert _pageable_bytes(Movable(small)) == 0
+
+
+def test_threads_that_ask_for_the_copy_stream_at_once_get_the_same(monkeypatch):
+    def new_stream(_):
+        if not others:  # another thread comes in between, and is done first
+            others.append(None)
+            thread = threading.Thread(target=lambda: others.append(state.copy_stream(device)))
+            thread.start()
+            thread.join()
+        return object()
+
+    state, device, others = loader_state.LoaderState(), torch.device("cuda", 0), []
+    monkeypatch.setattr(loader_state, "new_stream", new_stream)
+    stream = state.copy_stream(device)
+    assert others == [None, stream]
+    assert state.copy_stream(device) is stream

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +14,8 @@ from benchmarks import verdicts
 from benchmarks.__main__ import main as run_benchmark
 from benchmarks._slowstore import slow_store
 from benchmarks.verdicts import plants
-from fastload.stats.verdict import Bottleneck
+from fastload.stats.diagnosis import Report
+from fastload.stats.verdict import Bottleneck, Verdict
 
 ON_CPU = {
     "slow storage": "storage",
@@ -27,10 +31,10 @@ ON_CPU = {
 
 
 @pytest.mark.parametrize(("told", "loops_own"), [(True, Bottleneck.LOOP), (False, Bottleneck.STEP)])
-def test_there_are_twelve_and_three_are_the_loops_own(monkeypatch, told, loops_own):
+def test_there_are_thirteen_and_three_are_the_loops_own(monkeypatch, told, loops_own):
     monkeypatch.setattr(verdicts, "tells_utilization", lambda: told)
     expected = [plant.expected for plant in plants(torch.device("cuda"), quick=True).values()]
-    assert len(expected) == 12
+    assert len(expected) == 13
     assert expected.count(loops_own) == 3
     assert len(set(expected)) == 9
 
@@ -50,11 +54,51 @@ def test_verdicts_name_what_is_planted_on_a_cpu(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-def test_verdicts_name_all_twelve_on_a_gpu(tmp_path):
+def test_verdicts_name_all_on_a_gpu(tmp_path):
     file = tmp_path / "verdicts.json"
     code = run_benchmark(["verdicts", "--quick", "--device", "cuda", "--json", str(file)])
     record = json.loads(file.read_text())
-    assert (record["named"], record["of"], code) == (12, 12, 0), record
+    assert (record["named"], record["of"], code) == (13, 13, 0), record
+
+
+def test_what_needs_a_gpu_is_left_out_and_said_to_be(capsys):
+    assert run_benchmark(["verdicts", "--quick", "--device", "cpu", "--plant", "heavy decode on the GPU"]) == 0
+    printed = capsys.readouterr().out
+    assert "heavy decode on the GPU: left out, it needs a CUDA device" in printed
+    assert "0 of 0 named" in printed
+
+
+def test_a_gpu_that_decodes_has_large_images_and_next_to_no_step(monkeypatch):
+    class Loader:
+        def __init__(self, dataset, **given):
+            opened.append((given, [dataset.loader(path).size for path, _ in dataset.samples]))
+
+        __enter__ = __exit__ = lambda self, *_: None
+
+    opened, steps = [], []
+    monkeypatch.setattr(verdicts, "FastLoader", Loader)
+    monkeypatch.setattr(verdicts, "Model", lambda device, products, side: steps.append((device.type, products)))
+    plant = plants(torch.device("cuda"), quick=True)["heavy decode on the GPU"]
+    for loop in (plant.planted, plant.relieved):
+        with loop():
+            pass
+    (planted, large), (relieved, small) = opened
+    assert (set(large), set(small)) == ({(2048, 2048)}, {(32, 32)})
+    assert (planted["decode"], planted["engine"], planted["device"].type) == ("gpu", "native", "cuda")
+    assert {**planted, "sampler": None} == {**relieved, "sampler": None}
+    assert steps == [("cuda", 0)] * 2
+
+
+@pytest.mark.parametrize(("by", "named"), [("the GPU decoded the next batch", True), ("decode threads read", False)])
+def test_a_verdict_that_names_another_limit_of_that_name_is_wrong(monkeypatch, by, named):
+    """Threads that decode are another limit than the GPU."""
+    stats = SimpleNamespace(images_per_s=1.0, stall=0.9, device_stall=0.9)
+    verdict = Verdict(Bottleneck.DECODE, (f"90% of that while {by}",), "")
+    monkeypatch.setattr(verdicts, "run", lambda *_: Report(verdict, stats))
+    plant = plants(torch.device("cuda"), quick=True)["heavy decode on the GPU"]
+    loop = lambda: contextlib.nullcontext((None, None))  # noqa: E731
+    monkeypatch.setattr(Report, "__str__", lambda self: str(self.verdict))
+    assert verdicts.try_plant(dataclasses.replace(plant, planted=loop, relieved=loop), 1.0)["named"] is named
 
 
 def test_a_plant_that_there_is_not_is_refused(capsys):

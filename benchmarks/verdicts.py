@@ -1,10 +1,11 @@
 """Plant thirteen bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
-files, on threads and on the GPU, CMYK files among others, a tokenizer in plain Python, images to normalize on the host, large samples to stack,
-copies from pageable memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for
-numbers in every step. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing
-made light. A plant whose relieved loop is no faster would prove nothing, so that is reported as well.
+files, on threads and on the GPU, CMYK files among others, a tokenizer in plain Python, images to normalize on the host,
+large samples to stack, copies from pageable memory, float32 across the link, a large model, a loop that sleeps, prints
+or asks the GPU for numbers in every step. To show that it is, each loop is also run *relieved*: the same in all else,
+with that one thing made light. A plant whose relieved loop is no faster would prove nothing, so that is reported as
+well.
 
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
 the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.
@@ -297,8 +298,8 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
 
     def on_gpu(side: int) -> Opened:
         # Few bytes, which threads read and prepare, for the pixels, which the GPU makes.
-        others, to = picture(side, smooth=True), {"num_workers": max(2, usable_cpus() - 1), "device": device}
-        return natively(small, transforms.PILToTensor(), others=others, decode="gpu", **to)
+        given: dict[str, Any] = {"num_workers": max(2, usable_cpus() - 1), "device": device, "decode": "gpu"}
+        return natively(small, transforms.PILToTensor(), others=picture(side, smooth=True), **given)
 
     small, resize = transforms.Resize((32, 32)), transforms.Resize((320, 320))
     normalize = [transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)]

@@ -86,7 +86,7 @@ class Staged:
     def __init__(
         self,
         pool: _core.Pool,
-        seed: int | None,
+        crops: int | np.ndarray[Any, np.dtype[np.int32]] | None,
         *,
         nbytes: int = 1 << 20,
         first: bytes = FILES[0],
@@ -94,7 +94,7 @@ class Staged:
         **options: Any,
     ) -> None:
         index, files = _core.JpegIndex(1 << 20, whole=True), [first, *FILES[1:]]
-        crops = geometry(seed)
+        crops = crops if isinstance(crops, np.ndarray) else geometry(crops)
         if left:
             crops[0, 1:4] = left, 8, 64
         self.want, self.pixels = room(), room()
@@ -120,8 +120,23 @@ def test_same_bits_as_on_threads(kernels, pool, filter, pass_rule):
 
 
 def test_parts_of_a_batch(kernels, pool, monkeypatch):
+    """An image each, one of which has its columns resized first."""
     monkeypatch.setattr(decode, "SCRATCH_MAX_BYTES", 1)
-    staged = Staged(pool, 1)
+    staged = Staged(pool, 7, filter="lanczos", pass_rule="tall_vertical_first")
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == []
+    assert all(staged.same())
+    staged.memory[_core.Staging.bytes_per_image + QUANTIZATION :][:128].view(torch.int16)[:] = 1 << 14
+    assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == [1]
+
+
+@pytest.mark.parametrize("corner", ["first", "last"])
+def test_pixels_at_edges(kernels, pool, corner):
+    """Where the filter of chroma has no neighbour; not resized, so that no weight is small."""
+    crops = geometry(None)
+    for row, data in zip(crops, FILES, strict=True):
+        width, height = Image.open(io.BytesIO(data)).size
+        row[:4] = (0, 0, SIDE, SIDE) if corner == "first" else (height - SIDE, width - SIDE, SIDE, SIDE)
+    staged = Staged(pool, crops)
     assert kernels.decode(staged.staging, staged.memory, staged.pixels, len(FILES)) == []
     assert all(staged.same())
 
@@ -273,11 +288,12 @@ def gray(levels: np.ndarray[Any, Any]) -> bytes:
 
 
 FLAT = gray(np.full((96, 96), 132))  # each block has one coefficient, of 32
+DARK = gray(np.full((96, 96), 124))  # of -32
 DOTS = gray(np.where(np.indices((96, 96)).sum(0) % 8 + np.indices((96, 96))[0] % 8 == 3, 255, 128))
 
 
 # What fits again once it has overflowed; the first pass's results alone; the second pass's alone.
-@pytest.mark.parametrize(("file", "factor"), [(FLAT, 1 << 14), (FLAT, 64), (DOTS, 8)])
+@pytest.mark.parametrize(("file", "factor"), [(FLAT, 1 << 14), (DARK, 1 << 14), (FLAT, 64), (DARK, 64), (DOTS, 8)])
 def test_coefficients_out_of_range_are_refused(kernels, pool, file, factor):
     """As the decode threads refuse them, which leave such files to libjpeg-turbo."""
     staged = Staged(pool, None, first=file)

@@ -131,7 +131,7 @@ def test_parts_of_a_batch(kernels, pool, monkeypatch):
 
 @pytest.mark.parametrize("corner", ["first", "last"])
 def test_pixels_at_edges(kernels, pool, corner):
-    """Where the filter of chroma has no neighbour; not resized, so that no weight is small."""
+    """Where chroma has no neighbour; not resized, so that no weight is small."""
     crops = geometry(None)
     for row, data in zip(crops, FILES, strict=True):
         width, height = Image.open(io.BytesIO(data)).size

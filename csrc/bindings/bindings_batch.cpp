@@ -376,8 +376,8 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
                  std::shared_ptr<RandomStream> stream, std::optional<std::vector<std::uint64_t>> seeds,
                  std::uint64_t number, const std::string& filter, const std::string& pass_rule,
                  std::uint64_t max_pixels, bool fast, bool arrays, const std::vector<std::pair<int, int>>& sizes,
-                 std::shared_ptr<JpegIndex> index, const std::vector<std::size_t>& indices,
-                 const BoundStaging* staging, std::vector<ViewValues> values, std::optional<ValueTable> table) {
+                 std::shared_ptr<JpegIndex> index, const std::vector<std::size_t>& indices, const BoundStaging* staging,
+                 std::vector<ViewValues> values, std::optional<ValueTable> table) {
   free_given_up();
   BatchSpec spec;
   std::vector<BytesView> views;

@@ -58,7 +58,7 @@ void look_up_batch(const Levels& levels, const ValueTable& table, const Batch& o
   job.pixels = levels.shape(1) * levels.shape(2);
   if (job.channels > job.stride || out.itemsize() != job.value_bytes ||
       out.size() != job.images * job.pixels * static_cast<std::size_t>(job.channels)) {
-    throw nb::value_error("levels must have the table's channels, and out the values of all");
+    throw nb::value_error("levels, table and out must fit: the table's channels, and values of its size");
   }
   job.out = out.data();
   job.planar = planar;
@@ -72,7 +72,7 @@ void look_up_batch(const Levels& levels, const ValueTable& table, const Batch& o
 void set_table(LookUpJob& job, const ValueTable& table) {
   const std::size_t channels = table.shape(0), bytes = table.itemsize();
   if (channels < 1 || channels > 4 || table.shape(1) != 256 || (bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8)) {
-    throw nb::value_error("a table must have 256 values of 1, 2, 4 or 8 bytes for each of 1 to 4 channels");
+    throw nb::value_error("a table must fit pixels: 256 values of 1, 2, 4 or 8 bytes for each of 1 to 4 channels");
   }
   job.channels = static_cast<int>(channels);
   job.value_bytes = bytes;

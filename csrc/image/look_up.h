@@ -11,7 +11,7 @@ struct LookUpJob {
   const std::uint8_t* levels = nullptr;  // `images` * `pixels` * `stride`, of which the first `channels` count
   std::size_t images = 0;
   std::size_t pixels = 0;  // of an image
-  int channels = 3;  // 1 to 4
+  int channels = 3;        // 1 to 4
   std::ptrdiff_t stride = 3;
   const void* table = nullptr;  // 256 values for each channel
   std::size_t value_bytes = 4;

@@ -103,6 +103,11 @@ class Batch:
         return {"out": as_output(self.pixels), "staging": staging} | ({} if self.host is None else self.host.options)
 
     @property
+    def made_of(self) -> Any:
+        """What a finished batch is made of: files for a GPU, images in host memory, or pixels."""
+        return self.staged or self.host or self.pixels
+
+    @property
     def is_answered(self) -> bool:
         """Whether :meth:`locate` will not wait for the dataset's answer."""
         return self.answer is None or self.answer.done()

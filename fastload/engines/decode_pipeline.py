@@ -313,8 +313,8 @@ class DecodePipeline:
             batch.issued, batch.pixels = None, self._recipe.pipeline.room(len(batch.sources), self._allocate)
             batch.host = self._host_images and self._host_images(len(batch.sources))
             batch.staged = self._choice and self._choice.files(batch.pixels, self._recipe.pipeline.by_view)
-            options = submitted(batch.sources, self._views, self._directory) | self._recipe.options | batch.outputs()
-            options |= {"max_pixels": self._process.max_pixels}
+            options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
+            options |= batch.outputs() | {"max_pixels": self._process.max_pixels}
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
             batch.job = self.pool.submit(plan=self._recipe.plan, number=batch.number, **options)
@@ -328,7 +328,7 @@ class DecodePipeline:
         self.states.add(batch, self._recipe.pipeline.draws and not self._by_index, self.handed_over())
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
-        batch.pixels = batch.host = batch.staged = batch.job = batch.issued = None  # a copy in flight holds its own reference
+        batch.pixels = batch.host = batch.staged = batch.job = batch.issued = None  # a copy holds its own reference
         batch.data, batch.failure, batch.made = data, failure, True
         batch.release()
 
@@ -365,8 +365,7 @@ class DecodePipeline:
         batch.decoded_at = time.monotonic()
         self._collate_s += batch.decoded_at - begun
         try:
-            made = batch.staged or batch.host or batch.pixels
-            batch.issued = self._finish(made, batch.patches, rest, batch.number), rest
+            batch.issued = self._finish(batch.made_of, batch.patches, rest, batch.number), rest
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
 
@@ -379,7 +378,7 @@ class DecodePipeline:
                 self._issue_next(batch)
             while failed := batch.staged.failed():
                 self._make_in_python(batch, failed, {})
-                data = self._finish(batch.staged, batch.patches, rest, batch.number)
+                data = self._finish(batch.made_of, batch.patches, rest, batch.number)
         self._decoded += 1
         self._images += len(batch.sources)
         if self._choice is not None:

@@ -30,7 +30,8 @@ void check(const BatchSpec& spec) {
   require(spec.values.empty() || spec.values.size() == (spec.plan == nullptr ? 1 : spec.plan->views()),
           "there must be room for the values of each view");
   require(spec.values.empty() || spec.staging == nullptr, "a GPU's images have no values here");
-  require(spec.values.empty() || !spec.sizes.empty() || spec.row_stride == std::ptrdiff_t{3} * spec.options.width,
+  require(spec.values.empty() || count == 0 || !spec.sizes.empty() ||
+              spec.row_stride == std::ptrdiff_t{3} * spec.options.width,
           "pixels whose values are looked up must have no gaps");
   if (spec.plan == nullptr) return;
   require(count % spec.plan->views() == 0, "there must be one input for each view of each image");

@@ -104,7 +104,7 @@ class Batch:
 
     @property
     def made_of(self) -> Any:
-        """What a finished batch is made of: files for a GPU, images in host memory, or pixels."""
+        """What a finished batch is made of: files for a GPU, host images or pixels."""
         return self.staged or self.host or self.pixels
 
     @property

@@ -48,7 +48,7 @@ class HostImages:
         _core.look_up(pixels, self.options["table"], values[sample : sample + 1], True)
 
     def images(self, patches: list[list[Patch]]) -> list[torch.Tensor] | torch.Tensor:
-        """Erase patches, once the job is done; return the images, or a list with those of each view."""
+        """Erase patches of a finished job's images; return these, or a list of views."""
         if len(self._views) > 1:
             return self._views
         if (erased := to_fill(self._pipeline.erasing, patches)) is not None:

@@ -14,6 +14,9 @@ def chart(name: str, record: dict[str, Any]) -> str:
     topic = TOPICS[name]
     every = {one.title.partition("<br>")[0]: one for one in topic.columns(record)}
     columns = [every[title] for title in topic.drawn if title in every] or list(every.values())
+    columns = [
+        one for one in columns if one.is_ranked and one.more_is_better is columns[0].more_is_better
+    ]  # one legend
     panels = []
     for one in columns:
         bars = []

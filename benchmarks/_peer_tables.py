@@ -265,15 +265,15 @@ def _megabytes(value: float) -> str:
 
 
 def energy(record: dict[str, Any]) -> list[Column]:
-    """Show kilojoules per million images, and the power and rate that they come from."""
+    """Show joules per million images, and the power and rate that they come from."""
     columns = []
     for point in _by_threads(record):
         threads = _threads(point)
-        each = column(f"per million images, {threads}", point, "joules_per_million", _kilojoules, more_is_better=False)
+        each = column(f"per million images, {threads}", point, "joules_per_million", _joules, more_is_better=False)
         watts = column("power", point, "watts", lambda watts: f"{watts:,.0f} W", more_is_better=False)
         columns += [each, replace(watts, is_ranked=False), column(f"images/s, {threads}", point, "images_per_s")]
     return columns
 
 
-def _kilojoules(joules: float) -> str:
-    return f"{joules / 1e3:,.1f} kJ"
+def _joules(joules: float) -> str:
+    return f"{joules:,.0f} J"

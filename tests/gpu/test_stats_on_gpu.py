@@ -13,7 +13,7 @@ from torchvision.datasets import ImageFolder
 from fastload import FastLoader, prefetch_to_device
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.measurement.tuner import Tuner
-from fastload.stats.verdict import Bottleneck
+from fastload.stats.verdict import BUSY_MIN, Bottleneck
 
 pytestmark = pytest.mark.gpu
 
@@ -126,4 +126,5 @@ def test_the_driver_tells_a_busy_gpu_from_an_idle_one(sleeps):
         report = loader.report()
     assert report.stats.gpu_utilization is not None, "asked once a second, for four"
     assert (report.stats.gpu_utilization < 0.6) is sleeps, report
-    assert report.verdict.bottleneck is (Bottleneck.LOOP if sleeps else Bottleneck.GPU), report
+    is_busy = report.stats.gpu_utilization >= BUSY_MIN  # not if other programs keep this one off the processor
+    assert report.verdict.bottleneck is (Bottleneck.GPU if is_busy else Bottleneck.LOOP), report

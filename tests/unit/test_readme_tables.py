@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _peer_tables, readme_tables
+from benchmarks._peer_charts import chart
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -347,9 +348,13 @@ def test_power_has_no_leader(results):
     for name, (_, watts, rate) in figures.items():
         record["points"][0]["contenders"][name] |= {"watts": spread(watts), "images_per_s": spread(rate)}
     docs = shown("energy", record)
-    assert "| per million images, 16 threads | 9.0 ± 0.9 kJ | 2.0 ± 0.2 kJ |" in docs
+    assert "| per million images, 16 threads | 9,000 ± 900 J | 2,000 ± 200 J |" in docs
     assert "| power | 200 ± 20 W | 300 ± 30 W |" in docs
     assert "No peer that was measured is ahead of FastLoader, native." in docs
+    drawn = chart("energy", record)
+    assert "per million images" in drawn
+    assert "power" not in drawn
+    assert "images/s" not in drawn  # of which more is better, unlike the legend says
 
 
 def test_turns_of_a_limited_row_are_told(results):

@@ -198,6 +198,8 @@ class Pool:
         index: JpegIndex | None = None,
         indices: Sequence[int] = (),
         staging: Staging | None = None,
+        values: Sequence[Any] = (),
+        table: Any = None,
     ) -> Job: ...
     def close(self, timeout_s: float = 5.0) -> bool: ...
 

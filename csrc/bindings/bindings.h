@@ -10,7 +10,9 @@
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
+#include "image/look_up.h"
 #include "resample/resample.h"
 #include "rng/draw_plan.h"
 
@@ -69,5 +71,8 @@ nanobind::tuple erased_of(const Geometry& geometry);  // boxes, and the generato
 void set_state(Generator& generator, const nanobind::bytes& state);                  // throws a ValueError
 DrawOp::Level level_from(const nanobind::dict& fields);                              // without its samplings
 bool set_python_field(DrawOp& op, const std::string& name, nanobind::handle value);  // false: there is none of the name
+// The values of each level of each channel.
+using ValueTable = nanobind::ndarray<nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+void set_table(LookUpJob& job, const ValueTable& table);  // throws a ValueError
 
 }  // namespace fastload

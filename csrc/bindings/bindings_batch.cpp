@@ -31,6 +31,7 @@ namespace {
 
 using Images = nb::ndarray<std::uint8_t, nb::ndim<4>, nb::device::cpu>;
 using Pixels = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::device::cpu>;
+using ViewValues = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 using Geometries = nb::ndarray<const std::int32_t, nb::shape<-1, 12>, nb::c_contig, nb::device::cpu>;
 
 // How often a wait checks for Python signals (Ctrl-C).
@@ -48,6 +49,8 @@ struct Held {
   Pixels pixels;
   Images out;
   StagingMemory staging;
+  std::vector<ViewValues> values;
+  std::optional<ValueTable> table;
 };
 
 // Abandoned jobs for which a thread is stuck reading a file. Their memory stays until the thread stops using it, or
@@ -67,8 +70,7 @@ void free_given_up() {
 
 class BoundJob {
  public:
-  BoundJob(std::vector<BytesView> views, Pixels pixels, Images out, StagingMemory staging)
-      : held_{nullptr, std::move(views), std::move(pixels), std::move(out), std::move(staging)} {}
+  explicit BoundJob(Held held) : held_(std::move(held)) {}
   ~BoundJob() {
     if (held_.job == nullptr) return;
     const bool waited = waited_ || held_.job->pool_closed();
@@ -240,6 +242,22 @@ void require_room(const Images& out, std::size_t count, const std::vector<std::p
   }
 }
 
+// Lets the pool look values up for each view, (N, C, H, W).
+void set_values(BatchSpec& spec, const std::vector<ViewValues>& values, const ValueTable& table) {
+  set_table(spec.look_up, table);
+  for (std::size_t view = 0; view < values.size(); ++view) {
+    const ViewValues& out = values[view];
+    const auto size = view < spec.sizes.size() ? spec.sizes[view] : std::pair(spec.options.height, spec.options.width);
+    if (out.shape(0) * values.size() != spec.inputs.size() || out.shape(1) != table.shape(0) ||
+        out.shape(2) != static_cast<std::size_t>(size.first) || out.shape(3) != static_cast<std::size_t>(size.second) ||
+        out.itemsize() != table.itemsize()) {
+      throw nb::value_error("values must be NCHW for each view, of the table's type and with its channels");
+    }
+    advise_large_pages(out.data(), out.nbytes());
+    spec.values.push_back(out.data());
+  }
+}
+
 SampleOptions options_from(const Images& out, const std::string& filter, const std::string& pass_rule,
                            std::uint64_t max_pixels, bool fast) {
   SampleOptions options;
@@ -358,8 +376,8 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
                  std::shared_ptr<RandomStream> stream, std::optional<std::vector<std::uint64_t>> seeds,
                  std::uint64_t number, const std::string& filter, const std::string& pass_rule,
                  std::uint64_t max_pixels, bool fast, bool arrays, const std::vector<std::pair<int, int>>& sizes,
-                 std::shared_ptr<JpegIndex> index, const std::vector<std::size_t>& indices,
-                 const BoundStaging* staging) {
+                 std::shared_ptr<JpegIndex> index, const std::vector<std::size_t>& indices, const BoundStaging* staging,
+                 std::vector<ViewValues> values, std::optional<ValueTable> table) {
   free_given_up();
   BatchSpec spec;
   std::vector<BytesView> views;
@@ -391,8 +409,10 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
   spec.number = number;
   spec.index = std::move(index);
   if (staging != nullptr) spec.staging = staging->staging;
-  auto bound = std::make_unique<BoundJob>(std::move(views), std::move(pixels), std::move(out),
-                                          staging != nullptr ? staging->memory : StagingMemory());
+  if (table) set_values(spec, values, *table);
+  auto bound = std::make_unique<BoundJob>(Held{nullptr, std::move(views), std::move(pixels), std::move(out),
+                                               staging != nullptr ? staging->memory : StagingMemory(),
+                                               std::move(values), std::move(table)});
   bound->attach(pool.submit(std::move(spec)));
   return bound.release();  // Python takes ownership
 }
@@ -443,7 +463,8 @@ void bind_batch(nb::module_& m) {
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
            "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false,
            "arrays"_a = false, "sizes"_a = std::vector<std::pair<int, int>>{}, "index"_a = nb::none(),
-           "indices"_a = std::vector<std::size_t>{}, "staging"_a = nb::none())
+           "indices"_a = std::vector<std::size_t>{}, "staging"_a = nb::none(),
+           "values"_a.noconvert() = std::vector<ViewValues>{}, "table"_a.noconvert() = nb::none())
       .def("close", &BoundPool::close, "timeout_s"_a = kJoinSeconds);
 }
 

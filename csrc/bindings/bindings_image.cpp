@@ -47,21 +47,19 @@ void apply(const Array& array, const TableArray& values) {
 }
 
 using Levels = nb::ndarray<const std::uint8_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
-using Values = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Batch = nb::ndarray<nb::ndim<4>, nb::device::cpu>;
 
-void look_up_batch(const Levels& levels, const Values& table, const Batch& out, bool planar) {
+void look_up_batch(const Levels& levels, const ValueTable& table, const Batch& out, bool planar) {
   LookUpJob job;
-  job.channels = static_cast<int>(levels.shape(3));
-  job.value_bytes = table.itemsize();
-  const bool fits = job.channels >= 1 && job.channels <= 4 && table.shape(0) == levels.shape(3) &&
-                    table.shape(1) == 256 && (job.value_bytes == 2 || job.value_bytes == 4) &&
-                    out.itemsize() == job.value_bytes && out.size() == levels.size();
-  if (!fits) throw nb::value_error("levels, table and out must fit, with 1 to 4 channels and values of 2 or 4 bytes");
+  set_table(job, table);
+  job.stride = static_cast<std::ptrdiff_t>(levels.shape(3));
   job.levels = levels.data();
   job.images = levels.shape(0);
   job.pixels = levels.shape(1) * levels.shape(2);
-  job.table = table.data();
+  if (job.channels > job.stride || out.itemsize() != job.value_bytes ||
+      out.size() != job.images * job.pixels * static_cast<std::size_t>(job.channels)) {
+    throw nb::value_error("levels, table and out must fit: the table's channels, and values of its size");
+  }
   job.out = out.data();
   job.planar = planar;
   nb::gil_scoped_release release;
@@ -70,6 +68,16 @@ void look_up_batch(const Levels& levels, const Values& table, const Batch& out, 
 }
 
 }  // namespace
+
+void set_table(LookUpJob& job, const ValueTable& table) {
+  const std::size_t channels = table.shape(0), bytes = table.itemsize();
+  if (channels < 1 || channels > 4 || table.shape(1) != 256 || (bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8)) {
+    throw nb::value_error("a table must fit pixels: 256 values of 1, 2, 4 or 8 bytes for each of 1 to 4 channels");
+  }
+  job.channels = static_cast<int>(channels);
+  job.value_bytes = bytes;
+  job.table = table.data();
+}
 
 void bind_color(nb::module_& m) {
   m.def("look_up", &look_up_batch, "levels"_a.noconvert(), "table"_a.noconvert(), "out"_a.noconvert(), "planar"_a);

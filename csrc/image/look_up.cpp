@@ -15,7 +15,7 @@ void look_up_as(const LookUpJob& job) {
   const std::uint8_t* levels = job.levels;
   auto* out = static_cast<Value*>(job.out);
   for (std::size_t image = 0; image < job.images; ++image) {
-    for (std::size_t i = 0; i < job.pixels; ++i, levels += channels) {
+    for (std::size_t i = 0; i < job.pixels; ++i, levels += job.stride) {
       for (int channel = 0; channel < channels; ++channel) {
         const auto place = static_cast<std::size_t>(channel);
         out[job.planar ? place * job.pixels + i : i * channels + place] = table[256 * place + levels[channel]];
@@ -39,8 +39,13 @@ void look_up_channels(const LookUpJob& job) {
 }  // namespace
 
 void look_up(const LookUpJob& job) {
-  if (job.value_bytes == 4) return look_up_channels<std::uint32_t>(job);
-  look_up_channels<std::uint16_t>(job);
+  switch (job.value_bytes) {
+    case 1: return look_up_channels<std::uint8_t>(job);
+    case 2: return look_up_channels<std::uint16_t>(job);
+    case 4: return look_up_channels<std::uint32_t>(job);
+    case 8: return look_up_channels<std::uint64_t>(job);
+    default: return;
+  }
 }
 
 void advise_large_pages(void* memory, std::size_t bytes) {

@@ -6,12 +6,13 @@
 
 namespace fastload {
 
-// What to look up. A value has 2 or 4 bytes, which are copied.
+// What to look up. A value has 1, 2, 4 or 8 bytes, which are copied.
 struct LookUpJob {
-  const std::uint8_t* levels = nullptr;  // `images` * `pixels` * `channels`, channels innermost
+  const std::uint8_t* levels = nullptr;  // `images` * `pixels` * `stride`, of which the first `channels` count
   std::size_t images = 0;
   std::size_t pixels = 0;  // of an image
-  int channels = 3;
+  int channels = 3;        // 1 to 4
+  std::ptrdiff_t stride = 3;
   const void* table = nullptr;  // 256 values for each channel
   std::size_t value_bytes = 4;
   void* out = nullptr;  // as many values, aligned to their size

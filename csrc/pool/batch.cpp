@@ -27,6 +27,12 @@ void check(const BatchSpec& spec) {
   require(spec.stream == nullptr || spec.seeds.empty(), "draws come from a stream or from seeds, not from both");
   require(spec.staging == nullptr || spec.staging->size() == count, "there must be staging memory for each image");
   require(spec.seeds.empty() || spec.seeds.size() == count, "there must be one seed for each image");
+  require(spec.values.empty() || spec.values.size() == (spec.plan == nullptr ? 1 : spec.plan->views()),
+          "there must be room for the values of each view");
+  require(spec.values.empty() || spec.staging == nullptr, "a GPU's images have no values here");
+  require(spec.values.empty() || count == 0 || !spec.sizes.empty() ||
+              spec.row_stride == std::ptrdiff_t{3} * spec.options.width,
+          "pixels whose values are looked up must have no gaps");
   if (spec.plan == nullptr) return;
   require(count % spec.plan->views() == 0, "there must be one input for each view of each image");
   require(spec.seeds.empty() || spec.plan->views() == 1, "several views draw from one stream, not from seeds");

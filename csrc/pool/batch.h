@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "image/look_up.h"
 #include "jpeg/file.h"
 #include "jpeg/jpeg_header.h"
 #include "jpeg/jpeg_index.h"
@@ -54,6 +55,10 @@ struct BatchSpec {
   std::uint8_t* out = nullptr;
   std::ptrdiff_t sample_stride = 0;  // bytes
   std::ptrdiff_t row_stride = 0;
+  // Where the values of each view's images go, one image behind the other; or none. `look_up` has the table and the
+  // layout. Values of samples whose status is not ok are not written. Valid as long as `out`, which then has no gaps.
+  std::vector<void*> values;
+  LookUpJob look_up;
   // If views differ in size: (height, width) of each. All images of a view then lie one behind the other without gaps,
   // and so do the views; the strides and the options' size don't count.
   std::vector<std::pair<int, int>> sizes;

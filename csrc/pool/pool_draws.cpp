@@ -60,7 +60,7 @@ bool PoolState::draw_in_order(Job& job) {
       }
       outcome.status = Status::bad_geometry;
       give_buffer(take_held(sample).take_buffer());
-      blacken(target_of(job, job.frontier_), options_of(job, job.frontier_));
+      settle(job, job.frontier_, outcome.status);
     }
     request(job, Request::Kind::sample, job.frontier_, {});
     return false;

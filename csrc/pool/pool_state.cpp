@@ -201,7 +201,7 @@ PoolState::Spent PoolState::begin(const Task& task, std::unique_lock<std::mutex>
     if (outcome.drawn) make(job, task.sample, source, header, outcome, range);
     failed = resolved && outcome.status != Status::ok;
   }
-  if (failed && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
+  if (failed || outcome.drawn) settle(job, task.sample, outcome.status);
   const Spent spent = ordered ? read : Spent{watch.seconds(), watch.busy()};
   lock.lock();
   work_done_.read_seconds += read.seconds;
@@ -238,7 +238,7 @@ PoolState::Spent PoolState::complete(const Task& task, std::unique_lock<std::mut
   lock.unlock();
   const Stopwatch watch;
   make(job, task.sample, source, header, outcome, range);
-  if (outcome.status != Status::ok && !job.stop_) blacken(target_of(job, task.sample), options_of(job, task.sample));
+  settle(job, task.sample, outcome.status);
   const Spent spent{watch.seconds(), watch.busy()};
   lock.lock();
   give_buffer(source.take_buffer());
@@ -275,7 +275,7 @@ PoolState::Spent PoolState::complete_decoded(const Task& task, std::unique_lock<
     header.width = outcomes[i].width;
     header.height = outcomes[i].height;
     decode(job.spec_.inputs[numbers[i]], none, header, options, target, outcomes[i]);
-    if (outcomes[i].status != Status::ok && !job.stop_) blacken(target, options);
+    settle(job, numbers[i], outcomes[i].status);
   }
   const Spent spent{watch.seconds(), watch.busy()};
   lock.lock();
@@ -303,10 +303,23 @@ void PoolState::make(const Job& job, std::size_t sample, ByteSource& source, con
   decode(input, source, header, options, target, outcome);
 }
 
-// So that no caller mistakes a partial image for a complete one.
-void PoolState::blacken(const Target& target, const SampleOptions& options) {
-  for (int y = 0; y < options.height; ++y) {
-    std::memset(target.data + target.row_stride * y, 0, static_cast<std::size_t>(options.width) * 3);
+// Looks up a sample's values while its pixels are in the cache. Blackens one that failed, so that no caller mistakes a
+// partial image for a complete one.
+void PoolState::settle(const Job& job, std::size_t sample, Status status) {
+  if (job.stop_) return;
+  const Target target = target_of(job, sample);
+  const SampleOptions options = options_of(job, sample);
+  const std::size_t width = static_cast<std::size_t>(options.width), height = static_cast<std::size_t>(options.height);
+  if (status != Status::ok) {
+    for (int y = 0; y < options.height; ++y) std::memset(target.data + target.row_stride * y, 0, width * 3);
+  } else if (!job.spec_.values.empty()) {
+    LookUpJob values = job.spec_.look_up;
+    values.levels = target.data;
+    values.images = 1;
+    values.pixels = width * height;
+    const std::size_t bytes = values.pixels * static_cast<std::size_t>(values.channels) * values.value_bytes;
+    values.out = static_cast<std::byte*>(job.spec_.values[sample % job.views()]) + bytes * (sample / job.views());
+    look_up(values);
   }
 }
 

@@ -61,7 +61,7 @@ class PoolState : public std::enable_shared_from_this<PoolState> {
   static SampleOptions options_of(const Job& job, std::size_t sample);
   static void make(const Job& job, std::size_t sample, ByteSource& source, const JpegHeader& header, Outcome& outcome,
                    DecodeRange& range);
-  static void blacken(const Target& target, const SampleOptions& options);
+  static void settle(const Job& job, std::size_t sample, Status status);
   Spent begin(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
   Spent complete(const Task& task, std::unique_lock<std::mutex>& lock, DecodeRange& range);
   Spent complete_decoded(const Task& task, std::unique_lock<std::mutex>& lock);

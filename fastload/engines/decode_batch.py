@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from queue import SimpleQueue
 
+    from fastload.engines.host_images import HostImages
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.pipeline.samples import Collated
@@ -58,6 +59,7 @@ class Batch:
     seeds: list[int] = field(default_factory=list)  # one per sample if randomness is by index
     error: ExceptionWrapper | None = None  # of the sample after the last of `sources`, or of collating the targets
     pixels: Any = None  # the tensor that `job` fills
+    host: HostImages | None = None  # the images that `job` writes, too, if they stay in host memory
     staged: Any = None  # its files, if a GPU decodes it
     job: Any = None
     issued: tuple[Any, Collated] | None = None  # what was passed on, whose pixels may not be there yet, and the rest
@@ -94,6 +96,16 @@ class Batch:
         """Tell the dataset that its answer is not wanted any more."""
         if self.answer is not None:
             self.answer.cancel()
+
+    def outputs(self) -> dict[str, Any]:
+        """Return the arguments of ``_core.Pool.submit`` that say where its samples go."""
+        staging = None if self.staged is None else self.staged.staging
+        return {"out": as_output(self.pixels), "staging": staging} | ({} if self.host is None else self.host.options)
+
+    @property
+    def made_of(self) -> Any:
+        """What a finished batch is made of: files for a GPU, host images or pixels."""
+        return self.staged or self.host or self.pixels
 
     @property
     def is_answered(self) -> bool:

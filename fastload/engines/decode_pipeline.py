@@ -33,7 +33,6 @@ from fastload.engines.decode_batch import (
     StreamStates,
     TookTooLongError,
     answer_to,
-    as_output,
     failed_of,
     first_untaken,
     stage_totals,
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fastload.device.decode_choice import DecodeChoice
+    from fastload.engines.host_images import HostImages
     from fastload.engines.sample_process import SampleProcess
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
@@ -80,9 +80,9 @@ class DecodePipeline:
         workers: Number of random streams, as many as torch would have workers.
         first_states: States of the workers' generators at first; ``None``, for one or all, seeds as torch does.
         by_index: Whether a sample's random numbers depend on its index.
-        finish: Makes the batch from pixels (``(N, H, W, 3)`` uint8), what erases each sample, the rest of the batch
-            and its number; called in the pipeline's thread.
-        finish_is_epilogue: Whether ``finish`` runs the epilogue itself rather than issue a copy that precedes it.
+        finish: Makes the batch from pixels (``(N, H, W, 3)`` uint8), or host images, what erases each sample, the rest
+            of the batch and its number; called in the pipeline's thread.
+        host_images: Makes room for so many samples' images on the host; ``None`` if ``finish`` issues a copy of pixels.
         ahead: Batches to make before they are requested, at least 1.
         allocate: Returns so many bytes for a batch's pixels; ``None`` takes torch's usual memory.
         device: The device that ``finish`` works on, unless it is the host.
@@ -98,10 +98,10 @@ class DecodePipeline:
         base_seed: int,
         workers: int,
         by_index: bool,
-        finish: Callable[[torch.Tensor, list[list[Patch]], Collated, int], Any],
+        finish: Callable[[Any, list[list[Patch]], Collated, int], Any],
         ahead: int,
         allocate: Callable[[int], torch.Tensor] | None = None,
-        finish_is_epilogue: bool = False,
+        host_images: Callable[[int], HostImages] | None = None,
         device: torch.device | None = None,
         choice: DecodeChoice | None = None,
         first_states: Sequence[bytes | None] | None = None,
@@ -116,7 +116,7 @@ class DecodePipeline:
         self._base_seed = base_seed
         self._by_index = by_index
         self._finish = finish
-        self._finish_is_epilogue = finish_is_epilogue
+        self._host_images = host_images
         self._allocate, self._device, self._ahead, self._choice = allocate, device, ahead, choice
         self.states = StreamStates(first_states := first_states or [None] * workers)
         self._streams = streams_of_workers(base_seed, first_states, others=recipe.pipeline.draws_others)
@@ -215,7 +215,7 @@ class DecodePipeline:
 
     def totals(self) -> Totals:
         """Time spent so far: reading files, decoding, on a core, and collating batches."""
-        epilogue_s = self._finish_s if self._finish_is_epilogue else None
+        epilogue_s = None if self._host_images is None else self._finish_s
         python = self._python.images, self._python.batches, self._python.seconds
         images = self._images, self._on_gpu
         return stage_totals(self.pool.work_times(), self._decoded, self._collate_s, epilogue_s, python, images)
@@ -311,13 +311,13 @@ class DecodePipeline:
             if batch.pixels is None:
                 batch.locate(self._recipe, self._seed if self._by_index else None)
             batch.issued, batch.pixels = None, self._recipe.pipeline.room(len(batch.sources), self._allocate)
-            out = as_output(batch.pixels)
+            batch.host = self._host_images and self._host_images(len(batch.sources))
             batch.staged = self._choice and self._choice.files(batch.pixels, self._recipe.pipeline.by_view)
             options = submitted(batch.sources, self._views, self._directory) | self._recipe.options
-            options |= {"max_pixels": self._process.max_pixels, "staging": batch.staged and batch.staged.staging}
+            options |= batch.outputs() | {"max_pixels": self._process.max_pixels}
             if self._recipe.pipeline.draws:
                 options |= {"seeds": batch.seeds} if self._by_index else {"stream": self._streams[batch.worker]}
-            batch.job = self.pool.submit(out=out, plan=self._recipe.plan, number=batch.number, **options)
+            batch.job = self.pool.submit(plan=self._recipe.plan, number=batch.number, **options)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self._end(batch, None, error)
 
@@ -328,7 +328,7 @@ class DecodePipeline:
         self.states.add(batch, self._recipe.pipeline.draws and not self._by_index, self.handed_over())
         batch.made_at, batch.images = time.monotonic(), len(batch.sources)
         batch.sources, batch.targets, batch.seeds = [], [], []
-        batch.pixels = batch.staged = batch.job = batch.issued = None  # a copy in flight holds its own reference
+        batch.pixels = batch.host = batch.staged = batch.job = batch.issued = None  # a copy holds its own reference
         batch.data, batch.failure, batch.made = data, failure, True
         batch.release()
 
@@ -365,7 +365,7 @@ class DecodePipeline:
         batch.decoded_at = time.monotonic()
         self._collate_s += batch.decoded_at - begun
         try:
-            batch.issued = self._finish(batch.staged or batch.pixels, batch.patches, rest, batch.number), rest
+            batch.issued = self._finish(batch.made_of, batch.patches, rest, batch.number), rest
         finally:
             self._finish_s += time.monotonic() - batch.decoded_at
 
@@ -378,7 +378,7 @@ class DecodePipeline:
                 self._issue_next(batch)
             while failed := batch.staged.failed():
                 self._make_in_python(batch, failed, {})
-                data = self._finish(batch.staged, batch.patches, rest, batch.number)
+                data = self._finish(batch.made_of, batch.patches, rest, batch.number)
         self._decoded += 1
         self._images += len(batch.sources)
         if self._choice is not None:

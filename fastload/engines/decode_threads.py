@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from fastload.device.decode_choice import DecodeChoice
+    from fastload.engines.host_images import HostImages
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
     from fastload.pipeline.erasing import Patch
@@ -55,7 +56,7 @@ class NativeIterator(_BaseDataLoaderIter):
         recipe: How to make its samples; a snapshot.
         process: See :class:`~fastload.engines.decode_pipeline.DecodePipeline`, as for the arguments below.
         finish: Makes a batch.
-        finish_is_epilogue: Whether ``finish`` runs the epilogue itself.
+        host_images: See the pipeline's.
         allocate: See the pipeline's.
         ahead: Batches to make before they are requested, at least 1.
         device: The device that ``finish`` works on, unless it is the host.
@@ -68,9 +69,9 @@ class NativeIterator(_BaseDataLoaderIter):
         loader: LoaderConfig[Any],
         recipe: Recipe,
         process: SampleProcess,
-        finish: Callable[[torch.Tensor, list[list[Patch]], Collated, int], Any],
+        finish: Callable[[Any, list[list[Patch]], Collated, int], Any],
         *,
-        finish_is_epilogue: bool = False,
+        host_images: Callable[[int], HostImages] | None = None,
         allocate: Callable[[int], torch.Tensor] | None = None,
         ahead: int = 1,
         device: torch.device | None = None,
@@ -111,7 +112,7 @@ class NativeIterator(_BaseDataLoaderIter):
                     first_states=first_states,
                     by_index=epochs is not None,
                     finish=finish,
-                    finish_is_epilogue=finish_is_epilogue,
+                    host_images=host_images,
                     allocate=allocate,
                     ahead=ahead,
                     device=device,

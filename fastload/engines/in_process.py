@@ -22,8 +22,9 @@ from torch.utils.data import Subset
 
 from fastload import _core
 from fastload._batch import HostBatch
-from fastload.device.normalize import host_images, layout_of, table_images
+from fastload.device.normalize import layout_of, table_images
 from fastload.engines.decode_batch import answer_to, drawn, stage_totals, submitted, unchanging
+from fastload.engines.host_images import host_images_of
 from fastload.engines.loader_state import ITERATOR_CLOSED, state_of
 from fastload.engines.parity_results import key_of, warn_fallback
 from fastload.engines.random_states import set_state, state_now, state_of_seed
@@ -159,7 +160,10 @@ class InProcessFetcher:
         return dataset if isinstance(dataset, SeededByIndex) else None
 
     def read(self) -> tuple[Any, Recipe, Callable[..., Any]] | None:
-        """Read the recipe; return what identifies it, the recipe, and what makes its images."""
+        """Read the recipe; return what identifies it, the recipe, and what makes its images.
+
+        The last makes room for them if they stay in host memory, and is called with their number.
+        """
         loader, former = self._loader, self.known
         recipe = ("",) if self.gave_up else read_loader(loader, self._device)
         if isinstance(recipe, tuple):
@@ -174,7 +178,7 @@ class InProcessFetcher:
             return key, recipe, images_alone(recipe)
         self.to_compare = 0
         if self._device.type == "cpu":
-            return key, recipe, host_images(recipe, torch.contiguous_format)
+            return key, recipe, host_images_of(recipe)
         return key, recipe, table_images(recipe, layout_of(loader.memory_format))
 
     def pool(self) -> _core.Pool:
@@ -197,7 +201,7 @@ class InProcessFetcher:
             known = self.known = self.known or self.read()
             if known is None:
                 raise UnsupportedError
-            recipe = known[1]
+            _, recipe, images_of = known
             if recipe.pipeline.draws_others and state is not None and len(state) == _core.Generator.STATE_BYTES:
                 raise UnsupportedError  # the transforms have changed, and the others' states are not at hand
             sources: Any
@@ -220,19 +224,23 @@ class InProcessFetcher:
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
                 draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}
-            options = draws | self.options(recipe) | submitted(sources, views, None)
+            host = images_of(len(sources)) if self._device.type == "cpu" and not self.makes_samples(recipe) else None
+            options = draws | self.options(recipe) | submitted(sources, views, None) | (host.options if host else {})
             job = pool.submit(out=pixels, plan=recipe.plan, number=self._number - 1, **options)
             self.known = self.read()
             if self.known is not None and self.known[0] == known[0]:
                 break
             job.cancel()
-        _, recipe, images_of = self.known
+        recipe = self.known[1]
         made, after = self._complete(recipe, job, indices, sources, seeds)
         patches = recipe.pipeline.patches(job)
         by_view = recipe.pipeline.by_view(pixels)
         for sample, (array, erased) in made.items():
-            by_view[sample % views][sample // views] = torch.from_numpy(array)
+            index, view = divmod(sample, views)
+            by_view[view][index] = torch.from_numpy(array)
             patches[sample] = erased
+            if host is not None:
+                host.put(index, view, by_view[view][index : index + 1])
         batch = Made(recipe, job, indices, sources, targets, pixels, patches, after)
         if self.to_compare:
             self.to_compare -= batch.compare(made, self.to_compare)
@@ -243,7 +251,7 @@ class InProcessFetcher:
         else:
             rest = collated(targets)
             collated_at = time.monotonic()
-            data = rest.around(images_of(pixels, patches))
+            data = rest.around(host.images(patches) if host else images_of(pixels, patches))
         self._decoded += 1
         self._images += len(sources)
         self._in_python_batches += bool(made)

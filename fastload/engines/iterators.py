@@ -12,7 +12,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from fastload._batch import as_inference_tensors
-from fastload.device.normalize import finish, host_images, layout_of, pixel_images, table_images
+from fastload.device.normalize import layout_of, pixel_images, table_images
 from fastload.device.transfer import AT_ONCE_MAX_BYTES, DeviceBatch, Transfer
 from fastload.engines.copy_scheduler import CopyScheduler
 from fastload.engines.loader_state import ITERATOR_CLOSED, epochs_of, state_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from fastload.engines.decode_threads import NativeIterator
+    from fastload.engines.host_images import HostImages
     from fastload.engines.in_process import InProcessFetcher
     from fastload.engines.sample_process import SampleProcess
     from fastload.options import LoaderConfig
@@ -112,18 +113,16 @@ def _first_calls_return(loader: LoaderConfig[Any], recipe: Recipe, process: Samp
 def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SampleProcess) -> NativeIterator:
     """Return an iterator over native batches in host memory, as torch's workers make them."""
     from fastload.engines.decode_threads import NativeIterator
+    from fastload.engines.host_images import host_images_of
 
-    images_of = host_images(recipe, torch.contiguous_format)
-    dtype = loader.dtype
     pinned = loader.pin_memory and can_pin()
 
-    def finish_batch(pixels: torch.Tensor, patches: list[list[Patch]], rest: Collated, number: int) -> Any:
-        made = images_of(pixels, patches)
-        views = [finish(images, None, dtype) for images in (made if isinstance(made, list) else [made])]
-        data = rest.around(views if isinstance(made, list) else views[0])
+    def finish_batch(made: HostImages, patches: list[list[Patch]], rest: Collated, number: int) -> Any:
+        data = rest.around(made.images(patches))
         return pin_memory(data) if pinned else data  # type: ignore[no-untyped-call]
 
-    return NativeIterator(loader, recipe, process, finish_batch, finish_is_epilogue=True)
+    host_images = host_images_of(recipe, loader.dtype, pinned=pinned)
+    return NativeIterator(loader, recipe, process, finish_batch, host_images=host_images)
 
 
 def fetcher_in_process(loader: LoaderConfig[Any], device: torch.device) -> InProcessFetcher | None:

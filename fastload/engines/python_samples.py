@@ -123,5 +123,7 @@ class PythonSamples:
             index, view = divmod(sample, self._views)
             by_view[view][index] = torch.from_numpy(pixels)
             batch.patches[sample] = patches
+            if batch.host is not None:
+                batch.host.put(index, view, by_view[view][index : index + 1])
             if batch.staged is not None:
                 batch.staged.remove(sample)

@@ -1,0 +1,234 @@
+"""Test the values that the native pool's threads look up as samples are decoded."""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jpeg_writer import FACTORS, write_jpeg
+from numpy.typing import NDArray
+from photos import assert_same, epochs_of, jpeg
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+from fastload import FastLoader, _core
+
+SIDE = 24
+FILES = [write_jpeg(40 + 9 * index, 90 - 7 * index, FACTORS["4:4:4"], seed=index) for index in range(5)]
+SENTINEL = 77
+
+
+@pytest.fixture
+def pool() -> Iterator[_core.Pool]:
+    pool = _core.Pool(3)
+    yield pool
+    pool.close()
+
+
+def plan(*sizes: tuple[int, int]) -> _core.DrawPlan:
+    made = _core.DrawPlan()
+    for height, width in sizes:
+        made.add("resize", height=height, width=width)
+        made.add("horizontal_flip", p=0.5)
+    return made
+
+
+def room(channels: int, dtype: np.dtype[Any], *sizes: tuple[int, int], count: int = 5) -> list[NDArray[Any]]:
+    return [np.full((count, channels, *size), SENTINEL, dtype) for size in sizes]
+
+
+def table_of(channels: int, dtype: Any) -> NDArray[Any]:
+    return np.random.default_rng(1).integers(0, 1 << 8 * np.dtype(dtype).itemsize, (channels, 256), dtype)
+
+
+def looked_up(pixels: NDArray[np.uint8], table: NDArray[Any]) -> NDArray[Any]:
+    return np.stack([row[pixels[..., channel]] for channel, row in enumerate(table)], axis=1)
+
+
+def finish(job: _core.Job) -> list[str]:
+    while job.wait(30.0) == "requested":
+        kind, _, question = job.request()
+        job.provide(kind, question, torch.exp(torch.tensor(question)).tolist())
+    return [_core.status_names()[code] for code in job.statuses()]
+
+
+@pytest.mark.parametrize("draws", ["stream", "seeds"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_values_are_those_of_the_table(pool: _core.Pool, dtype: Any, channels: int, draws: str) -> None:
+    pixels = np.zeros((5, SIDE, 31, 3), np.uint8)
+    values, table = room(channels, np.dtype(dtype), (SIDE, 31)), table_of(channels, dtype)
+    state = torch.Generator().manual_seed(1).get_state().numpy().tobytes()
+    how: dict[str, Any] = {"stream": _core.RandomStream(state)} if draws == "stream" else {"seeds": [1, 2, 3, 4, 5]}
+    job = pool.submit(FILES, pixels, plan=plan((SIDE, 31)), values=values, table=table, **how)
+    assert finish(job) == ["ok"] * 5
+    assert pixels.any(axis=(1, 2, 3)).all()
+    np.testing.assert_array_equal(values[0], looked_up(pixels, table))
+
+
+def test_pixels_have_values_too(pool: _core.Pool) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (9, 30, 40, 3), np.uint8)
+    pixels, indices = np.zeros((40, SIDE, SIDE, 3), np.uint8), [i % 9 for i in range(40)]
+    values, table = room(3, np.dtype(np.uint32), (SIDE, SIDE), count=40), table_of(3, np.uint32)
+    stream = _core.RandomStream(torch.Generator().manual_seed(1).get_state().numpy().tobytes())
+    job = pool.submit(
+        images, pixels, plan=plan((SIDE, SIDE)), stream=stream, indices=indices, values=values, table=table
+    )
+    assert finish(job) == ["ok"] * 40
+    np.testing.assert_array_equal(values[0], looked_up(pixels, table))
+
+
+def test_a_sample_that_fails_leaves_its_values(pool: _core.Pool) -> None:
+    pixels = np.full((5, SIDE, SIDE, 3), SENTINEL, np.uint8)
+    values, table = room(3, np.dtype(np.uint32), (SIDE, SIDE)), table_of(3, np.uint32)
+    inputs = [FILES[0], b"", FILES[1], FILES[2][: len(FILES[2]) * 2 // 3], FILES[3]]
+    job = pool.submit(inputs, pixels, plan=plan((SIDE, SIDE)), seeds=[1] * 5, values=values, table=table)
+    statuses = finish(job)
+    assert [place for place, status in enumerate(statuses) if status != "ok"] == [1, 3]
+    assert not pixels[[1, 3]].any()
+    assert (values[0][[1, 3]] == SENTINEL).all()
+    np.testing.assert_array_equal(values[0][[0, 2, 4]], looked_up(pixels, table)[[0, 2, 4]])
+
+
+def test_nothing_is_written_once_a_cancelled_job_is_idle(pool: _core.Pool) -> None:
+    count, table = 400, table_of(3, np.uint32)
+    for _ in range(20):
+        pixels = np.zeros((count, SIDE, SIDE, 3), np.uint8)
+        values = room(3, np.dtype(np.uint32), (SIDE, SIDE), count=count)
+        inputs = (FILES * count)[:count]
+        job = pool.submit(inputs, pixels, plan=plan((SIDE, SIDE)), seeds=[1] * count, values=values, table=table)
+        threading.Event().wait(0.002)
+        assert job.cancel(30.0) is True
+        before = values[0].copy()
+        again = pool.submit(FILES, np.zeros((5, 8, 8, 3), np.uint8), plan=plan((8, 8)), seeds=[1] * 5)
+        assert finish(again) == ["ok"] * 5
+        np.testing.assert_array_equal(values[0], before)
+        ok = [code == 0 for code in job.statuses()]
+        np.testing.assert_array_equal(values[0][ok], looked_up(pixels, table)[ok])
+
+
+def test_a_job_keeps_the_memory_of_values_and_table(pool: _core.Pool) -> None:
+    pixels, table = np.zeros((5, SIDE, SIDE, 3), np.uint8), table_of(3, np.uint32)
+    values = room(3, np.dtype(np.uint32), (SIDE, SIDE))
+    job = pool.submit(FILES, pixels, plan=plan((SIDE, SIDE)), seeds=[1] * 5, values=values, table=table)
+    assert finish(job) == ["ok"] * 5
+    held = sys.getrefcount(values[0]), sys.getrefcount(table)
+    del job
+    gc.collect()
+    assert sys.getrefcount(values[0]) < held[0]
+    assert sys.getrefcount(table) < held[1]
+
+
+FLOAT = np.dtype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        room(3, FLOAT, (SIDE, SIDE), count=4),
+        room(3, FLOAT, (SIDE, SIDE), count=6),
+        room(1, FLOAT, (SIDE, SIDE)),
+        room(3, FLOAT, (SIDE, SIDE - 1)),
+        room(3, FLOAT, (SIDE - 1, SIDE)),
+        room(3, np.dtype(np.float64), (SIDE, SIDE)),
+        room(3, FLOAT, (SIDE, SIDE), (SIDE, SIDE)),
+    ],
+)
+def test_values_of_the_wrong_shape_or_type_are_refused(pool: _core.Pool, values: list[NDArray[Any]]) -> None:
+    pixels, table = np.zeros((5, SIDE, SIDE, 3), np.uint8), np.zeros((3, 256), np.float32)
+    with pytest.raises(ValueError, match="values must be NCHW"):
+        pool.submit(FILES, pixels, plan=plan((SIDE, SIDE)), seeds=[1] * 5, values=values, table=table)
+
+
+def test_values_and_tables_with_gaps_are_refused(pool: _core.Pool) -> None:
+    pixels, table = np.zeros((5, SIDE, SIDE, 3), np.uint8), np.zeros((3, 256), np.float32)
+    wide = np.zeros((5, 3, SIDE, 2 * SIDE), np.float32)[..., ::2]
+    arguments: dict[str, Any] = {"plan": plan((SIDE, SIDE)), "seeds": [1] * 5}
+    with pytest.raises(TypeError):
+        pool.submit(FILES, pixels, values=[wide], table=table, **arguments)
+    with pytest.raises(TypeError):
+        pool.submit(FILES, pixels, values=room(3, FLOAT, (SIDE, SIDE)), table=table[:, ::-1], **arguments)
+    with pytest.raises(ValueError, match="table must fit"):
+        pool.submit(FILES, pixels, values=room(3, FLOAT, (SIDE, SIDE)), table=table[:, :255].copy(), **arguments)
+    gaps = np.zeros((5, SIDE, SIDE + 1, 3), np.uint8)[:, :, :SIDE]
+    with pytest.raises(ValueError, match="must have no gaps"):
+        pool.submit(FILES, gaps, values=room(3, FLOAT, (SIDE, SIDE)), table=table, **arguments)
+
+
+def test_a_gpus_images_have_no_values(pool: _core.Pool) -> None:
+    pixels, table = np.zeros((5, SIDE, SIDE, 3), np.uint8), np.zeros((3, 256), np.float32)
+    staging = _core.Staging(torch.zeros(1 << 18, dtype=torch.uint8), 5)
+    with pytest.raises(ValueError, match="a GPU's images have no values"):
+        pool.submit(
+            FILES,
+            pixels,
+            plan=plan((SIDE, SIDE)),
+            seeds=[1] * 5,
+            values=room(3, FLOAT, (SIDE, SIDE)),
+            table=table,
+            staging=staging,
+        )
+
+
+class Encoded:
+    """Files in memory; some are none of the core's."""
+
+    def __init__(self, files: list[bytes], transform: Any) -> None:
+        self.files, self.transform = files, transform
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def encoded(self, index: int) -> tuple[bytes, int]:
+        return self.files[index], index
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        with Image.open(io.BytesIO(self.files[index])) as image:
+            return self.transform(image.convert("RGB")), index
+
+
+def bmp(seed: int) -> bytes:
+    out = io.BytesIO()
+    Image.open(io.BytesIO(jpeg(seed))).save(out, "BMP")
+    return out.getvalue()
+
+
+def transform_of(kind: str) -> Any:
+    crop = [transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()]
+    color = [transforms.ToTensor(), transforms.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.1])]
+    return transforms.Compose(
+        {
+            "values": [*crop, *color],
+            "bytes": [*crop, transforms.PILToTensor()],
+            "erased": [*crop, *color, transforms.RandomErasing(p=0.7, value=(0.1, 0.2, 0.3))],
+            "noise": [*crop, *color, transforms.RandomErasing(p=0.7, value="random")],
+        }[kind]
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["values", "bytes", "erased", "noise"])
+def test_batches_are_torchs_with_samples_made_in_python_between(
+    kind: str, dtype: torch.dtype | None, workers: int
+) -> None:
+    files = [bmp(i) if i % 7 == 3 else jpeg(i, 60 + i, 80) for i in range(26)]
+    arguments = {"batch_size": 6, "num_workers": workers, "shuffle": True}
+
+    def dataset() -> Any:
+        return Encoded(files, transform_of(kind))
+
+    ours = epochs_of(lambda: FastLoader(dataset(), device="cpu", engine="native", dtype=dtype, **arguments))
+    theirs = epochs_of(lambda: DataLoader(dataset(), **arguments))
+    for batch in theirs:
+        if isinstance(batch, list) and batch[0].is_floating_point():
+            batch[0] = batch[0].to(dtype or batch[0].dtype)
+    assert_same(ours, theirs)

@@ -114,7 +114,7 @@ class Batch:
 
     @property
     def is_staged(self) -> bool:
-        """Whether all its files are ready for a GPU, so that it can be issued without a wait and without Python."""
+        """Whether it can be issued without a wait and without Python, for a GPU."""
         if self.error is not None or self.staged is None:
             return False
         return self.job.wait(0.0) == "done" and not failed_of(self.job)

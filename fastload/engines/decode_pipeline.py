@@ -354,7 +354,7 @@ class DecodePipeline:
             return failed.wrapper
 
     def _issue(self, batch: Batch) -> None:
-        """Collate a complete batch and pass it on, without waiting for a GPU that decodes it."""
+        """Collate a complete batch and pass it on. Does not wait for a GPU."""
         begun = time.monotonic()
         try:
             with stage("collate", batch.number):
@@ -370,7 +370,7 @@ class DecodePipeline:
             self._finish_s += time.monotonic() - batch.decoded_at
 
     def _confirmed(self, batch: Batch, data: Any, rest: Collated) -> Any:
-        """Return an issued batch once its pixels are sure to be right. Blocks while the GPU decodes it."""
+        """Return an issued batch once its pixels are right. Blocks while the GPU decodes."""
         if batch.staged is not None:
             if batch.at_once:  # located without the user's code, while the GPU decodes
                 self._start_batches(tuple(self._batches), DECODING + 1)
@@ -388,7 +388,7 @@ class DecodePipeline:
         return data
 
     def _issue_next(self, batch: Batch) -> None:
-        """Issue the batch behind one that the consumer waits for, so that the GPU goes on when it has decoded that."""
+        """Issue the batch behind one that the consumer waits for: the GPU goes on then."""
         following = next((b for b in tuple(self._batches) if b.number == batch.number + 1), None)
         if following is None or not following.is_staged:
             return

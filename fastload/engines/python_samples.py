@@ -93,7 +93,7 @@ class PythonSamples:
         return None
 
     def raise_earlier(self, batch: Batch, sample: int, made: dict[int, Any], sample_of: _SampleOf) -> None:
-        """Raise the error of an earlier sample that cannot be decoded, if any: a worker would stop there."""
+        """Raise an earlier undecodable sample's error, if any: a worker would stop there."""
         batch.job.cancel()
         for earlier, status in enumerate(batch.job.statuses()[:sample]):
             if status and earlier not in made:

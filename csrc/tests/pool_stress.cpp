@@ -38,9 +38,44 @@ std::shared_ptr<DrawPlan> training_plan() {
   return plan;
 }
 
+// A table whose values tell level and channel.
+const std::vector<std::uint16_t>& table() {
+  static const std::vector<std::uint16_t> values = [] {
+    std::vector<std::uint16_t> made(3 * 256);
+    for (std::size_t i = 0; i < made.size(); ++i) made[i] = static_cast<std::uint16_t>(1000 + i);
+    return made;
+  }();
+  return values;
+}
+
 struct Batch {
   std::vector<std::uint8_t> out;
+  std::vector<std::uint16_t> values;
   std::shared_ptr<Job> job;
+
+  // Makes room for a job's pixels and, if asked, their values.
+  void hold(BatchSpec& spec, bool has_values) {
+    out.resize(spec.inputs.size() * kSide * kSide * 3);
+    spec.out = out.data();
+    spec.row_stride = kSide * 3;
+    spec.sample_stride = kSide * kSide * 3;
+    if (!has_values) return;
+    values.resize(out.size());
+    spec.values = {values.data()};
+    spec.look_up.table = table().data();
+    spec.look_up.value_bytes = 2;
+    spec.look_up.planar = false;
+  }
+
+  // Values of samples that are ok are those of their pixels.
+  void check() const {
+    constexpr std::size_t kLevels = kSide * kSide * 3;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (job->outcome(i / kLevels).status != Status::ok || values[i] == table()[256 * (i % 3) + out[i]]) continue;
+      std::fprintf(stderr, "a value is not that of its pixel\n");
+      std::abort();
+    }
+  }
 };
 
 // Submits, waits, answers requests, cancels and drops jobs at random.
@@ -68,10 +103,7 @@ void use(Pool& pool, const std::vector<std::string>& paths, const std::shared_pt
       }
       flying.push_back(std::make_unique<Batch>());
       Batch& batch = *flying.back();
-      batch.out.resize(spec.inputs.size() * kSide * kSide * 3);
-      spec.out = batch.out.data();
-      spec.row_stride = kSide * 3;
-      spec.sample_stride = kSide * kSide * 3;
+      batch.hold(spec, !chance(3));
       batch.job = pool.submit(std::move(spec));
     }
     for (auto& batch : flying) {
@@ -98,6 +130,7 @@ void use(Pool& pool, const std::vector<std::string>& paths, const std::shared_pt
         std::fprintf(stderr, "a thread did not leave its batch\n");
         std::abort();
       }
+      batch->check();
       ++batches;
     }
   }
@@ -170,16 +203,13 @@ int main(int argc, char** argv) {
     found += index->totals().found;
     // One batch is still in progress when the pool is destroyed.
     Batch last;
-    last.out.resize(100 * kSide * kSide * 3);
     BatchSpec spec;
     for (int i = 0; i < 100; ++i)
       spec.inputs.push_back({paths[static_cast<std::size_t>(i) % paths.size()], nullptr, 0});
     spec.options.height = spec.options.width = kSide;
     spec.plan = training_plan();
     spec.seeds.assign(100, 1);
-    spec.out = last.out.data();
-    spec.row_stride = kSide * 3;
-    spec.sample_stride = kSide * kSide * 3;
+    last.hold(spec, true);
     last.job = pool.submit(std::move(spec));
     // Sometimes without waiting: the threads end by themselves.
     const bool waits = pools % 3 != 0;

@@ -1,9 +1,9 @@
-"""Plant thirteen bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
+"""Plant twelve bottlenecks and compare the verdicts: ``python -m benchmarks verdicts``.
 
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
-files, on threads and on the GPU, CMYK files among others, a tokenizer in plain Python, images to normalize on the host,
-large samples to stack, copies from pageable memory, float32 across the link, a large model, a loop that sleeps, prints
-or asks the GPU for numbers in every step. To show that it is, each loop is also run *relieved*: the same in all else,
+files, on threads and on the GPU, CMYK files among others, a tokenizer in plain Python, large samples to stack, copies
+from pageable memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for numbers in
+every step. To show that it is, each loop is also run *relieved*: the same in all else,
 with that one thing made light. A plant whose relieved loop is no faster would prove nothing, so that is reported as
 well.
 
@@ -302,7 +302,6 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
         return natively(small, transforms.PILToTensor(), others=picture(side, smooth=True), **given)
 
     small, resize = transforms.Resize((32, 32)), transforms.Resize((320, 320))
-    normalize = [transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.25,) * 3)]
     light = Ready(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
     whole: dict[str, Any] = {"batch_size": None, "num_workers": 0}
     return {
@@ -316,11 +315,6 @@ def plants(device: torch.device, *, quick: bool) -> dict[str, Plant]:
             evidence="while the GPU decoded",
         ),
         "Python-heavy transform": Plant(Bottleneck.PYTHON, lambda: loop(Texts(2000)), lambda: loop(Texts(100))),
-        "normalizing on the host": Plant(
-            Bottleneck.EPILOGUE,
-            lambda: natively(small, transforms.Pad(144), *normalize),  # of which the padding takes next to no time
-            lambda: natively(small, *normalize),
-        ),
         "a tenth CMYK files": Plant(
             Bottleneck.PYTHON,
             lambda: natively(resize, transforms.PILToTensor(), tenth=picture(768, "CMYK")),

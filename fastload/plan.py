@@ -246,7 +246,7 @@ def _native_plan(loader: LoaderConfig[Any], recipe: Recipe, device: torch.device
         notes.append(f"num_workers='auto': as many threads as keep the consumer fed{now}; {streams}")
     if device.type == "cpu":
         cast = f", {_epilogue(loader, device)}" if loader.dtype is not None else ""
-        steps.append(Step("epilogue", "main process", becomes + cast))
+        steps.append(Step("epilogue", threads, becomes + cast))
         return Plan("native", device, tuple(steps), batch_bytes, tuple(notes))
     if table is not None:
         from fastload.device import nvrtc

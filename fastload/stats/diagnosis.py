@@ -272,7 +272,7 @@ def _meanwhile(stats: Stats, which: Bottleneck) -> str:
         )
     if which is Bottleneck.EPILOGUE:
         return (
-            f"while decoded images were normalized, cast and laid out on the host, by one thread "
+            f"while boxes of decoded images were erased on the host, by one thread "
             f"({1e3 * stages['epilogue'].mean_s:,.1f} ms a batch)"
         )
     if which is Bottleneck.COLLATE:

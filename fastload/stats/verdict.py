@@ -59,9 +59,8 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
         "num_workers up to the cores that there are, or store smaller images",
         Bottleneck.PYTHON: "move work out of __getitem__ (do it once, beforehand, or on the device), raise num_workers "
         "up to the cores that there are, or vectorize the code that is named",
-        Bottleneck.EPILOGUE: "have it done on a GPU (device='cuda'), or leave Normalize and the cast to float out of "
-        "the transforms (PILToTensor returns uint8) and do both in the model: on the host one thread does it, whatever "
-        "num_workers is",
+        Bottleneck.EPILOGUE: "have it done on a GPU (device='cuda'), or leave RandomErasing to the model: on the host "
+        "one thread does it, whatever num_workers is",
         Bottleneck.COLLATE: "put less into a batch's bytes (uint8 instead of float32, tensors instead of Python "
         "objects), or raise num_workers",
         Bottleneck.PIN: "use pinned memory: leave max_pinned_bytes at its default, engine at 'auto', and have the "

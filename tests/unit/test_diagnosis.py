@@ -263,13 +263,13 @@ def test_no_loader_delivers_more_than_it_did_when_it_was_waited_for_all_the_time
     assert native(step_ms=50, decode=0.1).loader_images_per_s == pytest.approx(2000)
 
 
-def test_normalizing_on_the_host_is_not_collating():
+def test_erasing_on_the_host_is_not_collating():
     told = report(native(step_ms=1, decode=3, epilogue=46, stages={"epilogue": 40}))
     assert told.verdict.bottleneck is Bottleneck.EPILOGUE
     assert str(told).startswith("Epilogue-bound: the training loop waited for batches 98% of the time, 94% of that")
-    assert "normalized, cast and laid out on the host, by one thread (40.0 ms a batch)" in str(told)
+    assert "boxes of decoded images were erased on the host, by one thread (40.0 ms a batch)" in str(told)
     assert "collate_fn" not in str(told)
-    assert "PILToTensor" in told.verdict.remedy
+    assert "RandomErasing" in told.verdict.remedy
     seldom_waits = native(step_ms=50, decode=0.1, stages={"epilogue": 40})
     assert seldom_waits.loader_images_per_s == pytest.approx(8 / 0.0401, rel=0.01)
     on_device = native(step_ms=50, decode=0.1, stages={"epilogue": 40}, device=FED)

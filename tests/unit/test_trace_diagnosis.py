@@ -92,7 +92,7 @@ def test_a_loop_that_idles_longer_than_its_loader_is_not_told_that_its_loader_is
 
 @pytest.mark.parametrize("decoding", [100, 800])
 def test_the_epilogue_has_no_range_so_the_loader_is_believed(decoding):
-    reported = Verdict.of(Bottleneck.EPILOGUE, "80% of that while decoded images were normalized")
+    reported = Verdict.of(Bottleneck.EPILOGUE, "80% of that while boxes of decoded images were erased")
     verdict = verdict_of(reading(decode=(0, decoding)), reported)
     assert verdict.bottleneck is Bottleneck.EPILOGUE
 

@@ -285,7 +285,7 @@ PAGES: Final[dict[Path, Sections]] = {
         "gpudecode": _gpu_tables.long,
         **{name: functools.partial(_peer_topics.long, name) for name in _peer_topics.TOPICS},
     },
-    SOURCES: {"objectstore": _source_tables.objectstore},
+    SOURCES: {name: _source_tables.objectstore for name in ("objectstore", "objectstore-16-cores")},
     CLUSTER: {"cluster": _source_tables.cluster},
 }
 """What stands on a page, by the name of its markers, which is that of the record."""

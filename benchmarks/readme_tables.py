@@ -285,7 +285,7 @@ PAGES: Final[dict[Path, Sections]] = {
         "gpudecode": _gpu_tables.long,
         **{name: functools.partial(_peer_topics.long, name) for name in _peer_topics.TOPICS},
     },
-    SOURCES: {name: _source_tables.objectstore for name in ("objectstore", "objectstore-16-cores")},
+    SOURCES: dict.fromkeys(("objectstore", "objectstore-16-cores"), _source_tables.objectstore),
     CLUSTER: {"cluster": _source_tables.cluster},
 }
 """What stands on a page, by the name of its markers, which is that of the record."""

@@ -139,8 +139,8 @@ TOPICS = {
     "scaling-decode": Topic(
         scaling,
         "Decoding on threads and on the GPU, size of images and batches",
-        "Images per second once the index knows the files, cropped and resized to 224 px. Batches of 1024 are of another "
-        "run, on another such host.",
+        "Images per second once the index knows the files, cropped and resized to 224 px. Batches of 1024 are of "
+        "another run, on another such host.",
     ),
     "memory-decode": Topic(
         memory,

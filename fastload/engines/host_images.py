@@ -29,15 +29,13 @@ class HostImages:
     Args:
         pipeline: How they are made.
         table: ``(C, 256)``: value of each level of each channel.
-        pinned: Whether they are in pinned memory.
         samples: Their number; each has all views.
     """
 
-    def __init__(self, pipeline: Pipeline, table: torch.Tensor, pinned: bool, samples: int) -> None:
+    def __init__(self, pipeline: Pipeline, table: torch.Tensor, samples: int) -> None:
         self._pipeline = pipeline
         self._views = [
-            torch.empty((samples, len(table), *size), dtype=table.dtype, device="cpu", pin_memory=pinned)
-            for size in pipeline.sizes
+            torch.empty((samples, len(table), *size), dtype=table.dtype, device="cpu") for size in pipeline.sizes
         ]
         self.options: dict[str, Any] = {"values": [*map(_as_bits, self._views)], "table": _as_bits(table)}
         """Arguments of ``_core.Pool.submit``."""
@@ -56,20 +54,17 @@ class HostImages:
         return self._views[0]
 
 
-def host_images_of(
-    recipe: Recipe, dtype: torch.dtype | None = None, *, pinned: bool = False
-) -> Callable[[int], HostImages]:
+def host_images_of(recipe: Recipe, dtype: torch.dtype | None = None) -> Callable[[int], HostImages]:
     """Return a function that makes room for a batch of so many samples.
 
     Args:
         recipe: How to make them.
         dtype: Of floating-point images; ``None`` leaves their own.
-        pinned: Whether to take pinned memory.
     """
     pipeline, table = recipe.pipeline, recipe.pipeline.table
     if table is None:
         table = torch.arange(LEVELS, dtype=torch.uint8, device="cpu").repeat(pipeline.channels, 1)
-    return functools.partial(HostImages, pipeline, finish(table.detach(), None, dtype).contiguous(), pinned)
+    return functools.partial(HostImages, pipeline, finish(table.detach(), None, dtype).contiguous())
 
 
 def _as_bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -224,7 +224,8 @@ class InProcessFetcher:
             draws: dict[str, Any] = {}
             if recipe.pipeline.draws:
                 draws = {"seeds": seeds} if state is None else {"stream": _core.RandomStream(state)}
-            host = images_of(len(sources)) if self._device.type == "cpu" and not self.makes_samples(recipe) else None
+            on_host = not self.makes_samples(recipe) and self._device.type == "cpu"  # workers make samples
+            host = images_of(len(sources)) if on_host else None
             options = draws | self.options(recipe) | submitted(sources, views, None) | (host.options if host else {})
             job = pool.submit(out=pixels, plan=recipe.plan, number=self._number - 1, **options)
             self.known = self.read()

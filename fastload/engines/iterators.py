@@ -121,8 +121,7 @@ def native_on_host(loader: LoaderConfig[Any], recipe: Recipe, process: SamplePro
         data = rest.around(made.images(patches))
         return pin_memory(data) if pinned else data  # type: ignore[no-untyped-call]
 
-    host_images = host_images_of(recipe, loader.dtype, pinned=pinned)
-    return NativeIterator(loader, recipe, process, finish_batch, host_images=host_images)
+    return NativeIterator(loader, recipe, process, finish_batch, host_images=host_images_of(recipe, loader.dtype))
 
 
 def fetcher_in_process(loader: LoaderConfig[Any], device: torch.device) -> InProcessFetcher | None:

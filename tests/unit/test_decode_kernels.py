@@ -582,14 +582,18 @@ def test_the_next_batch_is_issued_before_the_one_that_is_waited_for_is_confirmed
 
 def test_a_batch_that_nobody_waits_for_leaves_the_next_one_alone(kernels, monkeypatch, tmp_path):
     """On the device there is no more memory in use than without."""
+
+    def poll(pipeline: Any, batch: Any, timeout_s: float) -> None:
+        while not batch.made:
+            time.sleep(0.001)
+
     dataset, device = folder_of(tmp_path, 6), simulated.install_native(monkeypatch)
     decoder = LateDecoder(kernels)
-    monkeypatch.setattr(loader_state.LoaderState, "decoder", lambda *_: decoder)
-    monkeypatch.setattr(DecodePolicy, "choose", lambda self: True)
-    for _ in FastLoader(dataset, batch_size=3, num_workers=2, **device):
-        time.sleep(0.1)
+    issue_slowly(monkeypatch)
+    monkeypatch.setattr(decode_pipeline.DecodePipeline, "_wait_for", poll)
+    loaded_late(monkeypatch, device, dataset, decoder, batch_size=3)
     place = {asked: at for at, asked in enumerate(decoder.asked)}
-    assert all(place["failed", number] < place["to", number + 1] for number in range(1, decoder.batches - 1))
+    assert all(place["failed", number] < place["to", number + 1] for number in range(decoder.batches - 1))
 
 
 @pytest.mark.parametrize("differs", [False, True])

@@ -14,9 +14,8 @@ def chart(name: str, record: dict[str, Any]) -> str:
     topic = TOPICS[name]
     every = {one.title.partition("<br>")[0]: one for one in topic.columns(record)}
     columns = [every[title] for title in topic.drawn if title in every] or list(every.values())
-    columns = [
-        one for one in columns if one.is_ranked and one.more_is_better is columns[0].more_is_better
-    ]  # one legend
+    more_is_better = columns[0].more_is_better  # as the legend says of all
+    columns = [one for one in columns if one.is_ranked and one.more_is_better is more_is_better]
     panels = []
     for one in columns:
         bars = []
@@ -28,7 +27,7 @@ def chart(name: str, record: dict[str, Any]) -> str:
                 bars.append(Bar(known["title"], value, low, high, cell(one, contender, spread=False), kind))
         unit = ": images/s" if one.show is rate and "images/s" not in one.title else ""
         panels.append(Panel(one.title.replace("<br>", ": share ") + unit, bars))
-    which = "longer is better" if columns[0].more_is_better else "shorter is better"
+    which = "longer is better" if more_is_better else "shorter is better"
     legend = f"Bar: median, {which}. Line: smallest to largest repeat."
     if any(one.ahead() for one in columns):
         legend += f"\n{MARK.strip()} ahead of {record['contenders'][NATIVE]['title']}"

@@ -3,9 +3,8 @@
 Each plant is a training loop that is really held up by one thing: samples that come from a slow store, large JPEG
 files, on threads and on the GPU, CMYK files among others, a tokenizer in plain Python, large samples to stack, copies
 from pageable memory, float32 across the link, a large model, a loop that sleeps, prints or asks the GPU for numbers in
-every step. To show that it is, each loop is also run *relieved*: the same in all else,
-with that one thing made light. A plant whose relieved loop is no faster would prove nothing, so that is reported as
-well.
+every step. To show that it is, each loop is also run *relieved*: the same in all else, with that one thing made light.
+A plant whose relieved loop is no faster would prove nothing, so that is reported as well.
 
 Without a CUDA device those that need one are left out. Without ``nvidia-ml-py`` the loop's own code is not told from
 the model, so the verdict on a loop that leaves the GPU idle is the one on any step that takes long.

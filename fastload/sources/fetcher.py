@@ -36,6 +36,7 @@ MOST_REQUESTS: Final = 512
 FEWEST_REQUESTS: Final = 8
 _GAIN_MIN: Final = 1.2  # of the rate, by twice as many requests, for more of them to be tried
 _MEASURED_S: Final = 0.25  # at least
+_BEGUN_S: Final = 0.25  # that more requests take to begin: each needs a thread, a connection and the store's latency
 _TRIED_EVERY_S: Final = 5.0
 _HALVED_EVERY_S: Final = 1.0
 _BACKOFF_S: Final = 0.1
@@ -104,7 +105,7 @@ class RequestLimit:
             return
         rate, self._done = (self._done - 1) / (now - self._begun), 0
         if rate >= _GAIN_MIN * self._rate and self.limit < MOST_REQUESTS:
-            self.limit, self._rate = 2 * self.limit, rate
+            self.limit, self._rate, self._try_at = 2 * self.limit, rate, now + _BEGUN_S
             return
         if rate < _GAIN_MIN * self._rate:  # more are of no use
             self.limit //= 2

@@ -39,7 +39,7 @@ def run(limit: RequestLimit, seconds: float, *, latency_s: float, most_per_s: fl
 )
 def test_the_number_grows_to_rate_times_latency(latency_s, most_per_s, expected):
     limit = RequestLimit(None)
-    now = run(limit, 8.0, latency_s=latency_s, most_per_s=most_per_s)
+    now = run(limit, 7.0, latency_s=latency_s, most_per_s=most_per_s)
     assert limit.limit == expected
     run(limit, 60.0, latency_s=latency_s, most_per_s=most_per_s, begin=now)
     assert limit.limit <= 2 * expected  # while it is tried again
@@ -51,6 +51,17 @@ def test_the_number_is_tried_again_when_the_store_has_become_faster():
     assert limit.limit == FIRST_LIMIT
     run(limit, 20.0, latency_s=0.05, most_per_s=4_800, begin=now)
     assert limit.limit == 256
+
+
+def test_a_rate_that_grows_late_is_waited_for():
+    limit, now, recent = RequestLimit(None), 0.0, [(0.0, FIRST_LIMIT)]
+    while now < 8.0:
+        begun = next(number for when, number in reversed(recent) if when <= max(0.0, now - 0.25))
+        now += 0.05 / begun
+        limit.finished(now, others_wait=True)
+        if limit.limit != recent[-1][1]:
+            recent.append((now, limit.limit))
+    assert limit.limit == MOST_REQUESTS
 
 
 def test_it_stays_while_no_one_waits_for_a_turn():

@@ -39,7 +39,7 @@ def run(limit: RequestLimit, seconds: float, *, latency_s: float, most_per_s: fl
 )
 def test_the_number_grows_to_rate_times_latency(latency_s, most_per_s, expected):
     limit = RequestLimit(None)
-    now = run(limit, 7.0, latency_s=latency_s, most_per_s=most_per_s)
+    now = run(limit, 4.5, latency_s=latency_s, most_per_s=most_per_s)
     assert limit.limit == expected
     run(limit, 60.0, latency_s=latency_s, most_per_s=most_per_s, begin=now)
     assert limit.limit <= 2 * expected  # while it is tried again

@@ -1,7 +1,8 @@
 """Serve a folder's files over HTTP from memory, each answer after a latency.
 
 ``python _objectserver.py FOLDER LATENCY_S CORES`` prints its port and serves until its standard input closes. It knows
-just enough HTTP for a client that reads objects: an event loop with no thread and no copy for each request.
+just enough HTTP for a client that reads objects: an event loop for each core, with no thread and no copy for each
+request.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -53,13 +55,25 @@ def _answers_of(folder: Path) -> dict[bytes, bytes]:
     return found
 
 
-async def _serve(folder: Path, latency_s: float) -> None:
-    answers = {unquote_to_bytes(path): answer for path, answer in _answers_of(folder).items()}
+async def _serve(listening: socket.socket, answers: dict[bytes, bytes], latency_s: float) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Connection(answers, latency_s), "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201 - the protocol
+    server = await loop.create_server(lambda: _Connection(answers, latency_s), sock=listening)
     await loop.run_in_executor(None, sys.stdin.read)
     server.close()
+
+
+def main(folder: Path, latency_s: float, cores: set[int]) -> None:
+    """Serve on ``cores``, a process on each; they accept connections in turn."""
+    answers = {unquote_to_bytes(path): answer for path, answer in _answers_of(folder).items()}
+    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    print(listening.getsockname()[1], flush=True)  # noqa: T201 - the protocol
+    own, *others = sorted(cores)
+    for core in others:
+        if os.fork() == 0:
+            own = core
+            break
+    os.sched_setaffinity(0, {own})
+    asyncio.run(_serve(listening, answers, latency_s))
 
 
 @contextlib.contextmanager
@@ -83,5 +97,4 @@ def object_server(folder: Path, latency_s: float, cores: set[int]) -> Iterator[t
 
 
 if __name__ == "__main__":
-    os.sched_setaffinity(0, {int(core) for core in sys.argv[3].split(",")})
-    asyncio.run(_serve(Path(sys.argv[1]), float(sys.argv[2])))
+    main(Path(sys.argv[1]), float(sys.argv[2]), {int(core) for core in sys.argv[3].split(",")})

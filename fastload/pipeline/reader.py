@@ -38,7 +38,7 @@ from fastload.pipeline.datasets import (
 from fastload.pipeline.errors import Refused, name_of
 from fastload.pipeline.library_settings import check_collating
 from fastload.pipeline.random_stream import calibrate_stream
-from fastload.pipeline.samples import one_of
+from fastload.pipeline.samples import KeptFile, one_of
 from fastload.pipeline.step_calibration import differing_step, leaves
 from fastload.pipeline.tensor_resize import TENSOR_FILTERS, tensor_filters
 from fastload.pipeline.transforms import read_transform, repeated
@@ -182,6 +182,8 @@ def opened(source: Any) -> Any:
     """Open an encoded image (bytes or path) with Pillow, or take pixels as they are."""
     if isinstance(source, np.ndarray):
         return Image.fromarray(source)
+    if isinstance(source, KeptFile):
+        source = source.read()
     if isinstance(source, str | os.PathLike):
         return PIL_LOADER(os.fspath(source))
     with Image.open(io.BytesIO(source)) as image:

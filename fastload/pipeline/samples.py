@@ -36,6 +36,40 @@ class EncodedImage:
     source: bytes | bytearray | memoryview | str | os.PathLike[Any] | NDArray[np.uint8]
 
 
+class KeptFile(str):
+    """The path of a file that may be removed at any time, but whose bytes can be had again.
+
+    Pickles as its bytes.
+
+    Args:
+        path: Of the file.
+        again: Returns its bytes or another such file.
+    """
+
+    __slots__ = ("_again",)
+
+    def __new__(cls, path: str, again: Callable[[], Any]) -> KeptFile:
+        """Note the path and the way back."""
+        made = super().__new__(cls, path)
+        made._again = again
+        return made
+
+    def read(self) -> bytes:
+        """Return the file's bytes. Blocks."""
+        source: Any = self
+        while isinstance(source, KeptFile):
+            try:
+                with open(source, "rb") as file:
+                    return file.read()
+            except FileNotFoundError:
+                source = source._again()
+        return bytes(source)
+
+    def __reduce__(self) -> Any:
+        """Pickle the bytes."""
+        return bytes, (self.read(),)
+
+
 @contextlib.contextmanager
 def named(name: str) -> Iterator[None]:
     """Add a sample's name to errors: Pillow's don't say whose bytes they were."""

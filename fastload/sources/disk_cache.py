@@ -7,6 +7,7 @@ import hashlib
 import os
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ _TEMPORARY: Final = ".part"
 class DiskCache:
     """A folder of files by name; those not read for longest are removed.
 
-    Several processes may share it. Thread-safe.
+    Several processes may share it, so that a file may be removed at any time. Thread-safe.
 
     Args:
         folder: Made if there is none.
@@ -31,15 +32,15 @@ class DiskCache:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._bytes = sum(size for _, size, _ in self._files())
 
-    def get(self, name: str, size: int | None = None) -> bytes | None:
-        """Return a file's bytes; ``None`` if there is none, or it has another size."""
-        path = self._path(name)
+    def path_of(self, name: str, size: int | None = None) -> str | None:
+        """Return a file's path, and note that it is read; ``None`` if there is none, or it has another size."""
+        path = os.fspath(self._path(name))
         try:
-            data = path.read_bytes()
-            os.utime(path)
+            about = os.stat(path)
+            os.utime(path, ns=(time.time_ns(), about.st_mtime_ns))  # it is the same file still for those who index it
         except OSError:
             return None
-        return data if size is None or len(data) == size else None
+        return path if size is None or about.st_size == size else None
 
     def put(self, name: str, data: bytes) -> None:
         """Keep a file, unless the disk refuses. Others see all or nothing."""
@@ -72,7 +73,7 @@ class DiskCache:
             for name in names:
                 with contextlib.suppress(OSError):  # another process has removed it
                     about = os.stat(path := os.path.join(folder, name))
-                    found.append((about.st_mtime, about.st_size, path))
+                    found.append((about.st_atime, about.st_size, path))
         return found
 
     def _remove_oldest(self) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, get_worker_info
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from fastload.pipeline.reader import opened
-from fastload.pipeline.samples import named
+from fastload.pipeline.samples import KeptFile, named
 from fastload.sources.fetcher import Setup
 from fastload.sources.requests import Requests
 
@@ -130,7 +130,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         return f"{self.root}/{self.samples[index][0]}"
 
     def encoded(self, index: int) -> tuple[Any, Any]:
-        """Return a sample's encoded image and target. Blocks."""
+        """Return a sample's encoded image, or the path of its file in the cache, and its target. Blocks."""
         (entry,) = self.encoded_many([index]).result()
         if isinstance(entry, Exception):
             raise entry
@@ -139,14 +139,15 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
 
     def encoded_many(self, indices: Sequence[int]) -> Future[list[Any]]:
         """Ask for samples' encoded images and targets. Does not block."""
-        wanted, made = [self.samples[index] for index in indices], Future[list[Any]]()
+        indices, made = list(indices), Future[list[Any]]()
+        wanted = [self.samples[index] for index in indices]
         asked = self._asked().ask([(self.samples[i][0], *self._about[i]) for i in indices])
 
         def finish(answer: Future[Any]) -> None:
             if answer.cancelled() or not made.set_running_or_notify_cancel():
                 return
             try:
-                made.set_result([self._entry(*pair) for pair in zip(answer.result(), wanted, strict=True)])
+                made.set_result([self._entry(*one) for one in zip(indices, answer.result(), wanted, strict=True)])
             except BaseException as error:  # noqa: BLE001 - raised where the answer is taken
                 made.set_exception(error)
 
@@ -154,7 +155,9 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         made.add_done_callback(lambda future: asked.cancel() if future.cancelled() else None)
         return made
 
-    def _entry(self, data: Any, sample: tuple[str, int]) -> Any:
+    def _entry(self, index: int, data: Any, sample: tuple[str, int]) -> Any:
+        if isinstance(data, str):
+            data = KeptFile(data, lambda: self.encoded(index)[0])
         if isinstance(data, Exception) or self._target_transform is None:
             return data if isinstance(data, Exception) else (data, sample[1])
         try:

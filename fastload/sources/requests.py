@@ -14,14 +14,14 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from fastload.sources.fetcher import ENTRY, HEADER, LIST
+from fastload.sources.fetcher import ENTRY, ERROR, HEADER, KEPT, LIST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastload.sources.fetcher import Setup
 
-Answer: TypeAlias = "Future[list[memoryview | Exception]]"
+Answer: TypeAlias = "Future[list[memoryview | str | Exception]]"
 _JOIN_S: Final = 5.0
 _PIPE_BYTES: Final = 1 << 20
 
@@ -58,7 +58,8 @@ class Requests:
         """Ask for objects: key, and size and entity tag as far as they are known.
 
         Returns:
-            For each its bytes, or an error that names it. Cancelling it ends the requests.
+            For each its bytes, the path of its file in the cache, or an error that names it. Cancelling it ends the
+            requests.
         """
         number, answer = next(self._numbers), Future[Any]()
         self._pending[number] = answer
@@ -68,7 +69,7 @@ class Requests:
 
     def list(self) -> list[tuple[str, int, str | None]]:
         """Return all objects' keys, sizes in bytes, and entity tags. Blocks."""
-        (found,) = self.ask(LIST).result()
+        found: Any = self.ask(LIST).result()[0]
         if isinstance(found, Exception):
             raise found
         listed: list[tuple[str, int, str | None]] = pickle.loads(found)
@@ -109,11 +110,11 @@ def _take_answer(pipe: Any, pending: dict[int, Answer]) -> None:
         return memoryview(data).toreadonly()
 
     number, count = HEADER.unpack(take(HEADER.size))
-    entries: list[memoryview | Exception] = []
+    entries: list[Any] = []
     for _ in range(count):
-        is_error, size = ENTRY.unpack(take(ENTRY.size))
+        kind, size = ENTRY.unpack(take(ENTRY.size))
         data = take(size)
-        entries.append(pickle.loads(data) if is_error else data)
+        entries.append(pickle.loads(data) if kind == ERROR else os.fsdecode(bytes(data)) if kind == KEPT else data)
     answer = pending.pop(number, None)
     if answer is not None and answer.set_running_or_notify_cancel():
         answer.set_result(entries)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader
+from fastload.pipeline.samples import KeptFile
 from fastload.sources import ObjectStoreImageFolder
 
 pytest.importorskip("obstore")
@@ -138,6 +139,47 @@ def test_cached_objects_are_not_requested_again(store, folder, tmp_path):
     assert not store.reads
 
 
+def test_cached_objects_are_read_where_they_lie(store, folder, tmp_path):
+    data = dataset(store, cache_dir=tmp_path)
+    objects = [bytes(source) for source, _ in data.encoded_many(range(COUNT)).result()]
+    paths = [source for source, _ in data.encoded_many(range(COUNT)).result()]
+    assert [Path(path).read_bytes() for path in paths] == objects
+    before = [os.stat(path) for path in paths]
+    time.sleep(0.01)
+    data.encoded_many(range(COUNT)).result()
+    after = [os.stat(path) for path in paths]
+    assert all(late.st_atime_ns > early.st_atime_ns for early, late in zip(before, after, strict=True))
+    assert [late.st_mtime_ns for late in after] == [early.st_mtime_ns for early in before]  # indexes stay good
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_cached_objects_that_are_removed_meanwhile_are_requested_again(store, folder, tmp_path, engine, monkeypatch):
+    data = dataset(store, cache_dir=tmp_path)
+    data.encoded_many(range(len(data))).result()
+    entry, removed = data._entry, []
+
+    def remove(index, source, sample):
+        made = entry(index, source, sample)
+        if index % 3 == 0 and isinstance(source, str) and index not in removed:
+            removed.append(index)
+            os.unlink(source)
+        return made
+
+    monkeypatch.setattr(data, "_entry", remove)
+    assert_same(batches(FastLoader, data, engine=engine), folder)
+    assert engine == "torch" or len(removed) >= COUNT // 3
+
+
+def test_a_kept_file_is_asked_for_until_it_is_there(tmp_path):
+    there = tmp_path / "there"
+    there.write_bytes(b"1")
+    asked = []
+    gone = KeptFile("/gone", lambda: KeptFile("/gone, too", lambda: asked.append(1) or KeptFile(str(there), None)))
+    assert gone.read() == pickle.loads(pickle.dumps(gone)) == b"1"
+    assert len(asked) == 2
+    assert KeptFile("/gone", lambda: memoryview(b"2")).read() == b"2"
+
+
 def test_the_cache_keeps_its_bound(store, folder, tmp_path):
     most = 20_000
     data = dataset(store, cache_dir=tmp_path, max_cache_bytes=most)
@@ -149,7 +191,7 @@ def test_the_cache_keeps_its_bound(store, folder, tmp_path):
 
 def test_a_damaged_cache_is_read_from_the_store(store, tmp_path):
     data = dataset(store, cache_dir=tmp_path)
-    source, _ = data.encoded(0)
+    source = bytes(data.encoded(0)[0])
     (kept,) = (path for path in tmp_path.rglob("*") if path.is_file())
     kept.write_bytes(b"short")
     assert data.encoded(0)[0] == source

@@ -8,6 +8,7 @@ import pytest
 
 from fastload.sources.fetcher import (
     ENTRY,
+    ERROR,
     FEWEST_REQUESTS,
     FIRST_LIMIT,
     HEADER,
@@ -122,7 +123,7 @@ class Simulated(Fetcher):
         heads = [ENTRY.unpack(head) for head in pieces[1::2]]
         assert [size for _, size in heads] == [len(data) for data in pieces[2::2]]
         entries = zip(heads, pieces[2::2], strict=True)
-        self.answers[number] = [pickle.loads(data) if is_error else data for (is_error, _), data in entries]
+        self.answers[number] = [pickle.loads(data) if kind == ERROR else data for (kind, _), data in entries]
         self._threads = 2 if self._tasks.empty() else 0  # more than the limit: then the thread ends
 
     def run(self, *messages):

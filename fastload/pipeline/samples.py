@@ -37,16 +37,16 @@ class EncodedImage:
 
 
 class KeptFile(str):
-    """The path of a file that may be removed at any time, but whose bytes can be had again.
+    """The path of a file that others may remove.
 
-    Pickles as its bytes.
+    Its bytes can be had again. It pickles as these.
 
     Args:
         path: Of the file.
         again: Returns its bytes or another such file.
     """
 
-    __slots__ = ("_again",)
+    _again: Callable[[], Any]
 
     def __new__(cls, path: str, again: Callable[[], Any]) -> KeptFile:
         """Note the path and the way back."""

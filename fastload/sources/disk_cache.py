@@ -33,7 +33,10 @@ class DiskCache:
         self._bytes = sum(size for _, size, _ in self._files())
 
     def path_of(self, name: str, size: int | None = None) -> str | None:
-        """Return a file's path, and note that it is read; ``None`` if there is none, or it has another size."""
+        """Return a file's path, and note that it is read.
+
+        ``None`` if there is no such file, or it has another size.
+        """
         path = os.fspath(self._path(name))
         try:
             about = os.stat(path)

@@ -203,15 +203,15 @@ class Fetcher:
                 self._done(task, entry)
 
     def _entry(self, task: _Wanted) -> Any:
-        """Return a task's bytes, its path in the cache or an error; ``None`` if it will be tried again."""
+        """Return bytes, a path or an error; ``None`` if it will be tried again."""
         if task.batch.cancelled:
             return b""
         if isinstance(self._store, Exception):
             return self._store
-        name = None if self._cache is None or task.wanted is None else f"{self._setup.url} {task.wanted}"
-        if self._cache is not None and name is not None and task.wanted is not None:
-            if (kept := self._cache.path_of(name, task.wanted[1])) is not None:
-                return kept
+        cache = None if task.wanted is None else self._cache
+        name = f"{self._setup.url} {task.wanted}"
+        if cache and task.wanted and (kept := cache.path_of(name, task.wanted[1])) is not None:
+            return kept
         try:
             data = self._list() if task.wanted is None else self._object(*task.wanted[:2])
         except (FileNotFoundError, PermissionError) as error:
@@ -229,8 +229,8 @@ class Fetcher:
             has_grown = self._limit.limit > before
         if has_grown:
             self._start_threads()
-        if self._cache is not None and name is not None:
-            self._cache.put(name, data)
+        if cache is not None:
+            cache.put(name, data)
         return data
 
     def _try_later(self, task: _Wanted) -> None:

@@ -130,7 +130,10 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         return f"{self.root}/{self.samples[index][0]}"
 
     def encoded(self, index: int) -> tuple[Any, Any]:
-        """Return a sample's encoded image, or the path of its file in the cache, and its target. Blocks."""
+        """Return a sample's encoded image and target. Blocks.
+
+        The image is a path if it is in the cache.
+        """
         (entry,) = self.encoded_many([index]).result()
         if isinstance(entry, Exception):
             raise entry

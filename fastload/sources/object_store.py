@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -154,8 +155,13 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
             except BaseException as error:  # noqa: BLE001 - raised where the answer is taken
                 made.set_exception(error)
 
+        def cancel(answer: Future[Any]) -> None:
+            if answer.cancelled() and (its := pending()) is not None:
+                its.cancel()
+
+        pending = weakref.ref(asked)  # else both, and the objects, would be garbage that only a collection frees
         asked.add_done_callback(finish)
-        made.add_done_callback(lambda future: asked.cancel() if future.cancelled() else None)
+        made.add_done_callback(cancel)
         return made
 
     def _entry(self, index: int, data: Any, sample: tuple[str, int]) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
+import mmap
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from fastload.sources.fetcher import ENTRY, ERROR, HEADER, KEPT, LIST
+from fastload.sources.fetcher import ENTRY, HEADER, KEPT, LIST, OBJECT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = "Future[list[memoryview | str | Exception]]"
 _JOIN_S: Final = 5.0
-_PIPE_BYTES: Final = 1 << 20
 
 
 class Requests:
@@ -36,21 +36,24 @@ class Requests:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fastload.sources.fetcher"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        )
-        with contextlib.suppress(OSError, AttributeError):  # fewer switches between the processes
-            fcntl.fcntl(cast("Any", self._process.stdout), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._answers, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fastload.sources.fetcher", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            )
         self._pending: dict[int, Answer] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         reader = threading.Thread(
-            target=_take_answers, args=(self._process, self._pending), name="fastload-requests", daemon=True
+            target=_take_answers,
+            args=(self._answers, self._process, self._pending),
+            name="fastload-requests",
+            daemon=True,
         )
-        self.close = weakref.finalize(self, _close, os.getpid(), self._process, reader)
+        self.close = weakref.finalize(self, _close, os.getpid(), self._process, self._answers, reader)
         reader.start()
         self._send(setup)
 
@@ -89,35 +92,38 @@ class Requests:
             _fail(self._process, self._pending)
 
 
-def _take_answers(process: subprocess.Popen[bytes], pending: dict[int, Answer]) -> None:
+def _take_answers(answers: socket.socket, process: subprocess.Popen[bytes], pending: dict[int, Answer]) -> None:
     try:
         while True:
-            _take_answer(process.stdout, pending)
+            _take_answer(answers, pending)
     except (EOFError, ValueError, OSError):
         _fail(process, pending)
 
 
-def _take_answer(pipe: Any, pending: dict[int, Answer]) -> None:
+def _take_answer(answers: socket.socket, pending: dict[int, Answer]) -> None:
     """Take one answer.
 
     A function, as the thread must not hold on to an answer or error: both refer to the owner.
     """
-
-    def take(size: int) -> memoryview:
-        data = bytearray(size)
-        if pipe.readinto(data) != size:
-            raise EOFError
-        return memoryview(data).toreadonly()
-
-    number, count = HEADER.unpack(take(HEADER.size))
-    entries: list[Any] = []
-    for _ in range(count):
-        kind, size = ENTRY.unpack(take(ENTRY.size))
-        data = take(size)
-        entries.append(pickle.loads(data) if kind == ERROR else os.fsdecode(bytes(data)) if kind == KEPT else data)
+    header, files, _, _ = socket.recv_fds(answers, HEADER.size, 1)
+    if not files:
+        raise EOFError
+    with open(files[0], "rb", buffering=0) as file:
+        number, count = HEADER.unpack(header)
+        data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if count else b"")
+    begin, entries = count * ENTRY.size, []
+    for kind, size in ENTRY.iter_unpack(data[:begin]):
+        entries.append(_entry(kind, data[begin : begin + size]))
+        begin += size
     answer = pending.pop(number, None)
     if answer is not None and answer.set_running_or_notify_cancel():
         answer.set_result(entries)
+
+
+def _entry(kind: int, data: memoryview) -> memoryview | str | Exception:
+    if kind == OBJECT:
+        return data
+    return os.fsdecode(bytes(data)) if kind == KEPT else cast("Exception", pickle.loads(data))
 
 
 def _fail(process: subprocess.Popen[bytes], pending: dict[int, Answer]) -> None:
@@ -130,14 +136,16 @@ def _fail(process: subprocess.Popen[bytes], pending: dict[int, Answer]) -> None:
             )
 
 
-def _close(owner: int, process: subprocess.Popen[bytes], reader: threading.Thread) -> None:
+def _close(owner: int, process: subprocess.Popen[bytes], answers: socket.socket, reader: threading.Thread) -> None:
     if os.getpid() != owner:  # a forked child, whose process it is not
         return
     process.kill()
     process.wait()
+    with contextlib.suppress(OSError):
+        answers.shutdown(socket.SHUT_RDWR)  # a process forked meanwhile may hold the other end
     if reader is not threading.current_thread():
         reader.join(_JOIN_S)
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not yet written
-                pipe.close()
+    answers.close()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # what was not yet written
+            process.stdin.close()

@@ -117,12 +117,12 @@ class Simulated(Fetcher):
     def _start_threads(self):
         pass
 
-    def _note(self, pieces):
-        number, count = HEADER.unpack(pieces[0])
-        assert len(pieces) == 1 + 2 * count
-        heads = [ENTRY.unpack(head) for head in pieces[1::2]]
-        assert [size for _, size in heads] == [len(data) for data in pieces[2::2]]
-        entries = zip(heads, pieces[2::2], strict=True)
+    def _note(self, header, pieces):
+        number, count = HEADER.unpack(header)
+        assert len(pieces) == 2 * count
+        heads = [ENTRY.unpack(head) for head in pieces[:count]]
+        assert [size for _, size in heads] == [len(data) for data in pieces[count:]]
+        entries = zip(heads, pieces[count:], strict=True)
         self.answers[number] = [pickle.loads(data) if kind == ERROR else data for (kind, _), data in entries]
         self._threads = 2 if self._tasks.empty() else 0  # more than the limit: then the thread ends
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fastload.sources import ObjectStoreImageFolder, object_store
-from fastload.sources.fetcher import Setup, _store_of
+from fastload.sources.fetcher import Setup, _store_of, _write_all
 
 pytest.importorskip("obstore")
 
@@ -41,6 +41,36 @@ def test_a_forked_child_starts_its_own(tmp_path):
         stored._requests[1][0].close()
         os._exit(0 if made else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_answers_of_no_objects_of_many_and_of_empty_ones(tmp_path):
+    stored = stored_in(tmp_path)
+    assert stored.encoded_many([]).result() == []
+    (tmp_path / "class" / "5.jpg").write_bytes(b"")
+    stored = ObjectStoreImageFolder(f"file://{tmp_path}")
+    indices = [number % 9 for number in range(3000)]
+    answers = [bytes(data) for data, _ in stored.encoded_many(indices).result()]
+    assert answers == [b"" if index == 5 else b"%d" % index for index in indices]
+
+
+def test_answers_are_whole_if_a_write_is_not(tmp_path, monkeypatch):
+    writev = os.writev
+    monkeypatch.setattr(os, "writev", lambda file, pieces: writev(file, [memoryview(b"".join(pieces))[:3]]))
+    with open(tmp_path / "file", "wb", buffering=0) as file:
+        _write_all(file.fileno(), [b"", b"ab", b"", b"cdef", memoryview(b"ghijk"), b""])
+    assert (tmp_path / "file").read_bytes() == b"abcdefghijk"
+
+
+def test_no_descriptor_or_memory_stays(tmp_path):
+    stored = stored_in(tmp_path)
+    stored.encoded(0)
+    before = len(os.listdir("/proc/self/fd"))
+    answers = [stored.encoded_many([0, 1]).result() for _ in range(20)]
+    assert bytes(answers[7][1][0]) == b"1"
+    del answers
+    assert len(os.listdir("/proc/self/fd")) == before
+    stored._requests[1][0].close()
+    assert len(os.listdir("/proc/self/fd")) == before - 2  # the socket, and the pipe of requests
 
 
 def test_several_take_turns_and_end_with_their_dataset(tmp_path, monkeypatch):

@@ -205,7 +205,7 @@ def test_break_ends_requests(store):
 
 
 def test_the_end_of_the_process_is_an_error(store):
-    store.set(latency_s=30)
+    store.set(latency_s=3)  # longer than it takes to end the process, shorter than threads may survive a test
     data = dataset(store)
     answer = data.encoded_many([0, 1])
     data._asked()._process.kill()

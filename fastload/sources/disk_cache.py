@@ -8,7 +8,6 @@ import os
 import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Final
 
 _KEPT_SHARE: Final = 0.9  # of the bound, after files were removed
@@ -26,10 +25,10 @@ class DiskCache:
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
-        self._folder = Path(folder)
+        self._folder = os.fspath(folder)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
         self._bytes = sum(size for _, size, _ in self._files())
 
     def path_of(self, name: str, size: int | None = None) -> str | None:
@@ -37,7 +36,7 @@ class DiskCache:
 
         ``None`` if there is no such file, or it has another size.
         """
-        path = os.fspath(self._path(name))
+        path = self._path(name)
         try:
             about = os.stat(path)
             os.utime(path, ns=(time.time_ns(), about.st_mtime_ns))  # it is the same file still for those who index it
@@ -51,8 +50,8 @@ class DiskCache:
             return
         path = self._path(name)
         with contextlib.suppress(OSError):
-            path.parent.mkdir(exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(_TEMPORARY, dir=path.parent)
+            os.makedirs(folder := os.path.dirname(path), exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(_TEMPORARY, dir=folder)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(data)
@@ -65,9 +64,9 @@ class DiskCache:
                 if self._bytes > self._max_bytes:
                     self._remove_oldest()
 
-    def _path(self, name: str) -> Path:
+    def _path(self, name: str) -> str:
         digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
-        return self._folder / digest[:2] / digest[2:]
+        return f"{self._folder}/{digest[:2]}/{digest[2:]}"
 
     def _files(self) -> list[tuple[float, int, str]]:
         """When each file was last read, its bytes and path."""

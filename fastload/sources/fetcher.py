@@ -168,11 +168,21 @@ class Fetcher:
                 known.cancelled = True
             return
         objects = [None] if wanted == LIST else wanted
-        batch = _Batch(number, [None] * len(objects), len(objects))
+        entries = [*map(self._kept, objects)]
+        batch = _Batch(number, entries, entries.count(None))
         self._batches[number] = batch
-        if not objects:
+        if not batch.missing:
             self._answer(batch)
-        self._put([_Wanted(batch, place, one) for place, one in enumerate(objects)])
+        self._put([_Wanted(batch, place, one) for place, one in enumerate(objects) if entries[place] is None])
+
+    def _kept(self, wanted: Any) -> str | None:
+        """Return an object's path in the cache, if it is there."""
+        if self._cache is None or wanted is None:
+            return None
+        return self._cache.path_of(self._name(wanted), wanted[1])
+
+    def _name(self, wanted: Any) -> str:
+        return f"{self._setup.url} {wanted}"
 
     def _put(self, tasks: list[_Wanted]) -> None:
         for task in tasks:
@@ -206,15 +216,11 @@ class Fetcher:
                 self._done(task, entry)
 
     def _entry(self, task: _Wanted) -> Any:
-        """Return bytes, a path or an error; ``None`` if it will be tried again."""
+        """Return an object's bytes or an error; ``None`` if it will be tried again."""
         if task.batch.cancelled:
             return b""
         if isinstance(self._store, Exception):
             return self._store
-        cache = None if task.wanted is None else self._cache
-        name = f"{self._setup.url} {task.wanted}"
-        if cache and task.wanted and (kept := cache.path_of(name, task.wanted[1])) is not None:
-            return kept
         try:
             data = self._list() if task.wanted is None else self._object(*task.wanted[:2])
         except (FileNotFoundError, PermissionError) as error:
@@ -232,8 +238,8 @@ class Fetcher:
             has_grown = self._limit.limit > before
         if has_grown:
             self._start_threads()
-        if cache is not None:
-            cache.put(name, data)
+        if self._cache is not None and task.wanted is not None:
+            self._cache.put(self._name(task.wanted), data)
         return data
 
     def _try_later(self, task: _Wanted) -> None:

@@ -132,6 +132,22 @@ def test_views_have_the_bits_of_the_threads(folder: Path, second: int) -> None:
     assert loader.stats().gpu_images >= (EPOCHS - 1) * FILES - 12
 
 
+def test_views_behind_pixels_that_are_no_whole_words(folder: Path) -> None:
+    """Four pixels are written as words, which a GPU does only where those begin."""
+    sides, batch_size = (45, 40), 5
+    assert batch_size * 3 * sides[0] ** 2 % 4
+    views = [transforms.Compose([transforms.RandomResizedCrop(side), transforms.ToTensor()]) for side in sides]
+    dataset, made = ImageFolder(str(folder), TwoCrops(*views)), []
+    for where in ("cpu", "gpu"):
+        loader: FastLoader[Any] = FastLoader(
+            dataset, batch_size=batch_size, num_workers=3, shuffle=True, engine="native", decode=where
+        )
+        torch.manual_seed(5)
+        made.append([view.cpu() for _ in range(EPOCHS) for views, _ in loader for view in views])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+    assert loader.stats().gpu_images >= (EPOCHS - 1) * FILES - 12
+
+
 def test_threads_decode_when_the_kernel_cannot_be_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_all_but_steps(index: int, file: str) -> Any:
         if file == "steps.cu":

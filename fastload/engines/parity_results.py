@@ -94,5 +94,6 @@ def made_by(recipe: Recipe) -> tuple[Any, ...]:
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
     color = None if pipeline.erasing is None else repr(pipeline.erasing.color)
-    made = repr((pipeline.nodes, color, pipeline.image, pipeline.layout, torch.get_default_dtype()))
+    steps = pipeline.nodes, pipeline.sizes, pipeline.channels, color
+    made = repr((steps, pipeline.image, pipeline.layout, torch.get_default_dtype()))
     return made, table, repr(sorted(recipe.options.items()))

@@ -100,7 +100,7 @@ def test_each_view_has_values(pool: _core.Pool, second: tuple[int, int], channel
     views.add("resize", height=second[0], width=second[1])
     views.add("horizontal_flip", p=1.0)
     areas = [count * height * width for height, width in sizes]
-    row = np.zeros((sum(areas), 3), np.uint8)
+    row = torch.zeros(sum(areas), 3, dtype=torch.uint8).numpy()
     alike = second == sizes[0]
     options: dict[str, Any] = {} if alike else {"sizes": sizes}
     out = row.reshape((2 * count, SIDE, SIDE, 3) if alike else (1, 1, -1, 3))
@@ -113,6 +113,22 @@ def test_each_view_has_values(pool: _core.Pool, second: tuple[int, int], channel
         levels = pixels.reshape(count, *size, 3)
         assert levels.any(axis=(1, 2, 3)).all()
         np.testing.assert_array_equal(made, looked_up(levels, table))
+
+
+def test_a_batch_without_samples_has_no_values(pool: _core.Pool) -> None:
+    pixels = torch.zeros(0, SIDE, SIDE, 3, dtype=torch.uint8).numpy()  # its strides are not those of NumPy's own
+    values, table = room(3, np.dtype(np.uint32), (SIDE, SIDE), count=0), table_of(3, np.uint32)
+    assert finish(pool.submit([], pixels, plan=plan((SIDE, SIDE)), values=values, table=table)) == []
+
+
+def test_each_view_needs_room_of_its_own(pool: _core.Pool) -> None:
+    views = plan((SIDE, SIDE))
+    views.begin_view()
+    views.add("resize", height=SIDE, width=SIDE)
+    pixels, table = np.zeros((4, SIDE, SIDE, 3), np.uint8), table_of(3, np.uint32)
+    values = room(3, np.dtype(np.uint32), (SIDE, SIDE), count=4)
+    with pytest.raises(ValueError, match="room for the values of each view"):
+        pool.submit(FILES[:4], pixels, plan=views, values=values, table=table)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -217,6 +233,13 @@ def test_values_and_tables_with_gaps_are_refused(pool: _core.Pool) -> None:
         pool.submit(FILES, pixels, values=room(3, FLOAT, (SIDE, SIDE)), table=table[:, ::-1], **arguments)
     with pytest.raises(ValueError, match="table must fit"):
         pool.submit(FILES, pixels, values=room(3, FLOAT, (SIDE, SIDE)), table=table[:, :255].copy(), **arguments)
+    wide = room(3, np.dtype(np.complex128), (SIDE, SIDE))[0]
+    with pytest.raises(ValueError, match="table must fit"):
+        pool.submit(FILES, pixels, values=[wide], table=table.astype(np.complex128), **arguments)
+    with pytest.raises(ValueError, match="table must fit"):
+        pool.submit(
+            FILES, pixels, values=room(5, FLOAT, (SIDE, SIDE)), table=np.zeros((5, 256), np.float32), **arguments
+        )
     gaps = np.zeros((5, SIDE, SIDE + 1, 3), np.uint8)[:, :, :SIDE]
     with pytest.raises(ValueError, match="must have no gaps"):
         pool.submit(FILES, gaps, values=room(3, FLOAT, (SIDE, SIDE)), table=table, **arguments)

@@ -410,3 +410,16 @@ def test_images_of_another_size_between_two_batches_are_made_natively(recwarn: p
     ours = epoch(FastLoader, device="cpu", engine="native")
     assert not [warning for warning in recwarn if warning.category is FallbackWarning]
     assert_same(ours, epoch(DataLoader))
+
+
+def test_a_color_that_changes_little_between_two_batches_is_torchs() -> None:
+    def epoch(kind: Any, **own: Any) -> list[Any]:
+        erasing = transforms.RandomErasing(1.0, value=0.5)
+        transform = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor(), erasing])
+        torch.manual_seed(1)
+        batches = iter(kind(Encoded([jpeg(i) for i in range(6)], transform), batch_size=3, **own))
+        seen = [next(batches)]
+        erasing.value = 0.50001
+        return seen + list(batches)
+
+    assert_same(epoch(FastLoader, device="cpu", engine="native"), epoch(DataLoader))

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from fastload import FastLoader, _core
+from fastload.engines.in_process import InProcessFetcher, UnsupportedError
 from fastload.engines.parity_results import FallbackWarning
 
 SIDE = 24
@@ -423,3 +424,25 @@ def test_a_color_that_changes_little_between_two_batches_is_torchs() -> None:
         return seen + list(batches)
 
     assert_same(epoch(FastLoader, device="cpu", engine="native"), epoch(DataLoader))
+
+
+class Closed:
+    """A job of which the pool was closed while a thread was at work on a sample."""
+
+    def wait(self) -> str:
+        return "done"
+
+    def cancel(self, timeout_s: float) -> bool:
+        return timeout_s > 0
+
+    def statuses(self) -> bytes:
+        return b"\1"
+
+
+def test_no_sample_is_made_in_python_where_a_thread_may_yet_write() -> None:
+    files = [jpeg(i) for i in range(4)]
+    loader = FastLoader(Encoded(files, transform_of("values")), 4, device="cpu", engine="native")
+    fetcher = InProcessFetcher(loader, torch.device("cpu"))
+    assert fetcher.known is not None
+    with pytest.raises(UnsupportedError):
+        fetcher._complete(fetcher.known[1], Closed(), [0], files[:1], None)

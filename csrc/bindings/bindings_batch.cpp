@@ -392,7 +392,7 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
     for (nb::handle input : given) spec.inputs.push_back(input_from(input, views, arrays));
   }
   const std::size_t count = spec.inputs.size();
-  require_layout(out, sizes.empty() ? count : 1);
+  if (sizes.empty() || count > 0) require_layout(out, sizes.empty() ? count : 1);
   if (!sizes.empty()) require_room(out, count, sizes);
   spec.sizes = sizes;
   spec.out = out.data();
@@ -409,6 +409,7 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
   spec.number = number;
   spec.index = std::move(index);
   if (staging != nullptr) spec.staging = staging->staging;
+  if (table.has_value() != !values.empty()) throw nb::value_error("values and the table go together");
   if (table) set_values(spec, values, *table);
   auto bound = std::make_unique<BoundJob>(Held{nullptr, std::move(views), std::move(pixels), std::move(out),
                                                staging != nullptr ? staging->memory : StagingMemory(),

@@ -29,6 +29,7 @@ void check(const BatchSpec& spec) {
   require(spec.seeds.empty() || spec.seeds.size() == count, "there must be one seed for each image");
   require(spec.values.empty() || spec.values.size() == (spec.plan == nullptr ? 1 : spec.plan->views()),
           "there must be room for the values of each view");
+  require(spec.values.empty() || spec.look_up.channels <= 3, "pixels have three channels, and values no more");
   require(spec.values.empty() || spec.staging == nullptr, "a GPU's images have no values here");
   require(spec.values.empty() || count == 0 || !spec.sizes.empty() ||
               spec.row_stride == std::ptrdiff_t{3} * spec.options.width,

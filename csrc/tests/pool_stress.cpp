@@ -25,7 +25,9 @@ namespace {
 constexpr int kSide = 16;
 using Clock = std::chrono::steady_clock;
 
-std::shared_ptr<DrawPlan> training_plan() {
+constexpr std::size_t kPixels = kSide * kSide;
+
+std::shared_ptr<DrawPlan> training_plan(int views = 1) {
   auto plan = std::make_shared<DrawPlan>();
   std::string error;
   DrawOp crop;
@@ -34,7 +36,10 @@ std::shared_ptr<DrawPlan> training_plan() {
   crop.log_ratio[0] = -0.28768207f;
   crop.log_ratio[1] = 0.28768207f;
   DrawOp flip;
-  if (!plan->add(crop, error) || !plan->add(flip, error)) std::abort();
+  for (int view = 0; view < views; ++view) {
+    if (view > 0) plan->begin_view();
+    if (!plan->add(crop, error) || !plan->add(flip, error)) std::abort();
+  }
   return plan;
 }
 
@@ -48,32 +53,59 @@ const std::vector<std::uint16_t>& table() {
   return values;
 }
 
+// Gray pixels.
+Input decoded() {
+  static const std::vector<std::uint8_t> levels = [] {
+    std::vector<std::uint8_t> made(40 * 30);
+    for (std::size_t i = 0; i < made.size(); ++i) made[i] = static_cast<std::uint8_t>(i);
+    return made;
+  }();
+  Input input;
+  input.data = levels.data();
+  input.height = 30;
+  input.width = 40;
+  input.strides = {40, 1, 0};
+  return input;
+}
+
 struct Batch {
   std::vector<std::uint8_t> out;
-  std::vector<std::uint16_t> values;
+  std::vector<std::vector<std::uint16_t>> values;  // of each view
+  std::size_t channels = 3;
+  bool planar = false;
   std::shared_ptr<Job> job;
 
   // Makes room for a job's pixels and, if asked, their values.
   void hold(BatchSpec& spec, bool has_values) {
-    out.resize(spec.inputs.size() * kSide * kSide * 3);
+    const std::size_t views = spec.plan->views();
+    out.resize(spec.inputs.size() * kPixels * 3);
     spec.out = out.data();
     spec.row_stride = kSide * 3;
-    spec.sample_stride = kSide * kSide * 3;
+    spec.sample_stride = kPixels * 3;
     if (!has_values) return;
-    values.resize(out.size());
-    spec.values = {values.data()};
+    values.assign(views, std::vector<std::uint16_t>(spec.inputs.size() / views * kPixels * channels));
+    for (auto& view : values) spec.values.push_back(view.data());
     spec.look_up.table = table().data();
     spec.look_up.value_bytes = 2;
-    spec.look_up.planar = false;
+    spec.look_up.channels = static_cast<int>(channels);
+    spec.look_up.planar = planar;
   }
 
-  // Values of samples that are ok are those of their pixels.
+  // Values of samples that are ok are those of their pixels; the others' are not written.
   void check() const {
-    constexpr std::size_t kLevels = kSide * kSide * 3;
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (job->outcome(i / kLevels).status != Status::ok || values[i] == table()[256 * (i % 3) + out[i]]) continue;
-      std::fprintf(stderr, "a value is not that of its pixel\n");
-      std::abort();
+    const std::size_t views = values.size();
+    for (std::size_t sample = 0; views > 0 && sample < job->size(); ++sample) {
+      const std::size_t view = sample % views, image = sample / views;
+      const bool ok = job->outcome(sample).status == Status::ok;
+      const bool cancelled = job->outcome(sample).status == Status::cancelled;  // perhaps after they were written
+      const std::uint8_t* pixels = out.data() + (job->size() / views * view + image) * kPixels * 3;
+      const std::uint16_t* made = values[view].data() + image * kPixels * channels;
+      for (std::size_t i = 0; !cancelled && i < kPixels * channels; ++i) {
+        const std::size_t pixel = planar ? i % kPixels : i / channels, channel = planar ? i / kPixels : i % channels;
+        if (made[i] == (ok ? table()[256 * channel + pixels[3 * pixel + channel]] : 0)) continue;
+        std::fprintf(stderr, "a value is not that of its pixel\n");
+        std::abort();
+      }
     }
   }
 };
@@ -88,21 +120,26 @@ void use(Pool& pool, const std::vector<std::string>& paths, const std::shared_pt
     std::vector<std::unique_ptr<Batch>> flying;
     for (int i = 0; i < 4; ++i) {
       BatchSpec spec;
+      const int views = chance(3) ? 2 : 1;
+      const bool has_pixels = chance(4);
       for (int k = 0; k < 9; ++k) {
         Input input;
         input.path = chance(40) ? "/nonexistent" : paths[random() % paths.size()];
-        spec.inputs.push_back(input);
+        if (has_pixels || chance(20)) input = decoded();
+        spec.inputs.insert(spec.inputs.end(), static_cast<std::size_t>(views), input);
       }
       spec.options.height = spec.options.width = kSide;
-      spec.plan = training_plan();
+      spec.plan = training_plan(views);
       if (!chance(4)) spec.index = index;
-      if (chance(3)) {
+      if (views == 1 && chance(3)) {
         spec.seeds.assign(spec.inputs.size(), random());
       } else {
         spec.stream = stream;
       }
       flying.push_back(std::make_unique<Batch>());
       Batch& batch = *flying.back();
+      batch.channels = chance(2) ? 1 : 3;
+      batch.planar = chance(2);
       batch.hold(spec, !chance(3));
       batch.job = pool.submit(std::move(spec));
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,13 +14,9 @@ from fastload.device.normalize import LEVELS, finish
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-
     from fastload.pipeline.erasing import Patch
     from fastload.pipeline.reader import Recipe
     from fastload.pipeline.transforms import Pipeline
-
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class HostImages:
@@ -37,13 +33,13 @@ class HostImages:
         self._views = [
             torch.empty((samples, len(table), *size), dtype=table.dtype, device="cpu") for size in pipeline.sizes
         ]
-        self.options: dict[str, Any] = {"values": [*map(_as_bits, self._views)], "table": _as_bits(table)}
+        # The core takes tensors: NumPy has no bfloat16, and torch resizes no memory that an array has shared.
+        self.options: dict[str, Any] = {"values": self._views, "table": table}
         """Arguments of ``_core.Pool.submit``."""
 
     def put(self, sample: int, view: int, pixels: torch.Tensor) -> None:
         """Write a sample's view that Python has made, ``(1, H, W, 3)``."""
-        values = self.options["values"][view]
-        _core.look_up(pixels, self.options["table"], values[sample : sample + 1], True)
+        _core.look_up(pixels, self.options["table"], self._views[view][sample : sample + 1], True)
 
     def images(self, patches: list[list[Patch]]) -> list[torch.Tensor] | torch.Tensor:
         """Erase patches of a finished job's images; return these, or a list of views."""
@@ -65,8 +61,3 @@ def host_images_of(recipe: Recipe, dtype: torch.dtype | None = None) -> Callable
     if table is None:
         table = torch.arange(LEVELS, dtype=torch.uint8, device="cpu").repeat(pipeline.channels, 1)
     return functools.partial(HostImages, pipeline, finish(table.detach(), None, dtype).contiguous())
-
-
-def _as_bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """View a tensor as whole numbers of its size: NumPy has no bfloat16."""
-    return tensor.view(_BITS[tensor.itemsize]).numpy()

@@ -304,6 +304,8 @@ class InProcessFetcher:
             elif kind == "sample":
                 make(sample)
                 job.skip(states[sample])
+        if not job.cancel(0.0):  # another thread has closed the pool, and one that decodes may yet write
+            raise UnsupportedError
         for sample, status in enumerate(job.statuses()):
             if status and sample not in made:
                 make(sample)

@@ -93,6 +93,8 @@ def made_by(recipe: Recipe) -> tuple[Any, ...]:
     pipeline = recipe.pipeline
     values = pipeline.table
     table = None if values is None else (values.dtype, values.view(torch.uint8).numpy().tobytes())
-    color = None if pipeline.erasing is None else repr(pipeline.erasing.color)
-    made = repr((pipeline.nodes, color, pipeline.image, pipeline.layout, torch.get_default_dtype()))
+    color = None if pipeline.erasing is None else pipeline.erasing.color
+    fill = None if color is None else (color.dtype, color.tolist())  # a tensor's repr() rounds
+    steps = pipeline.nodes, pipeline.sizes, pipeline.channels, pipeline.erasing is None, fill
+    made = repr((steps, pipeline.image, pipeline.layout, torch.get_default_dtype()))
     return made, table, repr(sorted(recipe.options.items()))

@@ -427,7 +427,7 @@ def test_a_color_that_changes_little_between_two_batches_is_torchs() -> None:
 
 
 class Closed:
-    """A job of which the pool was closed while a thread was at work on a sample."""
+    """A job whose pool was closed while a thread was at work."""
 
     def wait(self) -> str:
         return "done"

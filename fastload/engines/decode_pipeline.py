@@ -374,7 +374,7 @@ class DecodePipeline:
         if batch.staged is not None:
             if batch.at_once:  # located without the user's code, while the GPU decodes
                 self._start_batches(tuple(self._batches), DECODING + 1)
-            if batch.wanted:
+            if batch.wanted and self._choice is not None and self._choice.has_room():
                 self._issue_next(batch)
             while failed := batch.staged.failed():
                 self._make_in_python(batch, failed, {})
@@ -388,7 +388,7 @@ class DecodePipeline:
         return data
 
     def _issue_next(self, batch: Batch) -> None:
-        """Issue the batch behind one that the consumer waits for: the GPU goes on then."""
+        """Issue the batch behind one that the consumer waits for: the GPU goes on then. There is room for it."""
         following = next((b for b in tuple(self._batches) if b.number == batch.number + 1), None)
         if following is None or not following.is_staged:
             return

@@ -397,7 +397,7 @@ class DecodePipeline:
             self._issue(following)
         except ClosedError:
             raise
-        except Exception:  # noqa: BLE001 - raised in its turn, which tries it again
+        except BaseException:  # noqa: BLE001 - raised in its turn, which tries it again
             following.issued = None
 
     def _complete(self, batch: Batch) -> None:

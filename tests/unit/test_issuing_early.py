@@ -210,6 +210,18 @@ def test_what_is_issued_early_is_neither_issued_nor_confirmed_twice(device, data
     assert (stats.images, stats.gpu_images, stats.thread_images) == (IMAGES, IMAGES, 0)
 
 
+def test_a_batch_that_threads_decode_is_issued_in_its_turn(device, dataset, monkeypatch):
+    turns = itertools.cycle([True, True, False])
+    monkeypatch.setattr(DecodePolicy, "choose", lambda self: next(turns))
+    use(monkeypatch, Decoder())
+    early = issue_early(monkeypatch)
+    loader = FastLoader(dataset, batch_size=2, num_workers=2, **device)
+    assert len(taken(iter(loader))) == IMAGES // 2
+    assert early == [1, 4, 7, 10]
+    stats = loader.stats()
+    assert (stats.gpu_images, stats.thread_images) == (16, 8)
+
+
 def test_a_batch_issued_early_and_then_dropped_is_not_confirmed(device, dataset, monkeypatch):
     """What the next epoch draws does not depend on it."""
     decoder, early, made = Decoder(), issue_early(monkeypatch), []

@@ -186,14 +186,14 @@ class Transfer:
             self._ends.append(end)
 
     def _in_the_way(self) -> Any:
-        """Return the end of the step that a copy has to wait for; ``None`` if there is room."""
+        """Return the end of the step that a copy waits for, or ``None``."""
         with self._lock:
             while self._unfinished and self._unfinished[0].query():
                 self._unfinished.popleft()
             return self._unfinished[0] if len(self._unfinished) + 1 > UNFINISHED_MAX else None
 
     def has_room(self) -> bool:
-        """Whether :meth:`start` need not wait: the GPU is at most two batches behind the consumer."""
+        """Whether a copy need not wait: the GPU is not too far behind."""
         return self._in_the_way() is None
 
     def _wait_for_room(self) -> None:

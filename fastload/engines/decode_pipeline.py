@@ -388,7 +388,7 @@ class DecodePipeline:
         return data
 
     def _issue_next(self, batch: Batch) -> None:
-        """Issue the batch behind one that the consumer waits for: the GPU goes on then. There is room for it."""
+        """Issue the batch behind one that the consumer waits for: the GPU goes on then."""
         following = next((b for b in tuple(self._batches) if b.number == batch.number + 1), None)
         if following is None or not following.is_staged:
             return

@@ -1,4 +1,4 @@
-"""What wakes the decode pipeline's thread, and what batches it issues early; whose error it raises."""
+"""What wakes the decode pipeline's thread, what it issues early, whose error it raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Test the batches that are issued while the GPU decodes the one before them, which threads decode here."""
+"""Test batches issued while a GPU decodes the one before.
+
+Threads stand for the GPU.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ WAIT_S = 20.0
 
 
 class Decoder:
-    """Stands for a GPU's: notes what it is asked in which order, and makes some images wrong."""
+    """Notes what it is asked in which order, and makes some images wrong."""
 
     gave_up = None
 
@@ -98,7 +101,10 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 
 def issue_early(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Confirm batches once they are waited for, and those behind them are complete; note which are issued early."""
+    """Confirm batches once they are waited for; return which are issued early.
+
+    Those behind them are complete by then.
+    """
     early: list[int] = []
     issue_next = DecodePipeline._issue_next
 
@@ -132,7 +138,10 @@ def taken(iterator: Iterator[Any]) -> list[Any]:
 
 
 class Step:
-    """The end of a step on the GPU that has yet to come; notes whether ``batch`` is made when it is waited for."""
+    """The end of a step that has yet to come.
+
+    Notes whether ``batch`` is made when it is waited for.
+    """
 
     def __init__(self, batch: Any) -> None:
         self.ended, self.batch = False, batch

@@ -39,6 +39,7 @@ class DecodeChoice:
         on_change: Called when other work is to follow for the threads: the policy has changed sides, or asks them in
             between.
         threads_max: How many threads there may be; 0 if their number is fixed.
+        has_room: Whether a batch can be passed on to the device without a wait.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class DecodeChoice:
         self._totals = totals
         self.on_change: Callable[[], None] | None = None
         self.threads_max = 0
+        self.has_room: Callable[[], bool] = lambda: True
         self._clock = clock
         self._passed_at = 0.0  # when the batch before was passed on
         self._on_gpu = policy is not None and policy.on_gpu

@@ -185,15 +185,20 @@ class Transfer:
             end.record(self._stream)
             self._ends.append(end)
 
+    def _in_the_way(self) -> Any:
+        """Return the end of the step that a copy waits for, or ``None``."""
+        with self._lock:
+            while self._unfinished and self._unfinished[0].query():
+                self._unfinished.popleft()
+            return self._unfinished[0] if len(self._unfinished) + 1 > UNFINISHED_MAX else None
+
+    def has_room(self) -> bool:
+        """Whether a copy need not wait: the GPU is not too far behind."""
+        return self._in_the_way() is None
+
     def _wait_for_room(self) -> None:
         """Sleep until the GPU is at most two batches behind the consumer."""
-        while True:
-            with self._lock:
-                while self._unfinished and self._unfinished[0].query():
-                    self._unfinished.popleft()
-                if len(self._unfinished) + 1 <= UNFINISHED_MAX:
-                    return
-                oldest = self._unfinished[0]
+        while (oldest := self._in_the_way()) is not None:
             oldest.synchronize()
 
     def start(

@@ -374,7 +374,7 @@ class DecodePipeline:
         if batch.staged is not None:
             if batch.at_once:  # located without the user's code, while the GPU decodes
                 self._start_batches(tuple(self._batches), DECODING + 1)
-            if batch.wanted:
+            if batch.wanted and self._choice is not None and self._choice.has_room():
                 self._issue_next(batch)
             while failed := batch.staged.failed():
                 self._make_in_python(batch, failed, {})
@@ -397,7 +397,7 @@ class DecodePipeline:
             self._issue(following)
         except ClosedError:
             raise
-        except Exception:  # noqa: BLE001 - raised in its turn, which tries it again
+        except BaseException:  # noqa: BLE001 - raised in its turn, which tries it again
             following.issued = None
 
     def _complete(self, batch: Batch) -> None:

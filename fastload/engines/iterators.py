@@ -289,6 +289,9 @@ class NativeDeviceIterator(DeviceIterator):
         pinned = pins(loader, device)
         images_of = table_images(recipe, layout_of(loader.memory_format))
         totals = None if transfer.clock is None else transfer.totals
+        choice = state_of(loader).decode_choice(loader, recipe, device, totals)
+        if choice is not None:
+            choice.has_room = transfer.has_room
 
         def finish_batch(pixels: torch.Tensor, patches: list[list[Patch]], rest: Collated, number: int) -> Any:
             data = rest.around(images_of(pixels, patches), pin_large if pinned else lambda data: data)
@@ -302,7 +305,7 @@ class NativeDeviceIterator(DeviceIterator):
             allocate=state_of(loader).buffers.take if pinned else None,
             ahead=max(1, loader.device_prefetch),
             device=device,
-            choice=state_of(loader).decode_choice(loader, recipe, device, totals),
+            choice=choice,
             device_totals=totals,
         )
         meter = native_meter(host, loader, on_device=stream is not None)

@@ -135,11 +135,7 @@ bool Job::idle() const {
   return unfinished_ == 0 && running_ == 0;
 }
 
-double Job::work_seconds() const {
-  if (foreign()) return 0;
-  const std::lock_guard<std::mutex> lock(pool_->mutex_);
-  return work_seconds_;
-}
+double Job::work_seconds() const { return foreign() ? 0 : work_seconds_.load(); }
 
 bool Job::pool_closed() const { return foreign() || pool_->closed(); }
 

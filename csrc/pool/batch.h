@@ -169,8 +169,8 @@ class Job {
   std::size_t frontier_ = 0;        // first sample not drawn (ordered jobs)
   std::vector<Mark> marks_;
   std::size_t unfinished_ = 0;
-  std::size_t running_ = 0;  // tasks in progress
-  double work_seconds_ = 0;
+  std::size_t running_ = 0;               // tasks in progress
+  std::atomic<double> work_seconds_ = 0;  // written under the pool's mutex
   Request request_;
 };
 

@@ -142,7 +142,7 @@ void PoolState::work(int number) {
       const Spent spent = task.drawn ? complete(task, lock, range) : begin(task, lock, range);
       work_done_.seconds += spent.seconds;
       work_done_.busy_seconds += spent.busy;
-      task.job->work_seconds_ += spent.seconds;
+      task.job->work_seconds_ = task.job->work_seconds_ + spent.seconds;
       if (--task.job->running_ == 0 && task.job->stop_) changed_.notify_all();
       task.job.reset();
     } else if (closing_) {

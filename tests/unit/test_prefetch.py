@@ -333,6 +333,9 @@ def test_an_error_leaves_no_reference_cycle(feed):
             next(iterator)
         iterator.close()
         del iterator
+        until = time.monotonic() + 5
+        while gone() is not None and time.monotonic() < until:
+            time.sleep(0.01)  # the thread's last lines may still run
         assert gone() is None
     finally:
         gc.enable()

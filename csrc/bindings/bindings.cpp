@@ -84,6 +84,7 @@ NB_MODULE(_core, m) {
   fastload::bind_jpeg(m);
   fastload::bind_resample(m);
   fastload::bind_draws(m);
+  fastload::bind_decode(m);
   fastload::bind_batch(m);
   fastload::bind_color(m);
   fastload::bind_transform(m);

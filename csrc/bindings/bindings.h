@@ -21,6 +21,7 @@ namespace fastload {
 void bind_jpeg(nanobind::module_& m);
 void bind_resample(nanobind::module_& m);
 void bind_draws(nanobind::module_& m);
+void bind_decode(nanobind::module_& m);
 void bind_batch(nanobind::module_& m);
 void bind_index(nanobind::module_& m);
 void bind_staging(nanobind::module_& m);

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,9 +83,7 @@ class InProcessFetcher:
         self._number = 0
         self.images = 0  # this and the next line: of the last batch
         self.decoded_at = self.made_at = 0.0
-        self._work = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
-        self._decoded = self._images = self._in_python_batches = self._in_python_images = 0
-        self._collate_s = self._finish_s = self._in_python_s = 0.0
+        self._counts = _Counts()
         self.to_compare = 0  # samples
         self.gave_up = False
         self.known = None
@@ -253,14 +252,15 @@ class InProcessFetcher:
             rest = collated(targets)
             collated_at = time.monotonic()
             data = rest.around(host.images(patches) if host else images_of(pixels, patches))
-        self._decoded += 1
-        self._images += len(sources)
-        self._in_python_batches += bool(made)
-        self._in_python_images += len(made)
-        self._collate_s += collated_at - self.decoded_at
-        self._finish_s += time.monotonic() - collated_at
-        spent = zip(self._work, pool.work_times(), before, strict=True)
-        self._work = tuple(so_far + now - then for so_far, now, then in spent)  # type: ignore[assignment]
+        counts = self._counts
+        counts.batches += 1
+        counts.images += len(sources)
+        counts.in_python_batches += bool(made)
+        counts.in_python_images += len(made)
+        counts.collate_s += collated_at - self.decoded_at
+        counts.finish_s += time.monotonic() - collated_at
+        spent = zip(counts.work, pool.work_times(), before, strict=True)
+        counts.work = tuple(so_far + now - then for so_far, now, then in spent)  # type: ignore[assignment]
         if after is not None:
             set_state(after)
         return data if self._receiver is None or type(data) is SampleList else HostBatch(data, 0, self._receiver)
@@ -290,7 +290,7 @@ class InProcessFetcher:
                     self._failed = type(error), recipe.described(indices[index], sources[index])
                     raise
                 states[sample] = state_now(others=recipe.pipeline.draws_others)
-            self._in_python_s += time.monotonic() - begun
+            self._counts.in_python_s += time.monotonic() - begun
 
         def before_of(sample: int) -> bytes:
             if seeds is not None:
@@ -321,10 +321,28 @@ class InProcessFetcher:
             raise UnsupportedError
         return made, after
 
+    @property
+    def totals(self) -> Callable[[], Totals]:
+        """Returns the time spent so far, by stage; does not refer to the loader."""
+        return self._counts.totals
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What batches took."""
+
+    work: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # see _core.Pool.work_times
+    batches: int = 0
+    images: int = 0
+    in_python_batches: int = 0
+    in_python_images: int = 0
+    collate_s: float = 0.0
+    finish_s: float = 0.0
+    in_python_s: float = 0.0
+
     def totals(self) -> Totals:
-        """Time spent so far, by stage."""
-        python = self._in_python_images, self._in_python_batches, self._in_python_s
-        return stage_totals(self._work, self._decoded, self._collate_s, self._finish_s, python, (self._images, 0))
+        python = self.in_python_images, self.in_python_batches, self.in_python_s
+        return stage_totals(self.work, self.batches, self.collate_s, self.finish_s, python, (self.images, 0))
 
 
 class _SamplesHere:

@@ -386,6 +386,9 @@ def test_a_dropped_iterator_is_gone(folder, monkeypatch):
             del iterator
             assert gone() is None
             assert loader.stats().images == 4
+            loader_gone = weakref.ref(loader)
+            del loader
+            assert loader_gone() is None  # and so are its decode threads
     finally:
         gc.enable()
 

@@ -55,6 +55,7 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
 
     Raises:
         FileNotFoundError: There are no images.
+        OSError: ``cache_dir`` is no folder and cannot be made one.
         ImportError: ``obstore`` is missing: ``pip install fastload[stores]``.
         ValueError: ``obstore`` takes no such URL or options.
     """
@@ -72,7 +73,8 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         max_cache_bytes: int = 64 << 30,
         **options: Any,
     ) -> None:
-        for name, number, least in (("requests", requests, 1), ("retries", retries, 0)):
+        least_of = {"requests": (requests, 1), "retries": (retries, 0), "max_cache_bytes": (max_cache_bytes, 0)}
+        for name, (number, least) in least_of.items():
             if number is not None and number < least:
                 raise ValueError(f"{name} must be >= {least}, got {number}")
         if not urlsplit(os.fspath(url)).scheme:
@@ -82,7 +84,8 @@ class ObjectStoreImageFolder(Dataset[tuple[Any, Any]]):
         self.root = url.rstrip("/")
         self.transform = transform
         self._target_transform = target_transform
-        cache = None if cache_dir is None else os.path.abspath(cache_dir)
+        if (cache := None if cache_dir is None else os.path.abspath(cache_dir)) is not None:
+            os.makedirs(cache, exist_ok=True)
         # Retried by the fetcher, which also knows of bodies that are cut short.
         without = {**options, "retry_config": {"max_retries": 0}}
         self._setup = Setup(self.root, without, requests, retries, cache, max_cache_bytes)

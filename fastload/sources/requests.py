@@ -128,11 +128,13 @@ def _entry(kind: int, data: memoryview) -> memoryview | str | Exception:
 
 def _fail(process: subprocess.Popen[bytes], pending: dict[int, Answer]) -> None:
     """Give all who wait an error, as the process has ended."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_JOIN_S)
     while pending:
         _, answer = pending.popitem()
         if answer.set_running_or_notify_cancel():
             answer.set_exception(
-                RuntimeError(f"the process that reads objects has ended (exit code {process.poll()}); see its output")
+                RuntimeError(f"the process that reads objects has ended (exit code {process.returncode}); see its output")
             )
 
 

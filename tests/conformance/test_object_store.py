@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import time
 from pathlib import Path
@@ -209,7 +210,7 @@ def test_the_end_of_the_process_is_an_error(store):
     data = dataset(store)
     answer = data.encoded_many([0, 1])
     data._asked()._process.kill()
-    with pytest.raises(RuntimeError, match="the process that reads objects has ended"):
+    with pytest.raises(RuntimeError, match=r"the process that reads objects has ended \(exit code -9\)"):
         answer.result(20)
 
 
@@ -226,6 +227,10 @@ def test_wrong_arguments(store):
         dataset(store, requests=0)
     with pytest.raises(ValueError, match="retries must be >= 0, got -1"):
         dataset(store, retries=-1)
+    with pytest.raises(ValueError, match="max_cache_bytes must be >= 0, got -1"):
+        dataset(store, max_cache_bytes=-1)
+    with pytest.raises(FileExistsError, match=re.escape(__file__)):
+        dataset(store, cache_dir=__file__)
     with pytest.raises(FileNotFoundError, match="has no images in folders"):
         ObjectStoreImageFolder("s3://bucket/nothing", **store.options)
 

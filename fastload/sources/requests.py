@@ -134,7 +134,9 @@ def _fail(process: subprocess.Popen[bytes], pending: dict[int, Answer]) -> None:
         _, answer = pending.popitem()
         if answer.set_running_or_notify_cancel():
             answer.set_exception(
-                RuntimeError(f"the process that reads objects has ended (exit code {process.returncode}); see its output")
+                RuntimeError(
+                    f"the process that reads objects has ended (exit code {process.returncode}); see its output"
+                )
             )
 
 

@@ -100,7 +100,7 @@ TOPICS = {
     "loaders-augmented": Topic(
         loaders,
         "The loader alone, with augmentation",
-        "Images per second, with torchvision's policies and RandomErasing; delivered as above.",
+        "Images per second, with torchvision's policies and RandomErasing; delivered as normalized float32 on the GPU.",
     ),
     "train-augmented": Topic(
         train,
@@ -111,16 +111,16 @@ TOPICS = {
     "loaders-decode": Topic(
         loaders,
         "Decoding on threads and on the GPU, the loader alone",
-        "Images per second once the index knows the files, from the second epoch on; delivered as above. 16 threads "
-        "were asked minutes later, when the machine was slower for all.",
+        "Images per second once the index knows the files, from the second epoch on; delivered as normalized float32 "
+        "on the GPU; nothing is done with them. 16 threads were asked minutes later, when the machine was slower for "
+        "all.",
         drawn=("16 threads",),
         note=_pixels,
     ),
     "loaders-ffcv": Topic(
         loaders,
         "Decoding on the GPU beside FFCV, the loader alone",
-        "A run a quarter of an hour before, on the same machine, beside FFCV and nvJPEG instead of DALI; delivered as "
-        "above.",
+        "A run a quarter of an hour before, on the same machine, beside FFCV and nvJPEG instead of DALI.",
         drawn=("16 threads",),
         note=_pixels,
     ),
@@ -134,14 +134,14 @@ TOPICS = {
     "loaders-nvjpeg": Topic(
         loaders,
         "Decoding on the GPU beside nvJPEG, the loader alone",
-        "A later run, with faster kernels, beside two ways to nvJPEG instead of DALI; delivered as above.",
+        "An earlier run, beside two ways to nvJPEG instead of DALI.",
         drawn=("16 threads",),
         note=_pixels,
     ),
     "train-gpudecode": Topic(
         train,
         "Decoding on the GPU, training on few cores",
-        "A later run of more models, with faster kernels, and with RandAugment. Turns are short: the time in which "
+        "A later run of more models, and with RandAugment. Turns are short: the time in which "
         "FastLoader, native chooses counts.",
     ),
     "scaling-decode": Topic(
@@ -165,13 +165,6 @@ TOPICS = {
         "Decoding on the GPU, one GPU and several",
         "Images per second in all, under torchrun with DistributedDataParallel and a DistributedSampler; all processes "
         "share the same cores.",
-    ),
-    "train-shared": Topic(
-        train,
-        "Training on a shared machine",
-        "The same with timm and SPDL, in an earlier run: one GPU and 16 cores of a machine of four, up to three other "
-        "benchmarks beside it.",
-        drawn=("ResNet-50, 6 cores", "ResNet-18, 6 cores", "ViT-S/16, 6 cores"),
     ),
     "train-resnet50": Topic(
         one_model,

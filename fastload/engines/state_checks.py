@@ -138,7 +138,9 @@ def _check_same(loader: LoaderConfig[Any], data: dict[str, Any]) -> None:
 
 
 def _shown(data: Any) -> str:
-    return f"a dict with {', '.join(map(repr, list(data)[:5]))}" if isinstance(data, dict) else type(data).__name__
+    if not isinstance(data, dict):
+        return type(data).__name__
+    return f"a dict with {', '.join(map(repr, list(data)[:5]))}" if data else "an empty dict"
 
 
 def fingerprint(dataset: Any, known: dict[str, Any] | None = None) -> tuple[int, int]:

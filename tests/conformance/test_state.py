@@ -318,6 +318,8 @@ def test_other_files_and_other_loaders_states_are_refused(folder: Path, tmp_path
     (moved / "class0" / "000.jpg").rename(moved / "class0" / "00x.jpg")
     with pytest.raises(ValueError, match="the same files in the same order"):
         FastLoader(ImageFolder(moved)).load_state_dict(state)
+    with pytest.raises(ValueError, match="got an empty dict"):
+        FastLoader(ImageFolder(folder)).load_state_dict({})
     with pytest.raises(ValueError, match="got a dict with '_snapshot'"):
         FastLoader(ImageFolder(folder)).load_state_dict({"_snapshot": 1})
 

@@ -22,9 +22,9 @@ import random
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Final
@@ -309,26 +309,23 @@ class _Answers:
         self._lock = threading.Lock()
 
     def write(self, header: bytes, pieces: list[Any]) -> None:
-        """Send an answer; the process ends if its reader has."""
-        with _memory_file() as file:
-            for place in range(0, len(pieces), _PIECES_MAX):
-                _write_all(file.fileno(), pieces[place : place + _PIECES_MAX])
-            try:
+        """Send an answer. The process ends if it cannot: who asked would wait for it forever."""
+        try:
+            with open(os.memfd_create("fastload-objects"), "wb", buffering=0) as file:
+                for place in range(0, len(pieces), _PIECES_MAX):
+                    _write_all(file.fileno(), pieces[place : place + _PIECES_MAX])
                 with self._lock:
                     socket.send_fds(self._socket, [header], [file.fileno()])
-            except OSError:
-                os._exit(0)
-
-
-def _memory_file() -> Any:
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("fastload-objects"), "wb", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
+        except (BrokenPipeError, ConnectionResetError):  # the reader has ended
+            os._exit(0)
+        except OSError:  # no memory or descriptor is left
+            traceback.print_exc()
+            os._exit(1)
 
 
 def _write_all(descriptor: int, pieces: list[Any]) -> None:
     left = sum(map(len, pieces))
-    while (left := left - os.writev(descriptor, pieces)) > 0:  # a write has a most, of 2 GB
+    while (left := left - os.writev(descriptor, pieces)) > 0:  # one write takes at most 2 GB
         written = sum(map(len, pieces)) - left
         while written >= len(pieces[0]):
             written -= len(pieces.pop(0))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
+import time
 
 import pytest
 
-from fastload.sources import ObjectStoreImageFolder, object_store
+from fastload.sources import ObjectStoreImageFolder, object_store, requests
+from fastload.sources.disk_cache import DiskCache
 from fastload.sources.fetcher import Setup, _store_of, _write_all
 
 pytest.importorskip("obstore")
@@ -59,6 +62,46 @@ def test_answers_are_whole_if_a_write_is_not(tmp_path, monkeypatch):
     with open(tmp_path / "file", "wb", buffering=0) as file:
         _write_all(file.fileno(), [b"", b"ab", b"", b"cdef", memoryview(b"ghijk"), b""])
     assert (tmp_path / "file").read_bytes() == b"abcdefghijk"
+
+
+def test_an_answer_that_cannot_be_sent_ends_the_process():
+    """Else who asked would wait for it forever."""
+    code = (
+        "import errno, os, socket; from fastload.sources.fetcher import _Answers\n"
+        "def fails(name): raise OSError(errno.EMFILE, 'no descriptor is left')\n"
+        "os.memfd_create = fails\n"
+        "_Answers(socket.socketpair()[0].detach()).write(b'', [])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "no descriptor is left" in ended.stderr
+
+
+def test_closing_does_not_wait_for_the_answers_end_that_a_child_holds(tmp_path, monkeypatch):
+    held, start = [], subprocess.Popen
+
+    def popen(*args, pass_fds, **options):
+        held.extend(map(os.dup, pass_fds))  # as a process that is forked just then
+        return start(*args, pass_fds=pass_fds, **options)
+
+    monkeypatch.setattr(requests.subprocess, "Popen", popen)
+    stored = stored_in(tmp_path)
+    begun = time.monotonic()
+    stored._requests[1][0].close()
+    assert time.monotonic() - begun < requests._JOIN_S / 2
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def test_what_was_not_read_for_longest_is_removed(tmp_path):
+    cache = DiskCache(tmp_path / "cache", 40)
+    for number, name in enumerate("abc"):
+        cache.put(name, b"0123456789")
+        os.utime(cache.path_of(name), ns=(number, number))
+    cache.path_of("a")
+    cache.put("d", b"0123456789")
+    cache.put("e", b"0123456789")
+    assert [name for name in "abcde" if cache.path_of(name)] == ["a", "d", "e"]
 
 
 def test_no_descriptor_or_memory_stays(tmp_path):

@@ -309,7 +309,10 @@ class _Answers:
         self._lock = threading.Lock()
 
     def write(self, header: bytes, pieces: list[Any]) -> None:
-        """Send an answer. The process ends if it cannot: who asked would wait for it forever."""
+        """Send an answer, or end the process.
+
+        Who asked would wait forever.
+        """
         try:
             with open(os.memfd_create("fastload-objects"), "wb", buffering=0) as file:
                 for place in range(0, len(pieces), _PIECES_MAX):

@@ -67,10 +67,11 @@ def test_answers_are_whole_if_a_write_is_not(tmp_path, monkeypatch):
 def test_an_answer_that_cannot_be_sent_ends_the_process():
     """Else who asked would wait for it forever."""
     code = (
-        "import errno, os, socket; from fastload.sources.fetcher import _Answers\n"
+        "import errno, os, socket, threading; from fastload.sources.fetcher import _Answers\n"
         "def fails(name): raise OSError(errno.EMFILE, 'no descriptor is left')\n"
         "os.memfd_create = fails\n"
-        "_Answers(socket.socketpair()[0].detach()).write(b'', [])"
+        "thread = threading.Thread(target=_Answers(socket.socketpair()[0].detach()).write, args=(b'', []))\n"
+        "thread.start(); thread.join(); os._exit(7)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1

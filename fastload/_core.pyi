@@ -196,12 +196,19 @@ class Pool:
         arrays: bool = False,
         sizes: Sequence[tuple[int, int]] = (),
         index: JpegIndex | None = None,
-        indices: Sequence[int] = (),
+        indices: _Array | None = None,
         staging: Staging | None = None,
         values: Sequence[Any] = (),
         table: Any = None,
     ) -> Job: ...
     def close(self, timeout_s: float = 5.0) -> bool: ...
+
+# Writes the ints of a list or tuple into an int64 array of as many. Returns False, with the array unspecified, if there
+# is anything else among them, bools and NumPy's numbers included, or one that does not fit.
+def put_ints(numbers: Any, out: _Array) -> bool: ...
+
+# [values[i] for i in indices], which are an int64 array. Raises IndexError as the list would.
+def items_of(values: list[Any], indices: _Array) -> list[Any]: ...
 
 # Changes of colour: Pillow's and torchvision's bits, in place on a uint8 HWC image with contiguous rows. They release
 # the GIL. `shift` is what torchvision adds to Pillow's hue, 0 to 255; `table` has shape (3, 256).

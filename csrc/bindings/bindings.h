@@ -24,6 +24,7 @@ void bind_draws(nanobind::module_& m);
 void bind_decode(nanobind::module_& m);
 void bind_batch(nanobind::module_& m);
 void bind_index(nanobind::module_& m);
+void bind_lists(nanobind::module_& m);
 void bind_staging(nanobind::module_& m);
 void bind_color(nanobind::module_& m);
 void bind_transform(nanobind::module_& m);

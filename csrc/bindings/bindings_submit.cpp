@@ -20,6 +20,7 @@ using namespace nb::literals;
 namespace fastload {
 namespace {
 
+using Indices = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Geometries = nb::ndarray<const std::int32_t, nb::shape<-1, 12>, nb::c_contig, nb::device::cpu>;
 
 // All pixels of `out` are in one row.
@@ -50,7 +51,7 @@ void set_values(BatchSpec& spec, const std::vector<ViewValues>& values, const Va
 }
 
 // Some images of an array of shape (N, height, width, 3 or 1) with any strides, each `times` times.
-std::vector<Input> inputs_from(const Pixels& pixels, const std::vector<std::size_t>& indices, std::size_t times) {
+std::vector<Input> inputs_from(const Pixels& pixels, const Indices& indices, std::size_t times) {
   if (pixels.size() == 0) throw nb::value_error("pixels must have at least one image, row and column");
   if (pixels.shape(3) != 3 && pixels.shape(3) != 1) throw nb::value_error("pixels must have 3 channels or one");
   Input input;
@@ -59,9 +60,11 @@ std::vector<Input> inputs_from(const Pixels& pixels, const std::vector<std::size
   input.strides = {pixels.stride(1), pixels.stride(2), pixels.shape(3) == 1 ? 0 : pixels.stride(3)};
   std::vector<Input> inputs(indices.size() * times, input);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const std::size_t index = indices[i / times];
-    if (index >= pixels.shape(0)) throw nb::index_error("an index must be less than the number of images");
-    inputs[i].data = pixels.data() + pixels.stride(0) * static_cast<std::ptrdiff_t>(index);
+    const std::int64_t index = indices.data()[i / times];
+    if (index < 0 || index >= static_cast<std::int64_t>(pixels.shape(0))) {
+      throw nb::index_error("an index must be from 0 to less than the number of images");
+    }
+    inputs[i].data = pixels.data() + pixels.stride(0) * index;
   }
   return inputs;
 }
@@ -71,7 +74,7 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
                  std::shared_ptr<RandomStream> stream, std::optional<std::vector<std::uint64_t>> seeds,
                  std::uint64_t number, const std::string& filter, const std::string& pass_rule,
                  std::uint64_t max_pixels, bool fast, bool arrays, const std::vector<std::pair<int, int>>& sizes,
-                 std::shared_ptr<JpegIndex> index, const std::vector<std::size_t>& indices, const BoundStaging* staging,
+                 std::shared_ptr<JpegIndex> index, std::optional<Indices> indices, const BoundStaging* staging,
                  std::vector<ViewValues> values, std::optional<ValueTable> table) {
   free_given_up();
   BatchSpec spec;
@@ -79,7 +82,8 @@ BoundJob* submit(BoundPool& pool, std::variant<Pixels, nb::sequence> inputs, Ima
   Pixels pixels;
   if (std::holds_alternative<Pixels>(inputs)) {
     pixels = std::get<Pixels>(std::move(inputs));
-    spec.inputs = inputs_from(pixels, indices, plan == nullptr ? 1 : plan->views());
+    if (!indices) throw nb::value_error("pixels and the indices go together");
+    spec.inputs = inputs_from(pixels, *indices, plan == nullptr ? 1 : plan->views());
   } else {
     const nb::sequence& given = std::get<nb::sequence>(inputs);
     views.reserve(nb::len(given));
@@ -182,7 +186,7 @@ void bind_submit(nb::class_<BoundPool>& pool) {
            "plan"_a = nb::none(), "stream"_a = nb::none(), "seeds"_a = nb::none(), "number"_a = 0,
            "filter"_a = "bilinear", "pass_rule"_a = "horizontal_first", "max_pixels"_a = 0, "fast"_a = false,
            "arrays"_a = false, "sizes"_a = std::vector<std::pair<int, int>>{}, "index"_a = nb::none(),
-           "indices"_a = std::vector<std::size_t>{}, "staging"_a = nb::none(),
+           "indices"_a.noconvert() = nb::none(), "staging"_a = nb::none(),
            "values"_a.noconvert() = std::vector<ViewValues>{}, "table"_a.noconvert() = nb::none());
 }
 

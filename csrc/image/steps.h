@@ -63,5 +63,7 @@ bool fits(const Step& step, int height, int width);
 // Returns false if a step does not fit its image or the result does not fit `out`; the contents are then unspecified.
 // Thread-safe: uses thread-local buffers. Throws std::bad_alloc only.
 bool apply_steps(const std::vector<Step>& steps, PassRule pass_rule, Image image, Image out);
+// The same of an image that stays as it is, and does not overlap `out`.
+bool apply_steps_to_copy(const std::vector<Step>& steps, PassRule pass_rule, ConstImage image, Image out);
 
 }  // namespace fastload

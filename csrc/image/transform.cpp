@@ -18,6 +18,10 @@ namespace {
 void copy_pixel(const std::uint8_t* pixel, std::uint8_t* out) { std::memcpy(out, pixel, 3); }
 
 void fill_row(std::uint8_t* out, int begin, int end, const Color& fill) {
+  if (begin < end && fill[0] == fill[1] && fill[0] == fill[2]) {
+    std::memset(out + 3 * begin, fill[0], 3 * static_cast<std::size_t>(end - begin));
+    return;
+  }
   for (int x = begin; x < end; ++x) copy_pixel(fill.data(), out + 3 * x);
 }
 
@@ -306,6 +310,7 @@ void quarter_turn(const ConstImage& in, const Image& out, bool anticlockwise, co
 }
 
 void pad(ConstImage in, Image out, int left, int top, PadMode mode, Color fill) {
+  const int begin = std::clamp(left, 0, out.width), end = std::clamp(left + in.width, begin, out.width);
   for (int y = 0; y < out.height; ++y) {
     std::uint8_t* target = out.row(y);
     if (mode == PadMode::constant && (y < top || y >= top + in.height)) {
@@ -313,13 +318,15 @@ void pad(ConstImage in, Image out, int left, int top, PadMode mode, Color fill) 
       continue;
     }
     const std::uint8_t* source = in.row(mirrored(y - top, in.height, mode));
-    const auto margin = [&](int begin, int end) {
-      if (mode == PadMode::constant) return fill_row(target, begin, end, fill);
-      for (int x = begin; x < end; ++x) copy_pixel(source + 3 * mirrored(x - left, in.width, mode), target + 3 * x);
+    const auto margin = [&](int from, int to) {
+      if (mode == PadMode::constant) return fill_row(target, from, to, fill);
+      for (int x = from; x < to; ++x) copy_pixel(source + 3 * mirrored(x - left, in.width, mode), target + 3 * x);
     };
-    margin(0, left);
-    std::memcpy(target + 3 * left, source, 3 * static_cast<std::size_t>(in.width));
-    margin(left + in.width, out.width);
+    margin(0, begin);
+    if (begin < end) {
+      std::memcpy(target + 3 * begin, source + 3 * (begin - left), 3 * static_cast<std::size_t>(end - begin));
+    }
+    margin(end, out.width);
   }
 }
 

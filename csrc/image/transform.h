@@ -27,8 +27,8 @@ void transpose(ConstImage in, Image out, Transpose how);
 
 enum class PadMode { constant, edge, reflect, symmetric };  // torchvision's
 
-// torchvision's pad; the margins to the right and below are what `out` has more. Negative margins are not allowed.
-// reflect needs margins smaller than the side, symmetric at most as large.
+// A part of torchvision's pad: `out` is what lies from `left` columns and `top` rows before `in` on, or behind its
+// first ones if they are negative. reflect needs margins smaller than the side, symmetric at most as large.
 void pad(ConstImage in, Image out, int left, int top, PadMode mode, Color fill);
 
 // The matrix with which Image.rotate(angle, center=center), without expand, calls Image.transform. Pillow's center is

@@ -181,28 +181,42 @@ Status resize_window(const Encoded& image, const Geometry& geometry, const Sampl
       [&](int i) { return resampler.row(i) + kLateBytes; }, [&](int count) { resampler.push(count); });
 }
 
+// Whether the window has the output's size.
+bool fits(const Geometry& geometry, const SampleOptions& options) {
+  return geometry.window.height == options.height && geometry.window.width == options.width;
+}
+
+bool is_valid(const JpegHeader& header, const Geometry& geometry, const SampleOptions& options) {
+  return (!geometry.steps.empty() || fits(geometry, options)) &&
+         lies_within(geometry.crop, header.width, header.height) &&
+         lies_within(geometry.window, geometry.out_width, geometry.out_height);
+}
+
+bool resizes(const Geometry& geometry) {
+  return geometry.out_width != geometry.crop.width || geometry.out_height != geometry.crop.height;
+}
+
+Image image_of(const Target& target, const SampleOptions& options) {
+  return {target.data, target.row_stride, options.height, options.width};
+}
+
 // Makes the window with `make(target)`, then applies the steps.
 template <typename Make>
 Status with_steps(const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,
                   const Target& target, Make make) {
+  if (!is_valid(header, geometry, options)) return Status::bad_geometry;
   const PixelBox& window = geometry.window;
-  const bool fits = window.height == options.height && window.width == options.width;
-  if ((!fits && geometry.steps.empty()) || !lies_within(geometry.crop, header.width, header.height) ||
-      !lies_within(window, geometry.out_width, geometry.out_height)) {
-    return Status::bad_geometry;
-  }
   static thread_local Buffer made;  // what the steps begin with, if it does not fit the target
   Target first = target;
-  if (!fits) {
+  if (!fits(geometry, options)) {
     first.row_stride = std::ptrdiff_t{3} * window.width;
     made.resize(static_cast<std::size_t>(first.row_stride) * static_cast<std::size_t>(window.height));
     first.data = made.data();
   }
-  const bool resizes = geometry.out_width != geometry.crop.width || geometry.out_height != geometry.crop.height;
-  Status status = make(resizes, first);
+  Status status = make(first);
   if (status == Status::ok && !geometry.steps.empty() &&
       !apply_steps(geometry.steps, options.pass_rule, {first.data, first.row_stride, window.height, window.width},
-                   {target.data, target.row_stride, options.height, options.width})) {
+                   image_of(target, options))) {
     status = Status::bad_geometry;
   }
   made.shrink(kKeptScratchBytes);
@@ -210,10 +224,10 @@ Status with_steps(const JpegHeader& header, const Geometry& geometry, const Samp
 }
 
 // Makes the window of a crop whose pixels are there.
-Status make_window(const ConstImage& crop, bool resizes, const Geometry& geometry, const SampleOptions& options,
-                   const Target& target, std::string& detail) {
+Status make_window(const ConstImage& crop, const Geometry& geometry, const SampleOptions& options, const Target& target,
+                   std::string& detail) {
   const PixelBox& window = geometry.window;
-  if (resizes) {
+  if (resizes(geometry)) {
     if (!thread_resampler().prepare(job_of(geometry.crop, geometry, options), detail)) return Status::bad_geometry;
     thread_resampler().run({crop.data, crop.stride, {0, 0, crop.height, crop.width}}, target.data, target.row_stride);
     return Status::ok;
@@ -231,27 +245,35 @@ Status make_window(const ConstImage& crop, bool resizes, const Geometry& geometr
 Status decode_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry,
                      const SampleOptions& options, const Target& target, std::string& detail) {
   if (header.format != Format::jpeg) {
-    return with_steps(header, geometry, options, target, [&](bool resizes, const Target& first) {
+    return with_steps(header, geometry, options, target, [&](const Target& first) {
       ConstImage crop;
       const Status status = decode_other(source, header, to_region(geometry.crop), crop);
-      return status == Status::ok ? make_window(crop, resizes, geometry, options, first, detail) : status;
+      return status == Status::ok ? make_window(crop, geometry, options, first, detail) : status;
     });
   }
   const Encoded image{source, header, thread_decoder()};
-  return with_steps(header, geometry, options, target, [&](bool resizes, const Target& first) {
-    return resizes ? resize_window(image, geometry, options, first, detail)
-                   : copy_window(image, geometry, options, first, detail);
+  return with_steps(header, geometry, options, target, [&](const Target& first) {
+    return resizes(geometry) ? resize_window(image, geometry, options, first, detail)
+                             : copy_window(image, geometry, options, first, detail);
   });
 }
 
 Status transform_pixels(const std::uint8_t* pixels, const JpegHeader& header, const Geometry& geometry,
                         const SampleOptions& options, const Target& target, std::string& detail) {
+  if (!is_valid(header, geometry, options)) return Status::bad_geometry;
   const std::ptrdiff_t stride = std::ptrdiff_t{3} * header.width;
-  return with_steps(header, geometry, options, target, [&](bool resizes, const Target& first) {
-    const PixelBox& crop = geometry.crop;
-    const std::uint8_t* const origin = pixels + stride * crop.top + std::ptrdiff_t{3} * crop.left;
-    return make_window({origin, stride, crop.height, crop.width}, resizes, geometry, options, first, detail);
-  });
+  const auto part = [stride](const std::uint8_t* origin, const PixelBox& box) {
+    return ConstImage(origin + stride * box.top + std::ptrdiff_t{3} * box.left, stride, box.height, box.width);
+  };
+  const ConstImage crop = part(pixels, geometry.crop);
+  if (geometry.steps.empty() || resizes(geometry) || geometry.flip_horizontal || geometry.flip_vertical) {
+    return with_steps(header, geometry, options, target,
+                      [&](const Target& first) { return make_window(crop, geometry, options, first, detail); });
+  }
+  const ConstImage window = part(crop.data, geometry.window);  // the pixels need no copy before the steps
+  return apply_steps_to_copy(geometry.steps, options.pass_rule, window, image_of(target, options))
+             ? Status::ok
+             : Status::bad_geometry;
 }
 
 bool stage_sample(ByteSource& source, const JpegHeader& header, const Geometry& geometry, const SampleOptions& options,

@@ -268,6 +268,7 @@ PoolState::Spent PoolState::complete_decoded(const Task& task, std::unique_lock<
   lock.unlock();
   const Stopwatch watch;
   for (std::size_t i = 0; i < count && !job.stop_; ++i) {
+    if (i + 1 < count) prefetch(job.spec_.inputs[numbers[i + 1]]);
     const Target target = target_of(job, numbers[i]);
     const SampleOptions options = options_of(job, numbers[i]);
     ByteSource none;

@@ -41,6 +41,10 @@ struct Outcome {
   std::string detail;  // message about the status, or empty
 };
 
+// Begins to fetch an image's pixels into the cache. They may be anywhere in a dataset's memory, and are then waited for
+// longer than their transforms take.
+void prefetch(const Input& input);
+
 // Completes a geometry: a crop of height 0 becomes the whole image, out_height 0 the crop's size, and a window of
 // height 0 the whole output.
 void complete(Geometry& geometry, const JpegHeader& header);

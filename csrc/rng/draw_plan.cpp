@@ -354,6 +354,7 @@ DrawStatus Run::apply(const DrawOp& op) {
 DrawStatus DrawPlan::run(Generator& generator, int width, int height, const std::vector<Answer>& known,
                          Geometry& geometry, Question& unresolved, std::size_t view) const {
   geometry = {};
+  geometry.steps.reserve(views_[view].size());
   if (draws_others_ && !generator.others) return DrawStatus::crop_too_large;
   const Generator before = generator;
   Run run(uniform_rule, known, generator, geometry, {height, width});

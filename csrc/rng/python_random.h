@@ -44,9 +44,19 @@ class NumpyRandom : public Twister {
   std::uint32_t randint(std::uint32_t count);  // numpy.random.randint(0, count), as choice() draws it; count >= 1
 };
 
-// What a worker has besides torch's generator.
+// What a worker has besides torch's generator. Copied by code, not as bytes: an optional of it that has no value is
+// then copied without them.
 struct OtherGenerators {
   static constexpr std::size_t kStateBytes = 2 * Twister::kStateBytes;
+
+  OtherGenerators() = default;
+  OtherGenerators(const PythonRandom& python, const NumpyRandom& numpy) : python(python), numpy(numpy) {}
+  OtherGenerators(const OtherGenerators& other) : OtherGenerators(other.python, other.numpy) {}
+  OtherGenerators& operator=(const OtherGenerators& other) {
+    python = other.python;
+    numpy = other.numpy;
+    return *this;
+  }
 
   PythonRandom python;
   NumpyRandom numpy;

@@ -14,6 +14,7 @@ from PIL import Image
 from torch.utils.data import Subset
 from torchvision import datasets
 
+from fastload import _core
 from fastload.pipeline.errors import Refused
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Pixels:
     """
 
     images: NDArray[np.uint8]
-    indices: list[int]
+    indices: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -71,20 +72,26 @@ def entries(
     try:
         for subset in subsets:
             indices = [subset.indices[index] for index in indices]
-        data = dataset.data
-        if not (_are_numbers(indices) and _fits(data, known)):
+        data, numbers = dataset.data, _numbers(indices)
+        if numbers is None or not _fits(data, known):
             return None
-        first = min(indices)
-        if first < -len(data) or max(indices) >= len(data):
+        first = numbers.min()
+        if first < -len(data) or numbers.max() >= len(data):
             return None
-        targets = _targets(dataset, known, indices)
-        return Pixels(_arranged(data, known), [i % len(data) for i in indices] if first < 0 else [*indices]), targets
+        targets = _targets(dataset, known, numbers)
+        return Pixels(_arranged(data, known), numbers % len(data) if first < 0 else numbers), targets
     except Exception:  # noqa: BLE001 - raised again by the sample that it comes from
         return None
 
 
-def _are_numbers(indices: Sequence[Any]) -> bool:
-    return {int, np.int64} >= {*map(type, indices)} != set()
+def _numbers(indices: Sequence[Any]) -> NDArray[np.int64] | None:
+    """Make an array of indices, unless some are no numbers or there are none."""
+    numbers = np.empty(len(indices), np.int64)
+    if not _core.put_ints(indices, numbers):
+        if not {*map(type, indices)} <= {int, np.int64}:
+            return None
+        numbers[:] = indices
+    return numbers if len(numbers) else None
 
 
 def _as_array(value: Any) -> Any:
@@ -98,18 +105,18 @@ def _arranged(data: Any, known: type) -> Any:
     return data if known in _ARRAYS else np.moveaxis(data, 1, 3)
 
 
-def _targets(dataset: Any, known: type, indices: Sequence[Any]) -> list[Any]:
+def _targets(dataset: Any, known: type, indices: NDArray[np.int64]) -> list[Any]:
     """Look the targets of several samples up: usual kinds without Python code for each."""
     targets = dataset.labels if known in _PLANES else dataset.targets
     if known in _ARRAYS and type(targets) is list:
-        return [*map(targets.__getitem__, indices)]
+        return _core.items_of(targets, indices)
     numbers: list[Any]
     if known in _MNISTS and known is not datasets.QMNIST:
         if type(targets) is torch.Tensor and targets.dtype == torch.int64:
-            numbers = targets[[*indices]].tolist()
+            numbers = targets[torch.from_numpy(indices)].tolist()
             return numbers
     elif known in _PLANES and type(targets) is np.ndarray and targets.dtype.kind in "iu" and targets.ndim == 1:
-        numbers = targets[[*indices]].tolist()
+        numbers = targets[indices].tolist()
         return numbers
     return [_target(dataset, known, index) for index in indices]
 

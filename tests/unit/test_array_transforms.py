@@ -76,6 +76,29 @@ def test_crops_that_pad(name, module, mode):
     check(lambda: stored(name, module.Compose([crop, v1.PILToTensor()])))
 
 
+@pytest.mark.parametrize(("mode", "padding"), [("constant", 40), ("edge", 40), ("reflect", 31), ("symmetric", 32)])
+@pytest.mark.parametrize("flips", [False, True])
+def test_crops_of_little_but_padding(mode, padding, flips):
+    """Most crops of 3 pixels lie beside the image, or touch it."""
+    crop = v1.RandomCrop(3, padding=padding, padding_mode=mode, fill=(7, 8, 9))
+    flip = [v1.RandomHorizontalFlip()] if flips else []
+    check(lambda: stored("CIFAR10", v1.Compose([crop, *flip, v1.PILToTensor()]), count=200))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["jitter", "flips", "rotation", "RandAugment"])
+def test_transforms_leave_the_datasets_array_as_it_is(name, workers):
+    """A constant array is not copied, and the steps begin with its own memory."""
+    between, _ = steps(v1)[name]
+    dataset = stored("CIFAR10", v1.Compose([*between, v1.PILToTensor()]))
+    memory = bytearray(dataset.data.tobytes())
+    dataset.data = np.frombuffer(bytes(memory), np.uint8).reshape(dataset.data.shape)
+    loader = FastLoader(dataset, batch_size=6, num_workers=workers, device="cpu", engine="native")
+    list(loader)
+    assert dataset.data.tobytes() == memory
+    assert workers == 0 or loader.stats().python_images == 0
+
+
 def test_a_transform_of_ones_own_stays_python():
     dataset = stored("CIFAR10", v1.Compose([v1.RandomCrop(32, padding=4), v1.ToTensor(), Cutout()]))
     assert "Cutout is your own" in refusal(dataset)

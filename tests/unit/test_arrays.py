@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -460,8 +461,44 @@ def test_the_core_refuses_indices_beyond_the_array():
     pool = _core.Pool(1)
     for broken, indices, error in [(images, [0, 3], IndexError), (images[:, :0], [0, 1], ValueError)]:
         with pytest.raises(error):
-            pool.submit(broken, out, plan=_core.DrawPlan(), indices=indices)
+            pool.submit(broken, out, plan=_core.DrawPlan(), indices=np.array(indices))
     pool.close()
+
+
+@pytest.mark.parametrize("numbers", [[], [3, -1, 0], (2**63 - 1, -(2**63))])
+def test_ints_are_written_to_an_array(numbers):
+    out = np.empty(len(numbers), np.int64)
+    assert _core.put_ints(numbers, out)
+    assert out.tolist() == [*numbers]
+
+
+@pytest.mark.parametrize("numbers", [[1, True], [1, np.int64(2)], [1.0], ["1"], [1, 2**63], [-(2**63) - 1], range(2)])
+def test_anything_but_ints_is_not_written(numbers):
+    assert not _core.put_ints(numbers, np.empty(len(numbers), np.int64))
+
+
+@pytest.mark.parametrize("room", [1, 3])
+def test_ints_need_an_array_of_their_number(room):
+    with pytest.raises(ValueError, match="exactly"):
+        _core.put_ints([1, 2], np.empty(room, np.int64))
+
+
+def test_items_of_a_list():
+    values = ["a", None, "c"]
+    assert _core.items_of(values, np.array([2, 0, 0, -1, -3])) == ["c", "a", "a", "c", "a"]
+    assert _core.items_of(values, np.array([], np.int64)) == []
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            _core.items_of(values, np.array([0, index]))
+
+
+def test_items_of_a_list_hold_references():
+    value = object()
+    before = sys.getrefcount(value)
+    items = _core.items_of([value], np.zeros(5, np.int64))
+    assert sys.getrefcount(value) == before + 5
+    del items
+    assert sys.getrefcount(value) == before
 
 
 def test_numbers_are_collated_as_torch_is_told_to(monkeypatch):

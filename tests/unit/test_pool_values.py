@@ -80,7 +80,7 @@ def test_values_are_those_of_the_table(pool: _core.Pool, dtype: Any, channels: i
 
 def test_pixels_have_values_too(pool: _core.Pool) -> None:
     images = np.random.default_rng(1).integers(0, 256, (9, 30, 40, 3), np.uint8)
-    pixels, indices = np.zeros((40, SIDE, SIDE, 3), np.uint8), [i % 9 for i in range(40)]
+    pixels, indices = np.zeros((40, SIDE, SIDE, 3), np.uint8), np.arange(40) % 9
     values, table = room(3, np.dtype(np.uint32), (SIDE, SIDE), count=40), table_of(3, np.uint32)
     stream = _core.RandomStream(torch.Generator().manual_seed(1).get_state().numpy().tobytes())
     job = pool.submit(

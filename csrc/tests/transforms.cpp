@@ -57,6 +57,20 @@ struct Pixels {
   }
 };
 
+// Whether `out` is a part of what the whole image becomes by these margins: left, top, right, bottom.
+bool is_part(const Image& in, const Image& out, const int (&margins)[4], const int (&skipped)[2], PadMode mode) {
+  const Pixels whole(margins[1] + in.height + margins[3], margins[0] + in.width + margins[2], 0, false, false);
+  pad(in, whole.image, margins[0], margins[1], mode, {1, 2, 3});
+  for (int y = 0; y < out.height; ++y) {
+    const std::uint8_t* const part = whole.image.row(skipped[1] + y) + 3 * skipped[0];
+    if (std::memcmp(out.row(y), part, std::size_t{3} * static_cast<std::size_t>(out.width)) != 0) {
+      std::printf("a part of a padded image differs: mode %d, row %d\n", static_cast<int>(mode), y);
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -88,12 +102,16 @@ int main(int argc, char** argv) {
                             between(0, height - 1)};
     const int taps[2] = {2 * between(0, 12) + 1, 2 * between(0, 12) + 1};
     const float x_radius = between(0, 40) / 10.0f, y_radius = between(0, 40) / 10.0f;
+    int skipped[2] = {0, 0};  // columns and rows of the padded image that lie before the part
     int out_height = between(1, most), out_width = between(1, most);
     if (kind == 2) {
       const bool turned = how == Transpose::rotate_90 || how == Transpose::rotate_270;
       out_height = turned ? width : height, out_width = turned ? height : width;
     } else if (kind == 3) {
-      out_height = margins[1] + height + margins[3], out_width = margins[0] + width + margins[2];
+      out_height = between(1, margins[1] + height + margins[3]);
+      out_width = between(1, margins[0] + width + margins[2]);
+      skipped[0] = between(0, margins[0] + width + margins[2] - out_width);
+      skipped[1] = between(0, margins[1] + height + margins[3] - out_height);
     } else if (kind >= 4) {
       out_height = height, out_width = width;
     }
@@ -106,7 +124,10 @@ int main(int argc, char** argv) {
         case 0: transform_affine(in.image, out->image, affine, sampling, {1, 2, 3}); break;
         case 1: transform_perspective(in.image, out->image, perspective, sampling, {1, 2, 3}); break;
         case 2: transpose(in.image, out->image, how); break;
-        case 3: pad(in.image, out->image, margins[0], margins[1], mode, {1, 2, 3}); break;
+        case 3:
+          pad(in.image, out->image, margins[0] - skipped[0], margins[1] - skipped[1], mode, {1, 2, 3});
+          if (!is_part(in.image, out->image, margins, skipped, mode)) return 1;
+          break;
         case 4:
           for (int y = 0; y < height; ++y) std::memcpy(out->image.row(y), in.image.row(y), std::size_t{3} * width);
           gaussian_blur(out->image, x_radius, y_radius);

@@ -44,7 +44,12 @@ void free_given_up() {
 BoundJob::~BoundJob() {
   if (held_.job == nullptr) return;
   const bool waited = waited_ || held_.job->pool_closed();
-  if (!cancel_within(waited ? 0 : kJoinSeconds)) given_up().push_back(std::move(held_));
+  if (cancel_within(waited ? 0 : kJoinSeconds)) {
+    nb::gil_scoped_release release;  // a job has much to free, and nothing of Python's
+    held_.job.reset();
+  } else {
+    given_up().push_back(std::move(held_));
+  }
   free_given_up();
 }
 

@@ -107,9 +107,6 @@ def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe], ben
     chosen = [recipe for recipe in recipes if _is_chosen(recipe, args.only)]
     try:
         check_data(args.data)
-        for name in ("images", "batch_size", "workers", "repeats"):
-            if getattr(args, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
         if not chosen:
             raise ValueError(f"--only must be part of a recipe's name, got {args.only}")
         check_shared_memory(args.workers, 10 * args.batch_size)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastload.commands.argument_types import at_least, output_file
+from fastload._argument_types import at_least, output_file
 
 if TYPE_CHECKING:
     import argparse

@@ -6,8 +6,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from fastload._argument_types import at_least
 from fastload._factory import FactoryError, add_factory_argument, call_factory
-from fastload.commands.argument_types import at_least
 
 if TYPE_CHECKING:
     import argparse

@@ -211,6 +211,23 @@ def test_a_module_of_our_own_that_is_missing_is_not_blamed_on_an_extra(command):
         cli.main(["probe"])
 
 
+def numbers():
+    for name, entry in cli.BENCH.items():
+        parser = argparse.ArgumentParser()
+        entry.add_arguments(parser)
+        for action in parser._actions:
+            if action.type not in (None, Path):
+                yield name, action.option_strings[0]
+
+
+@pytest.mark.parametrize(("name", "option"), numbers())
+def test_a_benchmark_refuses_numbers_that_it_cannot_use(capsys, name, option):
+    for wrong in ("-1", "many", *(["0"] if option != "--seed" else [])):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", name, option, wrong])
+        assert f"error: argument {option}: must be a" in capsys.readouterr().err
+
+
 class Started(Exception):
     """In place of the process that ``fastload run`` would become."""
 

@@ -114,7 +114,7 @@ def test_a_missing_package_is_named(source: Source) -> None:
     assert row["skipped"] == "no_such_package is not installed"
 
 
-@pytest.mark.parametrize("wrong", [["--only", "unknown"], ["--repeats", "0"], ["--data", "/no/such/folder"]])
+@pytest.mark.parametrize("wrong", [["--only", "unknown"], ["--data", "/no/such/folder"]])
 def test_wrong_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*wrong) == 2
     assert f"error: {wrong[0]} must" in capsys.readouterr().err

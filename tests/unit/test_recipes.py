@@ -120,6 +120,14 @@ def test_wrong_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFix
     assert f"error: {wrong[0]} must" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("only", ["unknown", "DINO,unknown"])
+def test_an_unknown_name_is_refused_with_those_there_are(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--only", only) == 2
+    said = capsys.readouterr().err
+    assert "got 'unknown'" in said
+    assert all(repr(recipe.name) in said for recipe in RECIPES)
+
+
 def test_the_plan_says_that_images_are_lazy_unless_engine_is_torch(source: Source) -> None:
     given = {"batch_size": 2, "num_workers": 1, **named("DINOv2").arguments(source)}
     assert recipes.where(FastLoader(**given).plan) == recipes.LAZY

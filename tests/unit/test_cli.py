@@ -220,7 +220,7 @@ def numbers():
                 yield name, action.option_strings[0]
 
 
-@pytest.mark.parametrize(("name", "option"), numbers())
+@pytest.mark.parametrize(("name", "option"), list(numbers()))
 def test_a_benchmark_refuses_numbers_that_it_cannot_use(capsys, name, option):
     for wrong in ("-1", "many", *(["0"] if option != "--seed" else [])):
         with pytest.raises(SystemExit):

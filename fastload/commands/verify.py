@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         except FactoryError:
             raise
         except Exception as error:
-            traceback.print_exc()  # shows where the user's code failed
+            traceback.print_exc()  # of the module
             raise FactoryError(f"{args.factory} raised {type(error).__name__}: {error}") from error
 
     try:

@@ -183,6 +183,8 @@ def factories(tmp_path, monkeypatch, simulated_time):
         "def bad_step():\n"
         "    return loader(), 5\n"
         "value = 3\n"
+        "def fails():\n"
+        "    raise OSError('it broke')\n"
     )
     monkeypatch.delitem(sys.modules, "my_factories", raising=False)  # another test's, with a time of its own
     (tmp_path / "my_broken.py").write_text("import fastload_no_such_module\n")
@@ -217,6 +219,14 @@ def test_a_wrong_factory_says_what_is_wrong(factories, name, message):
     with pytest.raises(FactoryError) as caught:
         call_factory(name)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("command", [["tune"], ["bench", "ceiling"], ["verify"]])
+def test_a_factory_that_raises_is_named_below_its_traceback(factories, capsys, command):
+    assert cli.main([*command, "my_factories:fails"]) == 2
+    said = capsys.readouterr().err
+    assert 'my_factories.py", line' in said
+    assert said.endswith(": my_factories:fails raised OSError: it broke\n")
 
 
 def test_an_error_inside_the_factorys_module_is_its_own(factories):

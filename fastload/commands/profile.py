@@ -104,7 +104,10 @@ def read(path: Path) -> Recording:
         for suffix in (".sqlite", ".nsys-rep", ".qdstrm"):
             if (found := path / f"{STEM}{suffix}").exists():
                 return read(found)
-        return torch_trace.read(path)
+        try:
+            return torch_trace.read(path)
+        except NsightError:
+            raise NsightError(f"{path} holds no recording; fastload profile --keep DIR keeps one in DIR") from None
     if path.suffix in (".nsys-rep", ".qdstrm"):
         executable = find_nsight("nsys")
         if executable is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fastload._argument_types import at_least, positive
+from fastload._argument_types import at_least, file_in_new_folder, picture_file, positive
 from fastload._factory import add_factory_argument
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def add_quick(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare ``--json``."""
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
+    parser.add_argument("--json", metavar="FILE", type=file_in_new_folder, help="write every figure there")
 
 
 def ceiling(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def demo(parser: argparse.ArgumentParser) -> None:
     add_data_argument(parser)
     parser.add_argument("--repeats", type=_COUNT, default=3, help="epochs per loader (default: %(default)s)")
     parser.add_argument("--ladder", action="store_true", help="then train ResNet-50 on the GPU, rung by rung (minutes)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the comparison's figures there")
+    parser.add_argument("--json", metavar="FILE", type=file_in_new_folder, help="write the comparison's figures there")
     add_quick(parser)
 
 
@@ -87,7 +87,7 @@ def ladder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_COUNT, help="steps per rung and climb (default: 30)")
     parser.add_argument("--repeats", type=_COUNT, help="climbs (default: 5)")
     add_json(parser)
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the climb there, as a bar chart")
+    parser.add_argument("--plot", metavar="FILE", type=picture_file, help="draw the climb there, as a bar chart")
     add_quick(parser)
 
 

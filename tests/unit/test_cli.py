@@ -15,6 +15,7 @@ import pytest
 import fastload
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks._checkout import ROOT
+from fastload._argument_types import file_in_new_folder, picture_file
 from fastload.commands import cli
 from fastload.commands.cli import Command, Group
 from fastload.commands.run import script
@@ -216,7 +217,7 @@ def numbers():
         parser = argparse.ArgumentParser()
         entry.add_arguments(parser)
         for action in parser._actions:
-            if action.type not in (None, Path):
+            if action.type not in (None, Path, file_in_new_folder, picture_file):
                 yield name, action.option_strings[0]
 
 
@@ -226,6 +227,21 @@ def test_a_benchmark_refuses_numbers_that_it_cannot_use(capsys, name, option):
         with pytest.raises(SystemExit):
             cli.main(["bench", name, option, wrong])
         assert f"error: argument {option}: must be a" in capsys.readouterr().err
+
+
+def test_a_benchmark_refuses_a_file_that_cannot_be_written_before_it_measures(tmp_path, capsys):
+    (file := tmp_path / "file").touch()
+    for wrong in (tmp_path, file / "x.json"):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", "demo", "--json", str(wrong)])
+        assert f"--json: must be a file that can be written, got '{wrong}'" in capsys.readouterr().err
+    for right in (file, tmp_path / "new.json", tmp_path / "new" / "folder" / "x.json"):
+        assert file_in_new_folder(str(right)) == right
+
+
+def test_an_unknown_case_of_slots_is_refused_without_a_gpu_too(capsys):
+    assert cli.main(["bench", "slots", "--case", "none"]) == 2
+    assert "--case must be one of 'fp32 images', " in capsys.readouterr().err
 
 
 class Started(Exception):

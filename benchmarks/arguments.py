@@ -189,7 +189,7 @@ def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", type=int, help=f"images per batch (default: {default.batch_size})")
     parser.add_argument("--recipe", help=f"transforms of training: {', '.join(RECIPES)} (default: {default.recipe})")
-    add_json(parser)
+    parser.add_argument("--json", metavar="PATH", type=Path, help="write every figure there; of peers, a folder")
     add_quick(parser)
 
 

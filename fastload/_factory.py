@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FactoryError(ValueError):
-    """The factory does not exist, or returns an object of the wrong type."""
+    """The factory does not exist, raises, or returns an object of the wrong type."""
 
 
 def add_factory_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -37,7 +38,7 @@ def call_factory(name: str, arguments: Sequence[str] = ()) -> tuple[DataLoader[A
     Modules are also found in the current folder.
 
     Raises:
-        FactoryError: ``name`` is not ``module:function``, no such function exists, or it returned another type.
+        FactoryError: ``name`` is not ``module:function``, no function, or it raises or returns another type.
     """
     module_name, colon, function = name.partition(":")
     if not colon or not module_name or not function:
@@ -59,7 +60,12 @@ def call_factory(name: str, arguments: Sequence[str] = ()) -> tuple[DataLoader[A
         found = getattr(found, part)
     if not callable(found):
         raise FactoryError(f"{name} must be a function, got {type(found).__name__}")
-    return _loader_and_step(name, found(*arguments))
+    try:
+        made = found(*arguments)
+    except Exception as error:
+        traceback.print_exc()  # shows where the user's code failed
+        raise FactoryError(f"{name} raised {type(error).__name__}: {error}") from error
+    return _loader_and_step(name, made)
 
 
 def _loader_and_step(name: str, made: Any) -> tuple[DataLoader[Any], Callable[[Any], object] | None]:

@@ -32,7 +32,19 @@ LAYERS = [
     ["engines", "prefetch", "sources"],
     ["autoscale", "device", "profiling", "vision"],
     ["memory", "pipeline", "stats"],
-    ["nvtx", "torch_workers", "options", "_batch", "_core", "_display", "_factory", "_lazy", "_machine", "_version"],
+    [
+        "nvtx",
+        "torch_workers",
+        "options",
+        "_argument_types",
+        "_batch",
+        "_core",
+        "_display",
+        "_factory",
+        "_lazy",
+        "_machine",
+        "_version",
+    ],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import Sampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from fastload._machine import shared_memory_bytes, usable_cpus
 from fastload.bench.photos import PhotoSet, write_photos
@@ -38,9 +40,17 @@ def training_transform() -> transforms.Compose:
 
 
 def check_data(folder: Path | None) -> None:
-    """Raise ``FileNotFoundError`` unless ``folder`` is a folder with folders in it, or ``None``."""
-    if folder is not None and not (folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir())):
-        raise FileNotFoundError(f"--data must be a folder with one folder of images per class, got {folder}")
+    """Raise ``FileNotFoundError`` unless ``folder`` has folders of images, or is ``None``."""
+    if folder is None:
+        return
+    wanted = "--data must be a folder with one folder of images per class"
+    classes = [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+    if not classes:
+        raise FileNotFoundError(f"{wanted}, got {folder}")
+    for entry in classes:
+        files = (name for _, _, names in os.walk(entry, followlinks=True) for name in names)
+        if not any(name.lower().endswith(IMG_EXTENSIONS) for name in files):
+            raise FileNotFoundError(f"{wanted}, but {entry} holds none of {', '.join(IMG_EXTENSIONS)}")
 
 
 def open_images(folder: Path | None, quick: bool) -> tuple[ImageFolder, dict[str, Any]]:

@@ -102,7 +102,7 @@ def main(arguments: argparse.Namespace) -> int:
     seconds = arguments.seconds if arguments.seconds is not None else (0.3 if arguments.quick else 5.0)
     repeats = arguments.repeats if arguments.repeats is not None else (1 if arguments.quick else 3)
     try:
-        _check(arguments, seconds, repeats)
+        _check(arguments)
         loader, step = call_factory(arguments.factory, arguments.arg) if arguments.factory else _built_in(arguments)
         if step is None:
             raise FactoryError(
@@ -131,15 +131,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace, seconds: float, repeats: int) -> None:
-    if not seconds > 0:
-        raise ValueError(f"--seconds must be > 0, got {seconds}")
-    for name, value in (("repeats", repeats), ("hold", arguments.hold)):
-        if value < 1:
-            raise ValueError(f"--{name} must be >= 1, got {value}")
+def _check(arguments: argparse.Namespace) -> None:
     for name in ("batch_size", "workers"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {value}")
-        if value is not None and arguments.factory:
+        if arguments.factory and getattr(arguments, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} goes without a factory: the factory's loader has its own")

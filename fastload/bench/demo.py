@@ -106,8 +106,6 @@ def main(args: argparse.Namespace) -> int:
     try:
         check_data(args.data)
         loader_size(args.quick)
-        if args.repeats < 1:
-            raise ValueError(f"--repeats must be >= 1, got {args.repeats}")
         if args.ladder and not torch.cuda.is_available():
             raise ValueError("--ladder trains on a GPU, and torch finds no CUDA device here")
     except (ValueError, FileNotFoundError, SharedMemoryError) as error:

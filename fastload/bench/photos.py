@@ -253,7 +253,7 @@ def main(args: argparse.Namespace) -> int:
             count=args.count, classes=classes, seed=args.seed, quality=args.quality, edge_px=args.edge_px
         )
         folder = write_photos(args.dir, photo_set)
-    except (ValueError, FileExistsError) as error:
+    except (ValueError, OSError) as error:
         return refuse(error)
     verb = "wrote" if folder.written else "kept"
     mean_kb = folder.total_bytes / folder.count / 1000

@@ -104,14 +104,9 @@ def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe], ben
     """Measure the chosen recipes; 1 if batches differ from torch's, 2 for wrong arguments."""
     if args.quick:
         args.images, args.batch_size, args.repeats = 8, 4, 1
-    chosen = [recipe for recipe in recipes if _is_chosen(recipe, args.only)]
     try:
         check_data(args.data)
-        for name in ("images", "batch_size", "workers", "repeats"):
-            if getattr(args, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
-        if not chosen:
-            raise ValueError(f"--only must be part of a recipe's name, got {args.only}")
+        chosen = _choose(recipes, args.only)
         check_shared_memory(args.workers, 10 * args.batch_size)
     except (ValueError, FileNotFoundError, SharedMemoryError) as error:
         return refuse(error)
@@ -148,8 +143,13 @@ def measure_all(args: argparse.Namespace, recipes: Sequence[TrainingRecipe], ben
     return int(found["same"] + found["skipped"] < found["recipes"])
 
 
-def _is_chosen(recipe: TrainingRecipe, only: str | None) -> bool:
-    return only is None or any(part.lower() in recipe.name.lower() for part in only.split(","))
+def _choose(recipes: Sequence[TrainingRecipe], only: str | None) -> list[TrainingRecipe]:
+    parts = (only or "").lower().split(",")
+    for part in parts:
+        if not any(part in recipe.name.lower() for recipe in recipes):
+            names = ", ".join(repr(recipe.name) for recipe in recipes)
+            raise ValueError(f"--only must be part of a recipe's name, got {part!r}; the names are {names}")
+    return [recipe for recipe in recipes if any(part in recipe.name.lower() for part in parts)]
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -306,13 +306,13 @@ def main(arguments: argparse.Namespace) -> int:
 
     if arguments.quick:
         arguments.workers, arguments.batch_size, arguments.batches, arguments.repeats = 2, 8, 6, 1
-    if not torch.cuda.is_available():
-        console().print("bench slots: skipped, slots are registered with CUDA and torch finds no CUDA device here")
-        return 0
     chosen = cases(arguments.workers, arguments.batch_size, arguments.batches)
     for name in arguments.case or []:
         if name not in chosen:
             return refuse(ValueError(f"--case must be one of {', '.join(map(repr, chosen))}, got {name!r}"))
+    if not torch.cuda.is_available():
+        console().print("bench slots: skipped, slots are registered with CUDA and torch finds no CUDA device here")
+        return 0
     results = {}
     table = Table(title="On the GPU: pinned slots beside DataLoader(pin_memory=True)")
     for column in ("", "torch", "FastLoader", "speed-up", "asked", "held, torch", "held, FastLoader"):

@@ -100,9 +100,7 @@ BENCH: Final[Table] = {
         "how fast training would be with a perfect loader",
         {"skimage": lambda args: not (args.data or args.factory)},
     ),
-    "decode": _bench(
-        "decode", "JPEG files to training crops on the CPU, beside torchvision and DALI", {"skimage": _always}
-    ),
+    "decode": _bench("decode", "JPEG files to training crops on the CPU, beside torchvision and DALI", _PHOTOS),
     "demo": _bench("demo", "FastLoader beside DataLoader on photographs", {**_PHOTOS, "matplotlib": _always}),
     "ladder": _bench(
         "ladder",

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastload.commands.argument_types import at_least, output_file
+from fastload._argument_types import at_least, output_file
 
 if TYPE_CHECKING:
     import argparse
@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
 
     0 if all files were read, 1 if some could not be, 2 if nothing was written, 130 after Ctrl-C.
     """
-    from fastload.pipeline.index_file import NAME, IndexFileError, make_key
+    from fastload.pipeline.index_file import NAME, IndexFileError, is_index, make_key
 
     folder: Path = args.folder
     if not folder.is_dir():
@@ -42,8 +42,11 @@ def main(args: argparse.Namespace) -> int:
     names = list(_jpegs(folder))
     if not names:
         return _fail(f"{folder} must hold JPEG files (.jpg, .jpeg), at any depth, but holds none")
+    output: Path = args.output or folder / NAME
     try:
-        return _update(folder, names, args.output or folder / NAME, make_key(), args.threads)
+        if output.exists() and output.stat().st_size and not is_index(output):
+            return _fail(f"{output} is not an index of fastload's, so it is not overwritten; --output names another")
+        return _update(folder, names, output, make_key(), args.threads)
     except IndexFileError as error:
         return _fail(str(error))
     except OSError as error:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fastload.commands.argument_types import at_least, output_file, picture_file
+from fastload._argument_types import at_least, output_file, picture_file
 from fastload.commands.run import script
 from fastload.profiling import nsys, nsys_export, torch_trace
 from fastload.profiling.nsys import NsightError, ProgramError, find_nsight
@@ -104,7 +104,10 @@ def read(path: Path) -> Recording:
         for suffix in (".sqlite", ".nsys-rep", ".qdstrm"):
             if (found := path / f"{STEM}{suffix}").exists():
                 return read(found)
-        return torch_trace.read(path)
+        try:
+            return torch_trace.read(path)
+        except NsightError:
+            raise NsightError(f"{path} holds no recording; fastload profile --keep DIR keeps one in DIR") from None
     if path.suffix in (".nsys-rep", ".qdstrm"):
         executable = find_nsight("nsys")
         if executable is None:

@@ -6,8 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from fastload._argument_types import at_least, positive
 from fastload._factory import FactoryError, add_factory_argument, call_factory
-from fastload.commands.argument_types import at_least, positive
 
 if TYPE_CHECKING:
     import argparse

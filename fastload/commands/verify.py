@@ -6,8 +6,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from fastload._argument_types import at_least
 from fastload._factory import FactoryError, add_factory_argument, call_factory
-from fastload.commands.argument_types import at_least
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         except FactoryError:
             raise
         except Exception as error:
-            traceback.print_exc()  # shows where the user's code failed
+            traceback.print_exc()  # of the module
             raise FactoryError(f"{args.factory} raised {type(error).__name__}: {error}") from error
 
     try:

@@ -28,6 +28,7 @@ NAME: Final = "fastload.index"
 """The file's name within a dataset's root, where loaders look for it."""
 
 _MAGIC: Final = b"FLINDEX\x02"
+_NAME_IN_MAGIC: Final = _MAGIC[:7]  # the version follows
 _HEADER_BYTES: Final = 48
 _KEY_BYTES: Final = 48
 _LENGTH_BITS: Final = 24
@@ -83,6 +84,12 @@ def make_key() -> bytes:
     return read_key()
 
 
+def is_index(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as an index of any version does."""
+    with open(path, "rb") as file:
+        return file.read(len(_NAME_IN_MAGIC)) == _NAME_IN_MAGIC
+
+
 def open_index(path: str | os.PathLike[str], max_bytes: int) -> _core.IndexFile:
     """Open an index for lookups.
 
@@ -97,6 +104,11 @@ def open_index(path: str | os.PathLike[str], max_bytes: int) -> _core.IndexFile:
 
     if not os.path.exists(path):
         raise IndexFileError(f"the index {os.fspath(path)} does not exist; fastload index DIR writes one")
+    try:
+        if not is_index(path):
+            raise IndexFileError(f"{os.fspath(path)} is not an index of fastload's; fastload index DIR writes one")
+    except OSError as error:
+        raise IndexFileError(f"the index {os.fspath(path)} cannot be read ({error.strerror})") from error
     try:
         opened = _core.IndexFile(os.fsencode(path), read_key())
     except ValueError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -179,6 +181,7 @@ class CaptureFromEnvironment:
         self._windows: dict[int, tuple[weakref.ref[Any], Window]] = {}  # by id: a loader need not be hashable
         self._lock = threading.Lock()
         self._taken = False
+        self._replaced = 0  # most batches of a loader that is gone
         self._new_window()  # checks the arguments
 
     def _new_window(self) -> Window:
@@ -199,6 +202,8 @@ class CaptureFromEnvironment:
             if window is None or known is None or known() is not loader:
                 if self._taken or get_worker_info() is not None:
                     return iterate(loader)
+                if window is not None:
+                    self._replaced = max(self._replaced, window.seen)
                 window = self._new_window()
                 if os.environ.get(REPORT_VARIABLE) and hasattr(loader, "stats"):
                     window.reporting = weakref.ref(loader)
@@ -209,6 +214,18 @@ class CaptureFromEnvironment:
 
         return iterate_and_capture
 
+    def say_if_short(self) -> None:
+        """Write to stderr that loops were too short for the window, if they were."""
+        warmup, steps, *_ = self._arguments
+        windows = [window for _, window in self._windows.values()]
+        captured = max((window.captured for window in windows), default=0)
+        seen = max([self._replaced, *(window.seen for window in windows if window.captured == captured)])
+        if seen and captured < steps:
+            sys.stderr.write(
+                f"fastload: {captured} of {steps} steps were recorded: {warmup} warm-up steps and these take "
+                f"{warmup + steps} batches of one loader, and the longest loop ended after {seen}; ask for fewer\n"
+            )
+
 
 def capture_from_environment() -> CaptureFromEnvironment | None:
     """The window requested by :data:`VARIABLE`; ``None`` if it is not set.
@@ -218,9 +235,14 @@ def capture_from_environment() -> CaptureFromEnvironment | None:
     looped over ``capture(loader, 10, 10)``. There is one window per process, none in workers. ``10:10:end`` ends that
     loop with the window; ``10:10:exit`` ends the program there, with status 0. ``FASTLOAD_CAPTURE_TRACE=trace.json``
     writes torch.profiler's trace of the window, ``FASTLOAD_CAPTURE_REPORT=report.json`` the loader's verdict on it.
+    A program whose loops are too short for the window says so at its end.
 
     Raises:
         ValueError: The variable has another form.
     """
     text = os.environ.get(VARIABLE)
-    return CaptureFromEnvironment(text, os.environ.get(TRACE_VARIABLE)) if text else None
+    if not text:
+        return None
+    window = CaptureFromEnvironment(text, os.environ.get(TRACE_VARIABLE))
+    atexit.register(window.say_if_short)
+    return window

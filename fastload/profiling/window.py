@@ -62,7 +62,7 @@ class Window:
         self.is_over = False
         self.captured = 0
         self.profile: torch.profiler.profile | None = None
-        self._seen = 0
+        self.seen = 0
         self._is_open = False
         self._step: NvtxRange | None = None
         self._may_open = may_open
@@ -73,7 +73,7 @@ class Window:
     @property
     def left(self) -> int:
         """Batches until it is over."""
-        return 0 if self.is_over else self._warmup + self._steps - self._seen
+        return 0 if self.is_over else self._warmup + self._steps - self.seen
 
     def before(self, number: int, is_last: bool) -> bool:
         """Handle a request for batch ``number``; returns whether the loop ends.
@@ -83,9 +83,9 @@ class Window:
         self._end_step()
         if self.is_over:  # ended by another loop
             return self.afterwards == "end"
-        if not self._is_open and self._seen >= self._warmup and not is_last:
+        if not self._is_open and self.seen >= self._warmup and not is_last:
             self._start()
-        if self._is_open and self._seen >= self._warmup + self._steps:
+        if self._is_open and self.seen >= self._warmup + self._steps:
             self.leave()
             if self.afterwards == "exit":
                 raise SystemExit(0)
@@ -96,7 +96,7 @@ class Window:
 
     def after(self) -> None:
         """Count the delivered batch."""
-        self._seen += 1
+        self.seen += 1
         self.captured += self._is_open
 
     def leave(self) -> None:

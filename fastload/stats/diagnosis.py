@@ -11,6 +11,7 @@ from fastload.stats.verdict import (
     BUSY_MIN,
     DECODE_COST_MIN,
     LESS_ON_GPU,
+    MORE_WORKERS,
     REMEDIES,
     STALL_MIN,
     Bottleneck,
@@ -94,7 +95,11 @@ def _verdict(stats: Stats, shares: Mapping[Bottleneck, float]) -> Verdict:
     if stats.fetch.queued > _QUEUED_MIN and which is not Bottleneck.STORAGE and which in _MADE:
         there = f"{_count(stats.workers, 'worker')}, {_count(usable_cpus(), 'core')}"
         evidence.append(f"{_readers(stats)} waited for a core {stats.fetch.queued:.0%} of fetch ({there})")
-    return Verdict.of(which, *evidence, remedy=_remedy(stats, which))
+    remedy = _remedy(stats, which)
+    if stats.workers >= (cores := usable_cpus()):
+        there = f"{_count(stats.workers, 'worker')} on {_count(cores, 'core')} already"
+        remedy = remedy.replace(MORE_WORKERS, f"run on more cores ({there})")
+    return Verdict.of(which, *evidence, remedy=remedy)
 
 
 def _not_the_loader(stats: Stats, limit: Bottleneck, stall: float, waited: str) -> Verdict:
@@ -304,9 +309,9 @@ def _remedy(stats: Stats, which: Bottleneck) -> str:
     if _is_gpu_decode(stats, which):
         return f"{LESS_ON_GPU}; or store smaller images"
     if which is Bottleneck.DECODE and native and stats.python_images > _PYTHON_MIN * stats.images:
-        return f"{_CONVERT}; then raise num_workers up to the cores that there are, or store smaller images"
+        return f"{_CONVERT}; then {MORE_WORKERS}, or store smaller images"
     if which is Bottleneck.DECODE and native:
-        return "raise num_workers up to the cores that there are, or store smaller images (these are decoded natively)"
+        return f"{MORE_WORKERS}, or store smaller images (these are decoded natively)"
     if which is Bottleneck.PYTHON and "python" in stats.stages:
         return _CONVERT
     if which is Bottleneck.COLLATE and native:

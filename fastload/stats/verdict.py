@@ -20,6 +20,9 @@ BUSY_MIN: Final = 0.9
 DECODE_COST_MIN: Final = 0.02
 """Below this share of a step, what decoding on the GPU costs it is not worth a remedy."""
 
+MORE_WORKERS: Final = "raise num_workers up to the cores that there are"
+"""The part of remedies that has no use where there are as many workers as cores."""
+
 LESS_ON_GPU: Final = (
     "decode less on the GPU: decode='auto' leaves it what threads cannot do, and decode='cpu' nothing; more cores "
     "(num_workers) let threads do more"
@@ -55,14 +58,14 @@ REMEDIES: Final[Mapping[Bottleneck, str]] = MappingProxyType(
     {
         Bottleneck.STORAGE: "keep the data on a faster disk or in memory, read fewer and larger files, or raise "
         "num_workers so that more reads wait at the same time",
-        Bottleneck.DECODE: "let the native engine decode (print(loader.plan) says what keeps it from that), raise "
-        "num_workers up to the cores that there are, or store smaller images",
-        Bottleneck.PYTHON: "move work out of __getitem__ (do it once, beforehand, or on the device), raise num_workers "
-        "up to the cores that there are, or vectorize the code that is named",
+        Bottleneck.DECODE: "let the native engine decode (print(loader.plan) says what keeps it from that), "
+        f"{MORE_WORKERS}, or store smaller images",
+        Bottleneck.PYTHON: "move work out of __getitem__ (do it once, beforehand, or on the device), "
+        f"{MORE_WORKERS}, or vectorize the code that is named",
         Bottleneck.EPILOGUE: "have it done on a GPU (device='cuda'), or leave RandomErasing to the model: on the host "
         "one thread does it, whatever num_workers is",
         Bottleneck.COLLATE: "put less into a batch's bytes (uint8 instead of float32, tensors instead of Python "
-        "objects), or raise num_workers",
+        f"objects), or {MORE_WORKERS}",
         Bottleneck.PIN: "use pinned memory: leave max_pinned_bytes at its default, engine at 'auto', and have the "
         "dataset return tensors, which are sent in pinned slots",
         Bottleneck.LINK: "send fewer bytes: uint8 images, cast and normalized on the device (dtype=, a table), or a "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ pytest.importorskip("skimage")
 pytest.importorskip("rich")
 
 from fastload import _core
-from fastload.bench import _decoders, decode
+from fastload.bench import _decoders, decode, photos
 from fastload.bench._decoders import Crops, one_core
 from fastload.bench.photos import PhotoSet, write_photos
 from fastload.commands import cli
@@ -63,6 +64,22 @@ def test_quick_run_writes_every_figure(
     assert "2 threads" in shown
     assert "with index" in shown  # the table fits 80 columns
     assert "making it:" in shown
+
+
+@pytest.mark.slow
+def test_ones_own_images_need_no_scikit_image(
+    paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "skimage" else find_spec(name))
+    monkeypatch.chdir(tmp_path)
+    photos._photo.cache_clear()
+    folder = str(Path(paths[0]).parents[1])
+    assert cli.main(["bench", "decode", "--quick", "--threads", "1", "--data", folder, "--json", "decode.json"]) == 0
+    assert "large photos are left out: the photographs come from scikit-image" in capsys.readouterr().out
+    assert "large photos" not in json.loads((tmp_path / "decode.json").read_text())
+    assert cli.main(["bench", "decode", "--quick"]) == 1
+    assert capsys.readouterr().err == "fastload bench decode needs scikit-image: pip install 'fastload[bench]'\n"
 
 
 def test_the_index_knows_every_row_and_changes_no_pixel(paths: list[str]) -> None:

@@ -348,6 +348,35 @@ def test_a_script_under_run_gets_one_window_at_the_first_loader_past_its_warmup(
 
 
 @pytest.mark.slow
+def test_a_script_that_is_too_short_for_its_window_is_told_at_its_end(tmp_path):
+    done = run_script(tmp_path, EPOCHS, FASTLOAD_CAPTURE="9:5")
+    assert done.returncode == 0
+    assert "fastload: 3 of 5 steps were recorded: 9 warm-up steps and these take 14 batches" in done.stderr
+    assert "and the longest loop ended after 12" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([4, 2], "0 of 3 steps were recorded: 5 warm-up steps and these take 8 batches of one loader, and the longest"),
+        ([4, 2], "loop ended after 4; ask for fewer"),
+        ([2, 7, 4], "2 of 3 steps were recorded: "),
+        ([2, 7, 4], "loop ended after 7; ask for fewer"),
+        ([2, 8], ""),
+        ([], ""),
+    ],
+)
+def test_loops_that_are_too_short_for_the_window_are_counted(capsys, lengths, said):
+    outside = CaptureFromEnvironment("5:3")
+    for length in lengths:
+        assert len(list(outside.listening(DataLoader.__iter__)(DataLoader(range(length))))) == length  # one id for all
+    outside.say_if_short()
+    err = capsys.readouterr().err
+    assert said in err
+    assert bool(said) == bool(err)
+
+
+@pytest.mark.slow
 def test_a_tool_sees_the_steps_of_a_script_under_run(tmp_path, traced):
     (tmp_path / "script.py").write_text(textwrap.dedent(EPOCHS))
     arguments = ["-m", "fastload", "run", "--explain", str(tmp_path / "script.py")]

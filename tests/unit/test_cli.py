@@ -15,6 +15,7 @@ import pytest
 import fastload
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks._checkout import ROOT
+from fastload._argument_types import file_in_new_folder, picture_file
 from fastload.commands import cli
 from fastload.commands.cli import Command, Group
 from fastload.commands.run import script
@@ -209,6 +210,38 @@ def test_a_module_of_our_own_that_is_missing_is_not_blamed_on_an_extra(command):
     command.main = broken
     with pytest.raises(ModuleNotFoundError, match=r"fastload\.no_such_module"):
         cli.main(["probe"])
+
+
+def numbers():
+    for name, entry in cli.BENCH.items():
+        parser = argparse.ArgumentParser()
+        entry.add_arguments(parser)
+        for action in parser._actions:
+            if action.type not in (None, Path, file_in_new_folder, picture_file):
+                yield name, action.option_strings[0]
+
+
+@pytest.mark.parametrize(("name", "option"), list(numbers()))
+def test_a_benchmark_refuses_numbers_that_it_cannot_use(capsys, name, option):
+    for wrong in ("-1", "many", *(["0"] if option != "--seed" else [])):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", name, option, wrong])
+        assert f"error: argument {option}: must be a" in capsys.readouterr().err
+
+
+def test_a_benchmark_refuses_a_file_that_cannot_be_written_before_it_measures(tmp_path, capsys):
+    (file := tmp_path / "file").touch()
+    for wrong in (tmp_path, file / "x.json"):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", "demo", "--json", str(wrong)])
+        assert f"--json: must be a file that can be written, got '{wrong}'" in capsys.readouterr().err
+    for right in (file, tmp_path / "new.json", tmp_path / "new" / "folder" / "x.json"):
+        assert file_in_new_folder(str(right)) == right
+
+
+def test_an_unknown_case_of_slots_is_refused_without_a_gpu_too(capsys):
+    assert cli.main(["bench", "slots", "--case", "none"]) == 2
+    assert "--case must be one of 'fp32 images', " in capsys.readouterr().err
 
 
 class Started(Exception):

@@ -14,6 +14,11 @@ from fastload.stats.verdict import REMEDIES, Bottleneck
 BATCHES = 101
 
 
+@pytest.fixture(autouse=True)
+def many_cores(monkeypatch):
+    monkeypatch.setattr(diagnosis, "usable_cpus", lambda: 64)
+
+
 def stats(
     *,
     workers=2,
@@ -311,6 +316,21 @@ def test_remedies_fit_the_loader():
     assert "let the native engine decode" not in native
     assert "raise num_workers" in native
     assert report(CASES["decode"][0]).verdict.remedy == REMEDIES[Bottleneck.DECODE]
+
+
+@pytest.mark.parametrize("case", ["decode", "native", "python", "collate"])
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_more_workers_than_cores_are_not_advised(monkeypatch, case, cores):
+    monkeypatch.setattr(diagnosis, "usable_cpus", lambda: cores)
+    remedy = report(CASES[case][0]).verdict.remedy
+    assert CASES[case][0].workers == 2
+    assert ("raise num_workers" in remedy) is (cores > 2)
+    assert (f"run on more cores (2 workers on {cores} core{'s' * (cores > 1)} already)" in remedy) is (cores <= 2)
+
+
+def test_workers_that_wait_for_a_disk_may_be_more_than_cores(monkeypatch):
+    monkeypatch.setattr(diagnosis, "usable_cpus", lambda: 2)
+    assert report(CASES["storage"][0]).verdict.remedy == REMEDIES[Bottleneck.STORAGE]
 
 
 def test_shares_add_up_to_the_time_that_was_waited():

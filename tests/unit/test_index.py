@@ -14,7 +14,6 @@ from torchvision.datasets import ImageFolder
 
 from fastload import FastLoader, _core
 from fastload.commands import cli
-from fastload.pipeline.index_file import make_key
 
 COUNT = 6
 
@@ -169,6 +168,15 @@ def test_files_that_cannot_be_read_are_named_and_others_indexed(root, capsys):
     assert f"{COUNT + 1} of {COUNT + 4} images have points" in printed.out
 
 
+def test_a_file_that_is_no_index_is_not_overwritten(root, capsys):
+    note = root / "one" / "notes.txt"
+    assert cli.main(["index", str(root), "--output", str(note)]) == 2
+    assert capsys.readouterr().err.startswith(f"fastload index: {note} is not an index of fastload's, so it is not")
+    assert note.read_text() == "no image"
+    note.write_bytes(b"")
+    assert cli.main(["index", str(root), "--output", str(note)]) == 0
+
+
 def test_nothing_to_index_is_refused(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.jpg").write_bytes(b"")
@@ -203,10 +211,10 @@ def test_a_place_that_cannot_be_written(root, monkeypatch, capsys):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_named_index_that_cannot_be_used_is_an_error(root, tmp_path, workers):
     (tmp_path / "no.index").write_bytes(b"anything")
-    make_key()
     for name, text in (
         ("none.index", "none.index does not exist; fastload index DIR"),
-        ("no.index", "no.index cannot"),
+        ("no.index", "no.index is not an index of fastload's; fastload index DIR"),
+        ("", "cannot be read [(]Is a directory"),
     ):
         with (
             FastLoader(dataset(root), 4, num_workers=workers, jpeg_index=tmp_path / name, device="cpu") as loader,

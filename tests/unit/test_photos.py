@@ -158,3 +158,9 @@ def test_command_writes_the_folder(tmp_path: Path) -> None:
     assert photos.main(args) == 0
     assert (tmp_path / "a" / MANIFEST).exists()
     assert len(digests(tmp_path / "a")) == 10
+
+
+def test_command_refuses_a_file_in_the_place_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(["bench", "photos", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"error: [Errno 20] Not a directory: '{tmp_path / 'file'}'\n"

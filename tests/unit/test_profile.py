@@ -248,6 +248,12 @@ def test_a_script_without_a_loader_says_so(here, capfd):
     assert "none iterates a DataLoader; ask for fewer --warmup steps" in capfd.readouterr().err
 
 
+def test_a_folder_without_a_recording_is_named(here, capfd):
+    (here / "empty").mkdir()
+    assert run("--from", "empty") == 1
+    assert capfd.readouterr().err.startswith("fastload profile: empty holds no recording; fastload profile --keep DIR")
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -114,10 +114,26 @@ def test_a_missing_package_is_named(source: Source) -> None:
     assert row["skipped"] == "no_such_package is not installed"
 
 
-@pytest.mark.parametrize("wrong", [["--only", "unknown"], ["--repeats", "0"], ["--data", "/no/such/folder"]])
+@pytest.mark.parametrize("wrong", [["--only", "unknown"], ["--data", "/no/such/folder"]])
 def test_wrong_arguments_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*wrong) == 2
     assert f"error: {wrong[0]} must" in capsys.readouterr().err
+
+
+def test_a_class_without_images_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one" / "a.jpg").symlink_to(next(folder.glob("*/*.jpg")))
+    assert run("--data", str(tmp_path)) == 2
+    assert f"but {tmp_path / 'two'} holds none of .jpg, .jpeg, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("only", ["unknown", "DINO,unknown"])
+def test_an_unknown_name_is_refused_with_those_there_are(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--only", only) == 2
+    said = capsys.readouterr().err
+    assert "got 'unknown'" in said
+    assert all(repr(recipe.name) in said for recipe in RECIPES)
 
 
 def test_the_plan_says_that_images_are_lazy_unless_engine_is_torch(source: Source) -> None:

@@ -215,7 +215,6 @@ def test_step_command_writes_figures(photos: Path, tmp_path: Path, monkeypatch: 
         assert record["skipped"] == ["fed", "next"]
     assert record["complete"] is True
     assert {engine for device, engine in engines if device == "cpu"} == {"torch"}
-    assert step.main(parser.parse_args(["--steps", "0"])) == 2
 
 
 def test_a_run_that_is_cut_off_keeps_its_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +278,6 @@ def test_demo_compares_and_times(
     exec(pasted, given)
     assert given["DataLoader"] is FastLoader
     assert capsys.readouterr().out.startswith("engine torch")
-    assert demo.main(parser.parse_args(["--repeats", "0"])) == 2
     if not torch.cuda.is_available():
         assert demo.main(parser.parse_args(["--ladder"])) == 2
         assert "--ladder trains on a GPU" in capsys.readouterr().err

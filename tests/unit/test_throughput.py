@@ -183,6 +183,8 @@ def factories(tmp_path, monkeypatch, simulated_time):
         "def bad_step():\n"
         "    return loader(), 5\n"
         "value = 3\n"
+        "def fails():\n"
+        "    raise OSError('it broke')\n"
     )
     monkeypatch.delitem(sys.modules, "my_factories", raising=False)  # another test's, with a time of its own
     (tmp_path / "my_broken.py").write_text("import fastload_no_such_module\n")
@@ -219,6 +221,14 @@ def test_a_wrong_factory_says_what_is_wrong(factories, name, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("command", [["tune"], ["bench", "ceiling"], ["verify"]])
+def test_a_factory_that_raises_is_named_below_its_traceback(factories, capsys, command):
+    assert cli.main([*command, "my_factories:fails"]) == 2
+    said = capsys.readouterr().err
+    assert 'my_factories.py", line' in said
+    assert said.endswith(": my_factories:fails raised OSError: it broke\n")
+
+
 def test_an_error_inside_the_factorys_module_is_its_own(factories):
     with pytest.raises(ModuleNotFoundError, match="fastload_no_such_module"):
         call_factory("my_broken:f")
@@ -253,10 +263,6 @@ def test_bench_ceiling_names_a_loader_that_is_too_slow(simulated_time):
         (["my_factories:loader"], "my_factories:loader must return (loader, step)"),
         (["my_factories:absent"], "must have a function absent"),
         (["my_factories:loader", "--workers", "2"], "--workers goes without a factory"),
-        (["--seconds", "0"], "--seconds must be > 0, got 0.0"),
-        (["--repeats", "0"], "--repeats must be >= 1, got 0"),
-        (["--hold", "0"], "--hold must be >= 1, got 0"),
-        (["--batch-size", "-1"], "--batch-size must be >= 1, got -1"),
         (["--model", "resnet5"], "must be one of torchvision's classifiers, got 'resnet5'"),
         (["--data", "/no/such/folder"], "--data must be a folder"),
     ],

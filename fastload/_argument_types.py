@@ -44,6 +44,16 @@ def output_file(text: str) -> Path:
     raise argparse.ArgumentTypeError(f"must be a file that can be written, in a folder that exists, got {text!r}")
 
 
+def file_in_new_folder(text: str) -> Path:
+    """Parse a writable file, whose folder may have to be made first."""
+    path = Path(text)
+    with suppress(OSError):
+        nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if (nearest.is_file() if nearest == path else nearest.is_dir()) and os.access(nearest, os.W_OK):
+            return path
+    raise argparse.ArgumentTypeError(f"must be a file that can be written, got {text!r}")
+
+
 def picture_file(text: str) -> Path:
     """Parse a writable file in a format that matplotlib draws."""
     path = output_file(text)

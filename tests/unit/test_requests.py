@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,6 +97,77 @@ def test_closing_does_not_wait_for_the_answers_end_that_a_child_holds(tmp_path, 
     assert time.monotonic() - begun < requests._JOIN_S / 2
     for descriptor in held:
         os.close(descriptor)
+
+
+def test_an_answer_may_be_cancelled_at_any_moment_while_another_is_asked_for(tmp_path, monkeypatch):
+    """As a garbage collection does it, which may begin within any call."""
+    stored = stored_in(tmp_path)
+    process = stored._requests[1][0]._process
+    os.kill(process.pid, signal.SIGSTOP)
+    first, was_cancelled = stored.encoded_many([1]), []
+
+    def collects(message):
+        was_cancelled.append(first.cancel())
+        os.kill(process.pid, signal.SIGCONT)
+        return pickle.dumps(message)
+
+    monkeypatch.setattr(requests, "pickle", SimpleNamespace(dumps=collects, loads=pickle.loads))
+    found = []
+    thread = threading.Thread(target=lambda: found.append(stored.encoded(2)), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert was_cancelled
+    assert [bytes(data) for data, _ in found] == [b"2"]
+
+
+def test_asking_does_not_wait_for_the_process(tmp_path):
+    stored = stored_in(tmp_path)
+    process = stored._requests[1][0]._process
+    os.kill(process.pid, signal.SIGSTOP)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.extend(stored.encoded_many([3] * 100) for _ in range(300)))
+    thread.start()
+    thread.join(20)
+    is_blocked = thread.is_alive()
+    os.kill(process.pid, signal.SIGCONT)
+    thread.join()
+    assert not is_blocked
+    assert {bytes(data) for answer in answers for data, _ in answer.result()} == {b"3"}
+
+
+def test_an_answer_that_cannot_be_taken_is_an_error_and_no_later_one_is_waited_for(tmp_path):
+    stored = stored_in(tmp_path)
+    stored.encoded(0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        answer = stored.encoded_many([1])
+        with pytest.raises(RuntimeError, match="cannot be taken: OSError: no file descriptor is left"):
+            answer.result(20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(RuntimeError, match="the process that reads objects has ended"):
+        stored.encoded_many([2]).result(20)
+
+
+def test_what_is_asked_after_the_end_is_an_error(tmp_path):
+    stored = stored_in(tmp_path)
+    stored._requests[1][0].close()
+    with pytest.raises(RuntimeError, match="the process that reads objects has ended"):
+        stored.encoded_many([2]).result(20)
+
+
+def test_ctrl_c_at_a_terminal_does_not_reach_it(tmp_path):
+    """Else a program that handles it, and ends after the epoch, would fail."""
+    assert os.getpgid(stored_in(tmp_path)._requests[1][0]._process.pid) != os.getpgrp()
+
+
+def test_modules_of_python_are_not_taken_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "queue.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert stored_in(tmp_path).encoded(4)[0] == b"4"
 
 
 def test_what_was_not_read_for_longest_is_removed(tmp_path):

@@ -118,6 +118,13 @@ def test_a_store_that_only_fails_is_an_error_with_the_key(store, fault):
     assert sum(store.reads.values()) == 2
 
 
+def test_a_refusal_is_an_error_at_once(store):
+    store.set(fault=lambda number: "denied")
+    with pytest.raises(PermissionError, match=r"s3://bucket/class0/000.jpg cannot be read: "):
+        dataset(store).encoded(0)
+    assert sum(store.reads.values()) == 1
+
+
 @pytest.mark.parametrize(("engine", "workers"), [("native", 1), ("torch", 0)])
 def test_a_missing_object_is_an_error_with_the_key(store, engine, workers):
     data = dataset(store)

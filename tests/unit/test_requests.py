@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -81,6 +82,45 @@ def test_an_answer_that_cannot_be_sent_ends_the_process():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert "no descriptor is left" in ended.stderr
+
+
+def test_threads_that_cannot_be_started_are_done_without():
+    code = """if True:
+        import os, threading
+        from fastload.sources.fetcher import ENTRY, OBJECT, Fetcher, Setup
+        start, left, tried, answers, done = threading.Thread.start, [2], set(), [], threading.Event()
+        def limited(thread):
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+            start(thread)
+        def object_of(key, size):  # fails at first
+            if key not in tried:
+                raise OSError(tried.add(key))
+            return key.encode()
+        def write(header, pieces):
+            answers.append(pieces)
+            done.set()
+        threading.Thread.start = limited
+        fetcher = Fetcher(Setup("", {}, 8, 1, None, 0), None, write)
+        fetcher._object = object_of
+        fetcher.take(1, [("a", None, None), ("b", None, None), ("c", None, None)])
+        done.wait(30)
+        os._exit(answers != [[ENTRY.pack(OBJECT, 1)] * 3 + [b"a", b"b", b"c"]])
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_process_ends_without_a_word_when_its_input_does():
+    """That may be within a message: who asks was killed while it wrote."""
+    told = pickle.dumps(Setup("file:///", {}, None, 0, None, 1))
+    for message in (b"", told[:9], told, told + told[:9]):
+        command = [sys.executable, "-m", "fastload.sources.fetcher", "0"]
+        with socket.socketpair()[0] as answers:
+            command[-1] = str(answers.fileno())
+            ended = subprocess.run(command, input=message, capture_output=True, pass_fds=[answers.fileno()], timeout=60)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 
 
 def test_closing_does_not_wait_for_the_answers_end_that_a_child_holds(tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 
 from fastload.sources import ObjectStoreImageFolder, object_store, requests
-from fastload.sources.disk_cache import DiskCache
 from fastload.sources.fetcher import Setup, _store_of, _write_all
 
 pytest.importorskip("obstore")
@@ -208,17 +207,6 @@ def test_modules_of_python_are_not_taken_from_the_current_folder(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     assert stored_in(tmp_path).encoded(4)[0] == b"4"
-
-
-def test_what_was_not_read_for_longest_is_removed(tmp_path):
-    cache = DiskCache(tmp_path / "cache", 40)
-    for number, name in enumerate("abc"):
-        cache.put(name, b"0123456789")
-        os.utime(cache.path_of(name), ns=(number, number))
-    cache.path_of("a")
-    cache.put("d", b"0123456789")
-    cache.put("e", b"0123456789")
-    assert [name for name in "abcde" if cache.path_of(name)] == ["a", "d", "e"]
 
 
 def test_no_descriptor_or_memory_stays(tmp_path):

@@ -74,6 +74,13 @@ def test_classes_and_samples_are_those_of_the_folder(store, folder):
     assert len(ours) == len(theirs) == COUNT + 1
 
 
+def test_samples_may_be_taken_out_and_put_in_another_order(store, folder):
+    ours, theirs = dataset(store, retries=0), ImageFolder(folder)
+    ours.samples = [*ours.samples[::-2], ours.samples[0]]
+    files = [Path(path).read_bytes() for path, _ in [*theirs.samples[::-2], theirs.samples[0]]]
+    assert [bytes(source) for source, _ in ours.encoded_many(range(len(ours))).result()] == files
+
+
 def test_same_batches_natively(store, folder):
     data = dataset(store)
     assert_same(batches(FastLoader, data, engine="native"), folder)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import resource
 import socket
 import struct
 import sys
@@ -365,6 +366,8 @@ def _store_of(setup: Setup) -> Any:
 def main() -> None:
     """Answer requests until standard input ends, then end the process: threads are waiting for the store."""
     try:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each request in flight has a connection
         setup: Setup = pickle.load(sys.stdin.buffer)
         threading.stack_size(_STACK_BYTES)
         fetcher = Fetcher(setup, _store_of(setup), _Answers(int(sys.argv[1])).write)

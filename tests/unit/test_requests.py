@@ -83,6 +83,16 @@ def test_an_answer_that_cannot_be_sent_ends_the_process():
     assert "no descriptor is left" in ended.stderr
 
 
+def test_the_process_may_open_as_many_files_as_the_system_allows(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    try:
+        stored = stored_in(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(stored._requests[1][0]._process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+
+
 def test_threads_that_cannot_be_started_are_done_without():
     code = """if True:
         import os, threading

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = "Future[list[memoryview | str | Exception]]"
 _JOIN_S: Final = 5.0
+_COPIED_BYTES: Final = 1 << 24  # at most, of a file; one read takes 2 GB
 
 
 class Requests:
@@ -130,7 +131,7 @@ def _take_answer(answers: socket.socket, pending: dict[int, Answer]) -> None:
         raise OSError("no file descriptor is left for it; raise the limit, ulimit -n")
     with open(files[0], "rb", buffering=0) as file:
         number, count = HEADER.unpack(header)
-        data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if count else b"")
+        data = memoryview(_content(file.fileno(), count))
     begin, entries = count * ENTRY.size, []
     for kind, size in ENTRY.iter_unpack(data[:begin]):
         entries.append(_entry(kind, data[begin : begin + size]))
@@ -138,6 +139,14 @@ def _take_answer(answers: socket.socket, pending: dict[int, Answer]) -> None:
     answer = pending.pop(number, None)
     if answer is not None and answer.set_running_or_notify_cancel():
         answer.set_result(entries)
+
+
+def _content(descriptor: int, count: int) -> bytes | mmap.mmap:
+    """Map a file; copy one of a single object, as a program may keep thousands, each with a descriptor."""
+    size = os.fstat(descriptor).st_size
+    if count <= 1 and size <= _COPIED_BYTES:
+        return os.pread(descriptor, size, 0)
+    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
 
 
 def _entry(kind: int, data: memoryview) -> memoryview | str | Exception:

@@ -231,6 +231,15 @@ def test_no_descriptor_or_memory_stays(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before - 2  # the socket, and the pipe of requests
 
 
+def test_objects_that_are_kept_have_no_descriptor(tmp_path):
+    """Else a program that reads a thousand one by one would have none left."""
+    stored = stored_in(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [stored.encoded(number % 9)[0] for number in range(30)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [bytes(data) for data in kept] == [b"%d" % (number % 9) for number in range(30)]
+
+
 def test_several_take_turns_and_end_with_their_dataset(tmp_path, monkeypatch):
     monkeypatch.setattr(object_store, "processes_wanted", lambda: 3)
     dataset = stored_in(tmp_path)

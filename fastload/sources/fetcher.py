@@ -364,7 +364,10 @@ def _store_of(setup: Setup) -> Any:
 
 
 def main() -> None:
-    """Answer requests until standard input ends, then end the process: threads are waiting for the store."""
+    """Answer requests until standard input ends, then end the process.
+
+    Its threads may be waiting for the store.
+    """
     try:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each request in flight has a connection

@@ -65,7 +65,9 @@ class Requests:
             thread.start()
 
     def ask(self, objects: Sequence[tuple[str, int | None, str | None]] | str) -> Answer:
-        """Ask for objects: key, and size and entity tag as far as they are known. Does not block.
+        """Ask for objects: key, and size and entity tag as far as they are known.
+
+        Does not block.
 
         Returns:
             For each its bytes, the path of its file in the cache, or an error that names it. Cancelling it ends the
@@ -89,7 +91,10 @@ class Requests:
         return listed
 
     def _cancelled(self, number: int) -> None:
-        """Tell the process. Called in any thread, and by a garbage collection within any other call."""
+        """Tell the process.
+
+        Called in any thread, and by a garbage collection within any other call.
+        """
         if self._pending.pop(number, None) is not None:
             self._messages.put(pickle.dumps((number, None)))
 
@@ -142,7 +147,10 @@ def _take_answer(answers: socket.socket, pending: dict[int, Answer]) -> None:
 
 
 def _content(descriptor: int, count: int) -> bytes | mmap.mmap:
-    """Map a file; copy one of a single object, as a program may keep thousands, each with a descriptor."""
+    """Map a file, or copy one of a single object.
+
+    A program may keep thousands of these, and a map has a descriptor.
+    """
     size = os.fstat(descriptor).st_size
     if count <= 1 and size <= _COPIED_BYTES:
         return os.pread(descriptor, size, 0)
@@ -156,7 +164,7 @@ def _entry(kind: int, data: memoryview) -> memoryview | str | Exception:
 
 
 def _fail(process: subprocess.Popen[bytes], pending: dict[int, Answer], cause: str | None = None) -> None:
-    """Give all who wait an error, as the process has ended, or its answers cannot be taken."""
+    """Give an error to all who wait, as the process or its answers have ended."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_JOIN_S)
     text = f"the process that reads objects has ended (exit code {process.returncode}); see its output"
